@@ -1,7 +1,7 @@
 # Made from aio/certificates.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Statements of certificates, as a database runs them. Files are those of the machine where this runs.
+"""Statements of a database's certificates: create, alter, back up. Files are on the machine of this process.
 
-A private key is encrypted by the master key of the database, or by a password; the broker can use only the former.
+A private key is encrypted by the master key of the database or by a password. The broker can use only the first kind.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 def _create_certificate(database: Database, operation: CreateCertificate) -> None:
     user = database.user
-    database._alone(rights.authorize(user, operation.permission))  # before a file is looked at
+    database._alone(rights.authorize(user, operation.permission))  # before a file is read
     operation.check()
     if operation.file is None:
         start = database.instance.clock() if operation.start_date is None else operation.start_date
@@ -91,10 +91,10 @@ RUNNERS: Mapping[type[Definition[Any]], Callable[[Database, Any], None]] = {
 
 
 def find_certificate(database: Database, statement: str, name: str) -> UserCertificate:
-    """Return a certificate that the user may do this with.
+    """Return a certificate, after a check that the user may run `statement` on it.
 
     Raises:
-        BrokerError: 15151 there is none, or not for the user.
+        BrokerError: 15151 there is no such certificate, or the user lacks the permission.
     """
     action = statement.split()[0].lower()
     steps = user_certificates.find_certificate(action, database.user.database_id, name)
@@ -102,7 +102,7 @@ def find_certificate(database: Database, statement: str, name: str) -> UserCerti
 
 
 def _read_key(database: Database, facts: Facts, operation: CreateCertificate | AlterCertificate) -> StoredKey:
-    """Return the private key of a file as it is kept; an empty one without a file."""
+    """Return the private key of a file, encrypted for storage. Without a file, return an empty StoredKey."""
     password = operation.decryption_password
     if password is not None:
         checked_password("DECRYPTION BY PASSWORD", password)
@@ -113,7 +113,7 @@ def _read_key(database: Database, facts: Facts, operation: CreateCertificate | A
 
 
 def _keep(database: Database, key: PrivateKey, password: str | None) -> StoredKey:
-    """Encrypt a private key as it is stored."""
+    """Encrypt a private key for storage, by the password or else by the master key."""
     if password is None:
         return StoredKey(BY_MASTER_KEY, seal(find_master_key(database), key_bytes(key), PRIVATE_KEY))
     checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
@@ -121,10 +121,11 @@ def _keep(database: Database, key: PrivateKey, password: str | None) -> StoredKe
 
 
 def open_key(database: Database, certificate: UserCertificate, password: str | None) -> PrivateKey:
-    """Return the private key that is stored.
+    """Decrypt the stored private key of a certificate.
 
     Raises:
-        BrokerError: 15556 there is none, 15465 the password does not open it, 15581 the master key is not open, 402.
+        BrokerError: 15556 it has no private key, 15465 wrong password, 15581 the master key is not open, 402 no
+            password.
     """
     encryption, sealed = certificate.key
     if sealed is None:
@@ -132,18 +133,18 @@ def open_key(database: Database, certificate: UserCertificate, password: str | N
     if encryption == BY_MASTER_KEY:
         der = unseal(find_master_key(database), sealed, PRIVATE_KEY)
     else:
-        given = checked_password("DECRYPTION BY PASSWORD", password)
-        der = in_thread(unseal_by_password, given, sealed, PRIVATE_KEY)
+        password = checked_password("DECRYPTION BY PASSWORD", password)
+        der = in_thread(unseal_by_password, password, sealed, PRIVATE_KEY)
     if der is None:
         raise BrokerError(15465)
     return load_key(der)
 
 
 def write_backup(operation: BackupCertificate, facts: Facts, key: PrivateKey | None) -> None:
-    """Write the files of BACKUP CERTIFICATE, or none of them.
+    """Write the files of BACKUP CERTIFICATE. If the second one fails, remove the first one.
 
     Raises:
-        BrokerError: 15240.
+        BrokerError: 15240 a file cannot be written.
     """
     write_file(operation.file, as_pem(facts.der))
     if operation.private_key_file is not None and key is not None:
@@ -158,32 +159,32 @@ def after(start: datetime, days: int) -> datetime:
     """Return the time `days` days later.
 
     Raises:
-        BrokerError: 402 that is no date.
+        BrokerError: 402 START_DATE is no datetime, or the result is out of range.
     """
     try:
         return start + timedelta(days=days)
     except (TypeError, OverflowError):
-        raise BrokerError(402, "START_DATE", shown(start), "datetime with a time zone") from None
+        raise BrokerError(402, "START_DATE", shown(start), "a datetime with a time zone") from None
 
 
 def a_year_after(start: datetime) -> datetime:
     """Return the time a calendar year later, on February 28 for a leap day.
 
     Raises:
-        BrokerError: 402 that is no date.
+        BrokerError: 402 START_DATE is no datetime, or the result is out of range.
     """
     try:
         is_leap_day = (start.month, start.day) == (2, 29)
         return start.replace(year=start.year + 1, day=28 if is_leap_day else start.day)
     except (AttributeError, ValueError):
-        raise BrokerError(402, "START_DATE", shown(start), "datetime with a time zone") from None
+        raise BrokerError(402, "START_DATE", shown(start), "a datetime with a time zone") from None
 
 
 def read_file(file: File) -> bytes:
     """Read a file.
 
     Raises:
-        BrokerError: 402 no name of a file, 15208 it cannot be read.
+        BrokerError: 402 `file` is no path, 15208 it cannot be read.
     """
     path = _path(file)
     try:
@@ -196,7 +197,7 @@ def write_file(file: File, data: bytes) -> None:
     """Write a new file that only its owner may read.
 
     Raises:
-        BrokerError: 402 no name of a file, 15240 it is there already, or cannot be written.
+        BrokerError: 402 `file` is no path, 15240 the file exists already, or cannot be written.
     """
     path = _path(file)
     try:
@@ -206,7 +207,7 @@ def write_file(file: File, data: bytes) -> None:
 
 
 def _why(problem: OSError | ValueError) -> str:
-    return f"{problem.strerror}." if isinstance(problem, OSError) else "That can be no file."
+    return f"{problem.strerror}." if isinstance(problem, OSError) else "This is no valid path."
 
 
 def _path(file: object) -> Path:

@@ -1,5 +1,5 @@
 # Made from aio/database.py by tools/make_sync.py: change that file, then run `make sync`.
-"""A broker database: its transactions, the verbs outside of a transaction, ALTER DATABASE."""
+"""A broker database: its transactions, statements as transactions of their own, workers, definitions."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ class Database(
     Verbs,
     Scripts,
 ):
-    """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
+    """A broker database of an instance, used as one principal. Each statement called here is its own transaction.
 
     Attributes:
-        instance: the instance it belongs to.
+        instance: the instance of the database.
         database_id: its number in the catalog.
-        name: as it was given.
-        user: the principal whose permissions count.
-        catalog: what this process remembers for that principal.
-        engine: the verbs as steps, on the tables or, for a restricted role, through the fence.
+        name: its name, as it was passed to `instance.database`.
+        user: the principal whose permissions apply.
+        catalog: the catalog cache of this process for that principal.
+        engine: the interpreter of operations, on the tables or, for a restricted role, through the fence.
     """
 
-    _within: Transaction | None = None  # the one that definitions belong to
+    _within: Transaction | None = None  # inside `defining`: the transaction of its definitions
 
     def __init__(self, instance: Instance, name: str, user: User) -> None:
         self.instance = instance
@@ -97,7 +97,7 @@ class Database(
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """A transaction: committed at the end of the block, rolled back by an exception.
+        """Begin a transaction. The end of the block commits it, an exception rolls it back.
 
         Its `connection` is a psycopg connection, for the application's own tables in the same transaction.
         """
@@ -122,31 +122,32 @@ class Database(
         wait: float = 0.0,
         poison: Policy | None = None,
     ) -> int:
-        """Run `procedure(transaction, messages)` on what RECEIVE takes, again and again, each time as a transaction.
+        """Call `procedure(transaction, messages)` with received messages until the queue stays empty.
 
-        Each transaction is committed before the messages of the next one are handed out; its COMMIT and the next
-        RECEIVE are one round trip. An exception of the procedure rolls its transaction back, so that the messages
-        are in the queue again, and ends `process`. Several that run at a time share a queue by its conversation groups.
+        Each call is one transaction, committed before the next one begins; its COMMIT and the next RECEIVE share a
+        round trip. An exception of the procedure rolls the transaction back, which returns the messages to the queue,
+        and ends `process`. Concurrent calls share a queue by its conversation groups.
 
         Args:
             queue: its name, as for `receive`.
-            procedure: what it returns does not matter; it may end conversations, send, and write its own tables
-                on `transaction.connection`. It gets a list of messages; annotated with `list[Order]`, of their bodies,
-                as handlers of a worker; with `list[sb.Message[Order]]`, of messages whose `body` is an Order.
-            top: at most so many messages of one group at a time; None for all that the group has.
-            groups: so many conversation groups, 60 at most, share a transaction; `procedure` is called for each. What
-                fails is undone for its group, whose messages stay in the queue; the others are committed. A deadlock, a
-                serialization failure and a lost connection undo all.
-            wait: seconds to wait for a message before it ends; float("inf") for ever. No transaction is open then.
-            poison: says what happens to a message whose processing raises an exception; `process` goes on then. Of
-                several messages that fail together each is tried alone.
+            procedure: it may send, end conversations, and write the application's tables on `transaction.connection`;
+                its result is ignored. `messages` is a list of messages. An annotation `list[Order]` asks for their
+                bodies, and `list[sb.Message[Order]]` for messages with such bodies, as for handlers of a worker.
+            top: the maximum number of messages of one group in a call; None for all messages of the group.
+            groups: the number of conversation groups in one transaction, 60 at most; `procedure` is called for each.
+                A failure rolls back the work for its group, and its messages stay in the queue. The other groups are
+                committed. A deadlock, a serialization failure or a lost connection rolls back all.
+            wait: seconds to wait for a message before this returns; float("inf") for ever. No transaction is open
+                meanwhile.
+            poison: the policy for a message whose processing raises an exception; `process` then continues. If
+                several messages fail together, each of them is tried alone.
 
         Returns:
-            How many messages were taken. One that the policy puts back counts each time.
+            The number of received messages. A message that the policy returns to the queue counts each time.
 
         Raises:
-            BrokerError: as `receive`; 402 `procedure` or `poison` cannot be called, or the policy gave no verdict.
-            psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
+            BrokerError: as `receive`; 402 `procedure` or `poison` cannot be called, or the policy returned no verdict.
+            psycopg.Error: a COMMIT failed, for example by a deferred constraint; that transaction is rolled back.
         """
         check_procedure(procedure, may_be_async=IS_ASYNC)
         check_wait(wait)
@@ -156,18 +157,19 @@ class Database(
         return process(self, operation, typed_procedure(procedure), poison=poison)
 
     def process_late_answers(self, queue: str, procedure: Callable[[Transaction, list[Message]], object]) -> int:
-        """Run `procedure(transaction, messages)` on each late answer in a queue, and end its conversation.
+        """Call `procedure(transaction, messages)` with each late answer in a queue, and end its conversation.
 
-        Late are the answers to requests with `late_answers="handle"` whose time has passed, of every program, also of
-        those that have crashed. Each is a transaction: if the procedure raises an exception, it is rolled back, the
-        answer is in the queue again, and the exception ends `process_late_answers`. Call it now and then.
+        An answer is late if its request had `late_answers="handle"` and its time has passed. Requests of other programs
+        are included, even of programs that have crashed. Each call is one transaction: if the procedure raises an
+        exception, the transaction is rolled back, the answer stays in the queue, and the exception ends
+        `process_late_answers`. Call this periodically.
 
         Args:
-            queue: that of the services which requests came from.
-            procedure: gets what came on one conversation: the answer, and perhaps EndDialog or Error.
+            queue: the queue of the requesting service.
+            procedure: gets the messages of one conversation: the answer, and perhaps EndDialog or Error.
 
         Returns:
-            How many conversations were ended.
+            The number of ended conversations.
 
         Raises:
             BrokerError: 15151 no such queue, 229 no permission, 9617 it is off, 402 `procedure` cannot be called.
@@ -177,34 +179,33 @@ class Database(
 
     @contextmanager
     def defining(self) -> Iterator[Database]:
-        """Definitions in one transaction: those of the database that the block gets are committed at its end together.
+        """Run definitions in one transaction. The block gets a database whose definitions commit at its end, together.
 
-        An exception undoes all of them. From the block's begin to its end, no other session defines anything in the
-        instance: what the block finds defined stays so.
+        An exception rolls back all of them. During the block, no other session can define anything in the instance, so
+        definitions that the block has read stay valid.
         """
         with self.transaction() as transaction:
             inside = copy.copy(self)
             inside._within = transaction
-            inside.catalog = self.instance._new_catalog(
-                None if self.user.is_dbo else self.user
-            )  # for definitions that may be undone
+            # a catalog cache of its own, since the definitions may be rolled back
+            inside.catalog = self.instance._new_catalog(None if self.user.is_dbo else self.user)
             transaction._do(only(alter.lock_catalog(self.user.name)))
             yield inside
 
     def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
-        """Give the database all that an application needs, in one transaction, and say what that took.
+        """Create or alter all objects of an application in one transaction. Return the changes in words.
 
-        What is there already stays, what differs is altered, and nothing is dropped.
+        Objects that exist as defined stay unchanged, others are altered, and nothing is dropped.
 
         Args:
-            definition: a TOML file, or the same as dictionaries: `message_types`, `contracts`, `queues`, `services`,
-                `routes`, `users`, `roles`, `grants`, `denials`; see docs/how-to/define.md.
+            definition: a TOML file, or its content as dictionaries: `message_types`, `contracts`, `queues`,
+                `services`, `routes`, `users`, `roles`, `grants`, `denials`; see docs/how-to/define.md.
 
         Raises:
-            InstanceError: it cannot be read, or asks for what cannot be altered.
-            BrokerError: as the methods that define one thing. Nothing was done then.
+            InstanceError: the definition cannot be read, or requires a change that ALTER does not support.
+            BrokerError: as the methods for single objects. All changes are rolled back then.
         """
-        from servicebroker.api.defining import define  # with what reads TOML, which few processes need
+        from servicebroker.api.defining import define  # imports the TOML reader, which few processes need
 
         return define(self, definition)
 
@@ -223,15 +224,15 @@ class Database(
     def explain_route(
         self, service: str, broker_instance: str | UUID | None = None, *, from_outside: bool = False
     ) -> Explanation:
-        """Explain the routing of a conversation to `service` that begins in this database now.
+        """Explain the routing of a new conversation from this database to `service`.
 
         Args:
             service: the name of the service, compared byte by byte.
-            broker_instance: the identifier that BEGIN DIALOG names, if any.
-            from_outside: explain instead what becomes of a first message that arrives from another instance.
+            broker_instance: the broker identifier that BEGIN DIALOG would name, if any.
+            from_outside: explain the routing of a first message from another instance instead.
 
         Raises:
-            BrokerError: 1093 no broker identifier, 402 no name of a service.
+            BrokerError: 1093 `broker_instance` is no broker identifier, 402 `service` is no service name.
         """
 
         def steps() -> Steps[Explanation]:
@@ -242,54 +243,56 @@ class Database(
         return self._do(steps())
 
     def sign_with_certificate(self, name: str, text: bytes, *, decryption_password: str | None = None) -> bytes:
-        """The signature of a text by the private key of a certificate: ECDSA or RSA-PSS, with SHA-256.
+        """Sign bytes with the private key of a certificate: ECDSA or RSA-PSS, with SHA-256. Return the signature.
 
         Args:
             name: the certificate.
-            text: what is signed.
-            decryption_password: of a private key that is kept under a password.
+            text: the bytes to sign.
+            decryption_password: the password of the private key, if a password protects it.
 
         Raises:
-            BrokerError: 15151 no such certificate, or no CONTROL on it, 15556 there is no private key, 15465, 15581,
-                402.
+            BrokerError: 15151 no such certificate, or no CONTROL permission on it; 15556 no private key; 15465 wrong
+                password; 15581 the master key is not open; 402 an invalid argument.
         """
-        found = find_certificate(self, "BACKUP CERTIFICATE", name)
-        return sign(text, open_key(self, found, decryption_password))
+        certificate = find_certificate(self, "BACKUP CERTIFICATE", name)
+        return sign(text, open_key(self, certificate, decryption_password))
 
     def working(self, *workers: Worker, concurrency: int = 1) -> AbstractContextManager[None]:
-        """Run workers beside the block: `with database.working(stock, concurrency=4): ...`.
+        """Run workers during the block: `with database.working(stock, concurrency=4): ...`.
 
-        Each has so many readers, which are threads, under asyncio tasks. At the end of the block nothing more is taken,
-        and what handlers are at is waited for. What no policy judges (the database is down, the queue is off, a COMMIT
-        has failed) is logged, and the reader goes on after a pause. `servicebroker worker` does this as a program.
+        Each worker has `concurrency` readers: threads, or tasks under asyncio. The end of the block stops the readers,
+        and waits for handlers in progress. A failure outside of handlers (the database is down, the queue is off) is
+        logged, and the reader continues after a pause. `servicebroker worker` does this as a program.
 
         Raises:
-            BrokerError: 15151 no such queue; 402 what is no worker, has no handlers, those of the other form, or none
-                of a type that only initiators send to the queue.
+            BrokerError: 15151 no such queue; 402 an argument is no worker, a worker has no handlers, its handlers are
+                async functions where functions are needed or the reverse, or it lacks a handler for a message type that
+                only initiators send to the queue.
         """
         return working(self, workers, concurrency)
 
     def join(self, connection: Any) -> JoinedTransaction:
-        """The verbs in a transaction of the application: they are committed and rolled back with it.
+        """Use a transaction of the application: statements of the result commit and roll back with it.
 
         Args:
-            connection: of psycopg 3; or a session or connection of SQLAlchemy on psycopg 3, or `django.db.connection`,
-                whose savepoints (`begin_nested`, `atomic`) hold for messages too. It must lead to this instance's
-                PostgreSQL database, at READ COMMITTED.
+            connection: a connection of psycopg 3, a session or connection of SQLAlchemy on psycopg 3, or
+                `django.db.connection`. Savepoints of these libraries (`begin_nested`, `atomic`) include messages. It
+                must be connected to this instance's PostgreSQL database, at READ COMMITTED.
 
         Raises:
-            JoinError: nothing of the kind, or of the other form; with SQLAlchemy the first verb says so.
+            JoinError: `connection` is none of these, or is asynchronous on a blocking instance, or the reverse. With
+                SQLAlchemy, the first statement may raise it.
         """
         if isinstance(connection, psycopg.Connection):
             return JoinedTransaction(self, connection)
-        from servicebroker.api.foreign import ForeignTransaction  # for who has such a library
+        from servicebroker.api.foreign import ForeignTransaction  # only for users of such a library
 
         return ForeignTransaction(self, connection)
 
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
-        """Run steps of DDL with the database for themselves. Who may not do it ends nobody."""
+        """Run steps of DDL with exclusive use of the database. The permission is checked before sessions are ended."""
 
         def authorized() -> Steps[T]:
             yield from self.engine.check_database()
@@ -300,7 +303,7 @@ class Database(
             return run_exclusively(connection, self.database_id, termination, in_use, authorized)
 
     def _alone(self, steps: Steps[T]) -> T:
-        """DDL, one at a time, in a database that is there."""
+        """Run steps of DDL under the lock of the catalog, after a check that the database exists."""
 
         def locked() -> Steps[T]:
             yield alter.lock_catalog(self.user.name)
@@ -311,8 +314,8 @@ class Database(
             return transaction._do(locked())
 
     def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
-        """Run the steps as `_alone` does, and retry while others are in the way (`lock_retry.py`)."""
-        if self._within is not None:  # the transaction keeps its locks: the server ends a deadlock
+        """Run the steps as `_alone` does, and retry after a lock timeout (`lock_retry.py`)."""
+        if self._within is not None:  # the transaction keeps its locks, so a retry is useless
             return self._alone(steps())
 
         def attempt(number: int) -> T:

@@ -1,5 +1,5 @@
 # Made from aio/defining.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Definition of a whole application as one value: read it, compare it, apply it in one transaction."""
+"""`Database.define`: read the definition of an application, compare it with the database, apply the changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def present(database: Database) -> Application:
 def differences(
     database: Database, definition: Application | Mapping[str, Any] | str | Path
 ) -> tuple[list[Change], list[str]]:
-    """Return the changes that `define` would make, and the objects that the definition does not name."""
+    """Return the changes that `define` would make, and the database's objects that the definition does not name."""
     wanted, current = read(definition), present(database)
     return changes(wanted, current), not_defined(wanted, current)
 

@@ -1,5 +1,5 @@
 # Made from aio/definitions.py by tools/make_sync.py: change that file, then run `make sync`.
-"""CREATE, ALTER and DROP of a broker database's own objects as methods: what conversations are made of."""
+"""CREATE, ALTER and DROP of a broker database's objects, as methods: message types, queues, services and so on."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ P = ParamSpec("P")
 class Definitions(ABC):
     """CREATE, ALTER and DROP of a database's objects, users and roles; GRANT, DENY, REVOKE; ALTER AUTHORIZATION.
 
-    The object of a permission is named by one of the keywords `service`, `queue` and so on; without any it is the
-    database.
+    A keyword such as `service` or `queue` names the object of a permission. Without one, the object is the database.
     """
 
     instance: Instance
@@ -46,7 +45,7 @@ class Definitions(ABC):
     name: str
     user: User
     catalog: Catalog
-    _opened_master_key: tuple[bytes, bytes] | None = None  # by its password: as it is stored, and in clear
+    _opened_master_key: tuple[bytes, bytes] | None = None  # (encrypted by its password, in clear) after OPEN MASTER KEY
 
     @abstractmethod
     def _alone(self, steps: Steps[T]) -> T:
@@ -54,23 +53,22 @@ class Definitions(ABC):
 
     @abstractmethod
     def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
-        """Run the steps of DDL, and retry while readers or senders are in the way.
+        """Run the steps of DDL, and retry while locks of readers or senders block them.
 
-        `timeouts_ms` are `RISING_LOCK_TIMEOUTS_MS` for steps that take the lock of `lock_delivery`, which each new
-        conversation takes, too.
+        Steps that run `lock_delivery`, whose lock each new conversation takes, use `RISING_LOCK_TIMEOUTS_MS`.
         """
 
     @abstractmethod
     def _do(self, steps: Steps[T]) -> T:
-        """Run steps that are a transaction each."""
+        """Run steps, each as a transaction."""
 
     def _steps(self, operation: Definition[Any]) -> Steps[Any]:
-        """Return the steps of a definition. Each try needs new ones."""
+        """Return the steps of a definition. Each attempt needs new ones."""
         definer = Definer(self.user, self.catalog, self.instance.clock)
         return INTERPRETERS[type(operation)](definer, operation)
 
     def _run_definition(self, operation: Operation[T]) -> T:
-        """Run a definition. If `exist_ok` allows that its name is taken, nothing is done then."""
+        """Run a definition. If its object exists and `exist_ok` is set, do nothing."""
         kind: Any = type(operation)
         run: Runner | None = _RUNNERS.get(kind, _alone if kind in INTERPRETERS else None)
         if run is None or not isinstance(operation, Definition):
@@ -179,15 +177,15 @@ class Definitions(ABC):
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
-        """Run steps of DDL with the database for themselves. A user without the right ends no session."""
+        """Run steps of DDL with exclusive use of the database. The permission is checked before sessions are ended."""
 
     def _deliver_remaining(self, handles: list[UUID]) -> None:
+        """Deliver conversations that sessions had locked while the others were delivered, each in a transaction."""
         for handle in handles:
-            remembered, now = self.catalog, self.instance.clock()
-            self._alone(transmission.deliver_conversation(remembered, handle, now))
+            self._alone(transmission.deliver_conversation(self.catalog, handle, self.instance.clock()))
 
     def _remove_dropped_queues(self) -> None:
-        """Run the second half of DROP QUEUE, also for a process that died between the two."""
+        """Run the second half of DROP QUEUE, also for queues of processes that died after the first half."""
         for queue_id in self._alone(alter.find_dropped_queues()):
             self._alone(alter.remove_dropped_queue(queue_id))
 
@@ -199,21 +197,21 @@ def _warn(warning: BrokerError | None) -> None:
 
 # ---------------------------------------------------------------- how definitions run
 
-Runner: TypeAlias = Callable[[Any, Any], Any]  # of the database and the operation
+Runner: TypeAlias = Callable[[Any, Any], Any]  # (database, operation) -> the operation's result
 
 
 def _alone(definitions: Definitions, operation: Definition[Any]) -> Any:
-    """Run it in one transaction, while nobody else defines anything."""
+    """Run a definition in one transaction, under the lock of the catalog."""
     return definitions._alone(definitions._steps(operation))
 
 
 def _retry_locked(definitions: Definitions, operation: Definition[Any]) -> None:
-    """Run a definition, and retry while readers and senders are in the way."""
+    """Run a definition, and retry while locks of readers or senders block it."""
     definitions._retry_locked(lambda: definitions._steps(operation))
 
 
 def _delivering(definitions: Definitions, operation: Definition[Any]) -> None:
-    """Run a definition that delivers waiting messages, then deliver conversations on which others were sending."""
+    """Run a definition that delivers waiting messages, then deliver conversations that senders had locked."""
     definitions._deliver_remaining(
         definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
     )
@@ -224,9 +222,9 @@ def _create_queue(definitions: Definitions, operation: operations.CreateQueue) -
 
 
 def _alter_queue(definitions: Definitions, operation: operations.AlterQueue) -> None:
-    """Run its parts, each as a transaction: a user with one of the tables open may be about to open the other."""
-    left, warning = definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
-    definitions._deliver_remaining(left)
+    """Run ALTER QUEUE in several transactions: with both tables locked, REBUILD could deadlock with a user of one."""
+    remaining, warning = definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
+    definitions._deliver_remaining(remaining)
     _warn(warning)
     definer = Definer(definitions.user, definitions.catalog, definitions.instance.clock)
     for table in alter.TABLES if operation.rebuild else ():
@@ -247,7 +245,7 @@ def _create_service(definitions: Definitions, operation: operations.CreateServic
 
 
 def _alter_service(definitions: Definitions, operation: operations.AlterService) -> None:
-    """Run it, then deliver what waited for the queue that the service has left."""
+    """Run ALTER SERVICE, then deliver messages that waited for the service's previous queue."""
     definitions._retry_locked(lambda: definitions._steps(operation))
 
     def delivering() -> Steps[list[UUID]]:
@@ -257,7 +255,7 @@ def _alter_service(definitions: Definitions, operation: operations.AlterService)
 
 
 def _alter_database(definitions: Definitions, operation: operations.AlterDatabase) -> None:
-    """Run the options one after the other; some need the database for themselves."""
+    """Run the options of ALTER DATABASE in order. Some of them need exclusive use of the database."""
     termination, in_use = operation.termination(), BrokerError(5070, definitions.name)
     user, number, permission = definitions.user, definitions.database_id, operation.permission
 
@@ -281,10 +279,10 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
     if operation.enable_broker:
         definitions._deliver_remaining(alone(enabling))
     elif operation.new_broker or operation.error_broker_conversations:
-        left = definitions._retry_locked(
+        remaining = definitions._retry_locked(
             lambda: rights.authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
         )
-        definitions._deliver_remaining(left)
+        definitions._deliver_remaining(remaining)
     if operation.honor_broker_priority is not None:
         shared(database_options.honor_broker_priority(number, operation.honor_broker_priority))
     if operation.trustworthy is not None:
@@ -293,7 +291,8 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
         alone(lambda: set_read_only(number, definitions.name))
 
 
-_RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # definitions that retry, or need several transactions or files
+# Definitions that retry after lock timeouts, or need several transactions or files; `_alone` runs the others.
+_RUNNERS: Mapping[type[Definition[Any]], Runner] = {
     operations.DropContract: _retry_locked,
     operations.CreateQueue: _create_queue,
     operations.AlterQueue: _alter_queue,

@@ -1,10 +1,10 @@
 # Made from aio/exclusive.py by tools/make_sync.py: change that file, then run `make sync`.
 """Exclusive use of a broker database, for ENABLE_BROKER, NEW_BROKER and DROP DATABASE.
 
-The rules: docs/reference/rules.md#databases. A transaction uses the database if it has sent into it or received from
-it: then it holds a lock on the table of one of the queues. Running transactions are waited for, or ended. Then the
-tables are locked, but only for a moment while others wait, so that no transaction but this one, which tries again, dies
-of a deadlock.
+The rules: docs/reference/rules.md#databases. A transaction uses the database if it has sent or received messages there:
+then it holds a lock on the table of a queue. The statement waits for these transactions, or ends them. Then it locks
+the tables with a short lock timeout, and tries again after a timeout. So if there is a deadlock, this statement gives
+up, and no other transaction fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from servicebroker.store.statements import Steps
 
 T = TypeVar("T")
 
-_POLL_INTERVAL_S = 0.02  # between two looks at whether the transactions have ended
+_POLL_INTERVAL_S = 0.02  # between two checks whether the transactions have ended
 
 
 def run_exclusively(
@@ -35,10 +35,10 @@ def run_exclusively(
     in_use: BrokerError,
     steps: Callable[[], Steps[T]],
 ) -> T:
-    """Run the steps in a transaction that has the database for itself. `connection` is in autocommit mode.
+    """Run the steps in a transaction with exclusive use of the database. `connection` is in autocommit mode.
 
     Raises:
-        BrokerError: `in_use`, if others use the database and `termination` does not wait.
+        BrokerError: `in_use`, if other transactions use the database and `termination` does not wait for them.
     """
 
     def exclusive(attempt: int) -> Steps[T]:
@@ -60,7 +60,7 @@ def run_exclusively(
 def _wait_for_end(
     connection: DirectConnection, database_id: int, transactions: list[UserTransaction], deadline: float | None
 ) -> None:
-    """Wait until none of these transactions runs any more, or end them."""
+    """Wait until all these transactions have ended. At the deadline, terminate them."""
     while set(run(connection, find_users(database_id))) & set(transactions):
         if deadline is not None and time.monotonic() >= deadline:
             run(connection, end_users(transactions))

@@ -1,5 +1,5 @@
 # Made from aio/foreign.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Transactions of other libraries: verbs on the psycopg connection under a connection of SQLAlchemy or Django."""
+"""Transactions of SQLAlchemy and Django: statements on the psycopg connection that the library uses."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ T = TypeVar("T")
 _SQLALCHEMY, _DJANGO = "sqlalchemy", "django"
 _SQLALCHEMY_ASYNCIO = "sqlalchemy.ext.asyncio"
 _OTHER_FORM = (
-    "This connection is of the other form: a database of open_async joins asynchronous connections and sessions, one "
-    "of open the others."
+    "An instance of open_async joins asynchronous connections and sessions, an instance of open joins blocking ones. "
+    "Pass a connection of the same kind as the instance."
 )
 _OTHER_DRIVERS = {"asyncpg", "psycopg2"}
 
 
 class ForeignTransaction(JoinedTransaction):
-    """The verbs in a transaction of SQLAlchemy or Django; their savepoints hold for what is sent and received, too.
+    """The statements in a transaction of SQLAlchemy or Django. Its savepoints include messages sent and received.
 
-    `connection` is the psycopg connection of the last verb.
+    `connection` is the psycopg connection of the last statement.
     """
 
-    def __init__(self, database: Database, given: Any) -> None:
+    def __init__(self, database: Database, library_object: Any) -> None:
         self.database, self.instance, self.engine = database, database.instance, database.engine
-        self._given = given
-        self._library = _library_of(given)
+        self._library_object = library_object
+        self._library = _library_of(library_object)
 
     def _do(self, steps: Steps[T]) -> T:
         self._find_connection()
@@ -47,62 +47,64 @@ class ForeignTransaction(JoinedTransaction):
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A savepoint, see `JoinedTransaction.savepoint`; the library's own do the same."""
+        """Set a savepoint, as `JoinedTransaction.savepoint`. The library's own savepoints have the same effect."""
         self._find_connection()
         with super().savepoint():
             yield
 
     def _find_connection(self) -> None:
-        """Find the current connection. Asking for it sets the savepoints that the library has put off."""
+        """Find the current connection. The library sets its deferred savepoints when it is asked for the connection."""
         driver_connection: object
         if self._library == _DJANGO:
-            self._given.ensure_connection()
-            driver_connection = self._given.connection
+            self._library_object.ensure_connection()
+            driver_connection = self._library_object.connection
         else:
-            given = self._given
-            connection = given if hasattr(given, "get_isolation_level") else given.connection()
+            session = self._library_object
+            connection = session if hasattr(session, "get_isolation_level") else session.connection()
             connection = getattr(connection, "sync_connection", connection)
             if connection is None:
-                raise JoinError("The connection of SQLAlchemy is not open: use it in an `async with` block.")
+                raise JoinError("The SQLAlchemy connection is not open: use it in an `async with` block.")
             driver_connection = connection.connection.driver_connection
-            _give_back_at_the_end(connection.engine.pool)
+            _release_at_checkin(connection.engine.pool)
         if not isinstance(driver_connection, psycopg.Connection):
-            raise JoinError(_refusal(driver_connection))
+            raise JoinError(_wrong_object(driver_connection))
         self.connection = driver_connection
 
     def _is_alone(self) -> bool:
         return hasattr(self, "connection") and super()._is_alone()
 
 
-def _library_of(given: object) -> str:
-    """Return the library that an object belongs to; its class may be derived by the application.
+def _library_of(library_object: object) -> str:
+    """Return the library of an object. Its class may be derived by the application.
 
     Raises:
-        JoinError: it belongs to neither, or is of the other form.
+        JoinError: it belongs to neither library, or is asynchronous where a blocking object is needed, or the reverse.
     """
-    modules = {kind.__module__.partition(".")[0] for kind in type(given).__mro__}
-    if _DJANGO in modules and hasattr(given, "ensure_connection"):
+    modules = {kind.__module__.partition(".")[0] for kind in type(library_object).__mro__}
+    if _DJANGO in modules and hasattr(library_object, "ensure_connection"):
         return _DJANGO
-    if _SQLALCHEMY in modules and hasattr(type(given), "connection"):  # of the class: the object may refuse
-        if any(kind.__module__.startswith(_SQLALCHEMY_ASYNCIO) for kind in type(given).__mro__) != IS_ASYNC:
+    if _SQLALCHEMY in modules and hasattr(type(library_object), "connection"):  # the object's attribute may raise
+        if any(kind.__module__.startswith(_SQLALCHEMY_ASYNCIO) for kind in type(library_object).__mro__) != IS_ASYNC:
             raise JoinError(_OTHER_FORM)
         return _SQLALCHEMY
-    raise JoinError(_refusal(given))
+    raise JoinError(_wrong_object(library_object))
 
 
-def _refusal(given: object) -> str:
-    driver = type(given).__module__.partition(".")[0]
-    if isinstance(given, psycopg.Connection | psycopg.Connection):
+def _wrong_object(library_object: object) -> str:
+    """Return the error text for an object that `join` cannot use."""
+    driver = type(library_object).__module__.partition(".")[0]
+    if isinstance(library_object, psycopg.Connection | psycopg.Connection):
         return _OTHER_FORM
     if driver in _OTHER_DRIVERS:
-        return f"{driver} is another driver than psycopg 3, which the verbs need: use a URL postgresql+psycopg://."
+        return f"The driver is {driver}, but join needs psycopg 3: use a URL postgresql+psycopg://."
     return (
-        f"join takes a connection of psycopg 3, or a session or connection of SQLAlchemy or Django, not {shown(given)}."
+        "join takes a connection of psycopg 3, or a session or connection of SQLAlchemy or Django, "
+        f"not {shown(library_object)}."
     )
 
 
-def _give_back_at_the_end(pool: Any) -> None:
-    """Release the group locks of a session when the transaction's connection goes back to the pool."""
+def _release_at_checkin(pool: Any) -> None:
+    """Release the group locks of a session when its connection returns to the pool of SQLAlchemy."""
     from sqlalchemy import event
 
     if not event.contains(pool, "checkin", _checked_in):
@@ -111,9 +113,9 @@ def _give_back_at_the_end(pool: Any) -> None:
 
 def _checked_in(connection: object, record: Any) -> None:
     if connection is not None and session_locks.may_keep_locks(record.driver_connection):
-        _give_back(record.driver_connection)
+        _release_locks(record.driver_connection)
 
 
-def _give_back(connection: psycopg.Connection[Any]) -> None:
+def _release_locks(connection: psycopg.Connection[Any]) -> None:
     session_locks.release(connection)
-    connection.rollback()  # the transaction that releasing has begun
+    connection.rollback()  # `release` has begun a transaction

@@ -1,9 +1,9 @@
 # Made from aio/lock_retry.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Definitions that wait for locks of others, while others wait for locks that the definition holds.
+"""Retries of definitions (DDL) that conflict with the locks of readers and senders.
 
-The definition retries: it waits for a lock at most some 100 ms, less than the server's deadlock_timeout. Then it undoes
-what it has done, pauses and tries again. So no reader dies of a deadlock (1205) because a service was moved or dropped,
-and a SEND is never held up for longer than one of these timeouts.
+A definition waits for a lock about 100 ms, which is less than the server's deadlock_timeout. Then it rolls back, pauses
+and tries again. So a reader never gets a deadlock error (1205) because a service was moved or dropped, and a SEND never
+waits longer than one of these timeouts.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
 
-LOCK_TIMEOUTS_MS = (100,)  # of the attempts, one after the other and again from the first
-# for the lock that each new conversation takes: some are longer, or overlapping transactions keep us out for ever
+LOCK_TIMEOUTS_MS = (100,)  # of the attempts in turn, repeated from the first
+# For a lock that each new conversation takes. Longer timeouts among them are needed against overlapping transactions,
+# which otherwise could delay the definition for ever.
 RISING_LOCK_TIMEOUTS_MS = (100, 100, 200, 200, 400, 800)
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 1.0  # between two attempts; each pause is twice the one before
 _DEADLOCK_ERROR = 1205
 
 
 def retry_locked(attempt: Callable[[int], T], timeout_s: float) -> T:
-    """Run an attempt, with its number, again and again until it gets its locks.
+    """Call `attempt` with 0, 1, 2 ... until it gets its locks.
 
-    `attempt` runs steps `with_lock_timeout`, and holds no lock when it has failed. `patience_s` is what
-    `find_lock_patience` returns.
+    `attempt` runs steps `with_lock_timeout`, and holds no lock after a failure. `timeout_s` is the result of
+    `find_lock_timeout`; 0 for no timeout.
 
     Raises:
-        LockTimeout: all attempts together took longer than the patience.
+        LockTimeout: all attempts together took longer than `timeout_s`.
     """
     began, pause, number = time.monotonic(), _MIN_PAUSE_S, 0
     while True:
@@ -49,7 +50,7 @@ def retry_locked(attempt: Callable[[int], T], timeout_s: float) -> T:
 
 
 def find_lock_timeout() -> Steps[float]:
-    """Return the seconds for which the session waits for locks, 0 for ever."""
+    """Return the session's lock_timeout or statement_timeout, whichever is shorter, in seconds; 0 for none."""
     rows = yield Statement(
         "lock_retry.find_lock_timeout",
         "select coalesce(min(setting::int) filter (where setting <> '0'), 0) / 1000.0::float "
@@ -59,11 +60,11 @@ def find_lock_timeout() -> Steps[float]:
 
 
 def with_lock_timeout(steps: Steps[T], timeout_ms: int) -> Steps[T]:
-    """Run the steps; if one waits longer than that for a lock, the server raises."""
+    """Run the steps with this lock_timeout, and restore the previous value."""
     rows = yield Statement(
         "lock_retry.with_lock_timeout.set_timeout",
-        "with before as materialized (select current_setting('lock_timeout') as said) "
-        "select said, set_config('lock_timeout', $1, true) from before",
+        "with previous as materialized (select current_setting('lock_timeout') as timeout) "
+        "select timeout, set_config('lock_timeout', $1, true) from previous",
         (str(timeout_ms),),
     )
     result = yield from steps

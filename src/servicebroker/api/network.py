@@ -1,5 +1,5 @@
 # Made from aio/network.py by tools/make_sync.py: change that file, then run `make sync`.
-"""The network of an instance as methods: its endpoint, its certificates, and who its peers are."""
+"""Methods of an instance for its network: endpoint, transport certificates, logins, and budgets of peers and roles."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ T = TypeVar("T")
 
 
 class Network(ABC):
-    """CREATE, ALTER and DROP ENDPOINT; the certificates of the transport; logins, and what is granted to them.
+    """CREATE, ALTER and DROP of the endpoint, transport certificates and logins; permissions of logins; budgets.
 
-    All of it is for roles of PostgreSQL with the rights of the schema's owner (15247). `servicebroker serve` follows
+    The PostgreSQL role needs the rights of the schema's owner (15247 otherwise). `servicebroker serve` applies a change
     within a second.
     """
 
@@ -70,15 +70,15 @@ class Network(ABC):
         """Return the broker database of that name."""
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation of the whole instance, one of `servicebroker.operations`. Each method of one does this.
+        """Run an operation of `servicebroker.operations` that concerns the whole instance.
 
         Raises:
-            BrokerError: as that method; 402 what is no operation of an instance.
+            BrokerError: as the method with the operation's name; 402 it is no operation of an instance.
         """
         kind: Any = type(operation)
         run = _RUNNERS.get(kind, _alone if kind in _STEPS else None)
         if run is None:
-            raise BrokerError(402, "operation", shown(operation), "an instance's, of servicebroker.operations")
+            raise BrokerError(402, "operation", shown(operation), "one for the whole instance; use database.run")
         result: T = run(self, operation)
         return result
 
@@ -115,13 +115,13 @@ class Network(ABC):
     backup_certificate = operated(operations.BackupCertificate)
 
     def accept_certificate(self, name: str) -> Accepted:
-        """Believe what the peer with that certificate claims to be, and its owner's other certificates with it.
+        """Accept the identity that the peer with this certificate claims, for all certificates of their owner.
 
-        It is about instances that somebody else claims too, and about addresses at which somebody else has answered
-        before. From then on the others are not believed to be that.
+        Use this if two peers claim to be the same instance, or if a peer answers at an address where another peer
+        answered before. The claims of the other peers are rejected from then on.
 
         Returns:
-            The instances and the addresses; neither, when nobody claims anything of it.
+            The accepted instances and addresses; empty if the peer has no disputed claim.
 
         Raises:
             BrokerError: 15151 no such certificate of a peer, 15247.
@@ -129,15 +129,15 @@ class Network(ABC):
         return self._administer(known_peers.accept(name, self.clock()))
 
     def set_peer_budget(self, name: str, amounts: Mapping[str, int] | None) -> Budget:
-        """Set how much of this instance the owner of a peer's certificate may use at a time.
+        """Limit the resources of this instance that a peer, the owner of a certificate, may use at a time.
 
         Args:
-            name: of the certificate.
-            amounts: by resource, a field of `Budget`; resources left out stay as they are. None restores the default
-                of all.
+            name: the name of the certificate.
+            amounts: a number for each resource, a field of `Budget`. Omitted resources stay unchanged. None restores
+                all defaults.
 
         Returns:
-            The whole budget of the owner. The daemon goes by it within a second.
+            The whole budget of the owner. The daemon applies it within a second.
 
         Raises:
             BrokerError: 15151 no such certificate of a peer, 402 no such resource or an impossible amount, 15247.
@@ -145,13 +145,14 @@ class Network(ABC):
         return self._administer(budgets.set_budget(name, amounts))
 
     def set_role_budget(self, role: str, amounts: Mapping[str, int] | None) -> RoleBudget:
-        """Set how much a restricted role may use.
+        """Limit the resources that a restricted role may use.
 
-        A BEGIN DIALOG or SEND beyond that is refused (10928) until others have received, or conversations have ended.
+        A BEGIN DIALOG or SEND over the limit is refused (10928), until messages are received or conversations end.
 
         Args:
             role: the PostgreSQL role, which was granted rights.
-            amounts: by resource, a field of `RoleBudget`; resources left out stay as they are. None removes all limits.
+            amounts: a number for each resource, a field of `RoleBudget`. Omitted resources stay unchanged. None removes
+                all limits.
 
         Returns:
             The whole budget of the role.
@@ -162,7 +163,7 @@ class Network(ABC):
         return self._administer(budgets.set_role_budget(role, amounts))
 
     def _administer(self, steps: Steps[T]) -> T:
-        """Run DDL of the instance, one definition at a time."""
+        """Run DDL of the instance, under the lock of the catalog."""
 
         def checked() -> Steps[T]:
             yield from logins.demand_administrator()
@@ -173,7 +174,7 @@ class Network(ABC):
             return run_alone(connection, checked())
 
 
-# ---------------------------------------------------------------- how its operations run
+# ---------------------------------------------------------------- runners of operations
 
 _STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = {
     operations.AlterEndpoint: network_endpoints.alter_endpoint,
@@ -190,7 +191,7 @@ _STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = 
 
 
 def _alone(instance: Network, operation: Any) -> Any:
-    """Run it in one transaction."""
+    """Run a definition in one transaction."""
     return instance._administer(_STEPS[type(operation)](operation, instance.clock()))
 
 
@@ -199,7 +200,7 @@ def _drop_database(instance: Network, operation: operations.DropDatabase) -> Non
 
 
 def drop_database(database: Database, operation: operations.DropDatabase) -> None:
-    """Run DROP DATABASE, as who works in the database."""
+    """Run DROP DATABASE as the user of `database`."""
     termination = checked_termination(operation.rollback_after is None, operation.rollback_after)
     in_use, number = BrokerError(3702, database.name), database.database_id
     database._define_alone(lambda: databases.drop_database(number), operation.permission, termination, in_use)
@@ -228,7 +229,7 @@ def _create_certificate(instance: Network, operation: operations.CreateTransport
     pem = _key_file(key, facts, password)
     by_password = password is not None
     folder = instance.key_folder()
-    is_new = not folder.file(facts.thumbprint).exists()  # else the certificate is here, or an attempt was cut
+    is_new = not folder.file(facts.thumbprint).exists()  # else the certificate exists, or an attempt was interrupted
     if is_new:
         in_thread(folder.write, facts.thumbprint, pem)
     try:
@@ -243,7 +244,7 @@ def _create_certificate(instance: Network, operation: operations.CreateTransport
 
 
 def _issue(instance: Network, operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
-    """Make a new certificate of this instance, signed by the one before it."""
+    """Create a certificate of this instance, signed with the key of its predecessor."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
     expiry = a_year_after(start) if operation.expiry_date is None else operation.expiry_date
     own = instance._administer(transport_certificates.find_identity())
@@ -259,7 +260,7 @@ def _issue(instance: Network, operation: operations.CreateTransportCertificate) 
 
 
 def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
-    """Read the certificate in a file, and the private key in another file, if one is given."""
+    """Read a certificate from its file, and its private key, if the operation names a file for it."""
     assert operation.file is not None
     facts = read(in_thread(read_file, operation.file))
     if operation.private_key_file is None:
@@ -269,7 +270,7 @@ def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, Priv
 
 
 def _private_key(instance: Network, certificate: TransportCertificate) -> PrivateKey | None:
-    """Return the private key of a certificate of this instance, if its file is here and can be opened; else None."""
+    """Return the private key of a certificate of this instance; None if its file is missing or cannot be opened."""
     with suppress(InstanceError, BrokerError):
         file = (instance.key_folder()).find(certificate.facts.thumbprint)
         return None if file is None else read_key(in_thread(read_file, file), None, certificate.facts)
@@ -285,7 +286,7 @@ def _alter_certificate(instance: Network, operation: operations.AlterTransportCe
     if not by_password:
         in_thread(folder.write, certificate.facts.thumbprint, pem)
     instance._administer(transport_certificates.set_by_password(certificate, by_password))
-    if by_password:  # the daemon cannot open such a file, so the row says so first
+    if by_password:  # the daemon cannot open such a file, so the row must be changed before the file
         in_thread(folder.write, certificate.facts.thumbprint, pem)
 
 
@@ -304,25 +305,26 @@ def _backup_certificate(instance: Network, operation: operations.BackupCertifica
 
 
 def _open(instance: Network, certificate: TransportCertificate, password: str | None) -> PrivateKey:
-    """Open the private key that is in the key folder."""
+    """Return the private key of a certificate, from the key folder."""
     file = (instance.key_folder()).find(certificate.facts.thumbprint)
     if file is None:
         raise BrokerError(15556, f"certificate '{certificate.name}'")
     if certificate.by_password:
         password = checked_password("DECRYPTION BY PASSWORD", password)
     elif password is not None:
-        raise BrokerError(15313)
+        raise BrokerError(15313, hint="No password protects the private key: omit the decryption password.")
     return in_thread(read_key, read_private(file), password, certificate.facts)
 
 
 def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> bytes:
-    """Return the content of the file of a private key."""
+    """Return the content of a private key's file: the key and its certificate, as PEM."""
     if password is not None:
         checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
     return in_thread(key_pem, key, password) + as_pem(facts.der)
 
 
-_RUNNERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {  # not in one transaction of `_administer`
+# Operations that need more than one transaction of `_administer`; `_alone` runs the others.
+_RUNNERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     operations.DropDatabase: _drop_database,
     operations.CreateEndpoint: _create_endpoint,
     operations.CreateTransportCertificate: _create_certificate,

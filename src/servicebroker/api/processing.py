@@ -1,19 +1,19 @@
 # Made from aio/processing.py by tools/make_sync.py: change that file, then run `make sync`.
-"""The loop of a reader: RECEIVE, call the procedure, COMMIT, and again until no message comes.
+"""The loop of a reader: RECEIVE, call the procedure, COMMIT; repeat until the queue stays empty.
 
-**The flow.** `process` waits for messages and drains the queue each time that some have arrived. `_drain` takes one
+**The flow.** `process` waits for messages and drains the queue each time that some have arrived. `_drain` borrows one
 connection and runs transactions on it until the queue is empty. Each transaction is one of three:
 
 * `_take`: RECEIVE of one group. An exception of the procedure rolls back, and leaves `process`.
 * `_take_groups`: messages of many groups, each with a savepoint.
-* `take` of the failure handler, with a policy: the exception is judged instead (retry, dead letter and so on).
+* `take` of the failure handler: the policy decides about an exception (retry, dead letter and so on).
 
 **The rules.**
 
-* COMMIT is not sent at once. It travels with the next RECEIVE, in one round trip. If the server refuses it, the next
-  RECEIVE raises. Before a connection is given back, `_commit` sends a COMMIT that no RECEIVE follows.
-* The first RECEIVE of a drain that leaves groups wakes another reader.
-* A pause of the rate limit holds no connection.
+* COMMIT is deferred: it is sent with the next RECEIVE, in one round trip. If the server refuses it, the next RECEIVE
+  raises. If no RECEIVE follows, `_commit` sends COMMIT before the connection returns to the pool.
+* If the first RECEIVE of a drain leaves groups in the queue, it wakes another reader.
+* During a pause of the rate limit, a reader holds no connection.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def process(
 
     Args:
         poison: the policy for failures. Without it and `guard`, an exception of the procedure is raised.
-        stopping: asked between two transactions; True ends the loop.
+        stopping: called between two transactions; True ends the loop.
         guard: the failure handler of a reader that calls this repeatedly, instead of `poison`.
-        throttle: the limits of the worker, which may ask for a pause between two transactions.
+        throttle: the limits of the worker, which may pause the loop between two transactions.
     """
     if poison is not None:
         failure_handler = FailureHandler(database, operation.queue, poison, exits=stopping is None)
@@ -66,11 +66,11 @@ def process(
 
     def drain() -> int:
         nonlocal total
-        processed, goes_on = drain_within_limits()
-        while goes_on and not should_stop():
+        processed, shall_repeat = drain_within_limits()
+        while shall_repeat and not should_stop():
             if throttle is not None:
                 throttle.pause()
-            more, goes_on = drain_within_limits()
+            more, shall_repeat = drain_within_limits()
             processed += more
         total += processed
         return processed
@@ -81,9 +81,9 @@ def process(
         queue_id = (database._find(operation.queue)).queue_id
         if not throttle.begin(queue_id):
             return 0, True
-        processed, goes_on = _drain(database, receive, procedure, failure_handler, should_stop, throttle)
+        processed, shall_repeat = _drain(database, receive, procedure, failure_handler, should_stop, throttle)
         throttle.end(queue_id, processed)
-        return processed, goes_on
+        return processed, shall_repeat
 
     database._waiting(operation.queue, drain, operation.timeout_s, filtered=False, enough=lambda _: should_stop())
     return total
@@ -103,8 +103,8 @@ def _drain(
 ) -> tuple[int, bool]:
     """Process the messages of the queue on one connection, until none is left.
 
-    Returns the number of messages, and whether to call this again: the connection was lost, or the throttle asks for a
-    pause.
+    Returns the number of messages, and whether to call this again: the connection was lost, or the throttle requires
+    a pause.
     """
     done = 0
     queue = database._find(operation.queue)
@@ -169,7 +169,7 @@ def _drain(
 
 
 def _commit(database: Database, connection: DirectConnection, failure_handler: FailureHandler | None) -> None:
-    """Send the last COMMIT, which would have travelled with the next RECEIVE."""
+    """Send the deferred COMMIT, since no RECEIVE follows."""
     if failure_handler is not None:
         failure_handler.commit(connection)
         return
@@ -218,7 +218,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
             done += len(turn.messages)
             if transaction._has_finished():
                 break
-        if done and failure is None:  # if nothing was done, no RECEIVE follows, and COMMIT is sent at once
+        if done and failure is None:  # otherwise no RECEIVE follows, and COMMIT is sent at once
             transaction._let_commit_travel()
     if failure is not None:
         raise failure

@@ -121,10 +121,10 @@ def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
 
 def process_late_answers(database: Database, queue: str, procedure: Procedure) -> int:
     """See `Database.process_late_answers`."""
-    found_queue = database._find(queue)
+    queue_entry = database._find(queue)
     done = 0
     while True:
-        late = database._do(database.engine.find_late(found_queue.queue_id))
+        late = database._do(database.engine.find_late(queue_entry.queue_id))
         taken = 0
         for late_request in late:
             taken += _handle_late(database, queue, late_request.handle, procedure)

@@ -1,5 +1,5 @@
 # Made from aio/rights.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Methods of an instance that grant, revoke and show the rights of PostgreSQL roles."""
+"""Methods of an instance that grant, revoke and show the rights of restricted PostgreSQL roles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rights(ABC):
     revoke_rights = operated(operations.RevokeRights)
 
     def show_rights(self, role: str | None = None) -> list[RoleRights]:
-        """Return the effective rights of a role from PostgreSQL's catalogs; without a name, of all roles with rights.
+        """Return the effective rights of a role, or of all roles with rights, from PostgreSQL's catalogs.
 
         Raises:
             BrokerError: 15007 no such role.

@@ -1,5 +1,5 @@
 # Made from aio/working.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Workers: readers that continue whatever their handlers raise, until they are asked to end."""
+"""Workers: readers that call handlers until they are stopped. An exception of a handler does not end them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from servicebroker.store.concurrency import IS_ASYNC, Background, Event, StopDet
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
 
-_IDLE_WAIT_S = 10.0  # without a message until `process` is called again; a stop is noticed within a second
-_STOP_TIMEOUT_S = 5.0  # for readers that are cut short
-_PAUSES = (1.0, 30.0)  # seconds after a failure that no policy judges: the first pause, the longest one
+_IDLE_WAIT_S = 10.0  # `process` returns after so long without a message; it notices a stop within a second
+_STOP_TIMEOUT_S = 5.0  # for the end of a reader that is cancelled
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0  # after a failure outside of handlers; each pause is twice the one before
 
 _ENDED = {8426, 8427}  # errors of END CONVERSATION if the conversation has ended on this side
 _OWN_PREFIX = "servicebroker."
@@ -46,7 +46,7 @@ _LOG = logging.getLogger("servicebroker.worker")
 
 @contextmanager
 def working(database: Database, workers: Sequence[Worker], concurrency: int) -> Iterator[None]:
-    """See `Database.working`."""
+    """Implement `Database.working`."""
     check_count("concurrency", concurrency)
     for worker in workers:
         if not isinstance(worker, Worker):
@@ -75,33 +75,33 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
         try:
             for reader in readers:
                 reader.join()
-        finally:  # the task that joins may be cancelled itself
+        finally:  # the task that waits here may be cancelled itself
             for reader in readers:
                 reader.stop(_STOP_TIMEOUT_S)
 
 
 def _count_readers(worker: Worker, concurrency: int) -> int:
-    """Return the number of readers of a worker in this process: more than its slots would only wait."""
+    """Return the number of readers of a worker in this process, at most its global limit of slots."""
     wanted = worker.concurrency or concurrency
     return min(wanted, worker.global_concurrency or wanted)
 
 
 def _is_replaced(worker: Worker, stop_requested: Event) -> bool:
-    """Return whether a reader that others have ended begins again: yes, unless the worker is to end."""
+    """Return whether a reader that was killed or cancelled is restarted: True, unless the worker is stopping."""
     if stop_requested.is_set():
         return False
     report(
         _LOG,
         logging.ERROR,
-        "A reader of the worker of %s was killed; another one is started.",
+        "A reader of the worker of %s was killed and is restarted.",
         worker.queue,
     )
     return True
 
 
 def _read(database: Database, worker: Worker, stop_requested: Event, limit: RateLimit | None) -> None:
-    """Process messages until the worker ends. If `process` fails, log the error, pause and begin again."""
-    pause, longest = _PAUSES
+    """Process messages until the worker stops. If `process` fails, log the error, pause and begin again."""
+    pause = _MIN_PAUSE_S
     failure_handler = FailureHandler(
         database, worker.queue, partial(_judge, worker), exits=False, answers_ends=worker.answers_ends
     )
@@ -118,18 +118,18 @@ def _read(database: Database, worker: Worker, stop_requested: Event, limit: Rate
                 failure_handler=failure_handler,
                 throttle=throttle_of(database, worker, limit, stop_requested),
             )
-            pause = _PAUSES[0]
+            pause = _MIN_PAUSE_S
         except BaseException as problem:
             if stop.is_stop(problem):
                 raise
-            if time.monotonic() - began > longest:
-                pause = _PAUSES[0]
+            if time.monotonic() - began > _MAX_PAUSE_S:
+                pause = _MIN_PAUSE_S
             expected = isinstance(problem, ServiceBrokerError | psycopg.Error)
-            said = "The worker of %s goes on in %g seconds: %s"
+            text_format = "The worker of %s continues in %g seconds: %s"
             text = str(problem) if expected else told(problem)
-            report(_LOG, logging.ERROR, said, worker.queue, pause, text, exc_info=None if expected else problem)
+            report(_LOG, logging.ERROR, text_format, worker.queue, pause, text, exc_info=None if expected else problem)
             stop_requested.wait(pause)
-            pause = min(2 * pause, longest)
+            pause = min(2 * pause, _MAX_PAUSE_S)
 
 
 def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -> None:
@@ -140,11 +140,11 @@ def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -
         return
     ended = set()
     for handler, run in groupby(messages, worker.handler_of):
-        theirs = [message for message in run if message.conversation_handle not in ended]
-        for given in [theirs] if worker.batch and theirs else theirs:
+        remaining = [message for message in run if message.conversation_handle not in ended]
+        for argument in [remaining] if worker.batch and remaining else remaining:
             if handler is not None:
-                handler(transaction, given)
-        for message in theirs:
+                handler(transaction, argument)
+        for message in remaining:
             if message.is_end_dialog or message.is_error:
                 ended.add(message.conversation_handle)
                 _end(transaction, message)
@@ -153,27 +153,27 @@ def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -
 def _fire(worker: Worker, transaction: Transaction, message: Message) -> None:
     """Call the handler of a schedule for its due time."""
     firing = transaction.run(TakeTurn.of(message))
-    if firing is not None and (given := firing.given(message)) is not None:
-        worker.handler_of_schedule(firing.name)(transaction, given if worker.batch is None else [given])
+    if firing is not None and (argument := firing.given(message)) is not None:
+        worker.handler_of_schedule(firing.name)(transaction, argument if worker.batch is None else [argument])
 
 
 def _end(transaction: Transaction, message: Message) -> None:
     """End this side of a conversation that the other side or the broker has ended."""
     if message.is_error:
         code, description = read_error(message.message_body)
-        said = "Conversation %s has failed with %d: %s"
-        report(_LOG, logging.WARNING, said, message.conversation_handle, code, description)
+        text_format = "Conversation %s has failed with %d: %s"
+        report(_LOG, logging.WARNING, text_format, message.conversation_handle, code, description)
     try:
         transaction.end_conversation(message.conversation_handle)
     except BrokerError as refused:
-        if refused.number not in _ENDED:  # by its handler
+        if refused.number not in _ENDED:  # the handler may have ended it
             raise
 
 
 def _judge(worker: Worker, failure: Failure) -> Verdict:
-    """Return and log the verdict of the worker's policy; the first and the last one with a traceback."""
+    """Return the verdict of the worker's policy, and log it. Further retries are logged without a traceback."""
     verdict = checked_verdict(worker.poison(failure))
-    is_between = isinstance(verdict, Retry) and failure.count > 1
+    is_further_retry = isinstance(verdict, Retry) and failure.count > 1
     report(
         _LOG,
         logging.WARNING,
@@ -185,7 +185,7 @@ def _judge(worker: Worker, failure: Failure) -> Verdict:
         counted(failure.count, "time"),
         _next_step(verdict),
         told(failure.error),
-        exc_info=None if is_between else failure.error.with_traceback(_without_own_frames(failure.error.__traceback__)),
+        exc_info=None if is_further_retry else _without_own_frames(failure.error),
     )
     return verdict
 
@@ -197,18 +197,19 @@ def _next_step(verdict: Verdict) -> str:
         case EndWithError(code):
             return f"its conversation is ended with error {code}"
         case SetAside():
-            return "it is set aside"
+            return "it becomes a dead letter"
         case Ignore():
             return "it is ignored"
         case Reply(message_type):
             return f"it is answered with {message_type}"
 
 
-def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames between the reader and the handler."""
+def _without_own_frames(error: Exception) -> Exception:
+    """Remove the frames of this package before the handler from the error's traceback."""
+    trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and _is_own_frame(trace):
         trace = trace.tb_next
-    return trace
+    return error.with_traceback(trace)
 
 
 def _is_own_frame(trace: TracebackType) -> bool:

@@ -158,20 +158,22 @@ def test_what_cannot_be_joined_is_said_in_one_sentence(make_instance_url: Callab
 
     async def work(database: sb.AsyncDatabase, handle: UUID) -> None:
         engine = create_async_engine(alchemy(url, "asyncpg"))
-        with pytest.raises(sb.InstanceError, match=r"asyncpg is another driver than psycopg 3.*postgresql\+psycopg://"):
+        with pytest.raises(
+            sb.InstanceError, match=r"The driver is asyncpg, but join needs psycopg 3.*postgresql\+psycopg://"
+        ):
             async with AsyncSession(engine) as session:
                 await database.join(session).send(handle, ORDER, b"1")
         await engine.dispose()
-        with psycopg.connect(url) as blocking, pytest.raises(TypeError, match="of the other form"):
+        with psycopg.connect(url) as blocking, pytest.raises(TypeError, match="of the same kind as the instance"):
             database.join(blocking)
-        with Session() as of_threads, pytest.raises(TypeError, match="of the other form"):
+        with Session() as of_threads, pytest.raises(TypeError, match="of the same kind as the instance"):
             database.join(of_threads)
 
     in_asyncio(url, work)
     with sb.open(url, upkeep=None) as instance:
         database = standard_database(instance)
         for asynchronous in (AsyncSession(), AsyncConnection(create_async_engine(alchemy(url)))):
-            with pytest.raises(TypeError, match="of the other form"):
+            with pytest.raises(TypeError, match="of the same kind as the instance"):
                 database.join(asynchronous)
         for wrong in (None, 7, "postgresql://", object(), database):
             with pytest.raises(TypeError, match="join takes a connection of psycopg 3, or a session") as caught:

@@ -145,7 +145,7 @@ def test_after_a_deadlock_ends_are_answered_singly(
     finish(database, Reader())
     assert [state(database, target) for target in targets] == ["CD"] * 3
     assert tried == [3]
-    assert "goes on in" not in caplog.text
+    assert "continues in" not in caplog.text
 
 
 def test_refusals() -> None:

@@ -115,7 +115,7 @@ def test_one_exception_ends_no_reader(database: sb.Database, caplog: pytest.LogC
     ]
     assert all(message.failures == 3 for message in kept)
     assert "has failed 1 time; it is tried again at once. ValueError: no such item" in caplog.text
-    assert "has failed 3 times; it is set aside" in caplog.text
+    assert "has failed 3 times; it becomes a dead letter" in caplog.text
 
 
 def test_a_failed_message_waits_and_others_go_on(database: sb.Database) -> None:
@@ -167,12 +167,13 @@ def test_batches_keep_the_order_and_one_bad_message_costs_itself(database: sb.Da
 def test_a_queue_that_is_off_ends_no_worker(
     database: sb.Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for face in (sb.api.working, sb.api.aio.working):
-        monkeypatch.setattr(face, "_PAUSES", (0.05, 0.1))
+    for module in (sb.api.working, sb.api.aio.working):
+        monkeypatch.setattr(module, "_MIN_PAUSE_S", 0.05)
+        monkeypatch.setattr(module, "_MAX_PAUSE_S", 0.1)
     handle = begin(database)
     with database.working(echo(), concurrency=2):
         database.alter_queue(STOCK_QUEUE, status=False)
-        eventually(lambda: "goes on in 0.1 seconds: Msg 9617" in caplog.text)
+        eventually(lambda: "continues in 0.1 seconds: Msg 9617" in caplog.text)
         database.alter_queue(STOCK_QUEUE, status=True)
         database.send(handle, ORDER, b"1")
         assert replies(database, handle) == [b"1"]

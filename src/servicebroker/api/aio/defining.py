@@ -1,4 +1,4 @@
-"""Definition of a whole application as one value: read it, compare it, apply it in one transaction."""
+"""`Database.define`: read the definition of an application, compare it with the database, apply the changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def present(database: AsyncDatabase) -> Application:
 async def differences(
     database: AsyncDatabase, definition: Application | Mapping[str, Any] | str | Path
 ) -> tuple[list[Change], list[str]]:
-    """Return the changes that `define` would make, and the objects that the definition does not name."""
+    """Return the changes that `define` would make, and the database's objects that the definition does not name."""
     wanted, current = read(definition), await present(database)
     return changes(wanted, current), not_defined(wanted, current)
 

@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP of a broker database's own objects as methods: what conversations are made of."""
+"""CREATE, ALTER and DROP of a broker database's objects, as methods: message types, queues, services and so on."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ P = ParamSpec("P")
 class AsyncDefinitions(ABC):
     """CREATE, ALTER and DROP of a database's objects, users and roles; GRANT, DENY, REVOKE; ALTER AUTHORIZATION.
 
-    The object of a permission is named by one of the keywords `service`, `queue` and so on; without any it is the
-    database.
+    A keyword such as `service` or `queue` names the object of a permission. Without one, the object is the database.
     """
 
     instance: AsyncInstance
@@ -45,7 +44,7 @@ class AsyncDefinitions(ABC):
     name: str
     user: User
     catalog: Catalog
-    _opened_master_key: tuple[bytes, bytes] | None = None  # by its password: as it is stored, and in clear
+    _opened_master_key: tuple[bytes, bytes] | None = None  # (encrypted by its password, in clear) after OPEN MASTER KEY
 
     @abstractmethod
     async def _alone(self, steps: Steps[T]) -> T:
@@ -53,23 +52,22 @@ class AsyncDefinitions(ABC):
 
     @abstractmethod
     async def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
-        """Run the steps of DDL, and retry while readers or senders are in the way.
+        """Run the steps of DDL, and retry while locks of readers or senders block them.
 
-        `timeouts_ms` are `RISING_LOCK_TIMEOUTS_MS` for steps that take the lock of `lock_delivery`, which each new
-        conversation takes, too.
+        Steps that run `lock_delivery`, whose lock each new conversation takes, use `RISING_LOCK_TIMEOUTS_MS`.
         """
 
     @abstractmethod
     async def _do(self, steps: Steps[T]) -> T:
-        """Run steps that are a transaction each."""
+        """Run steps, each as a transaction."""
 
     def _steps(self, operation: Definition[Any]) -> Steps[Any]:
-        """Return the steps of a definition. Each try needs new ones."""
+        """Return the steps of a definition. Each attempt needs new ones."""
         definer = Definer(self.user, self.catalog, self.instance.clock)
         return INTERPRETERS[type(operation)](definer, operation)
 
     async def _run_definition(self, operation: Operation[T]) -> T:
-        """Run a definition. If `exist_ok` allows that its name is taken, nothing is done then."""
+        """Run a definition. If its object exists and `exist_ok` is set, do nothing."""
         kind: Any = type(operation)
         run: Runner | None = _RUNNERS.get(kind, _alone if kind in INTERPRETERS else None)
         if run is None or not isinstance(operation, Definition):
@@ -178,15 +176,15 @@ class AsyncDefinitions(ABC):
     async def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
-        """Run steps of DDL with the database for themselves. A user without the right ends no session."""
+        """Run steps of DDL with exclusive use of the database. The permission is checked before sessions are ended."""
 
     async def _deliver_remaining(self, handles: list[UUID]) -> None:
+        """Deliver conversations that sessions had locked while the others were delivered, each in a transaction."""
         for handle in handles:
-            remembered, now = self.catalog, self.instance.clock()
-            await self._alone(transmission.deliver_conversation(remembered, handle, now))
+            await self._alone(transmission.deliver_conversation(self.catalog, handle, self.instance.clock()))
 
     async def _remove_dropped_queues(self) -> None:
-        """Run the second half of DROP QUEUE, also for a process that died between the two."""
+        """Run the second half of DROP QUEUE, also for queues of processes that died after the first half."""
         for queue_id in await self._alone(alter.find_dropped_queues()):
             await self._alone(alter.remove_dropped_queue(queue_id))
 
@@ -198,21 +196,21 @@ def _warn(warning: BrokerError | None) -> None:
 
 # ---------------------------------------------------------------- how definitions run
 
-Runner: TypeAlias = Callable[[Any, Any], Awaitable[Any]]  # of the database and the operation
+Runner: TypeAlias = Callable[[Any, Any], Awaitable[Any]]  # (database, operation) -> the operation's result
 
 
 async def _alone(definitions: AsyncDefinitions, operation: Definition[Any]) -> Any:
-    """Run it in one transaction, while nobody else defines anything."""
+    """Run a definition in one transaction, under the lock of the catalog."""
     return await definitions._alone(definitions._steps(operation))
 
 
 async def _retry_locked(definitions: AsyncDefinitions, operation: Definition[Any]) -> None:
-    """Run a definition, and retry while readers and senders are in the way."""
+    """Run a definition, and retry while locks of readers or senders block it."""
     await definitions._retry_locked(lambda: definitions._steps(operation))
 
 
 async def _delivering(definitions: AsyncDefinitions, operation: Definition[Any]) -> None:
-    """Run a definition that delivers waiting messages, then deliver conversations on which others were sending."""
+    """Run a definition that delivers waiting messages, then deliver conversations that senders had locked."""
     await definitions._deliver_remaining(
         await definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
     )
@@ -223,9 +221,9 @@ async def _create_queue(definitions: AsyncDefinitions, operation: operations.Cre
 
 
 async def _alter_queue(definitions: AsyncDefinitions, operation: operations.AlterQueue) -> None:
-    """Run its parts, each as a transaction: a user with one of the tables open may be about to open the other."""
-    left, warning = await definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
-    await definitions._deliver_remaining(left)
+    """Run ALTER QUEUE in several transactions: with both tables locked, REBUILD could deadlock with a user of one."""
+    remaining, warning = await definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
+    await definitions._deliver_remaining(remaining)
     _warn(warning)
     definer = Definer(definitions.user, definitions.catalog, definitions.instance.clock)
     for table in alter.TABLES if operation.rebuild else ():
@@ -246,7 +244,7 @@ async def _create_service(definitions: AsyncDefinitions, operation: operations.C
 
 
 async def _alter_service(definitions: AsyncDefinitions, operation: operations.AlterService) -> None:
-    """Run it, then deliver what waited for the queue that the service has left."""
+    """Run ALTER SERVICE, then deliver messages that waited for the service's previous queue."""
     await definitions._retry_locked(lambda: definitions._steps(operation))
 
     def delivering() -> Steps[list[UUID]]:
@@ -256,7 +254,7 @@ async def _alter_service(definitions: AsyncDefinitions, operation: operations.Al
 
 
 async def _alter_database(definitions: AsyncDefinitions, operation: operations.AlterDatabase) -> None:
-    """Run the options one after the other; some need the database for themselves."""
+    """Run the options of ALTER DATABASE in order. Some of them need exclusive use of the database."""
     termination, in_use = operation.termination(), BrokerError(5070, definitions.name)
     user, number, permission = definitions.user, definitions.database_id, operation.permission
 
@@ -280,10 +278,10 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
     if operation.enable_broker:
         await definitions._deliver_remaining(await alone(enabling))
     elif operation.new_broker or operation.error_broker_conversations:
-        left = await definitions._retry_locked(
+        remaining = await definitions._retry_locked(
             lambda: rights.authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
         )
-        await definitions._deliver_remaining(left)
+        await definitions._deliver_remaining(remaining)
     if operation.honor_broker_priority is not None:
         await shared(database_options.honor_broker_priority(number, operation.honor_broker_priority))
     if operation.trustworthy is not None:
@@ -292,7 +290,8 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
         await alone(lambda: set_read_only(number, definitions.name))
 
 
-_RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # definitions that retry, or need several transactions or files
+# Definitions that retry after lock timeouts, or need several transactions or files; `_alone` runs the others.
+_RUNNERS: Mapping[type[Definition[Any]], Runner] = {
     operations.DropContract: _retry_locked,
     operations.CreateQueue: _create_queue,
     operations.AlterQueue: _alter_queue,

@@ -1,14 +1,16 @@
-"""Failures of a procedure: undone to a savepoint, counted under the group's lock, and judged by a policy.
+"""Failures of a procedure: roll back to a savepoint, count the failure, and ask the retry policy for a verdict.
 
-RECEIVE and the savepoint after it share a round trip, so a processed message costs no extra one. If a policy returns
-messages to the queue, the whole transaction is rolled back. The session keeps the group's lock until the failure is
-counted.
+A verdict says what happens to the failed message: `Retry`, `SetAside` (a dead letter), `EndWithError`, `Reply` or
+`Ignore`.
 
-Some failures come when the transaction is gone already: its COMMIT was refused, for example by a deferred constraint,
-the procedure has rolled it back, or its connection was lost. Then the message is in the queue again. The handler
-remembers the failure, and gives it to the policy when it receives the message next, without running the procedure
+RECEIVE and the savepoint after it share a round trip, so a processed message costs no extra one. If the verdict is
+`Retry`, the whole transaction is rolled back. The session keeps the group's lock until the failure is counted.
+
+Some failures follow the end of the transaction: COMMIT was refused, for example by a deferred constraint, the procedure
+has rolled the transaction back, or its connection was lost. Then the message is in the queue again. The handler
+remembers the failure. When it receives the message again, it asks the policy, and does not run the procedure
 (decision 66).
-A connection may be lost for other reasons than its message: only the second loss in a row is the message's failure.
+A connection may be lost without a fault of its message: only the second loss in a row is the message's failure.
 """
 
 from __future__ import annotations
@@ -56,20 +58,23 @@ if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
 _LOG = logging.getLogger("servicebroker")
-_UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
+_UNANSWERABLE = {8426, 8429}  # the conversation does not exist, the other side has ended it, or it has failed
 _DEADLOCK_ERROR = 1205
-_SWEEP_INTERVAL_S = 1.0  # a reader that is woken for single messages finds an empty queue after each of them
-_MAX_UNJUDGED = 1000  # failures whose messages have not come again; others may have dealt with these
+_SWEEP_INTERVAL_S = 1.0  # between two sweeps: under light load a reader finds an empty queue after each message
+_MAX_PENDING_FAILURES = 1000  # another reader may have processed their messages, so the oldest are dropped
 
-_Key: TypeAlias = tuple[UUID, int, int]
+_Key: TypeAlias = tuple[UUID, int, int]  # conversation handle, sequence number, message type id
 
 
 class AsyncFailureHandler:
-    """A reader's failure handler: it takes messages, runs a procedure on them, and lets the policy judge failures.
+    """A reader's failure handler: it receives messages, runs a procedure on them, and asks the policy about failures.
 
     Args:
-        exits: whether KeyboardInterrupt and SystemExit in the main thread are a stop by the owner of the reader.
-        answers_ends: whether EndDialogs of several groups are answered without calling the procedure.
+        database: the database of the queue.
+        queue: the name of the queue.
+        policy: returns the verdict for a failure.
+        exits: True if KeyboardInterrupt and SystemExit in the main thread stop the reader.
+        answers_ends: True if EndDialogs of several groups are answered without calling the procedure.
     """
 
     def __init__(
@@ -81,20 +86,20 @@ class AsyncFailureHandler:
         self._policy = policy
         self._exits = exits
         self._answers_ends = answers_ends
-        self._failing: set[UUID] = set()  # conversations with a message whose failure was counted here
-        self._one_by_one = 0  # messages to take singly, since one of a batch has failed
+        self._failing: set[UUID] = set()  # conversations with a message whose failure this reader has counted
+        self._singles_left = 0  # messages still to receive one by one, since one of a batch has failed
         self._processed: list[Message] = []  # messages whose COMMIT is not confirmed
-        self._unjudged: dict[_Key, Exception] = {}  # failures that came after the end of their transaction
+        self._pending_failures: dict[_Key, Exception] = {}  # failures after the end of their transaction
         self._last_swept = -math.inf
         self._suspects: set[_Key] = set()  # messages whose connection was lost while they were processed
 
     async def take(self, connection: AsyncDirectConnection, operation: Receive, procedure: Procedure) -> int:
-        """Receive and process messages. Return how many were processed or put back; 0 if there is none to take.
+        """Receive and process messages. Return the number processed or put back; 0 if the queue has none.
 
         If the connection is closed afterwards, it was lost while processing, and the messages are in the queue again.
         """
-        if self._one_by_one:
-            self._one_by_one -= 1
+        if self._singles_left:
+            self._singles_left -= 1
             operation = operation.of_one
         messages: list[Message] = []
         is_processed = False
@@ -111,21 +116,24 @@ class AsyncFailureHandler:
                             await self._succeeded(transaction, messages)
                     is_processed = bool(messages)
         except (psycopg.Error, ServiceBrokerError) as problem:
-            if not await self._is_of_a_message(connection, problem, is_processed=is_processed):
+            if not await self._is_fault_of_messages(connection, problem, is_processed=is_processed):
                 raise
         return len(messages) or len(self._processed)
 
     async def commit(self, connection: AsyncDirectConnection) -> None:
-        """Send the last COMMIT, which would have travelled with the next RECEIVE."""
+        """Send the deferred COMMIT, since no RECEIVE follows."""
         try:
             async with AsyncTransaction(self._database, connection):
                 pass
         except (psycopg.Error, ServiceBrokerError) as problem:
-            if not await self._is_of_a_message(connection, problem, is_processed=False):
+            if not await self._is_fault_of_messages(connection, problem, is_processed=False):
                 raise
 
     async def sweep(self, connection: AsyncDirectConnection) -> None:
-        """If no message is left, forget the failures of messages that others have processed; at most once a second."""
+        """Delete failure records of messages that other readers have processed; at most once a second.
+
+        The caller has found the queue empty.
+        """
         now = time.monotonic()
         if now >= self._last_swept + _SWEEP_INTERVAL_S:
             self._last_swept = now
@@ -137,12 +145,12 @@ class AsyncFailureHandler:
     async def _process_groups(
         self, transaction: AsyncTransaction, turns: list[AsyncGroupTurn], procedure: Procedure
     ) -> None:
-        """Process one turn after the other, until one has ended the transaction."""
+        """Process the turns in order. Stop if one of them has ended the transaction."""
         succeeded: list[Message] = []
         if self._answers_ends:
             succeeded = await answer_ends(transaction, await self._queue_id(), turns)
-        for place, turn in enumerate(turns):
-            if not await turn.begin(is_first=place == 0):
+        for index, turn in enumerate(turns):
+            if not await turn.begin(is_first=index == 0):
                 continue
             if await self._process(turn, procedure):
                 succeeded += turn.messages
@@ -154,7 +162,7 @@ class AsyncFailureHandler:
     async def _process(self, turn: AsyncTurn, procedure: Procedure) -> bool:
         """Run the procedure on the messages of a turn. Return whether it has succeeded."""
         transaction, messages = turn.transaction, turn.messages
-        failure = self._remembered(messages)
+        failure = self._take_pending(messages)
         stop = StopDetector(exits=self._exits)
         if failure is None:
             try:
@@ -173,75 +181,73 @@ class AsyncFailureHandler:
         if failure is None:
             return True
         if len(self._processed) > len(messages) and is_transaction_conflict(failure):
-            self._one_by_one = len(self._processed)
-            await AsyncTurn(
-                transaction, messages
-            ).put_back()  # put back the messages of all turns: the error undid the whole transaction
+            self._singles_left = len(self._processed)
+            await AsyncTurn(transaction, messages).put_back()  # of all turns: the error undid the whole transaction
             return False
         await turn.undo()
         await self._failed(turn, failure, stop)
         return False
 
     async def _ended_by_procedure(self, transaction: AsyncTransaction, failure: Exception | None) -> None:
-        """Judge a procedure that has ended its transaction, or lost its connection."""
+        """Handle a procedure that has ended its transaction, or lost its connection."""
         if transaction.connection.closed:
             transaction._is_counted = False
             raise InstanceError("The procedure has lost the connection of its transaction.") from failure
         if await transaction._was_rolled_back():
             transaction._is_counted = False
             problem = failure or InstanceError("The procedure has rolled its transaction back.")
-            self._remember(self._processed, problem)
+            self._remember_failure(self._processed, problem)
         elif failure is not None:
             raise failure
 
-    async def _is_of_a_message(
+    async def _is_fault_of_messages(
         self, connection: AsyncDirectConnection, problem: Exception, *, is_processed: bool
     ) -> bool:
-        """Return whether an error outside of the procedure is the fault of messages, and remember it for the policy.
+        """Return whether messages caused an error outside of the procedure; if so, remember it for the policy.
 
-        `is_processed`: the error came at the end of their transaction, not within.
+        `is_processed`: the error came at the end of their transaction, after the procedure.
         """
         poison, messages = self._database.instance.poison, self._processed
         if connection.closed:
             poison.forget_commit(connection)
-            return bool(messages) and self._suspect(messages, problem)
-        if is_processed or poison.forget_commit(connection):  # this COMMIT was refused, or the one sent with RECEIVE
-            self._remember(messages, problem)
+            return bool(messages) and self._note_lost(messages, problem)
+        if is_processed or poison.forget_commit(connection):  # this COMMIT, or the deferred one, was refused
+            self._remember_failure(messages, problem)
             return True
         if len(messages) > 1 and is_transaction_conflict(
             problem
-        ):  # the fault of another transaction, or of one message
-            self._one_by_one = len(messages)
+        ):  # caused by another transaction, or by one of the messages
+            self._singles_left = len(messages)
             return True
         return False
 
-    def _suspect(self, messages: list[Message], problem: Exception) -> bool:
-        """Suspect the messages of a lost connection; the second loss in a row of one message is its failure."""
+    def _note_lost(self, messages: list[Message], problem: Exception) -> bool:
+        """Note the messages of a lost connection. The second loss in a row of one message is its failure."""
         keys = {_key(message) for message in messages}
         if len(keys) == 1 and keys <= self._suspects:
-            self._remember(messages, problem)
+            self._remember_failure(messages, problem)
         else:
-            self._one_by_one = len(keys)
+            self._singles_left = len(keys)
         self._suspects |= keys
         return True
 
-    def _remember(self, messages: list[Message], problem: Exception) -> None:
-        """Remember, for the policy, that the transaction of these messages was undone."""
-        report(_LOG, logging.INFO, "%s: the transaction of a message was undone: %s", self._queue, told(problem))
-        if len(messages) > 1:  # take them singly, to find the one that fails
-            self._one_by_one = len(messages)
+    def _remember_failure(self, messages: list[Message], problem: Exception) -> None:
+        """Remember, for the policy, that the transaction of these messages was rolled back."""
+        report(_LOG, logging.INFO, "%s: the transaction of a message was rolled back: %s", self._queue, told(problem))
+        if len(messages) > 1:  # receive them one by one, to find the message that fails
+            self._singles_left = len(messages)
             return
-        self._unjudged[_key(messages[0])] = problem
-        while len(self._unjudged) > _MAX_UNJUDGED:
-            del self._unjudged[next(iter(self._unjudged))]
+        self._pending_failures[_key(messages[0])] = problem
+        while len(self._pending_failures) > _MAX_PENDING_FAILURES:
+            del self._pending_failures[next(iter(self._pending_failures))]
 
-    def _remembered(self, messages: list[Message]) -> Exception | None:
-        if not self._unjudged or len(messages) > 1:
+    def _take_pending(self, messages: list[Message]) -> Exception | None:
+        if not self._pending_failures or len(messages) > 1:
             return None
-        return self._unjudged.pop(_key(messages[0]), None)
+        return self._pending_failures.pop(_key(messages[0]), None)
 
     async def _succeeded(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
-        """Forget the failures of these messages, and let the COMMIT travel with the next RECEIVE."""
+        """Delete the failure records of these messages, and defer COMMIT to the next RECEIVE."""
         failed = self._failing.intersection(message.conversation_handle for message in messages)
         if failed:
             await transaction._do(self._engine.forget_failures(list(failed)))
@@ -250,54 +256,54 @@ class AsyncFailureHandler:
         await transaction._let_commit_travel()
 
     async def _failed(self, turn: AsyncTurn, problem: Exception, stop: StopDetector) -> None:
-        if len(turn.messages) > 1:  # take them singly, to find the one that fails
-            self._one_by_one = len(turn.messages)
+        if len(turn.messages) > 1:  # receive them one by one, to find the message that fails
+            self._singles_left = len(turn.messages)
             await turn.put_back()
             return
         (message,), transaction = turn.messages, turn.transaction
         self._suspects.discard(_key(message))
         now, text = self._database.instance.clock(), told(problem)
-        before = await transaction._do(self._engine.find_failures(message)) or FailureRecord(0, now, text)
-        known = before._replace(failures=before.failures + 1)
-        failure = Failure(message, problem, known.failures, known.first_failed_at, known.first_error, now)
+        previous = await transaction._do(self._engine.find_failures(message)) or FailureRecord(0, now, text)
+        record = previous._replace(failures=previous.failures + 1)
+        failure = Failure(message, problem, record.failures, record.first_failed_at, record.first_error, now)
         verdict = self._judge(failure, stop)
         if isinstance(verdict, Retry):
             self._failing.add(message.conversation_handle)
             queue_id = await self._queue_id()
-            await turn.put_back(self._engine.track_failure(queue_id, message, known, text, float(verdict.after)))
+            await turn.put_back(self._engine.track_failure(queue_id, message, record, text, float(verdict.after)))
             if transaction._was_put_back:
                 await finish(self._sweep_now(transaction.connection))
             return
         try:
-            await self._carry_out(transaction, failure, known, verdict)
+            await self._carry_out(transaction, failure, record, verdict)
         except ServiceBrokerError as refused:
             if transaction._has_finished() or (isinstance(refused, BrokerError) and refused.number == _DEADLOCK_ERROR):
                 raise
-            said = "%s: a message is set aside, since %s failed: %s"
-            report(_LOG, logging.ERROR, said, self._queue, verdict, refused)
+            text_format = "%s: a message becomes a dead letter, since %s failed: %s"
+            report(_LOG, logging.ERROR, text_format, self._queue, verdict, refused)
             await turn.undo()
-            await self._carry_out(transaction, failure, known, SetAside())
+            await self._carry_out(transaction, failure, record, SetAside())
 
     def _judge(self, failure: Failure, stop: StopDetector) -> Verdict:
-        """Return the verdict of the policy; if the policy itself fails, that of the default policy."""
+        """Return the verdict of the policy. If the policy raises an exception, use the default policy."""
         try:
             return checked_verdict(self._policy(failure))
         except BaseException as problem:
             if stop.is_stop(problem):
                 raise
-            text = "%s: the policy has failed (%s), so the default policy decides"
-            report(_LOG, logging.ERROR, text, self._queue, told(problem), exc_info=problem)
+            text_format = "%s: the policy has failed (%s), so the default policy decides"
+            report(_LOG, logging.ERROR, text_format, self._queue, told(problem), exc_info=problem)
             return by_default(failure)
 
     async def _carry_out(
-        self, transaction: AsyncTransaction, failure: Failure, known: FailureRecord, verdict: Verdict
+        self, transaction: AsyncTransaction, failure: Failure, record: FailureRecord, verdict: Verdict
     ) -> None:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
         if is_of_schedule(message):
             firing = await transaction.run(TakeTurn.of(message))  # undone with the handler's work
             message = (firing and firing.given(message)) or message
-            if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and goes on
+            if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and continues
                 verdict = SetAside()
         await transaction._do(self._engine.forget_failures([message.conversation_handle]))
         self._failing.discard(message.conversation_handle)
@@ -305,7 +311,7 @@ class AsyncFailureHandler:
             await transaction.end_conversation(message.conversation_handle, error=(verdict.code, verdict.description))
         elif isinstance(verdict, SetAside):
             queue_id, text, trace = await self._queue_id(), told(failure.error), traceback_of(failure.error)
-            await transaction._do(self._engine.set_aside(queue_id, message, known, text, trace))
+            await transaction._do(self._engine.set_aside(queue_id, message, record, text, trace))
         elif isinstance(verdict, Reply):
             await _reply(transaction, message.conversation_handle, verdict)
 
@@ -320,17 +326,17 @@ async def _reply(transaction: AsyncTransaction, handle: UUID, reply: Reply) -> N
     except BrokerError as refused:
         if refused.number not in _UNANSWERABLE:
             raise
-        _LOG.warning("a message that failed is ignored, since its sender cannot be answered: %s", refused)
+        _LOG.warning("A failed message is ignored, since its sender cannot be answered: %s", refused)
 
 
 def _key(message: Message) -> _Key:
-    """Return the key that a message still has when it is received again."""
+    """Return a key of the message that is the same when the message is received again."""
     return message.conversation_handle, message.message_sequence_number, message.message_type_id
 
 
 @contextmanager
 def _uncounted_if_lost(transaction: AsyncTransaction) -> Iterator[None]:
-    """Do not count a lost connection for poison detection: the policy decides if the message loses another one."""
+    """Exclude a lost connection from poison detection: if it happens twice to a message, the policy decides."""
     try:
         yield
     finally:

@@ -1,4 +1,7 @@
-"""Statements of the master key, as a database runs them."""
+"""Statements of a database's master key: create, open, close, alter, regenerate, drop.
+
+The key is stored encrypted by one or more passwords and, by default, by the service master key of the key folder.
+"""
 
 from __future__ import annotations
 
@@ -75,16 +78,16 @@ async def _add_master_key_password(database: AsyncDatabase, operation: AddMaster
 async def _drop_master_key_password(database: AsyncDatabase, operation: DropMasterKeyPassword) -> None:
     checked_password("PASSWORD", operation.password)
     stored_key = await database._alone(master_keys.require_master_key(database.user))
-    left = [
+    remaining = [
         sealed
         for sealed in stored_key.by_passwords
         if await in_thread(unseal_by_password, operation.password, sealed, MASTER_KEY) is None
     ]
-    if not left or len(left) == len(stored_key.by_passwords):
+    if not remaining or len(remaining) == len(stored_key.by_passwords):
         raise BrokerError(15558, "the encryption of the master key", "this password")
     if database._opened_master_key is not None:
-        database._opened_master_key = (left[0], database._opened_master_key[1])
-    await database._alone(master_keys.set_password_encryption(database.user, left))
+        database._opened_master_key = (remaining[0], database._opened_master_key[1])
+    await database._alone(master_keys.set_password_encryption(database.user, remaining))
 
 
 async def _regenerate_master_key(database: AsyncDatabase, operation: RegenerateMasterKey) -> None:
@@ -104,14 +107,14 @@ async def _regenerate_master_key(database: AsyncDatabase, operation: RegenerateM
         folder = await database.instance.key_folder()
         sealed = seal(await in_thread(folder.ensure_service_master_key), new, MASTER_KEY)
 
-    def renew(secret: bytes, about: str) -> bytes | None:
-        clear = None if old is None else unseal(old, secret, about)
+    def encrypt_again(secret: bytes, purpose: str) -> bytes | None:
+        clear = None if old is None else unseal(old, secret, purpose)
         if clear is None and not operation.force:
             raise BrokerError(15329, "master key")
-        return None if clear is None else seal(new, clear, about)
+        return None if clear is None else seal(new, clear, purpose)
 
     key = MasterKey(by_password, sealed)
-    await database._alone(master_keys.regenerate_master_key(database.user, key, renew))
+    await database._alone(master_keys.regenerate_master_key(database.user, key, encrypt_again))
     database._opened_master_key = (by_password, new)
 
 
@@ -121,10 +124,10 @@ async def _drop_master_key(database: AsyncDatabase, operation: DropMasterKey) ->
 
 
 async def find_master_key(database: AsyncDatabase) -> bytes:
-    """Return the master key in clear.
+    """Return the master key in clear, from OPEN MASTER KEY or by the service master key.
 
     Raises:
-        BrokerError: 15581 there is none, or nothing opens it, 15247.
+        BrokerError: 15581 there is no master key, or it is not open; 15247 no permission.
     """
     stored_key = await database._alone(master_keys.require_master_key(database.user))
     if database._opened_master_key is not None and database._opened_master_key[0] == stored_key.by_password:

@@ -1,4 +1,4 @@
-"""The network of an instance as methods: its endpoint, its certificates, and who its peers are."""
+"""Methods of an instance for its network: endpoint, transport certificates, logins, and budgets of peers and roles."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ T = TypeVar("T")
 
 
 class AsyncNetwork(ABC):
-    """CREATE, ALTER and DROP ENDPOINT; the certificates of the transport; logins, and what is granted to them.
+    """CREATE, ALTER and DROP of the endpoint, transport certificates and logins; permissions of logins; budgets.
 
-    All of it is for roles of PostgreSQL with the rights of the schema's owner (15247). `servicebroker serve` follows
+    The PostgreSQL role needs the rights of the schema's owner (15247 otherwise). `servicebroker serve` applies a change
     within a second.
     """
 
@@ -69,15 +69,15 @@ class AsyncNetwork(ABC):
         """Return the broker database of that name."""
 
     async def run(self, operation: Operation[T]) -> T:
-        """Run an operation of the whole instance, one of `servicebroker.operations`. Each method of one does this.
+        """Run an operation of `servicebroker.operations` that concerns the whole instance.
 
         Raises:
-            BrokerError: as that method; 402 what is no operation of an instance.
+            BrokerError: as the method with the operation's name; 402 it is no operation of an instance.
         """
         kind: Any = type(operation)
         run = _RUNNERS.get(kind, _alone if kind in _STEPS else None)
         if run is None:
-            raise BrokerError(402, "operation", shown(operation), "an instance's, of servicebroker.operations")
+            raise BrokerError(402, "operation", shown(operation), "one for the whole instance; use database.run")
         result: T = await run(self, operation)
         return result
 
@@ -114,13 +114,13 @@ class AsyncNetwork(ABC):
     backup_certificate = operated(operations.BackupCertificate)
 
     async def accept_certificate(self, name: str) -> Accepted:
-        """Believe what the peer with that certificate claims to be, and its owner's other certificates with it.
+        """Accept the identity that the peer with this certificate claims, for all certificates of their owner.
 
-        It is about instances that somebody else claims too, and about addresses at which somebody else has answered
-        before. From then on the others are not believed to be that.
+        Use this if two peers claim to be the same instance, or if a peer answers at an address where another peer
+        answered before. The claims of the other peers are rejected from then on.
 
         Returns:
-            The instances and the addresses; neither, when nobody claims anything of it.
+            The accepted instances and addresses; empty if the peer has no disputed claim.
 
         Raises:
             BrokerError: 15151 no such certificate of a peer, 15247.
@@ -128,15 +128,15 @@ class AsyncNetwork(ABC):
         return await self._administer(known_peers.accept(name, self.clock()))
 
     async def set_peer_budget(self, name: str, amounts: Mapping[str, int] | None) -> Budget:
-        """Set how much of this instance the owner of a peer's certificate may use at a time.
+        """Limit the resources of this instance that a peer, the owner of a certificate, may use at a time.
 
         Args:
-            name: of the certificate.
-            amounts: by resource, a field of `Budget`; resources left out stay as they are. None restores the default
-                of all.
+            name: the name of the certificate.
+            amounts: a number for each resource, a field of `Budget`. Omitted resources stay unchanged. None restores
+                all defaults.
 
         Returns:
-            The whole budget of the owner. The daemon goes by it within a second.
+            The whole budget of the owner. The daemon applies it within a second.
 
         Raises:
             BrokerError: 15151 no such certificate of a peer, 402 no such resource or an impossible amount, 15247.
@@ -144,13 +144,14 @@ class AsyncNetwork(ABC):
         return await self._administer(budgets.set_budget(name, amounts))
 
     async def set_role_budget(self, role: str, amounts: Mapping[str, int] | None) -> RoleBudget:
-        """Set how much a restricted role may use.
+        """Limit the resources that a restricted role may use.
 
-        A BEGIN DIALOG or SEND beyond that is refused (10928) until others have received, or conversations have ended.
+        A BEGIN DIALOG or SEND over the limit is refused (10928), until messages are received or conversations end.
 
         Args:
             role: the PostgreSQL role, which was granted rights.
-            amounts: by resource, a field of `RoleBudget`; resources left out stay as they are. None removes all limits.
+            amounts: a number for each resource, a field of `RoleBudget`. Omitted resources stay unchanged. None removes
+                all limits.
 
         Returns:
             The whole budget of the role.
@@ -161,7 +162,7 @@ class AsyncNetwork(ABC):
         return await self._administer(budgets.set_role_budget(role, amounts))
 
     async def _administer(self, steps: Steps[T]) -> T:
-        """Run DDL of the instance, one definition at a time."""
+        """Run DDL of the instance, under the lock of the catalog."""
 
         def checked() -> Steps[T]:
             yield from logins.demand_administrator()
@@ -172,7 +173,7 @@ class AsyncNetwork(ABC):
             return await run_alone(connection, checked())
 
 
-# ---------------------------------------------------------------- how its operations run
+# ---------------------------------------------------------------- runners of operations
 
 _STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = {
     operations.AlterEndpoint: network_endpoints.alter_endpoint,
@@ -189,7 +190,7 @@ _STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = 
 
 
 async def _alone(instance: AsyncNetwork, operation: Any) -> Any:
-    """Run it in one transaction."""
+    """Run a definition in one transaction."""
     return await instance._administer(_STEPS[type(operation)](operation, instance.clock()))
 
 
@@ -198,7 +199,7 @@ async def _drop_database(instance: AsyncNetwork, operation: operations.DropDatab
 
 
 async def drop_database(database: AsyncDatabase, operation: operations.DropDatabase) -> None:
-    """Run DROP DATABASE, as who works in the database."""
+    """Run DROP DATABASE as the user of `database`."""
     termination = checked_termination(operation.rollback_after is None, operation.rollback_after)
     in_use, number = BrokerError(3702, database.name), database.database_id
     await database._define_alone(lambda: databases.drop_database(number), operation.permission, termination, in_use)
@@ -227,7 +228,7 @@ async def _create_certificate(instance: AsyncNetwork, operation: operations.Crea
     pem = await _key_file(key, facts, password)
     by_password = password is not None
     folder = await instance.key_folder()
-    is_new = not folder.file(facts.thumbprint).exists()  # else the certificate is here, or an attempt was cut
+    is_new = not folder.file(facts.thumbprint).exists()  # else the certificate exists, or an attempt was interrupted
     if is_new:
         await in_thread(folder.write, facts.thumbprint, pem)
     try:
@@ -246,7 +247,7 @@ async def _create_certificate(instance: AsyncNetwork, operation: operations.Crea
 async def _issue(
     instance: AsyncNetwork, operation: operations.CreateTransportCertificate
 ) -> tuple[Facts, PrivateKey | None]:
-    """Make a new certificate of this instance, signed by the one before it."""
+    """Create a certificate of this instance, signed with the key of its predecessor."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
     expiry = a_year_after(start) if operation.expiry_date is None else operation.expiry_date
     own = await instance._administer(transport_certificates.find_identity())
@@ -262,7 +263,7 @@ async def _issue(
 
 
 async def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
-    """Read the certificate in a file, and the private key in another file, if one is given."""
+    """Read a certificate from its file, and its private key, if the operation names a file for it."""
     assert operation.file is not None
     facts = read(await in_thread(read_file, operation.file))
     if operation.private_key_file is None:
@@ -272,7 +273,7 @@ async def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts
 
 
 async def _private_key(instance: AsyncNetwork, certificate: TransportCertificate) -> PrivateKey | None:
-    """Return the private key of a certificate of this instance, if its file is here and can be opened; else None."""
+    """Return the private key of a certificate of this instance; None if its file is missing or cannot be opened."""
     with suppress(InstanceError, BrokerError):
         file = (await instance.key_folder()).find(certificate.facts.thumbprint)
         return None if file is None else read_key(await in_thread(read_file, file), None, certificate.facts)
@@ -288,7 +289,7 @@ async def _alter_certificate(instance: AsyncNetwork, operation: operations.Alter
     if not by_password:
         await in_thread(folder.write, certificate.facts.thumbprint, pem)
     await instance._administer(transport_certificates.set_by_password(certificate, by_password))
-    if by_password:  # the daemon cannot open such a file, so the row says so first
+    if by_password:  # the daemon cannot open such a file, so the row must be changed before the file
         await in_thread(folder.write, certificate.facts.thumbprint, pem)
 
 
@@ -307,27 +308,26 @@ async def _backup_certificate(instance: AsyncNetwork, operation: operations.Back
 
 
 async def _open(instance: AsyncNetwork, certificate: TransportCertificate, password: str | None) -> PrivateKey:
-    """Open the private key that is in the key folder."""
+    """Return the private key of a certificate, from the key folder."""
     file = (await instance.key_folder()).find(certificate.facts.thumbprint)
     if file is None:
         raise BrokerError(15556, f"certificate '{certificate.name}'")
     if certificate.by_password:
         password = checked_password("DECRYPTION BY PASSWORD", password)
     elif password is not None:
-        raise BrokerError(15313)
+        raise BrokerError(15313, hint="No password protects the private key: omit the decryption password.")
     return await in_thread(read_key, read_private(file), password, certificate.facts)
 
 
 async def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> bytes:
-    """Return the content of the file of a private key."""
+    """Return the content of a private key's file: the key and its certificate, as PEM."""
     if password is not None:
         checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
     return await in_thread(key_pem, key, password) + as_pem(facts.der)
 
 
-_RUNNERS: Mapping[
-    type[Operation[Any]], Callable[[Any, Any], Awaitable[Any]]
-] = {  # not in one transaction of `_administer`
+# Operations that need more than one transaction of `_administer`; `_alone` runs the others.
+_RUNNERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Awaitable[Any]]] = {
     operations.DropDatabase: _drop_database,
     operations.CreateEndpoint: _create_endpoint,
     operations.CreateTransportCertificate: _create_certificate,

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 ENDED_ON_ITS_CONNECTION = (
     "The transaction was committed or rolled back on its connection: leave the block to end it, and begin another one."
 )
-MOST_SENDS = 1_000  # that wait on a connection
-MOST_BYTES = 8 * 1024 * 1024  # of their bodies
-MOST_DIALOGS = 100  # that wait: the statement searches them for the conversation of each message
+MAX_SENDS = 1_000  # that wait on a connection
+MAX_BYTES = 8 * 1024 * 1024  # of their bodies
+MAX_DIALOGS = 100  # that wait: the statement searches them for the conversation of each message
 
 
 async def send_what_waits(connection: AsyncDirectConnection) -> None:
@@ -69,7 +69,7 @@ class AsyncPipeline:
     @property
     def is_full(self) -> bool:
         """Return whether no further SEND may wait."""
-        return len(self._waiting) >= MOST_SENDS or self._bytes >= MOST_BYTES
+        return len(self._waiting) >= MAX_SENDS or self._bytes >= MAX_BYTES
 
     def wait(self, operation: Send[int]) -> int:
         """Let a SEND wait until the next statement on the connection. Return its place."""
@@ -140,7 +140,7 @@ class AsyncWaitingDialogs:
         dialog = engine.defer_begin(operation, group) if self._may_wait() else None
         if dialog is None:
             return []
-        if self._dialogs and (engine is not self._engine or len(self._dialogs) >= MOST_DIALOGS):
+        if self._dialogs and (engine is not self._engine or len(self._dialogs) >= MAX_DIALOGS):
             await send_what_waits(self._connection)
         self._engine = engine
         self._dialogs[dialog.identity.handle] = dialog
@@ -152,7 +152,7 @@ class AsyncWaitingDialogs:
         if send is None:
             return []
         size = sum(len(content or b"") for content in send.contents)
-        if size > MOST_BYTES or len(send.contents) > MOST_SENDS:
+        if size > MAX_BYTES or len(send.contents) > MAX_SENDS:
             return []
         if self._sends and not dialog.travels_with(self._sends[0].dialog):
             self._connection.pending.verbs = self._leave_with_messages
@@ -162,7 +162,7 @@ class AsyncWaitingDialogs:
         self._sends.append(send)
         self._messages += len(send.contents)
         self._bytes += size
-        if self._messages >= MOST_SENDS or self._bytes >= MOST_BYTES:
+        if self._messages >= MAX_SENDS or self._bytes >= MAX_BYTES:
             await send_what_waits(self._connection)
         return [send.number]
 

@@ -1,4 +1,7 @@
-"""Counting rollbacks: once for each open instance, outside of every transaction, since a ROLLBACK undoes a count."""
+"""Automatic poison detection: count the rollbacks of receiving transactions, in the memory of each open instance.
+
+A count in a table would be undone by the ROLLBACK that it counts.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,16 @@ Connections = Callable[[], AbstractAsyncContextManager[psycopg.AsyncConnection[A
 
 
 class PoisonDetector:
-    """Automatic poison detection: disable a queue after five rollbacks in a row.
+    """Disables a queue after five rollbacks in a row of transactions that received from it.
 
-    `connections` lends a connection without an open transaction.
+    A COMMIT may be deferred to the next statement on its connection, so its outcome may be unconfirmed for a while.
+
+    Args:
+        connections: lends a connection without an open transaction.
+        clock: returns the time of events.
+        disable: returns the steps that disable a queue.
+        events: records the event of a disabled queue.
+        tally: counts rollbacks.
     """
 
     def __init__(
@@ -50,24 +60,24 @@ class PoisonDetector:
         self._unconfirmed: dict[psycopg.AsyncConnection[Any], set[tuple[int, int]]] = {}
 
     def share(self, other: Any) -> None:
-        """Count together with the detector of another form of the same instance."""
+        """Share counts and events with the detector of `other`: the same instance, for threads and for asyncio."""
         self._events, self._rollbacks, self._lock = other._events, other._rollbacks, other._lock
 
     def took(self, transaction: int, queue_id: int) -> None:
-        """Note that a transaction of this process took messages. It reports its end, unless the process dies."""
+        """Note that a transaction of this process received. Does nothing here: the transaction reports its end."""
 
     def received(self, transaction: int, queues: Iterable[int]) -> None:
-        """Note that a transaction, which others end, took messages from these queues."""
+        """Note that a transaction received from these queues. Its outcome is queried later (`resolve_outcomes`)."""
         with self._lock:
             self._rollbacks.received(transaction, queues)
 
     def committed(self, queues: Iterable[int]) -> None:
-        """Note that a transaction which took messages was committed."""
+        """Note that a transaction that received from these queues was committed."""
         with self._lock:
             self._rollbacks.committed(queues)
 
     async def rolled_back(self, connection: psycopg.AsyncConnection[Any], queues: Iterable[int]) -> None:
-        """Count the rollback of a transaction that took messages; `connection` is free now."""
+        """Count the rollback of a transaction that received from these queues. `connection` has no open transaction."""
         with self._lock:
             reached = self._rollbacks.rolled_back(queues)
         for queue_id in reached:
@@ -79,24 +89,27 @@ class PoisonDetector:
                 await self._disable(connection, queue_id)
 
     def commit_deferred(self, connection: psycopg.AsyncConnection[Any], taken: set[tuple[int, int]]) -> None:
-        """Note what a transaction took, by its id and queue. Its COMMIT goes with the connection's next statement."""
+        """Note a deferred COMMIT, which is sent with the next statement on the connection.
+
+        `taken` are the transaction ids and queues of its RECEIVEs.
+        """
         self._unconfirmed[connection] = taken
 
     def commit_confirmed(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Note that this COMMIT was done."""
+        """Note that the deferred COMMIT succeeded."""
         self.committed({queue_id for _, queue_id in self._unconfirmed.pop(connection, ())})
 
     def commit_unknown(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """When the connection is given back, note a COMMIT whose end is unknown, so that `judge` asks for it."""
+        """Note that the outcome of a deferred COMMIT is unknown, so that `resolve_outcomes` queries it."""
         for transaction, queue_id in self._unconfirmed.pop(connection, ()):
             self.received(transaction, [queue_id])
 
     def forget_commit(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Forget a COMMIT that travelled and failed; its rollback does not count. Return whether there was one."""
+        """Forget a deferred COMMIT that failed; its rollback does not count. Return whether there was one."""
         return self._unconfirmed.pop(connection, None) is not None
 
     async def resolve_if_due(self, queue_id: int) -> None:
-        """Before a RECEIVE, ask how transactions have ended, if that may have disabled the queue."""
+        """Query unknown outcomes before a RECEIVE, if they may bring the queue to the limit of rollbacks."""
         with self._lock:
             due = self._rollbacks.is_due(queue_id)
         if due:
@@ -105,18 +118,18 @@ class PoisonDetector:
                     await self.resolve_outcomes(connection)
 
     async def resolve_outcomes(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Ask the server for the end of transactions whose end is unknown."""
+        """Query the outcomes of transactions from the server, and disable queues that have reached the limit."""
         with self._lock:
             pending = self._rollbacks.pending()
         try:
-            found = await run(connection, find_outcomes(pending)) if pending else {}
+            outcomes = await run(connection, find_outcomes(pending)) if pending else {}
         except psycopg.Error as problem:
             _LOG.debug("poison detection: %s", problem)
             return
-        if undone := list(found.values()).count("aborted"):
-            self._tally.add(ROLLBACKS, undone)
+        if rollbacks := list(outcomes.values()).count("aborted"):
+            self._tally.add(ROLLBACKS, rollbacks)
         with self._lock:
-            reached = self._rollbacks.ended(found)
+            reached = self._rollbacks.ended(outcomes)
         for queue_id in reached:
             await self._disable(connection, queue_id)
 

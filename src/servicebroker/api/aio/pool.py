@@ -1,9 +1,10 @@
-"""Conversations that are reused by many sends and recycled after a while.
+"""A pool of conversations: many sends reuse a conversation, until a new one replaces it.
 
 The rules: docs/reference/rules.md#recycled-conversations.
 
-The sender takes its session's row and then the conversation. What comes back is answered in two steps: RECEIVE only
-notes it, since it may hold endpoints whose timers it has fired; a transaction of its own then takes the row first.
+**Lock order.** The sender locks the pool's row of its key, then the conversation. RECEIVE may lock endpoints first: it
+fires their timers. So messages that come back are handled in two transactions: `note` stores them in the transaction
+of the RECEIVE, and `recycle` then locks the row first.
 """
 
 from __future__ import annotations
@@ -31,30 +32,33 @@ Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[obj
 
 END_OF_STREAM = "EndOfStream"
 MAX_ATTEMPTS = 10  # conversations that one SEND tries
-_UNUSABLE = {8426, 8429}  # the conversation is gone, or nothing can be sent there any more
+_UNKNOWN_CONVERSATION_ERROR = 8426
+_UNUSABLE = {8426, 8429}  # the conversation does not exist, or no message can be sent on it any more
 
 
 class AsyncConversationPool:
-    """One conversation for each key, from one service to another; each is ended after a time and replaced.
+    """A pool of conversations from one service to another: one for each key, replaced after a time.
 
-    Of the transactions that send with the same key one runs at a time. The target is told by a message of the type
-    `end_of_stream` (EMPTY, sent by the initiator), which is the last of its conversation, and ends it; `target` makes a
-    procedure that does so. `answer` must run somewhere: it tells the target when a time is over, and ends this side.
+    Transactions that send with the same key run one after the other. The last message of a conversation has the type
+    `end_of_stream` (EMPTY, sent by the initiator). The target ends its side when it receives that message; `target`
+    makes a procedure for this. A program must call `answer` repeatedly: it sends `end_of_stream` when the time of a
+    conversation has passed, and ends this side.
 
     Args:
-        database: where `from_service` is.
-        from_service: the initiator.
-        to_service: the target's name.
-        contract: of the conversations; it must allow `end_of_stream`.
-        end_of_stream: the message type that ends a stream.
-        seconds: how long a conversation is used, 1 or more.
-        messages: after how many messages it is replaced even before; None for any number.
-        conversations: take turns over so many; None: a sender that names no key has one for its connection.
+        database: the database of `from_service`.
+        from_service: the initiating service.
+        to_service: the name of the target service.
+        contract: the contract of the conversations; it must allow `end_of_stream`.
+        end_of_stream: the message type of a conversation's last message.
+        seconds: replace a conversation after this time, 1 or more.
+        messages: replace a conversation after this many messages, too; None for no limit.
+        conversations: senders without a key take turns over this many conversations. None: one conversation for each
+            connection.
         broker_instance: as for `begin_dialog`.
         encryption: as for `begin_dialog`.
 
     Raises:
-        BrokerError: 402 a number that is none, or not 1 or more.
+        BrokerError: 402 an argument is not a number, or is less than 1.
     """
 
     def __init__(
@@ -97,21 +101,21 @@ class AsyncConversationPool:
         *,
         key: str | None = None,
     ) -> UUID:
-        """SEND on the conversation of the key, a new one when there is none or it cannot be used; returns its handle.
+        """SEND on the conversation of the key; begin one if there is none or it is unusable. Returns its handle.
 
-        Messages with the same key keep their order within each conversation. A transaction that sends with several
-        keys should do so in the order of the keys, as every other should: else two can be each other's deadlock.
+        Messages with the same key keep their order within each conversation. If transactions send with several keys,
+        all of them should use the keys in the same order. Otherwise two transactions can deadlock.
 
         Raises:
             BrokerError: as `send` and `begin_dialog`.
-            InstanceError: no transaction is open, or ten conversations in a row could not be used.
+            InstanceError: no transaction is open, or ten conversations in a row were unusable.
         """
         return await self._send(transaction, key, 1, lambda handle: transaction.send(handle, message_type, body))
 
     async def send_batch(
         self, transaction: AsyncJoinedTransaction, message_type: str, bodies: Sequence[Body], *, key: str | None = None
     ) -> UUID:
-        """SEND many messages on the conversation of the key, in their order; returns its handle.
+        """SEND many messages, in order, on the conversation of the key. Returns its handle.
 
         Raises:
             BrokerError: as `send_batch` and `begin_dialog`.
@@ -122,65 +126,65 @@ class AsyncConversationPool:
         )
 
     async def end_streams(self) -> None:
-        """End the stream of every conversation in use: each sender's next message opens another one."""
+        """Send `end_of_stream` on every conversation in use. The next message of each sender begins a new one."""
         for handle in await self.database._do(recycling.find_conversations(self._address)):
             async with self.database.transaction() as transaction:
                 await self._end_stream(transaction, handle)
 
     async def answer(self, *, wait: float = 0.0) -> int:
-        """Take what came back on the pool's conversations and answer it; returns how many messages.
+        """Receive and handle the messages that came back on the pool's conversations. Returns their number.
 
-        A DialogTimer ends the stream, an EndDialog and an Error end this side; Errors are kept for `errors`. A pool
-        takes no other messages of the queue. A service that gets replies needs a procedure of its own, with `note` for
-        these three kinds and `recycle` after its COMMIT.
+        For a DialogTimer, send `end_of_stream`. For an EndDialog or an Error, end this side; `errors` returns the
+        Errors. Other messages are refused. A service that gets replies needs a procedure of its own, which calls
+        `note` for these three kinds, and `recycle` after its COMMIT.
 
         Args:
-            wait: seconds to wait for a message before it ends; float("inf") for ever.
+            wait: seconds to wait for a message before this returns; float("inf") for ever.
 
         Raises:
             BrokerError: as `receive`, 15151 no such service.
-            InstanceError: there is a message of another kind; it stays in the queue.
+            InstanceError: a message of another kind came; it stays in the queue.
         """
         check_wait(wait)
         queue = await self.database._do(recycling.find_queue(self._address.database_id, self._address.from_service))
         done = 0
-        await self.recycle()  # messages that a process noted before it died
+        await self.recycle()  # messages that a dead process has noted
         while taken := await self._take(queue, wait):
             done += taken
             await self.recycle()
         return done
 
     async def note(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
-        """Keep the DialogTimer, EndDialog and Error messages of a RECEIVE in its transaction, for `recycle`.
+        """Store DialogTimer, EndDialog and Error messages for `recycle`, in the transaction that received them.
 
         Raises:
-            InstanceError: there is a message of another kind.
+            InstanceError: one of the messages is of another kind.
         """
         for message in messages:
             if not (message.is_timer or message.is_end_dialog or message.is_error):
                 raise InstanceError(
                     f"A message of the type '{message.message_type_name}' came back on a conversation of a pool: "
-                    "receive in a procedure of your own and give `note` the system messages only."
+                    "receive in a procedure of your own, and pass only the system messages to `note`."
                 )
         await transaction._do(recycling.store_answers(self._address.database_id, messages))
 
     async def recycle(self) -> int:
-        """Answer the noted messages, each in a transaction of its own. Returns their number."""
+        """Handle the messages stored by `note`, each in a transaction of its own. Returns their number."""
         done = 0
         while await self._recycle_one():
             done += 1
         return done
 
     async def errors(self) -> list[ConversationError]:
-        """Return the last thousand Errors that ended conversations of this initiator's pools, oldest first."""
+        """Return the last 1,000 Errors of conversations from `from_service` in any pool, oldest first."""
         return await self.database._do(recycling.find_errors(self._address.database_id, self._address.from_service))
 
     @staticmethod
     def target(procedure: Procedure, *, end_of_stream: str = END_OF_STREAM) -> Procedure:
-        """Make a procedure for the target's `process`: it runs yours on messages and ends conversations that are over.
+        """Return a procedure for `process` at the target: it calls `procedure`, and ends finished conversations.
 
-        Yours gets what RECEIVE took but for `end_of_stream`, EndDialog and Error, each of which ends this side of its
-        conversation.
+        `procedure` gets the received messages except for `end_of_stream`, EndDialog and Error. Each of these three
+        ends this side of its conversation.
 
         Raises:
             BrokerError: 402 `procedure` cannot be called.
@@ -188,11 +192,11 @@ class AsyncConversationPool:
         check_procedure(procedure, may_be_async=IS_ASYNC)
 
         async def run(transaction: AsyncTransaction, messages: list[Message]) -> None:
-            over = [m for m in messages if m.is_end_dialog or m.is_error or m.message_type_name == end_of_stream]
-            rest = [m for m in messages if m not in over]
-            if rest:
-                check_result(await procedure(transaction, rest))
-            for handle in dict.fromkeys(m.conversation_handle for m in over):
+            ended = [m for m in messages if m.is_end_dialog or m.is_error or m.message_type_name == end_of_stream]
+            others = [m for m in messages if m not in ended]
+            if others:
+                check_result(await procedure(transaction, others))
+            for handle in dict.fromkeys(m.conversation_handle for m in ended):
                 await transaction.end_conversation(handle)
 
         return run
@@ -223,7 +227,9 @@ class AsyncConversationPool:
                 return handle
             await transaction._do(recycling.unassign(handle, messages))
             handle = None
-        raise InstanceError(f"Nothing could be sent on {MAX_ATTEMPTS} conversations in a row: {refused}") from refused
+        raise InstanceError(
+            f"SEND failed on {MAX_ATTEMPTS} conversations in a row, at last with: {refused}"
+        ) from refused
 
     def _session(self, transaction: AsyncJoinedTransaction, key: str | None) -> str:
         if key is not None:
@@ -246,14 +252,14 @@ class AsyncConversationPool:
         return handle
 
     async def _end_stream(self, transaction: AsyncJoinedTransaction, handle: UUID) -> None:
-        """Release the row first, so that nobody sends there any more; then tell the target."""
+        """Remove the conversation from the pool, so that no sender uses it any more; then send `end_of_stream`."""
         end_of_stream = await transaction._do(recycling.release(handle))
         if end_of_stream is None:
             return
         try:
             await transaction.send(handle, end_of_stream)
         except BrokerError as refused:
-            if refused.number not in _UNUSABLE:  # the conversation has ended already: no target to tell
+            if refused.number not in _UNUSABLE:  # else the conversation has ended already
                 raise
 
     async def _take(self, queue: str, wait: float) -> int:
@@ -285,5 +291,5 @@ class AsyncConversationPool:
         try:
             await transaction.end_conversation(handle)
         except BrokerError as refused:
-            if refused.number != 8426:  # gone with its broker's identifier, for one
+            if refused.number != _UNKNOWN_CONVERSATION_ERROR:  # removed meanwhile, for example by NEW_BROKER
                 raise

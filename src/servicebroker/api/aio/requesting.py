@@ -120,10 +120,10 @@ async def wait_for_answer(verbs: AsyncVerbs, operation: WaitForAnswer) -> Messag
 
 async def process_late_answers(database: AsyncDatabase, queue: str, procedure: Procedure) -> int:
     """See `Database.process_late_answers`."""
-    found_queue = await database._find(queue)
+    queue_entry = await database._find(queue)
     done = 0
     while True:
-        late = await database._do(database.engine.find_late(found_queue.queue_id))
+        late = await database._do(database.engine.find_late(queue_entry.queue_id))
         taken = 0
         for late_request in late:
             taken += await _handle_late(database, queue, late_request.handle, procedure)

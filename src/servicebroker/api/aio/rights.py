@@ -1,4 +1,4 @@
-"""Methods of an instance that grant, revoke and show the rights of PostgreSQL roles."""
+"""Methods of an instance that grant, revoke and show the rights of restricted PostgreSQL roles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AsyncRights(ABC):
     revoke_rights = operated(operations.RevokeRights)
 
     async def show_rights(self, role: str | None = None) -> list[RoleRights]:
-        """Return the effective rights of a role from PostgreSQL's catalogs; without a name, of all roles with rights.
+        """Return the effective rights of a role, or of all roles with rights, from PostgreSQL's catalogs.
 
         Raises:
             BrokerError: 15007 no such role.

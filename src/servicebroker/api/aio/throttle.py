@@ -1,8 +1,8 @@
-"""The limits of a worker for one reader: its own in this process, and those of all workers of the queue.
+"""The limits of a worker, for one of its readers: local limits in this process, global limits of all processes.
 
-The limits of this process are objects that its readers share. Those of all processes are in the database. A slot is a
-lock of the reader's session, so a process that dies has none. The rate is a row with the time of the next message. Only
-workers that state such a limit ask the server (decision 66).
+The readers of a process share its local rate limit, an object. Global limits are in the database. A slot of the global
+concurrency is an advisory lock of the reader's session, so a process that dies releases it. The global rate is a token
+bucket: a row with the time of the next message. Only workers with a global limit query the server (decision 66).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from servicebroker.store.aio.running import run_alone
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
-MAX_PAUSE_S = 1.0  # a place that another reader takes may be given back at once, as its queue was empty
-SLOT_PAUSE_S = 0.5  # until a reader without a slot tries again: a slot of a process that died is taken within it
+MAX_PAUSE_S = 1.0  # for a token: another reader may return one early, if it finds the queue empty
+SLOT_PAUSE_S = 0.5  # until a reader without a slot tries again, for example after the death of another process
 
 
 def limit_of(worker: Worker) -> RateLimit | None:
     """Return the rate limit that the readers of a worker share in this process; None without one.
 
-    A process does not ask for places of a global rate more often than the rate itself.
+    It also bounds how often a process requests tokens of a global rate.
     """
     rates = [rate for rate in (worker.per_second, worker.global_per_second) if rate is not None]
     return RateLimit(min(rates)) if rates else None
@@ -37,14 +37,14 @@ def limit_of(worker: Worker) -> RateLimit | None:
 def throttle_of(
     database: AsyncDatabase, worker: Worker, limit: RateLimit | None, stop_requested: Event
 ) -> AsyncThrottle | None:
-    """Return the limits for a reader of a worker, None if it has none. `over` ends its pauses."""
+    """Return the limits for a reader of a worker, None if it has none. `stop_requested` ends a pause."""
     if limit is None and worker.global_concurrency is None:
         return None
     return AsyncThrottle(database, worker, limit, stop_requested)
 
 
 class AsyncThrottle:
-    """The limits for one reader, which pauses without a connection until it may receive again or the worker ends."""
+    """The limits for one reader. It pauses without a connection until it may receive again, or the worker stops."""
 
     def __init__(self, database: AsyncDatabase, worker: Worker, limit: RateLimit | None, stop_requested: Event) -> None:
         self._database = database
@@ -53,7 +53,7 @@ class AsyncThrottle:
         self._slots = worker.global_concurrency
         self._slot: int | None = None
         self._interval_s = None if worker.global_per_second is None else 1 / worker.global_per_second
-        self._has_token = False  # one of the global rate, for the next RECEIVE
+        self._has_token = False  # of the global rate, for the next RECEIVE
         self._pause_s = 0.0
 
     async def begin(self, queue_id: int) -> bool:
@@ -71,14 +71,14 @@ class AsyncThrottle:
         return self._has_token
 
     async def end(self, queue_id: int, received: int) -> None:
-        """Count the messages that were received on the place of `begin`: none gives the place back."""
+        """Count the messages received for the token of `begin`. Zero returns the token."""
         if self._interval_s is None or received == 1:
             return
         engine = self._database.engine
         await finish(self._database._do(engine.call("settle_place", queue_id, (received - 1) * self._interval_s)))
 
     async def enter(self, connection: AsyncDirectConnection, queue_id: int) -> bool:
-        """Take a slot for the session. Return False if others have all of them, and the reader is to pause first."""
+        """Take a slot for the session. Return False if no slot is free; the reader then pauses."""
         if self._slots is None:
             return True
         try:
@@ -96,7 +96,7 @@ class AsyncThrottle:
         return self._slot is not None
 
     async def leave(self, connection: AsyncDirectConnection, queue_id: int) -> None:
-        """Release the slot. A session that cannot is closed, which releases it too."""
+        """Release the slot. If that fails, close the session, which releases it too."""
         slot, self._slot = self._slot, None
         if slot is None or connection.closed:
             return
@@ -106,14 +106,14 @@ class AsyncThrottle:
             await connection.close()
 
     def take(self) -> bool:
-        """Take the place of one message. Return False if the reader is to pause first."""
+        """Take the token of one message. Return False if the reader must pause first."""
         if self._interval_s is None:
             return self._take_local()
         has_token, self._has_token = self._has_token, False
         return has_token
 
     def settle(self, received: int) -> None:
-        """Count the messages that were received on a place of this process."""
+        """Count the messages received for a token of the local rate."""
         if self._limit is not None:
             self._limit.settle(received)
 

@@ -230,10 +230,10 @@ class AsyncVerbs(ABC):
 
         After a result that is not enough, the reader stays registered and keeps waiting. Returns the last result.
         """
-        found_queue = await self._find(queue)
+        queue_entry = await self._find(queue)
         notifier = self.instance.notifier
         result: T | None
-        if wait == 0 or not notifier.is_registered(found_queue.queue_id):
+        if wait == 0 or not notifier.is_registered(queue_entry.queue_id):
             result = await once()
             if wait == 0 or enough(result):
                 return result
@@ -241,15 +241,15 @@ class AsyncVerbs(ABC):
         deadline = time.monotonic() + wait
 
         def changes() -> Awaitable[int]:
-            return self._do(self.engine.service_changes(found_queue))
+            return self._do(self.engine.service_changes(queue_entry))
 
-        async with notifier.listening(found_queue.queue_id, filtered=filtered) as reader:  # polls after it registered
-            services = await self._services(found_queue, reader, changes)
+        async with notifier.listening(queue_entry.queue_id, filtered=filtered) as reader:  # polls after it registered
+            services = await self._services(queue_entry, reader, changes)
             while not enough(result := await self._none_if_unreachable(once, deadline)):
                 if result:
                     deadline = time.monotonic() + wait
-                    was_registered = await notifier.keep_waiting(found_queue.queue_id, reader)
-                    services = await self._services(found_queue, reader, changes)
+                    was_registered = await notifier.keep_waiting(queue_entry.queue_id, reader)
+                    services = await self._services(queue_entry, reader, changes)
                     if not was_registered:
                         continue
                 remaining_s = deadline - time.monotonic()
@@ -260,14 +260,14 @@ class AsyncVerbs(ABC):
                     raise BrokerError(8468)
         return result
 
-    async def _services(self, found_queue: Queue, reader: WaitingReader, changes: Callable[[], Awaitable[int]]) -> int:
+    async def _services(self, queue_entry: Queue, reader: WaitingReader, changes: Callable[[], Awaitable[int]]) -> int:
         """Return how often a service of the queue was altered or dropped before the wait; the notifier caches that."""
         known = self.instance.notifier.service_changes
-        services = known.get(found_queue.queue_id)
+        services = known.get(queue_entry.queue_id)
         if services is None:
             services = await changes()
             if not reader.is_woken:  # else a change may have woken it
-                known[found_queue.queue_id] = services
+                known[queue_entry.queue_id] = services
         return services
 
     async def _none_if_unreachable(self, query: Callable[[], Awaitable[T]], deadline: float) -> T | None:
