@@ -1,4 +1,4 @@
-"""Opens the PostgreSQL server of the option `instance`, and the broker database of the option `database` in it."""
+"""Opens the instance and the broker database that the options `instance` and `database` name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from servicebroker.store.home import check_home, find_home
 from servicebroker.store.running import execute, run
 from servicebroker.store.server import check_server
 
-APPLICATION = "servicebroker pipeline"  # application_name of our sessions
+APPLICATION = "servicebroker pipeline"  # application_name of a pipeline's connections
 
 
 class OpenInstance:
@@ -38,14 +38,14 @@ class OpenInstance:
         self.url = self._server.url if self._server else instance
 
     def close(self) -> None:
-        """Release the server; the last user stops an embedded one."""
+        """Release the server. An embedded server stops when its last user releases it."""
         if self._server:
             self._server.close()
 
 
 @dataclass
 class OpenDatabase:
-    """A broker database on a connection of its own. `user` is the principal of the connection's role."""
+    """A connection to a broker database. `user`: the database's user for the role of the connection."""
 
     instance: OpenInstance
     connection: psycopg.Connection[Any]
@@ -84,7 +84,7 @@ class OpenDatabase:
             raise
 
     def close(self) -> None:
-        """Close the connection, and release the server."""
+        """Close the connection, and release the server (see `OpenInstance.close`)."""
         self.connection.close()
         self.instance.close()
 

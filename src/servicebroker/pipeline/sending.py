@@ -1,8 +1,9 @@
 """Sends one batch of the Spark writer as messages, once and in one transaction, over recycled conversations.
 
-A writer sends on several conversations in parallel, its slots. The conversation of a slot is replaced after a number of
-messages, after a time, or when the options no longer match it. It then gets a message that ends its stream. When the
-target has ended its side, the next batch of any writer ends the writer's side.
+A writer sends on N conversations in parallel (option `conversations`). Each has a number, its slot. The conversation of
+a slot is replaced after a number of messages, after a time, or when the options no longer match it. The old
+conversation then gets a last message, of the type in the option `endOfStream`. The target ends its side on that
+message, and the next batch of any writer ends the initiator's side.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-SEND_ID_RETENTION = timedelta(days=30)  # a batch job is recognised by its sendId for so long
-STAGE_RETENTION = timedelta(days=1)  # staged rows of dead writers are deleted after this time
-_INVALID_BODY = (-8430, -9615)  # codes of Error messages
-_CONVERSATION_OVER = (8426, 8427, 8429)  # unknown handle, already ended, a state that cannot send
+SEND_ID_RETENTION = timedelta(days=30)  # a batch job is recognised by its sendId for 30 days
+STAGE_RETENTION = timedelta(days=1)  # staged rows of dead writers are deleted after a day
+_INVALID_BODY = (-8430, -9615)  # codes of the Error message for a body that its validation refuses
+_CONVERSATION_OVER = (8426, 8427, 8429)  # error numbers: unknown handle, already ended, a state without SEND
 _MAX_ENDED_PER_BATCH = 1000  # conversations, to bound the locks of one transaction
-# A writer's conversations with the arguments of their BEGIN DIALOG.
+# The FROM clause for a writer's conversations, with the arguments of their BEGIN DIALOG.
 _FROM_CONVERSATIONS = (
     "from servicebroker.writer_conversations c "
     "left join servicebroker.conversation_endpoints e using (conversation_handle) "
@@ -51,17 +52,23 @@ _FROM_CONVERSATIONS = (
     "left join servicebroker.service_contracts k "
     "on k.database_id = e.database_id and k.service_contract_id = e.service_contract_id "
 )
-# True if the options still match these arguments. `_option_values` returns the parameters from $4 on.
+# True if the arguments of BEGIN DIALOG match the present options. `_option_values` returns the parameters $4 to $8.
 _OPTIONS_MATCH = (
     "(e.database_id = $4 and s.name = $5 and e.far_service = $6 and k.name = $7 and e.encryption = $8) is true"
 )
-MAX_REFUSALS_PER_SLOT = 500  # failed conversations of a slot in one batch: each holds locks until the batch ends
+MAX_REFUSALS_PER_SLOT = 500  # failed conversations of a slot per batch: each one holds locks until the transaction ends
 
 _log = logging.getLogger("servicebroker")
 
 
 class Staged(NamedTuple):
-    """The staged rows of one successful task. `digest` is a `Digest` for a batch job, a `Checksum` for a stream."""
+    """The staged rows of one successful task.
+
+    Attributes:
+        attempt: identifies the task's rows in the stage.
+        messages: number of rows.
+        digest: a `Digest` for a batch job, a `Checksum` for a streaming query.
+    """
 
     attempt: UUID
     messages: int
@@ -69,6 +76,8 @@ class Staged(NamedTuple):
 
 
 class _Piece(NamedTuple):
+    """A staged piece (see `staging.py`): messages of one type for one slot."""
+
     slot: int
     attempt: UUID
     number: int
@@ -78,9 +87,13 @@ class _Piece(NamedTuple):
 
 @dataclass
 class Sender:
-    """A query or batch job that sends a batch: its name, its options, and its cached catalog.
+    """A streaming query or batch job that sends a batch.
 
-    `is_job`: the streams end with the batch. `target_is_known`: a route to `toService` was found in this batch.
+    Attributes:
+        writer: name of the query or job in `servicebroker.writers`.
+        catalog: cached catalog of the instance.
+        is_job: a batch job, which ends its conversations with its only batch.
+        target_is_known: a route to `toService` was found in this batch.
     """
 
     writer: str
@@ -92,27 +105,27 @@ class Sender:
 
 
 def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datetime) -> Steps[bool]:
-    """Send the staged rows of all tasks in the order of `staged`. A batch job then ends all its streams.
+    """Send the staged rows of all tasks in the order of `staged`. A batch job then ends all its conversations.
 
-    Returns False, and sends nothing, if the batch was sent before.
+    Returns False, and sends nothing, if the batch was already sent.
 
     Raises:
         InstanceError: the stage has lost rows, as after a server crash; too many bodies are refused; the sendId belongs
-            to other rows; no route leads to the target; or the checkpoint is old.
-        BrokerError: as BEGIN DIALOG and SEND.
+            to other rows; no route leads to the target; or the checkpoint is an old copy.
+        BrokerError: the errors of BEGIN DIALOG and SEND.
     """
     expected = sum(task.messages for task in staged)
     is_new = _record_job(sender, staged, expected) if sender.is_job else _record_batch(sender, batch, staged, expected)
     if not (yield from is_new):
-        yield from _collect(sender.writer, now)
+        yield from _delete_staged(sender.writer, now)
         return False
     pieces = yield from _pieces(staged)
     if sum(piece.messages for piece in pieces) != expected:
         raise InstanceError("The staged rows are gone, as after a crash of the server: run the batch again.")
     for slot, slot_pieces in groupby(pieces, lambda piece: piece.slot):
         yield from _send_slot(sender, slot, list(slot_pieces), now)
-    yield from _end_streams(sender, now, 0 if sender.is_job else sender.options.conversations)
-    yield from _collect(sender.writer, now)
+    yield from _end_outdated(sender, now, 0 if sender.is_job else sender.options.conversations)
+    yield from _delete_staged(sender.writer, now)
     yield from _end_answered(now)
     return True
 
@@ -120,17 +133,18 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
 def _record_batch(sender: Sender, batch: int, staged: Sequence[Staged], messages: int) -> Steps[bool]:
     """Record a batch of a query. Returns False if the batch is already recorded.
 
+    Spark repeats only the last batch, with the same rows.
+
     Raises:
-        InstanceError: a later batch is recorded, though Spark repeats only the last; or this batch had other rows. Both
-            point to an old checkpoint.
+        InstanceError: a later batch is recorded, or this batch had other rows. So the checkpoint is an old copy.
     """
     digest = combine_digests(task.digest for task in staged)
     inserted = yield SQL("record_batch.insert", (sender.writer, batch, messages, digest))
     if inserted:
         return True
     ((last, count, known),) = yield SQL("record_batch.find", (sender.writer,))
-    is_another = digest != known and 0 not in (digest, known)  # 0: recorded by a version without digests
-    if (last, count) == (batch, messages) and not is_another:
+    has_other_digest = digest != known and 0 not in (digest, known)  # 0: recorded by a version without digests
+    if (last, count) == (batch, messages) and not has_other_digest:
         return False
     difference = "other rows" if count == messages else f"{messages:,}"
     progress = f"goes on with batch {batch}" if last > batch else f"has {difference} for that batch"
@@ -142,7 +156,7 @@ def _record_batch(sender: Sender, batch: int, staged: Sequence[Staged], messages
 
 
 def _record_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[bool]:
-    """Record a batch job under its sendId. A job has one batch; its number is the digest of the rows.
+    """Record a batch job under its sendId. A job has one batch, with the digest of its rows as batch number.
 
     Returns False if the job is already recorded, or has no rows.
 
@@ -154,8 +168,8 @@ def _record_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Step
         return True
     rows = yield SQL("record_job.find", (sender.writer,))
     for known, count, sent_at in rows:
-        is_another = digest != known and 0 not in (digest, known)  # 0: recorded by a version without digests
-        if count != messages or is_another:
+        has_other_digest = digest != known and 0 not in (digest, known)  # 0: recorded by a version without digests
+        if count != messages or has_other_digest:
             earlier_rows = f"{count:,} rows" if count != messages else f"{count:,} rows with other bodies or types"
             raise InstanceError(
                 f"The sendId '{sender.options.send_id}' was used for other rows: {earlier_rows} were sent under it on "
@@ -166,12 +180,13 @@ def _record_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Step
 
 
 def _pieces(staged: Sequence[Staged]) -> Steps[list[_Piece]]:
-    """Return every piece, slot by slot, and within a slot task by task."""
+    """Return the staged pieces, ordered by slot, then by task in the order of `staged`."""
     rows = yield SQL("pieces", ([task.attempt for task in staged],))
     return [_Piece(*row) for row in rows]
 
 
 def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -> Steps[None]:
+    """Send the pieces of a slot. A body that the target refuses ends its conversation; the rest goes on a new one."""
     handle, sent = yield from _conversation(sender, slot, now)
     refusals = 0
     for piece in pieces:
@@ -200,19 +215,20 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
 
 
 def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) -> Steps[int]:
-    """Send a piece, and return how many of its messages, from the first on, are done.
+    """Send a piece, up to the first body that the target refuses. Returns the number of messages done.
 
-    If the target validates nothing, one statement copies the bodies inside the server. Else each is a normal SEND.
+    If the target does not validate bodies, one statement copies them inside the server. Otherwise each is a SEND.
     """
     channel = catalog.channels.get(handle)
-    near = channel.own_usages.get(piece.message_type) if channel else None
-    far = channel.peer_usages.get(piece.message_type) if channel else None
-    if channel and near and far and near.allows(channel.is_initiator) and far.allows(True) and far.validation == "N":
+    own = channel.own_usages.get(piece.message_type) if channel else None
+    peer = channel.peer_usages.get(piece.message_type) if channel else None
+    is_permitted = channel and own and peer and own.allows(channel.is_initiator) and peer.allows(True)
+    if channel and peer and is_permitted and peer.validation == "N":  # N: NONE
         staged_piece = (piece.attempt, piece.number, piece.messages, now, channel.catalog_version)
         rows = yield Statement(
             "sending.send_piece",
             enqueue.send_staged(channel.far_queue_id),
-            (handle, far.message_type_id, far.validation, *staged_piece),
+            (handle, peer.message_type_id, peer.validation, *staged_piece),
         )
         if rows:
             return piece.messages
@@ -225,7 +241,10 @@ def _bodies(piece: _Piece) -> Steps[list[bytes]]:
 
 
 def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list[bytes], now: datetime) -> Steps[int]:
-    """Send bodies until the target refuses one; a refusal fails the conversation. Returns the number of bodies sent."""
+    """Send bodies until the target refuses one, which ends the conversation with an error.
+
+    Returns the number of bodies done, including a refused one.
+    """
     before = yield from find_endpoint(handle)
     yield from send_batch(catalog, SendBatch(handle, message_type, bodies), now=now)
     endpoint = yield from find_endpoint(handle)
@@ -241,9 +260,9 @@ def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list
 
 
 def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
-    """Return the slot's conversation and the number of messages it has had, or a new conversation.
+    """Return the conversation of a slot, and the number of messages sent on it.
 
-    A conversation is replaced if it is old or ended, or if an earlier start began it with other options.
+    A new conversation replaces one that is too old or ended, or that an earlier start began with other options.
     """
     rows = yield Statement(
         "sending.conversation",
@@ -263,7 +282,7 @@ def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID,
 
 
 def _option_values(sender: Sender) -> tuple[object, ...]:
-    """Return the parameters of `_OPTIONS_MATCH`: all arguments with which `_begin` begins a conversation."""
+    """Return the parameters of `_OPTIONS_MATCH`: the arguments of BEGIN DIALOG that `_begin` uses."""
     options = sender.options
     return sender.database_id, options.from_service, options.to_service, options.contract, options.encryption
 
@@ -281,10 +300,10 @@ def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
 
 
 def _check_target(sender: Sender, now: datetime) -> Steps[None]:
-    """Refuse a service that no route leads to now: the name is more often mistyped than of a service yet to come.
+    """Check that a route leads to the target. A service without a route is more often mistyped than not yet created.
 
     Raises:
-        InstanceError: every message would wait.
+        InstanceError: no route leads to the service, so every message would wait.
     """
     service = sender.options.to_service
     explanation = yield from explain_route(sender.catalog, sender.database_id, service, None, now)
@@ -300,10 +319,9 @@ def _check_target(sender: Sender, now: datetime) -> Steps[None]:
 
 
 def _end_stream(sender: Sender, handle: UUID, now: datetime) -> Steps[None]:
-    """Retire a conversation and send the message that ends its stream.
+    """Retire a conversation, and send its last message, of the type in the option `endOfStream`.
 
-    A conversation of an earlier start may have a contract without that message type. It then ends without the message,
-    and the batch does not fail.
+    A conversation of an earlier start may have a contract without that type. It then ends without the message.
     """
     yield _retire(handle)
     try:
@@ -326,11 +344,12 @@ def _end(handle: UUID, now: datetime) -> Steps[None]:
 
 
 def _retire(handle: UUID) -> Statement:
+    """Return the statement by which a conversation is no longer used by its slot."""
     return SQL("retire", (handle,))
 
 
-def _end_streams(sender: Sender, now: datetime, slots: int) -> Steps[None]:
-    """End the streams of slots from number `slots` on, and of conversations too old or begun with other options."""
+def _end_outdated(sender: Sender, now: datetime, slots: int) -> Steps[None]:
+    """End conversations that are too old or have other options, and all in slots from number `slots` on."""
     oldest = now - timedelta(seconds=sender.options.recycle_seconds)
     rows = yield Statement(
         "sending.end_streams",
@@ -342,14 +361,14 @@ def _end_streams(sender: Sender, now: datetime, slots: int) -> Steps[None]:
         yield from _end_stream(sender, handle, now)
 
 
-def _collect(writer: str, now: datetime) -> Steps[None]:
-    """Remove this batch's stage, leftovers of failed attempts of this writer, and expired rows of dead writers."""
+def _delete_staged(writer: str, now: datetime) -> Steps[None]:
+    """Delete this writer's staged rows, expired staged rows of any writer, and expired records of writers."""
     yield SQL("collect.delete_writer_stage", (writer, now - STAGE_RETENTION))
     yield SQL("collect.delete_writers", (now - SEND_ID_RETENTION,))
 
 
 def _end_answered(now: datetime) -> Steps[None]:
-    """End our side of conversations that their targets have ended, of any writer."""
+    """End the initiator's side of conversations, of any writer, that their targets have ended."""
     rows = yield SQL("end_answered.find_answered", (_MAX_ENDED_PER_BATCH,))
     for handle, queue_id, state in rows:
         if state == "ER":
@@ -360,7 +379,7 @@ def _end_answered(now: datetime) -> Steps[None]:
 
 
 def _errors(handle: UUID, queue_id: int) -> Steps[list[tuple[int, str]]]:
-    """Return code and description of the Error messages of a conversation."""
+    """Return (code, description) of each Error message of a conversation."""
     rows = yield Statement(
         "sending.errors",
         f"select message_body from servicebroker.queue_{queue_id} "

@@ -1,4 +1,7 @@
-"""Sorts the messages of a batch into tables: bronze, one table for each rule, and quarantine. Arrow in, Arrow out."""
+"""Sorts the messages of a batch into tables: bronze, one table for each rule, and quarantine. Arrow in, Arrow out.
+
+Bronze is the raw table, with every message unchanged. Quarantine has the unreadable messages, each with its error.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ SYSTEM_TYPES = (names.ERROR, names.END_DIALOG, names.DIALOG_TIMER)
 UNCONFIGURED_REASON = "unconfigured type"
 TOO_LARGE_REASON = "too large"
 
+_MAX_DETAIL_CHARACTERS = 1000  # of an error in the quarantine table
+
 MESSAGE = (  # columns of the source
     Column("queue", "string"),
     Column("service_name", "string"),
@@ -39,7 +44,7 @@ QUARANTINE = (*BRONZE, Column("reason", "string"), Column("detail", "string"))
 
 
 class ConversationFailure(NamedTuple):
-    """A conversation to end, since one of its messages cannot be read."""
+    """A conversation to end with an error, because one of its messages is unreadable."""
 
     conversation_handle: str
     reason: str
@@ -48,7 +53,7 @@ class ConversationFailure(NamedTuple):
 
 @dataclass
 class SortedRows:
-    """Rows by table, and the conversations to end."""
+    """Rows by table name, and the conversations to end."""
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     failures: list[ConversationFailure] = field(default_factory=list)
@@ -62,7 +67,7 @@ def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def arrow_type(kind: Kind) -> pa.DataType:
-    """Return the Arrow type of a column. Every value in a nested type may be null there."""
+    """Return the Arrow type for a column type. In a nested type, every inner value may be null."""
     import pyarrow as pa
 
     match kind:
@@ -78,7 +83,7 @@ def arrow_type(kind: Kind) -> pa.DataType:
 
 
 def kind_of(arrow: pa.DataType) -> str:
-    """Return the type name of a column, as in a pipeline file; Arrow's name if there is none."""
+    """Return the type name for an Arrow type, as in a pipeline file; Arrow's own name if there is no such type."""
     return str(_kind_of(arrow))
 
 
@@ -132,10 +137,10 @@ class Sorter:
         self._control_types = {*SYSTEM_TYPES, queue.options.get("endOfStream", "EndOfStream")}
 
     def sort(self, messages: pa.RecordBatch | pa.Table, now: datetime) -> SortedRows:
-        """Return the rows for each table that gets any.
+        """Return the rows for each table that gets some. `now`: the value of the column landed_at.
 
         Raises:
-            StopError: a message cannot be read, and its rule says "stop".
+            StopError: a message is unreadable, and its rule says "stop".
         """
         import pyarrow as pa
         from pyarrow import compute
@@ -154,7 +159,7 @@ class Sorter:
                 continue
             rows_of_type = table.filter(compute.equal(types, pa.scalar(message_type)))
             if rule:
-                quarantined += self._read(rule, rows_of_type, now, sorted_rows)
+                quarantined += self._add_rows(rule, rows_of_type, now, sorted_rows)
             else:
                 quarantined += self._quarantine_unconfigured(rows_of_type, now)
         if quarantined:
@@ -162,37 +167,39 @@ class Sorter:
         return sorted_rows
 
     def decode_readable(self, rule: MessageRule, messages: pa.Table) -> tuple[pa.Table, list[int]]:
-        """Return rows of the rule's table for the messages that can be read now, and the indexes of these messages."""
+        """Return rows of the rule's table for the readable messages, and the indexes of these messages."""
         return _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)[:2]
 
     def decode_or_quarantine(self, rule: MessageRule, messages: pa.Table, now: datetime) -> tuple[pa.Table, pa.Table]:
-        """Return rows of the rule's table, and quarantine rows for unreadable messages, whatever `when_bad` says."""
+        """Return rows of the rule's table, and quarantine rows for the unreadable messages. Ignores `when_bad`."""
         import pyarrow as pa
 
-        rows, _, refused = _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)
-        unread = select_rows(messages, pa.array(refused, pa.int64()))
-        return rows, self._quarantined(unread, list(refused.values()), now)
+        rows, _, errors = _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)
+        unreadable = select_rows(messages, pa.array(errors, pa.int64()))
+        return rows, self._quarantined(unreadable, list(errors.values()), now)
 
-    def _read(self, rule: MessageRule, messages: pa.Table, now: datetime, sorted_rows: SortedRows) -> list[pa.Table]:
+    def _add_rows(
+        self, rule: MessageRule, messages: pa.Table, now: datetime, sorted_rows: SortedRows
+    ) -> list[pa.Table]:
         """Add rows of readable messages of one rule to `sorted_rows`, and return quarantine rows for the others."""
         import pyarrow as pa
 
-        rows, _, refused = _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)
+        rows, _, errors = _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)
         if rows.num_rows:
             sorted_rows.tables[rule.table] = rows
-        if not refused:
+        if not errors:
             return []
         if rule.when_bad == "stop":
-            index, problem = next(iter(refused.items()))
+            index, problem = next(iter(errors.items()))
             raise StopError(_stop_message(messages, index, problem))
-        unreadable = select_rows(messages, pa.array(refused, pa.int64()))
+        unreadable = select_rows(messages, pa.array(errors, pa.int64()))
         if rule.when_bad == "end conversation":
             handles: list[Any] = unreadable.column("conversation_handle").to_pylist()
-            reasons = ((problem.reason, problem.detail) for problem in refused.values())
+            reasons = ((problem.reason, problem.detail) for problem in errors.values())
             sorted_rows.failures += [
                 ConversationFailure(handle, *problem) for handle, problem in zip(handles, reasons, strict=True)
             ]
-        return [self._quarantined(unreadable, list(refused.values()), now)]
+        return [self._quarantined(unreadable, list(errors.values()), now)]
 
     def _quarantine_unconfigured(self, messages: pa.Table, now: datetime) -> list[pa.Table]:
         message_type = messages.column("message_type_name")[0].as_py()
@@ -224,24 +231,24 @@ class Sorter:
 def _decode_messages(
     rule: MessageRule, decoder: Decoder, messages: pa.Table, label: str
 ) -> tuple[pa.Table, list[int], dict[int, Undecodable]]:
-    """Return rows of the rule's table, the indexes of their messages, and by index the errors of the other messages."""
+    """Return rows of the rule's table, the indexes of their messages, and the errors of unreadable ones by index."""
     import pyarrow as pa
 
     values: list[list[Any]] = []
     indexes: list[int] = []
-    refused: dict[int, Undecodable] = {}
+    errors: dict[int, Undecodable] = {}
     for index, body in enumerate(messages.column("message_body")):
         try:
             values.append(_decode(rule, decoder, body.as_py()))
             indexes.append(index)
         except Undecodable as problem:
-            refused[index] = problem
+            errors[index] = problem
     own_schema = arrow_schema(tuple(decoder.columns))
     columns: list[Any] = [
         pa.array([row[number] for row in values], field.type) for number, field in enumerate(own_schema)
     ]
     columns_but_body = messages.select([name for name in messages.schema.names if name != "message_body"])
-    decoded_messages = columns_but_body.take(pa.array(indexes, pa.int64())) if refused else columns_but_body
+    decoded_messages = columns_but_body.take(pa.array(indexes, pa.int64())) if errors else columns_but_body
     enqueued = decoded_messages.column("message_enqueue_time")
     origin: list[Any] = [
         pa.repeat(label, decoded_messages.num_rows),
@@ -252,7 +259,7 @@ def _decode_messages(
         enqueued.cast(pa.timestamp("us", "UTC")).cast(pa.date32()),
     ]
     schema = arrow_schema((*decoder.columns, *ORIGIN))
-    return pa.Table.from_arrays([*columns, *origin], names=schema.names).cast(schema), indexes, refused
+    return pa.Table.from_arrays([*columns, *origin], names=schema.names).cast(schema), indexes, errors
 
 
 def _decode(rule: MessageRule, decoder: Decoder, body: bytes | None) -> list[Any]:
@@ -262,7 +269,7 @@ def _decode(rule: MessageRule, decoder: Decoder, body: bytes | None) -> list[Any
         return decoder.decode(body)
     except (Undecodable, MemoryError, InstanceError):  # InstanceError: the registry is down, so the body may be valid
         raise
-    except Exception as problem:  # a body that ended the query would come again for ever
+    except Exception as problem:  # otherwise the error ends the query, which reads the body again after each restart
         raise Undecodable("malformed", f"{type(problem).__name__} {problem}") from None
 
 
@@ -279,9 +286,6 @@ def _safe(detail: str) -> str:
     return detail.encode(errors="replace").decode()[:_MAX_DETAIL_CHARACTERS]
 
 
-_MAX_DETAIL_CHARACTERS = 1000  # of an error in the quarantine table
-
-
 def write_time() -> datetime:
-    """Return the time for the column landed_at."""
+    """Return the present time, for the column landed_at."""
     return datetime.now(UTC)

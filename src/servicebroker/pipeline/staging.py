@@ -1,7 +1,7 @@
-"""Rows of a task on their way to conversations: divided into pieces, and copied to a stage where the commit finds them.
+"""Divides the rows of a task into pieces, and copies the pieces into the stage, a table from which the commit sends.
 
-A piece is a run of messages of one type for one slot. A slot stands for one conversation. Pieces of a slot are numbered
-in the order of their rows.
+A piece is a run of messages of one type for one slot. A slot is the number of one of the writer's parallel
+conversations. Pieces of a slot are numbered in the order of their rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_PIECE_MESSAGES = 5_000
-MAX_PIECE_BYTES = 4 * 1024 * 1024
+MAX_PIECE_BYTES = 4 * 1024 * 1024  # of bodies
 
 BODY, TYPE = "message_body", "message_type_name"
 
 
 class Piece(NamedTuple):
-    """Messages of one type for one slot, in order."""
+    """Bodies of messages of one type for one slot, in order."""
 
     slot: int
     message_type: str
@@ -40,7 +40,8 @@ class Piece(NamedTuple):
 class Cutter:
     """Divides the rows of one task into pieces.
 
-    Without a key the pieces go to the slots in turn, beginning after `first`. With a key, equal keys go to one slot.
+    Without a key, the pieces go to the slots in turn, beginning with the slot after `first`. With a key, rows with
+    equal values in the column `key` go to the same slot.
     """
 
     slots: int
@@ -63,7 +64,7 @@ class Cutter:
             yield self._open[slot].piece(slot)
 
     def _runs(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str, list[bytes | None]]]:
-        """Yield rows of one slot and one type that follow each other in the slot."""
+        """Yield (slot, message type, bodies) for each run of rows of one slot that have the same type."""
         column = _as_binary(batch.column(BODY))
         types = batch.column(TYPE).to_pylist() if TYPE in batch.schema.names else None
         if types is None:
@@ -78,7 +79,7 @@ class Cutter:
         current: dict[int, str] = {}
         for index, (slot, body) in enumerate(zip(slots, bodies, strict=True)):
             message_type = types[index] or self.default_type
-            if current.setdefault(slot, message_type) != message_type:  # the rows before this one go first
+            if current.setdefault(slot, message_type) != message_type:  # yield the earlier rows of the slot first
                 yield slot, current[slot], bodies_by_run.pop((slot, current[slot]))
                 current[slot] = message_type
             bodies_by_run.setdefault((slot, message_type), []).append(body)
@@ -136,9 +137,9 @@ class _OpenPiece:
         return len(self.bodies) >= MAX_PIECE_MESSAGES or self.size >= MAX_PIECE_BYTES
 
     def take(self, bodies: list[bytes | None]) -> int:
-        """Take bodies from the front until the piece is full, and return their count.
+        """Add bodies from the front of the list until the piece is full. Returns the number of bodies added.
 
-        A piece that is not full takes at least one.
+        A piece that is not full takes at least one body.
         """
         room = bodies[: MAX_PIECE_MESSAGES - len(self.bodies)]
         sizes = list(accumulate((len(body or b"") for body in room), initial=self.size))
@@ -153,16 +154,16 @@ class _OpenPiece:
 
 @dataclass
 class Digest:
-    """A digest of rows as a sum of hashes: independent of the division into tasks and of the order of the rows.
+    """A digest of rows: the sum of a hash of each row's message type and body.
 
-    Message type and body count, the conversation does not. `combine_digests` brings the sum of all tasks to the 63 bits
-    that `servicebroker.writers` keeps.
+    The sum does not depend on the order of the rows, nor on their division into tasks and conversations.
+    `combine_digests` reduces the sum of all tasks to the 63 bits that `servicebroker.writers` stores.
     """
 
     value: int = 0
 
-    def over(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """Yield the pieces, and add each to the digest."""
+    def observe(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield the pieces unchanged, and add each to the digest."""
         for piece in pieces:
             type_hash = hashlib.blake2b(piece.message_type.encode() + b"\0", digest_size=8)
             for body in piece.bodies:
@@ -174,12 +175,12 @@ class Digest:
 
 @dataclass
 class Checksum:
-    """A cheaper digest for streams: the sum of a CRC of each row. Different batches may have the same by chance."""
+    """A cheaper digest, for streaming queries: the sum of a CRC of each row. Different batches may have equal sums."""
 
     value: int = 0
 
-    def over(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """Yield the pieces, and add each to the checksum."""
+    def observe(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield the pieces unchanged, and add each to the checksum."""
         for piece in pieces:
             start = zlib.crc32(piece.message_type.encode())
             self.value += sum([zlib.crc32(body or b"", start) for body in piece.bodies])
@@ -192,12 +193,15 @@ def combine_digests(digests: Iterable[int]) -> int:
 
 
 def slot_of(key: object, slots: int) -> int:
-    """Return the slot of a key, the same in every process."""
+    """Return the slot of a key. Every process computes the same slot."""
     return zlib.crc32(key if isinstance(key, bytes) else str(key).encode()) % slots
 
 
 def stage(connection: psycopg.Connection[Any], writer: str, attempt: UUID, pieces: Iterable[Piece]) -> int:
-    """Copy pieces into the stage in one transaction, and return the number of messages."""
+    """Copy pieces into the stage in one transaction. Returns the number of messages.
+
+    `attempt` identifies the task's rows in the stage.
+    """
     from servicebroker.store.statements import Bodies
 
     messages = 0

@@ -1,6 +1,6 @@
-"""The Spark writer `servicebroker`: rows become messages, exactly once for each batch of a query or each sendId.
+"""The Spark sink `servicebroker`: sends rows as messages, exactly once per batch of a query or per sendId of a job.
 
-Everything that works with the server is imported where it is used: see `source.py`.
+Import modules that work with the server where they are used: see `source.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class WriterTaskResult(WriterCommitMessage):
-    """The result of one task for the commit: the writer, the partition, and the staged messages."""
+    """The result of one task, for the commit: the writer's name, the task's partition, and the staged rows."""
 
     writer: str
     partition: int
@@ -35,28 +35,28 @@ class WriterTaskResult(WriterCommitMessage):
 
 
 class MessageStreamWriter(DataSourceStreamArrowWriter):
-    """Stages rows in the tasks, and sends them at the end of a batch."""
+    """Stages the rows of a streaming query in the tasks, and sends them at the end of each batch."""
 
     def __init__(self, options: WriterOptions, schema: StructType) -> None:
         check_columns(options, schema)
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterTaskResult:  # type: ignore[override] # as in pyspark's own
-        """Stage the rows of one task."""
+        """Copy the rows of one task into the stage."""
         return write_rows(self._options, query_id("servicebroker"), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Send the batch, unless it was sent before."""
+        """Send the batch, unless it was already sent."""
         commit_rows(self._options, messages, batchId, finish=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: the batch may have been sent without Spark's knowledge. The next batch removes its stage."""
+        """Do nothing: the batch may be sent although Spark does not know it. The next batch deletes its staged rows."""
 
 
 class MessageBatchWriter(DataSourceArrowWriter):
-    """Stages and sends the rows of a batch job, named by the option sendId.
+    """Stages and sends the rows of a batch job, which the option sendId names.
 
-    At its end every conversation's stream ends.
+    The job ends its conversations when all rows are sent.
     """
 
     def __init__(self, options: WriterOptions, schema: StructType) -> None:
@@ -69,22 +69,23 @@ class MessageBatchWriter(DataSourceArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterTaskResult:  # type: ignore[override] # as in pyspark's own
-        """Stage the rows of one task."""
+        """Copy the rows of one task into the stage."""
         return write_rows(self._options, job_name(self._options), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Send everything, unless it was sent before."""
+        """Send all rows, unless they were already sent."""
         commit_rows(self._options, messages, 0, finish=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing, as in a stream."""
+        """Do nothing, as `MessageStreamWriter.abort`."""
 
 
 def check_columns(options: WriterOptions, schema: StructType) -> None:
     """Refuse rows that cannot become messages.
 
     Raises:
-        InstanceError: there is no message_body of bytes or text, no message type, or no column for the option key.
+        InstanceError: the rows have no message_body of binary or string, no message type, or no column for the option
+            key.
     """
     types = {field.name: field.dataType for field in schema.fields}
     if not isinstance(types.get(BODY), BinaryType | StringType):
@@ -100,12 +101,12 @@ def check_columns(options: WriterOptions, schema: StructType) -> None:
 
 
 def job_name(options: WriterOptions) -> str:
-    """Return the name of a batch job among the writers."""
+    """Return the name under which `servicebroker.writers` records a batch job."""
     return f"sendId {options.send_id}"
 
 
 def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> WriterTaskResult:
-    """Stage the rows of one task."""
+    """Copy the rows of one task into the stage, divided into pieces."""
     from servicebroker.pipeline.open_database import OpenDatabase
     from servicebroker.pipeline.sending import Staged
 
@@ -113,16 +114,16 @@ def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordB
     cutter = Cutter(options.conversations, options.message_type, options.key, partition)
     with closing(OpenDatabase.open(options.instance, options.database, in_task=True)) as database:
         digest = Digest() if options.send_id else Checksum()
-        messages = stage(database.connection, writer, attempt, digest.over(cutter.pieces(batches)))
+        messages = stage(database.connection, writer, attempt, digest.observe(cutter.pieces(batches)))
     return WriterTaskResult(writer, partition, Staged(attempt, messages, digest.value))
 
 
 def commit_rows(
     options: WriterOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, finish: bool
 ) -> bool:
-    """Send the staged messages of all tasks, in the order of their partitions.
+    """Send the staged rows of all tasks, in the order of their partitions. `finish`: end the job's conversations.
 
-    Return False if they were sent before.
+    Returns False if the rows were already sent.
     """
     from servicebroker.engine.catalog.catalog import Catalog
     from servicebroker.model.security.permissions import DBO_ID

@@ -74,11 +74,11 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
     end = queue.find_page_end(queue.initial.opened(queue.position().frontier), None)
     window_slice = frontier.slice_read_so_far(end)
     with pytest.raises(BrokerError):
-        acknowledge(queue, window_slice, ending=refuse)
+        acknowledge(queue, window_slice, end=refuse)
     assert feed.left() == 2
     ended = []
-    acknowledge(queue, window_slice, ending=lambda connection, handle: ended.append(handle))
-    acknowledge(queue, window_slice, ending=lambda connection, handle: ended.append(handle))
+    acknowledge(queue, window_slice, end=lambda connection, handle: ended.append(handle))
+    acknowledge(queue, window_slice, end=lambda connection, handle: ended.append(handle))
     queue.close()
     assert (feed.left(), len(ended)) == (0, 1)
 
@@ -110,9 +110,9 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
 
     failing_at = dialogs * 7 // 15
     with pytest.raises(InterruptedError):
-        acknowledge(queue, window_slice, archive=how == "archive", ending=count)
+        acknowledge(queue, window_slice, archive=how == "archive", end=count)
     assert feed.far_states() == {"CD": dialogs // 3, "CO": dialogs - dialogs // 3}
-    acknowledge(queue, window_slice, archive=how == "archive", ending=count)  # as the next run does
+    acknowledge(queue, window_slice, archive=how == "archive", end=count)  # as the next run does
     queue.close()
     assert sorted(ended.values()) == [dialogs * 2 // 15, *[dialogs // 3] * 3]
     assert (feed.far_states(), feed.left()) == ({"CD": dialogs}, 0)

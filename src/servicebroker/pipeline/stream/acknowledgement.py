@@ -1,4 +1,8 @@
-"""Acknowledges rows that the sink has: deletes them from the queue, and ends conversations that they end."""
+"""Acknowledges rows that the sink (the tables) has stored.
+
+Acknowledging deletes the rows from the queue. It also ends each conversation of which a row is the last message:
+EndDialog, Error, or the type that the option `endOfStream` names. A slice is a page of a window (`frontier.py`).
+"""
 
 from __future__ import annotations
 
@@ -27,12 +31,12 @@ _NOTHING_TO_END = (8426, 8427)  # unknown handle; already ended by this side
 
 
 def end_now(connection: psycopg.Connection[Any], handle: UUID) -> None:
-    """Run END CONVERSATION at the server's present time."""
+    """Run END CONVERSATION."""
     run(connection, end_conversation(EndConversation(handle), now=server_time(connection)))
 
 
 def archive_conversation(handle: UUID) -> Steps[None]:
-    """Move the conversation's messages into the archive of its queue, since END CONVERSATION would delete them.
+    """Move a conversation's messages into the archive of its queue, because END CONVERSATION would delete them.
 
     Raises:
         BrokerError: 8426 unknown handle.
@@ -43,38 +47,38 @@ def archive_conversation(handle: UUID) -> Steps[None]:
 
 
 class RowsToAcknowledge(NamedTuple):
-    """Properties of the rows to acknowledge.
+    """Facts about the rows to acknowledge, which decide how to delete them.
 
     Attributes:
         number: number of rows.
-        shared: number of rows that share their body with other rows.
-        ending: handles of conversations to end, one for each message that ends one.
+        shared: number of rows that share their stored body with other rows, after one SEND to several conversations.
+        ended_handles: handles of conversations to end, one for each last message; a handle may occur twice.
         has_retention: the queue has RETENTION.
     """
 
     number: int
     shared: int
-    ending: list[UUID]
+    ended_handles: list[UUID]
     has_retention: bool
 
     @property
     def need_only_deletion(self) -> bool:
-        """True if deleting the rows is all there is to do."""
-        return not (self.shared or self.ending or self.has_retention)
+        """True if acknowledging needs no more than a DELETE of the rows."""
+        return not (self.shared or self.ended_handles or self.has_retention)
 
 
 def find_rows(
     connection: psycopg.Connection[Any], queue_id: int, database_id: int, window_slice: Slice, end_of_stream: str
 ) -> RowsToAcknowledge:
-    """Return the properties of the rows of a slice."""
-    ((number, shared, ending),) = execute(
+    """Return the facts about the rows of a slice. `end_of_stream`: message type that ends a conversation."""
+    ((number, shared, ended_handles),) = execute(
         connection,
         "acknowledgement.find_rows.find_endings",
         frontier.endings_sql(queue_id, window_slice),
         database_id,
         end_of_stream,
     )
-    return RowsToAcknowledge(number, shared, ending or [], _has_retention(connection, queue_id))
+    return RowsToAcknowledge(number, shared, ended_handles or [], _has_retention(connection, queue_id))
 
 
 def acknowledge_rows(
@@ -84,18 +88,20 @@ def acknowledge_rows(
     rows: RowsToAcknowledge,
     *,
     archive: bool,
-    ending: ConversationEnder = end_now,
+    end: ConversationEnder = end_now,
 ) -> None:
-    """Delete the rows of a slice, and end the conversations that they end. `rows` is the result of `find_rows`.
+    """Delete the rows of a slice, and end the conversations whose last message is among them.
 
-    With `archive` the rows go into the queue's archive, which the lease has created.
+    A second call with the same slice changes nothing. A queue without other rows is truncated, which is much faster
+    than a DELETE. If more than `MAX_ENDS_PER_TRANSACTION` conversations end, several transactions end them. The last
+    transaction also deletes the rows.
 
-    A queue that holds nothing else is truncated, which costs a fraction of deleting its rows. A conversation ends if
-    the slice holds one of its messages of type EndDialog, Error, or the type that ends a stream. Conversations that
-    have ended already stay as they are, and a second call with the same slice changes nothing. So many conversations
-    end in transactions of `MAX_ENDS_PER_TRANSACTION` each, of which the last one also deletes the rows.
+    Args:
+        rows: the result of `find_rows`.
+        archive: move the rows into the queue's archive, a table that `QueueLease.open` has created.
+        end: ends one conversation.
     """
-    handles = _find_open(connection, rows.ending)
+    handles = _find_open(connection, rows.ended_handles)
     while len(handles) > MAX_ENDS_PER_TRANSACTION:
         with connection.transaction():
             first, handles = handles[:MAX_ENDS_PER_TRANSACTION], handles[MAX_ENDS_PER_TRANSACTION:]
@@ -106,23 +112,23 @@ def acknowledge_rows(
                     frontier.archive_conversations_sql(queue_id, window_slice),
                     first,
                 )
-            _end(connection, first, ending)
+            _end(connection, first, end)
     with connection.transaction():
         retention = _has_retention(connection, queue_id)
         needs_more_than_delete = retention or rows.shared or archive
-        if needs_more_than_delete:  # first, since an END deletes the messages to keep
+        if needs_more_than_delete:  # before _end, because END CONVERSATION deletes the messages to keep
             execute(
                 connection,
                 "acknowledgement.acknowledge_rows.take_rows",
                 frontier.take_rows_sql(queue_id, window_slice, retention=retention, archive=archive),
             )
-        _end(connection, handles, ending)
+        _end(connection, handles, end)
         if rows.number and not needs_more_than_delete:
             _remove(connection, queue_id, window_slice, rows.number)
 
 
 def remove_rows(connection: psycopg.Connection[Any], queue_id: int, window_slice: Slice) -> None:
-    """Delete the rows of a slice, for which `need_only_deletion` holds."""
+    """Delete the rows of a slice. Call it only if `need_only_deletion` is True."""
     execute(connection, "acknowledgement.remove_rows", frontier.delete_rows_sql(queue_id, window_slice))
 
 
@@ -132,10 +138,10 @@ def _has_retention(connection: psycopg.Connection[Any], queue_id: int) -> bool:
     return bool(retention)
 
 
-def _end(connection: psycopg.Connection[Any], handles: list[UUID], ending: ConversationEnder) -> None:
+def _end(connection: psycopg.Connection[Any], handles: list[UUID], end: ConversationEnder) -> None:
     for handle in handles:
         try:
-            ending(connection, handle)
+            end(connection, handle)
         except BrokerError as refused:
             if refused.number not in _NOTHING_TO_END:
                 raise
@@ -150,31 +156,32 @@ def _truncate(connection: psycopg.Connection[Any], queue_id: int, window_slice: 
     """Empty a queue that holds only the slice. Returns False, without any effect, if the queue holds more or is in use.
 
     This must be the last step of its transaction, and must wait for no lock. Another session may hold the queue and
-    wait for one of our rows: both would wait for ever.
+    wait for a row that this transaction has locked: a deadlock.
     """
-    if _holds(connection, frontier.has_later_sql(queue_id, window_slice)):
+    if _is_true(connection, frontier.has_later_sql(queue_id, window_slice)):
         return False
     emptied = False
-    in_use_or_not_ours = psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege
-    with contextlib.suppress(*in_use_or_not_ours), connection.transaction():
+    queue_in_use_or_not_owned = psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege
+    with contextlib.suppress(*queue_in_use_or_not_owned), connection.transaction():
         execute(
             connection,
             "acknowledgement.truncate.lock",
             f"lock table servicebroker.queue_{queue_id} in access exclusive mode nowait",
         )
         execute(connection, "acknowledgement.truncate.enable_scans", "set local enable_seqscan = on")
-        if _holds(connection, frontier.has_others_sql(queue_id, window_slice)):
+        if _is_true(connection, frontier.has_others_sql(queue_id, window_slice)):
             raise psycopg.Rollback  # releases the lock
         execute(connection, "acknowledgement.truncate.truncate", f"truncate servicebroker.queue_{queue_id}")
         emptied = True
     return emptied
 
 
-def _holds(connection: psycopg.Connection[Any], condition: str) -> bool:
+def _is_true(connection: psycopg.Connection[Any], condition: str) -> bool:
     return bool(execute(connection, "acknowledgement.holds", f"select {condition}")[0][0])
 
 
 def _find_open(connection: psycopg.Connection[Any], handles: list[UUID]) -> list[UUID]:
+    """Return the handles of conversations that are not closed, without repetitions."""
     if not handles:
         return []
     rows = execute(

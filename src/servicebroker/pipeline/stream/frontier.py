@@ -1,10 +1,13 @@
 """Offsets of a stream as plain values, and the SQL that plans the next page.
 
-Transactions do not commit in the order in which they draw numbers, so the number of a row alone does not tell what was
-read. A *window* is all rows with lo <= stamp < hi. hi was the oldest unfinished transaction id when the window was
-opened. Every transaction below hi has finished, and rows of all others carry a higher stamp, so a window never changes.
-Within a window the rows are paged by queuing_order. A new window opens when the last one has been read to its end. So
-every page, and every batch of Spark, can be repeated exactly.
+Transactions do not commit in the order in which they draw queuing_order numbers. So a number alone does not separate
+read rows from unread ones. The *stamp* of a row is the id of the transaction that wrote it. The *frontier* is the
+oldest transaction id that has not ended.
+
+A *window* is all rows with lo <= stamp < hi, where hi was the frontier when the window was opened. Every transaction
+below hi has ended, so a window never gets new rows. Within a window the rows are read in pages, ordered by
+queuing_order. A *slice* is such a page, and a batch of Spark is a slice of each queue. When a window is read to its
+end, the next one opens. So every page and every batch can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from servicebroker.model.wording import shown
 from servicebroker.store.queue import retain_gone
 
 OFFSET_VERSION = 1
-MAX_BIGINT = 2**63 - 1  # of transaction ids and numbers of arrival in PostgreSQL
+MAX_BIGINT = 2**63 - 1  # upper bound of transaction ids and of queuing_order
 PRIORITIES = range(1, 11)
 _EVERY_PRIORITY = f"{{{','.join(map(str, PRIORITIES))}}}"  # as an array of SQL
 SYSTEM_TYPES = (names.ERROR_ID, names.END_DIALOG_ID, names.DIALOG_TIMER_ID)
@@ -31,11 +34,13 @@ SYSTEM_TYPES = (names.ERROR_ID, names.END_DIALOG_ID, names.DIALOG_TIMER_ID)
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """An offset of the stream. All windows below `lo` are read; of window [lo, hi) the rows up to `queuing_order`.
+    """An offset of the stream. All windows below `lo` are read, and in window [lo, hi) the rows up to `queuing_order`.
 
-    `system_identifier` names the PostgreSQL cluster, since transaction ids mean nothing in another one. `queue` names
-    the queue, as broker identifier:number. A copy in the same cluster has another `database_oid`; offsets of earlier
-    versions have 0.
+    Attributes:
+        system_identifier: the PostgreSQL cluster. Transaction ids have no meaning in another cluster.
+        queue: the queue, as "broker identifier:queue id".
+        database_oid: the PostgreSQL database, which distinguishes copies in the same cluster. 0 in offsets of earlier
+            versions.
     """
 
     system_identifier: str
@@ -75,20 +80,20 @@ class Frontier:
 
     @property
     def is_initial(self) -> bool:
-        """True if nothing has been read yet: no window is open."""
+        """True if no window is open yet, so that nothing has been read."""
         return self.lo == self.hi
 
     def opened(self, hi: int) -> Frontier:
-        """Return the beginning of the next window, up to the transaction id `hi`."""
+        """Return the beginning of the next window, which ends before the transaction id `hi`."""
         return replace(self, lo=self.hi, hi=hi, queuing_order=0)
 
     def read_to(self, queuing_order: int) -> Frontier:
-        """Return a later point of the same window."""
+        """Return the offset at `queuing_order` in the same window."""
         return replace(self, queuing_order=queuing_order)
 
 
 def foreign_offset_error(stored: object) -> InstanceError:
-    """Return the error for an offset in a checkpoint that this source has not written."""
+    """Return the error for an offset in a checkpoint that another source has written."""
     return InstanceError(
         f"The checkpoint holds an offset that is not one of the servicebroker source: {shown(stored)}."
     )
@@ -98,8 +103,8 @@ class QueuePosition(NamedTuple):
     """The present position of a server and a queue.
 
     Attributes:
-        frontier: the oldest unfinished transaction id. Everything below it is final. It never goes down.
-        drawn: the last queuing_order that the queue has drawn.
+        frontier: the oldest transaction id that has not ended. It never goes down.
+        drawn: the last queuing_order that the queue's sequence has returned.
     """
 
     frontier: int
@@ -107,7 +112,7 @@ class QueuePosition(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Rows of one window: lo <= stamp < hi and after < queuing_order <= upto."""
+    """A page of rows of a window: lo <= stamp < hi and after < queuing_order <= upto."""
 
     lo: int
     hi: int
@@ -116,9 +121,9 @@ class Slice(NamedTuple):
 
 
 def slice_between(start: Frontier, end: Frontier) -> Slice | None:
-    """Return the rows of a batch; None for an empty one. A batch never crosses the border of a window.
+    """Return the rows of a batch; None for an empty batch. All rows of a batch are in one window.
 
-    After a restart an initial offset may differ ("latest"). So the end alone defines the first batch.
+    With "latest", the initial offset differs after a restart. So the end alone defines the first batch.
 
     Raises:
         InstanceError: `end` cannot follow `start`.
@@ -135,49 +140,50 @@ def slice_between(start: Frontier, end: Frontier) -> Slice | None:
 
 
 def slice_read_so_far(offset: Frontier) -> Slice | None:
-    """Return the read rows of the offset's window, which may be acknowledged once the sink has them."""
+    """Return the rows of the offset's window up to the offset; None for none."""
     if offset.queuing_order == 0:
         return None
     return Slice(offset.lo, offset.hi, 0, offset.queuing_order)
 
 
 def has_read(offset: Frontier, other: Frontier) -> bool:
-    """True if a stream at `offset` has read everything that one at `other` has read."""
+    """True if `offset` is not before `other`."""
     if (offset.lo, offset.hi) == (other.lo, other.hi):
         return offset.queuing_order >= other.queuing_order
     return offset.lo >= other.hi
 
 
 def divide_slice(window_slice: Slice, parts: int) -> list[Slice]:
-    """Divide a slice into `parts` of about equal ranges of queuing_order; fewer if the slice has fewer numbers."""
+    """Divide a slice into at most `parts` slices, with about equal ranges of queuing_order."""
     length = window_slice.upto - window_slice.after
     borders = sorted({window_slice.after + length * number // parts for number in range(parts + 1)})
     return [window_slice._replace(after=after, upto=upto) for after, upto in itertools.pairwise(borders)]
 
 
-def check_continuity(start: Frontier, here: Frontier, position: QueuePosition) -> None:
-    """Refuse an offset that does not belong to this queue in this cluster at this point of its life.
+def check_continuity(start: Frontier, initial: Frontier, position: QueuePosition) -> None:
+    """Check that a stream can continue at `start` on the present queue, database and cluster.
 
-    `here` is the initial offset of the queue as it is now.
+    `initial` is the initial offset of the present queue.
 
     Raises:
-        InstanceError: another queue, another cluster or database, or a cluster that went back in time.
+        InstanceError: `start` is of another queue, database or cluster; or the cluster was restored to a time before
+            `start`.
     """
     advice = (
         "Transaction ids of the checkpoint mean nothing here: start the query with a new checkpoint location, "
         "after checking in the target which messages it already holds."
     )
-    if start.queue != here.queue:
+    if start.queue != initial.queue:
         raise InstanceError(
             "The checkpoint belongs to another queue, or to one that was dropped and created again: "
             "use one checkpoint location per queue."
         )
-    if start.system_identifier != here.system_identifier:
+    if start.system_identifier != initial.system_identifier:
         raise InstanceError(
             f"The checkpoint belongs to another PostgreSQL server (system identifier {start.system_identifier}, "
-            f"this one has {here.system_identifier}), as after a dump and restore. {advice}"
+            f"this one has {initial.system_identifier}), as after a dump and restore. {advice}"
         )
-    if start.database_oid not in (0, here.database_oid):
+    if start.database_oid not in (0, initial.database_oid):
         raise InstanceError(
             "The checkpoint belongs to another database of this PostgreSQL server, of which this one is a copy, as "
             f"after a dump and restore. {advice}"
@@ -197,7 +203,8 @@ def check_continuity(start: Frontier, here: Frontier, position: QueuePosition) -
 
 # ---------------------------------------------------------------- SQL
 
-# The planner's statistics of a queue are always stale. A whole scan would grow with the queue's depth; a sort spills.
+# The planner's statistics of a queue are always stale. A sequential scan costs as much as the queue is deep, and a sort
+# spills to disk.
 PIN_PLANS = (
     "select set_config(name, value, false) from (values ('enable_seqscan', 'off'), ('enable_sort', 'off'), "
     "('enable_bitmapscan', 'off'), ('max_parallel_workers_per_gather', '0')) pinned (name, value)"
@@ -205,8 +212,8 @@ PIN_PLANS = (
 
 FRONTIER = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 
-# Commits a transaction that reaches the disk and is younger than every frontier so far. A server that crashes assigns
-# ids of transactions again that left nothing on the disk. After this commit it assigns none below those frontiers.
+# Commits a transaction that is durable and younger than every frontier so far. After a crash, a server assigns the ids
+# of transactions that left nothing on disk again. After this commit it assigns no id below those frontiers.
 KEEP_FRONTIER = "select pg_logical_emit_message(true, 'servicebroker', 'frontier')"
 
 _IN_WINDOW = "stamp >= $1::text::xid8 and stamp < $2::text::xid8 and queuing_order > $3"
@@ -214,9 +221,9 @@ _UPTO = f"{_IN_WINDOW} and queuing_order <= $4"
 
 
 def extremes_sql(queue_id: int, archived: bool) -> str:
-    """Select the first and the last queuing_order that a window still has; NULL for none. One probe at each end.
+    """Select the first and the last queuing_order after `after` in a window; NULL for none. Needs two index probes.
 
-    Parameters: lo, hi, after. `archived`: archived rows count too.
+    Parameters: lo, hi, after. `archived`: include archived rows.
     """
     forwards = _merged_sql(queue_id, "queuing_order", _IN_WINDOW, archived)
     backwards = _merged_sql(queue_id, "queuing_order", _IN_WINDOW, archived, "desc")
@@ -227,7 +234,7 @@ def extremes_sql(queue_id: int, archived: bool) -> str:
 
 
 def page_end_sql(queue_id: int, archived: bool) -> str:
-    """Select the last queuing_order of the next page; NULL if the window has no more rows. Reads the whole page.
+    """Select the last queuing_order of the next page; NULL if the window has no more rows. Scans the page.
 
     Parameters: lo, hi, after, maximum rows.
     """
@@ -237,9 +244,9 @@ def page_end_sql(queue_id: int, archived: bool) -> str:
 
 
 def fitting_sql(queue_id: int, archived: bool) -> str:
-    """Select of the next rows of a window: last queuing_order, bytes of the bodies, first queuing_order.
+    """Select for the next rows of a window: last queuing_order, bytes of the bodies, first queuing_order.
 
-    The fourth column is the last queuing_order up to which the bodies fit into the given bytes.
+    The fourth column is the last queuing_order up to which the bodies have at most `maximum bytes`; NULL for none.
 
     Parameters: lo, hi, after, last queuing_order to consider, maximum rows, maximum bytes.
     """
@@ -262,7 +269,7 @@ def _fitting_sql(page: str) -> str:
 
 
 class GroupPartition(NamedTuple):
-    """The conversation groups of a partition: those whose bucket modulo `of` is `number`."""
+    """A partition of the conversation groups: those whose bucket modulo `of` is `number`."""
 
     number: int
     of: int
@@ -279,7 +286,7 @@ def rows_sql(
 ) -> str:
     """Select the rows of a slice that belong to a partition, ordered by queuing_order.
 
-    The text contains the values, since COPY takes no parameters; all are numbers.
+    The values, all numbers, are formatted into the text, since COPY takes no parameters.
     """
     where = _in_slice_sql(window_slice) + _without_system_messages_sql(system_messages)
     if partition.of > 1:
@@ -305,7 +312,7 @@ def _without_system_messages_sql(system_messages: bool) -> str:
 
 
 def endings_sql(queue_id: int, window_slice: Slice) -> str:
-    """Select the number of rows of a slice, of rows with shared bodies, and the handles that control messages end.
+    """Select the number of rows of a slice, the number with shared bodies, and the handles of conversations to end.
 
     Parameters: database id, name of the message type that ends a stream.
     """
@@ -319,14 +326,15 @@ def endings_sql(queue_id: int, window_slice: Slice) -> str:
 
 
 def delete_rows_sql(queue_id: int, window_slice: Slice) -> str:
-    """Delete a slice of rows whose bodies no other row shares."""
+    """Delete the rows of a slice. No other row may share their bodies."""
     return f"delete from servicebroker.queue_{queue_id} where {_scanned_slice_sql(window_slice)}"
 
 
 def take_rows_sql(queue_id: int, window_slice: Slice, *, retention: bool, archive: bool) -> str:
-    """Delete a slice of any rows. With `retention` the queue keeps the messages where RECEIVE does not find them.
+    """Delete the rows of a slice, also rows with shared bodies.
 
-    With `archive` the whole rows go into the queue's archive.
+    With `retention` the queue keeps the messages, hidden from RECEIVE. With `archive` the rows go into the queue's
+    archive.
     """
     further_parts = retain_gone(queue_id) if retention else f", unread as ({READERS_GONE})"
     if archive:
@@ -353,7 +361,7 @@ def archive_conversations_sql(queue_id: int, window_slice: Slice | None = None) 
 
 
 def _archived_sql(queue_id: int) -> str:
-    """Return a further part of a statement, to put the rows deleted in its part `gone` into the archive."""
+    """Return a CTE that inserts the rows of the CTE `gone`, which deletes them, into the archive."""
     return (
         f", archived as (insert into servicebroker.archived_{queue_id} ({_ARCHIVED_COLUMNS}, message_body) "
         f"select {_ARCHIVED_COLUMNS}, {MESSAGE_BODY} from gone)"
@@ -361,7 +369,7 @@ def _archived_sql(queue_id: int) -> str:
 
 
 def has_later_sql(queue_id: int, window_slice: Slice) -> str:
-    """True if messages have arrived after a slice: one probe for each priority."""
+    """Return a condition: messages have arrived after a slice. One index probe for each priority."""
     return " or ".join(
         f"exists (select from servicebroker.queue_{queue_id} "
         f"where priority = {priority} and queuing_order > {int(window_slice.upto)})"
@@ -370,7 +378,7 @@ def has_later_sql(queue_id: int, window_slice: Slice) -> str:
 
 
 def has_others_sql(queue_id: int, window_slice: Slice) -> str:
-    """True if the queue has any row outside a slice. Reads the whole queue."""
+    """Return a condition: the queue has a row outside a slice. Scans the whole queue."""
     return f"exists (select from servicebroker.queue_{queue_id} where not ({_in_slice_sql(window_slice)}))"
 
 
@@ -381,7 +389,7 @@ _ARCHIVED_COLUMNS = (
 
 
 def create_archive_sql(queue_id: int) -> str:
-    """Create the archive of a queue, for acknowledged messages to keep."""
+    """Create the archive of a queue, a table that keeps acknowledged messages."""
     return (
         f"create table if not exists servicebroker.archived_{queue_id} (like servicebroker.queue_{queue_id} "
         "including defaults, archived_at timestamptz not null default clock_timestamp(), primary key (queuing_order))"
@@ -389,14 +397,14 @@ def create_archive_sql(queue_id: int) -> str:
 
 
 def oldest_behind_sql(queue_id: int) -> str:
-    """Select the enqueue time of the first message after a queuing_order; no row for none. One probe for each priority.
+    """Select the enqueue time of the first message after a queuing_order; no row for none.
 
-    Parameter: the queuing_order.
+    One index probe for each priority. Parameter: the queuing_order.
     """
     return _merged_sql(queue_id, "message_enqueue_time, queuing_order", "queuing_order > $1") + " limit 1"
 
 
-# The transaction that holds the frontier back, and its age in seconds; only writing transactions do so.
+# The transaction that holds the frontier back: process id, age in seconds, application. Only writers hold it back.
 # Parameter: process ids of sessions to ignore.
 BLOCKING = (
     "select pid, extract(epoch from clock_timestamp() - xact_start)::bigint, application_name from pg_stat_activity "
@@ -405,7 +413,7 @@ BLOCKING = (
 )
 
 
-# The oldest open transaction: process, name, user, database, state, seconds. Session or prepared transaction.
+# The oldest open transaction, of a session or prepared: process id, name, user, database, state, age in seconds.
 HOLDER = (
     "with oldest as (select mod(pg_snapshot_xmin(pg_current_snapshot())::text::bigint, 4294967296) as xid) "
     "select pid, application_name, usename::text, datname::text, state, "
@@ -418,7 +426,7 @@ HOLDER = (
 
 
 def held_back_sql(queue_id: int) -> str:
-    """Select the number of messages that a frontier holds back. Parameters: the frontier, the last queuing_order."""
+    """Select the number of messages that a frontier holds back. Parameters: frontier, last queuing_order to count."""
     return (
         f"select count(*) from servicebroker.queue_{queue_id} where priority = any ('{_EVERY_PRIORITY}') "
         "and queuing_order <= $2 and stamp >= $1::text::xid8"
@@ -426,9 +434,9 @@ def held_back_sql(queue_id: int) -> str:
 
 
 def _merged_sql(queue_id: int, columns: str, where: str, archived: bool = False, direction: str = "") -> str:
-    """Merge an index scan of each priority in the order of arrival. Nothing is sorted, so rows flow at once.
+    """Select rows ordered by queuing_order, by a merge of one index scan per priority. Nothing is sorted.
 
-    PostgreSQL recognises the merge only if each scan has an ORDER BY of its own.
+    PostgreSQL plans the merge only if each scan has an ORDER BY of its own.
     """
     scans = [
         f"(select {columns} from servicebroker.queue_{queue_id} "
@@ -447,5 +455,5 @@ def _in_slice_sql(window_slice: Slice) -> str:
 
 
 def _scanned_slice_sql(window_slice: Slice) -> str:
-    """Return the condition of a slice, with the column that the arrival index begins with."""
+    """Return the condition of a slice, for an index scan: with the priority, the first column of the arrival index."""
     return f"priority = any ('{_EVERY_PRIORITY}') and {_in_slice_sql(window_slice)}"

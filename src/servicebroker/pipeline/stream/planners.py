@@ -1,6 +1,6 @@
-"""The processes in which Spark plans batches of our source: one for each query, which owns the queue while it lives.
+"""Finds and ends planners: the processes in which Spark plans the batches of a query. A planner owns its queue.
 
-Spark lets such a process go without waiting for its end, and keeps it if a query fails while it starts.
+Spark does not wait until a planner has ended. If a query fails during its start, Spark does not end its planner.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MODULE = "python_streaming_source_runner"  # the module of PySpark that such a process runs
-_POLL_INTERVAL_S = 0.02  # between two looks at the processes while they end
+_POLL_INTERVAL_S = 0.02  # between two checks whether the processes have ended
 
 
 def planners(spark: SparkSession) -> frozenset[int]:
-    """Return the process ids of a session's planners, if its Java runs on this machine."""
+    """Return the process ids of a session's planners. Java must run on this machine."""
     processes = _java(spark).current().descendants().toArray()
     return frozenset(process.pid() for process in processes if _MODULE in process.info().commandLine().orElse(""))
 
 
 def end_planners(spark: SparkSession, processes: frozenset[int], timeout_s: float = 5.0) -> None:
-    """Wait until planners have ended. After `timeout_s` they are killed."""
+    """Wait until planners have ended. After `timeout_s` seconds, kill them."""
     deadline = time.monotonic() + timeout_s
     while living := processes & planners(spark):
         if time.monotonic() > deadline:

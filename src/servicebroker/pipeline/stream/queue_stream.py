@@ -29,34 +29,37 @@ MIN_BACKGROUND_DELETE_ROWS = 10_000  # for fewer, a second connection costs more
 
 
 class Budget(NamedTuple):
-    """The limits of a batch: messages, and bytes of bodies, which a single message may exceed. None is no limit."""
+    """The remaining limits of a batch: messages, and bytes of bodies. None is no limit.
+
+    A batch has at least one message, whose body may exceed the limit of bytes.
+    """
 
     messages: int | None = None
     bytes: int | None = None
 
-    def share(self, of: int) -> Budget:
-        """Return the share of one of `of` queues that have not planned yet: at least one message and one byte."""
-        return Budget(*(None if limit is None else max(1, -(-limit // of)) for limit in self))
+    def share(self, queues: int) -> Budget:
+        """Return an equal share for one of `queues` queues: at least one message and one byte."""
+        return Budget(*(None if limit is None else max(1, -(-limit // queues)) for limit in self))
 
     def without(self, messages: int, size: int) -> Budget:
-        """Return the remaining budget."""
+        """Return the budget less these messages and bytes."""
         used = (messages, size)
         pairs = zip(self, used, strict=True)
         return Budget(*(None if limit is None else max(0, limit - amount) for limit, amount in pairs))
 
     def plus(self, messages: int, size: int) -> Budget:
-        """Return a larger budget."""
+        """Return the budget and these messages and bytes."""
         pairs = zip(self, (messages, size), strict=True)
         return Budget(*(None if limit is None else limit + amount for limit, amount in pairs))
 
     @property
     def is_spent(self) -> bool:
-        """True if nothing more fits."""
+        """True if a limit is used up."""
         return 0 in self
 
 
 class BatchPlan(NamedTuple):
-    """The next batch of a queue: its start and end, its rows, and whether it may wait for more messages."""
+    """The next batch of a queue: its start and end offsets, its rows, and whether it may wait for more messages."""
 
     start: Frontier
     end: Frontier
@@ -65,10 +68,10 @@ class BatchPlan(NamedTuple):
 
 
 class BackgroundDeleter:
-    """Deletes acknowledged rows of a queue in a thread and on a connection of its own.
+    """Deletes acknowledged rows of a queue in a thread of its own, on a connection of its own.
 
     Attributes:
-        session: its process id in PostgreSQL.
+        session: process id of the connection's session in PostgreSQL.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -78,7 +81,7 @@ class BackgroundDeleter:
         self.session = self._queue.connection.info.backend_pid
 
     def begin(self, offset: Frontier) -> None:
-        """Begin to delete the rows up to `offset`."""
+        """Start deleting the rows up to `offset`."""
         self._pending = self._thread.submit(self._queue.remove_rows, offset)
 
     def wait(self) -> None:
@@ -92,7 +95,7 @@ class BackgroundDeleter:
             pending.result()
 
     def close(self) -> None:
-        """Wait for the pending deletion. If it fails, the next stream of the queue repeats it."""
+        """Wait for the pending deletion, and close the connection. The next stream repeats a failed deletion."""
         try:
             self.wait()
         except psycopg.Error as problem:
@@ -103,10 +106,10 @@ class BackgroundDeleter:
 
 
 class QueueStream:
-    """A queue that a stream owns, from its first use until `close`.
+    """The stream of one queue. It owns the queue by a lock, from the first use until `close`.
 
     Attributes:
-        read: messages and bytes of bodies in the batches since the start.
+        read: messages, and bytes of bodies, in the batches since the start.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -114,13 +117,13 @@ class QueueStream:
         self._queue: QueueLease | None = None
         self._offsets: StreamOffsets | None = None  # opened with the queue
         self._deleter: BackgroundDeleter | None = None  # opened by the first large batch
-        self._acknowledged: Frontier | None = None
-        self._planned: Frontier | None = None
-        self._read_to: Frontier | None = None
-        self._has_started_over = False
-        self._measured: tuple[Slice, tuple[int, int]] | None = None
+        self._acknowledged: Frontier | None = None  # the offset up to which this stream has acknowledged rows
+        self._planned: Frontier | None = None  # end of the last planned batch
+        self._read_to: Frontier | None = None  # end of the last batch that `read` counts
+        self._has_started_over = False  # with failOnDataLoss=false
+        self._measured: tuple[Slice, tuple[int, int]] | None = None  # last slice, with its messages and bytes
         self._target: int | None = None  # the frontier up to which an AvailableNow query reads
-        self._last_progress: dict[str, Any] | None = None  # of an AvailableNow query that has read all of the queue
+        self._last_progress: dict[str, Any] | None = None  # set when an AvailableNow query has read the whole queue
         self.read = {"messagesRead": 0, "bytesRead": 0}
 
     @property
@@ -130,7 +133,7 @@ class QueueStream:
 
     @property
     def initial(self) -> dict[str, Any]:
-        """The offset of a stream that has read nothing, the same at every call."""
+        """The offset of a stream that has read nothing. It never changes."""
         return self._owned_queue().initial.to_json()
 
     @property
@@ -138,15 +141,15 @@ class QueueStream:
         """The offset before all messages, whatever the starting offset of the stream is."""
         return replace(self._owned_queue().initial, lo=0, hi=0).to_json()
 
-    def stop_here(self) -> None:
-        """Read only the present messages. As always, an open transaction holds the frontier back."""
+    def limit_to_present(self) -> None:
+        """Read only the present messages. Messages that an open transaction holds back are not read."""
         self._target = self._owned_queue().position().frontier
 
     def is_known(self, offset: dict[str, Any]) -> bool:
-        """True if a stream may continue at `offset`: it is recorded, planned or initial, or there is no record of it.
+        """True if a stream may continue at `offset`: the offset is recorded, planned or initial, or there is no record.
 
         Raises:
-            InstanceError: the offset belongs to another server, another queue or another time.
+            InstanceError: as `plan`.
         """
         own_offsets = [own.to_json() for own in (self._planned, self._acknowledged) if own is not None]
         if self._is_done or offset in own_offsets:
@@ -156,14 +159,11 @@ class QueueStream:
         return known is None or self._stream_offsets().is_known(known)
 
     def refusal(self, offset: dict[str, Any]) -> InstanceError:
-        """Return the error for an offset that is not known."""
+        """Return the error for an offset for which `is_known` is False."""
         return self._stream_offsets().refusal(Frontier.from_json(offset), self._owned_queue().queue_name)
 
     def planned_from(self, start: dict[str, Any] | None) -> BatchPlan | None:
-        """Return the batch that was planned from `start` before and never acknowledged, to plan it again.
-
-        None without such a batch.
-        """
+        """Return a batch that was planned from `start` and never acknowledged, to be repeated; None without one."""
         if self._is_done:
             return None
         offset = Frontier.from_json(start or self.earliest)
@@ -177,13 +177,13 @@ class QueueStream:
         return BatchPlan(offset, end, window_slice, may_wait=False)
 
     def plan(self, start: dict[str, Any] | None, budget: Budget) -> BatchPlan | None:
-        """Return the batch after `start`, None if there is nothing to read. Without `start`, begin before all messages.
+        """Return the batch after `start`; None if there is nothing to read. Without `start`, begin before all messages.
 
-        Spark plans a batch from `start` only after the sink has committed everything up to it. So `start` is
-        acknowledged here: `commit` would come too late, and never for the last batch of a query.
+        Also acknowledges the rows up to `start`: Spark plans a batch only after the sink has committed all rows before
+        it. `commit` comes too late for that, and not at all for the last batch of a query.
 
         Raises:
-            InstanceError: the offset belongs to another server, another queue or another time.
+            InstanceError: the offset belongs to another server or queue, or to a server restored to an earlier time.
             psycopg.Error: the deletion during the last batch has failed.
         """
         if self._is_done:
@@ -197,13 +197,13 @@ class QueueStream:
         page_start, may_wait = offset, False  # the rest of a window does not wait for more messages
         end = queue.find_page_end(offset, *budget)
         if end is None:
-            self._wait_for_deletion()  # offsets of the next window do not cover rows of this one
+            self._wait_for_deletion()  # after a crash, an offset of the next window would not delete rows of this one
         if end is None and offset.hi < hi:
             page_start, may_wait = offset.opened(hi), True
             end = queue.find_page_end(page_start, *budget)
         self._planned = offset
         if end is None:
-            if self._target is not None:  # the query ends now, so the queue must be free for the next reader
+            if self._target is not None:  # the query ends now: free the queue for the next reader
                 self._last_progress = queue.progress(offset)
                 self.close()
             return None
@@ -212,23 +212,23 @@ class QueueStream:
         return BatchPlan(offset, end, window_slice, may_wait)
 
     def has_more(self, plan: BatchPlan) -> bool:
-        """True if the window of a plan has further rows."""
+        """True if the window of a plan has more rows after its end."""
         return self._owned_queue().has_more_rows(plan.end)
 
     def extend(self, plan: BatchPlan, budget: Budget) -> BatchPlan:
-        """Return the plan with as many rows of its window as the budget allows."""
+        """Return the plan with a later end: as many rows of its window as the budget allows."""
         page_start = plan.end.read_to(plan.window_slice.after)
         end = self._owned_queue().find_page_end(page_start, *budget) or plan.end
         return plan._replace(end=end, window_slice=plan.window_slice._replace(upto=end.queuing_order))
 
     def measure(self, window_slice: Slice) -> tuple[int, int]:
-        """Return the number of messages of a batch, and the bytes of their bodies. The last answer is cached."""
+        """Return the number of messages in a slice, and the bytes of their bodies. The last result is cached."""
         if self._measured is None or self._measured[0] != window_slice:
             system_messages = self._options.include_system_messages
             self._measured = window_slice, self._owned_queue().measure(window_slice, system_messages=system_messages)
         return self._measured[1]
 
-    def take(self, plan: BatchPlan) -> dict[str, Any]:
+    def record_plan(self, plan: BatchPlan) -> dict[str, Any]:
         """Record the plan as Spark's next batch, and return its end offset."""
         self._planned = plan.end
         self._count(plan.window_slice, plan.end)
@@ -237,12 +237,12 @@ class QueueStream:
         return plan.end.to_json()
 
     def parts(self, start: dict[str, Any], end: dict[str, Any], count: int) -> list[rows.Part]:
-        """Return the tasks of a batch: the same rows for the same offsets at any time."""
+        """Return the tasks of a batch, about `count`. The same offsets give the same rows at any time."""
         queue = self._owned_queue()
         position = queue.position()
         last = self._continue_from(Frontier.from_json(end), position)
         if last is None:
-            return []  # a batch of another server or time
+            return []  # a batch of another server, or from before a restore
         first = self._continue_from(Frontier.from_json(start), position) or queue.initial
         window_slice = slice_between(first, last)
         if window_slice is None:
@@ -251,7 +251,7 @@ class QueueStream:
         return divide_into_parts(self._options, queue, window_slice, count)
 
     def _count(self, window_slice: Slice, end: Frontier) -> None:
-        """Add a batch to `read` once: when it is planned, since Spark asks for progress next, or repeated."""
+        """Add a batch to `read`, once: when it is planned, before Spark asks for progress, or when it is repeated."""
         if end != self._read_to:
             messages, size = self.measure(window_slice)
             self.read["messagesRead"] += messages
@@ -259,10 +259,7 @@ class QueueStream:
             self._read_to = end
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Acknowledge everything up to `end`, since the sink has it. Mostly `plan` has done so already.
-
-        A queue that is done is acknowledged completely, and no longer owned.
-        """
+        """Acknowledge all rows up to `end`, which the sink has. Usually `plan` has already done so."""
         offset = Frontier.from_json(end)
         if self._is_done or offset == self._acknowledged:
             return
@@ -271,11 +268,11 @@ class QueueStream:
             self.acknowledge(known)
 
     def acknowledge(self, offset: Frontier) -> None:
-        """Remove everything up to `offset` from the queue: now, or while the next batch is read.
+        """Delete all rows up to `offset` from the queue: now, or while the next batch is read.
 
-        Deleting the rows of a large batch takes a third of the time in which Spark reads the next one. The deletion can
-        wait if the next batch is of the same window: its offset covers these rows too, so that they are deleted with it
-        after a crash. Conversations are ended before the next batch is planned, since an END takes rows of that batch.
+        Deleting a large batch takes a third of the time in which Spark reads the next one. If the next batch is in the
+        same window, a background deletion is safe: after a crash, the next batch's offset deletes these rows too.
+        Conversations end before the next batch is planned, because END CONVERSATION deletes rows of that batch.
         """
         if offset == self._acknowledged:
             return
@@ -293,7 +290,7 @@ class QueueStream:
         self._acknowledged = offset
 
     def _open_deleter(self) -> BackgroundDeleter | None:
-        """Return the background deleter; None if it cannot connect."""
+        """Return the background deleter, connected at the first call; None if it cannot connect."""
         try:
             self._deleter = self._deleter or BackgroundDeleter(self._options)
         except (ServiceBrokerError, psycopg.Error) as problem:
@@ -301,7 +298,7 @@ class QueueStream:
         return self._deleter
 
     def _wait_for_deletion(self) -> None:
-        """Wait for rows that are being deleted in the background."""
+        """Wait for the background deletion. If it has failed, its rows count as not acknowledged."""
         try:
             if self._deleter:
                 self._deleter.wait()
@@ -310,26 +307,26 @@ class QueueStream:
             raise
 
     def progress(self) -> dict[str, Any] | None:
-        """Return the offset that was planned last, and its lag (`QueueLease.progress`); None before the first plan.
+        """Return the last planned offset and its lag (`QueueLease.progress`); None before the first plan.
 
-        Also None after the queue was dropped: the next plan decides if that ends the query.
+        Also None if the queue was dropped. The next plan then decides whether the query fails.
         """
         if self._planned is None:
             return None
-        behind = self._last_progress if self._queue is None else None
+        lag = self._last_progress if self._queue is None else None
         try:
-            behind = behind or self._owned_queue().progress(self._planned, self._own_sessions)
-            return self._planned.to_json() | self.read | behind
+            lag = lag or self._owned_queue().progress(self._planned, self._own_sessions)
+            return self._planned.to_json() | self.read | lag
         except psycopg.errors.UndefinedTable:
             return None
 
     @property
     def _own_sessions(self) -> list[int]:
-        """The sessions of this stream beside the planning one."""
+        """Process ids of this stream's sessions in PostgreSQL, except the planning one."""
         return [self._deleter.session] if self._deleter else []
 
     def close(self) -> None:
-        """Release the queue, after any pending deletion."""
+        """Release the queue, after a pending deletion has ended."""
         try:
             if self._deleter:
                 self._deleter.close()
@@ -339,14 +336,14 @@ class QueueStream:
             self._deleter = self._queue = self._offsets = None
 
     def _stream_offsets(self) -> StreamOffsets:
-        """Return the record of what the queue has given, read once the queue is owned."""
+        """Return the record of the queue's offsets, which is read when the queue is owned."""
         if self._offsets is None:
             queue = self._owned_queue()
             self._offsets = StreamOffsets(queue.connection, queue.queue_id, queue.initial)
         return self._offsets
 
     def _owned_queue(self) -> QueueLease:
-        """Return the queue, owned. Opened at first use, since Spark also copies readers into other processes."""
+        """Open and own the queue at the first call, and return it. Spark also copies readers into other processes."""
         if self._queue is None:
             queue = QueueLease.open(self._options)
             try:
@@ -358,14 +355,14 @@ class QueueStream:
         return self._queue
 
     def _continue_from(self, offset: Frontier, position: QueuePosition) -> Frontier | None:
-        """Return the offset; None if it means nothing here and failOnDataLoss=false makes the stream start over.
+        """Return the offset; None if it does not fit this queue and failOnDataLoss=false makes the stream start over.
 
         Raises:
-            InstanceError: the offset means nothing here.
+            InstanceError: the offset does not fit this queue (`check_continuity`).
         """
-        here = self._owned_queue().initial
+        initial = self._owned_queue().initial
         try:
-            check_continuity(offset, here, position)
+            check_continuity(offset, initial, position)
         except InstanceError as problem:
             if self._options.fail_on_data_loss:
                 raise
@@ -373,11 +370,11 @@ class QueueStream:
                 _log.warning("%s With failOnDataLoss=false the stream starts over.", problem)
             self._has_started_over = True
             return None
-        return replace(offset, database_oid=here.database_oid)
+        return replace(offset, database_oid=initial.database_oid)
 
 
 def divide_into_parts(options: SourceOptions, queue: QueueLease, window_slice: Slice, count: int) -> list[rows.Part]:
-    """Divide a slice of a queue into `count` parts."""
+    """Divide a slice of a queue into parts for `count` tasks."""
     if options.partitioning == "range":
         parts = [(part_slice, GroupPartition(0, 1)) for part_slice in divide_slice(window_slice, count)]
     else:

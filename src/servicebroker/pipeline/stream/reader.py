@@ -1,4 +1,4 @@
-"""The readers of the Spark source: plan batches of queues, read their parts, and acknowledge rows that the sink has."""
+"""The readers of the Spark source: plan batches of queues, read their parts, and acknowledge rows that are stored."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _log = logging.getLogger("servicebroker")
-MULTI_QUEUE_VERSION = 2  # of offsets that name their queues; a single queue has the offset of the queue itself
+MULTI_QUEUE_VERSION = 2  # version of offsets of several queues; a single queue has its own offset
 
 
 class QueueReader(DataSourceReader):
-    """Reads what a new stream would read now, and consumes nothing."""
+    """Reads the messages that a new stream would read now, without consuming them (`spark.read`)."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -55,23 +55,27 @@ class QueueReader(DataSourceReader):
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the batches of a stream, and acknowledges rows that the sink has committed.
+    """Plans the batches of a stream, and acknowledges rows that the sink has committed (`spark.readStream`).
 
-    The offset of a single queue is its `Frontier`; of several queues `{"version": 2, "queues": {name: frontier}}`. Not
-    for queries with asynchronous progress tracking: there, a start offset is not yet with the sink.
+    The offset of a single queue is its `Frontier`; of several queues `{"version": 2, "queues": {name: frontier}}`.
+    Asynchronous progress tracking is not supported: with it, Spark plans from offsets that the sink does not have yet.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._streams: dict[str, QueueStream] = {}
-        self._directory: OpenDatabase | None = None
-        self._fixed: list[str] | None = None  # of an AvailableNow query: the queues that existed when it began
-        self._missing: set[str] = set()  # dropped queues that were logged
-        self._turn = 0
-        self._waiting_since: float | None = None  # of a batch that is too small yet
+        self._opened_database: OpenDatabase | None = None
+        self._queues_at_start: list[str] | None = None  # only of an AvailableNow query
+        self._missing: set[str] = set()  # dropped queues for which a warning was logged
+        self._turn = 0  # number of plans, by which queues begin in turn
+        self._waiting_since: float | None = None  # in monotonic seconds, while a batch is smaller than its minimum
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset with nothing read, the same at every call. An unknown queue in the option is an error."""
+        """Return the offset of a stream that has read nothing. Every call returns the same offset.
+
+        Raises:
+            BrokerError: a queue of the option does not exist.
+        """
         names = self._options.queues or self._names()
         return self._joined({name: self._stream(name).initial for name in names})
 
@@ -80,36 +84,36 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of the present messages: later queues and messages are left to the next query."""
+        """Limit the query to the present queues and messages. The next query reads later ones."""
         streams = self._existing_streams()
         for stream in streams.values():
-            stream.stop_here()
-        self._fixed = list(streams)
+            stream.limit_to_present()
+        self._queues_at_start = list(streams)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next batch; `start` itself if there is nothing to read.
+        """Return the end offset of the next batch; `start` if there is nothing to read.
 
         Raises:
-            InstanceError: the offset belongs to another server, another queue or another time, or to a checkpoint that
-                is older than what a queue has given.
+            InstanceError: the offset belongs to another server or queue, or to a server restored to an earlier time;
+                or the checkpoint is an old copy.
         """
         offsets = self._split(start)
         streams = self._existing_streams()
-        self._check_gone(offsets, streams)
+        self._check_for_dropped(offsets, streams)
         self._check_known({name: offset for name, offset in offsets.items() if name in streams}, start)
-        plans = self._planned(offsets, streams) or self._plans(offsets, streams, self._budget(limit))
+        plans = self._repeated_plans(offsets, streams) or self._new_plans(offsets, streams, self._budget(limit))
         if not plans or self._must_wait(plans, is_all=isinstance(limit, ReadAllAvailable)):
             return start
         self._waiting_since = None
-        ends = {name: streams[name].take(plan) for name, plan in plans.items()}
+        ends = {name: streams[name].record_plan(plan) for name, plan in plans.items()}
         unchanged = {name: offset for name, offset in offsets.items() if name in streams}
         return self._joined(unchanged | ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return how far behind the stream is, for `latestOffset` in Spark's progress.
+        """Return the lag of the stream, which Spark's progress shows as `latestOffset`.
 
-        That is the `QueueStream.progress` of a single queue; of several queues, the progress of each and of all
-        together. None if no queue has progress to report.
+        For a single queue, this is `QueueStream.progress`. For several queues, it has the progress of each queue and
+        totals. None if no queue has progress to report.
         """
         progress_by_name = {name: stream.progress() for name, stream in self._streams.items()}
         known_progress = {name: progress for name, progress in progress_by_name.items() if progress is not None}
@@ -122,10 +126,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"version": MULTI_QUEUE_VERSION, "queues": known_progress, **combined}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch: the same rows for the same offsets at any time.
+        """Return the tasks of a batch. The same offsets give the same rows at any time.
 
         Raises:
-            InstanceError: as `latestOffset`; or the checkpoint is older than what a queue has given.
+            InstanceError: as `latestOffset`.
         """
         before, after = self._split(start), self._split(end)
         changed = self._existing([name for name, offset in after.items() if before.get(name) != offset])
@@ -143,7 +147,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Acknowledge everything up to `end`, since the sink has it. Mostly `latestOffset` has done so already."""
+        """Acknowledge all rows up to `end`, which the sink has. Usually `latestOffset` has already done so."""
         offsets = self._split(end)
         existing = self._existing([*offsets])
         self._check_known({name: offsets[name] for name in existing}, end)
@@ -151,17 +155,17 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._stream(name).commit(offsets[name])
 
     def stop(self) -> None:
-        """Release the queues."""
+        """Release the queues, and close the connections."""
         for stream in self._streams.values():
             stream.close()
-        if self._directory is not None:
-            self._directory.close()
-            self._directory = None
+        if self._opened_database is not None:
+            self._opened_database.close()
+            self._opened_database = None
 
     def _existing_streams(self) -> dict[str, QueueStream]:
-        """Return the streams of the queues that exist now, including new ones of the pattern.
+        """Return the streams of the existing queues by name, including new queues that match the pattern.
 
-        Streams of dropped queues are closed.
+        Close the streams of dropped queues.
         """
         names = self._names()
         for name in self._streams.keys() - names:
@@ -169,11 +173,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: self._stream(name) for name in names}
 
     def _names(self) -> list[str]:
-        """Return the queues to read that exist. If no listed queue exists, return the list, so that reading fails."""
-        wanted = self._options.queues if self._fixed is None else self._fixed
-        if not wanted and self._fixed is None:
+        """Return the names of existing queues to read.
+
+        If none of the option's queues exists, return all of them, so that reading fails.
+        """
+        names = self._options.queues if self._queues_at_start is None else self._queues_at_start
+        if not names and self._queues_at_start is None:
             return _matching(self._options, self._database())
-        return self._existing(wanted) or self._options.queues
+        return self._existing(names) or self._options.queues
 
     def _existing(self, names: list[str]) -> list[str]:
         """Return those of the queues that exist; all of them if a missing queue has to fail the query."""
@@ -191,38 +198,38 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [name for name in names if name in existing]
 
     def _database(self) -> OpenDatabase:
-        """Return the broker database, in which queues are looked up."""
-        if self._directory is None:
-            self._directory = OpenDatabase.open(self._options.instance, self._options.database)
-        return self._directory
+        """Return a connection for looking up queues, which is opened at the first call."""
+        if self._opened_database is None:
+            self._opened_database = OpenDatabase.open(self._options.instance, self._options.database)
+        return self._opened_database
 
     def _stream(self, name: str) -> QueueStream:
         if name not in self._streams:
             self._streams[name] = QueueStream(replace(self._options, queue=name, queue_pattern=""))
         return self._streams[name]
 
-    def _check_gone(self, before: Mapping[str, Any], streams: Mapping[str, QueueStream]) -> None:
-        gone = [name for name in before if name not in streams]
-        if gone and self._options.fail_on_data_loss:
+    def _check_for_dropped(self, offsets: Mapping[str, Any], streams: Mapping[str, QueueStream]) -> None:
+        dropped = [name for name in offsets if name not in streams]
+        if dropped and self._options.fail_on_data_loss:
             raise InstanceError(
-                f"The checkpoint has read the queue '{gone[0]}', which does not exist or is not named any more. "
+                f"The checkpoint has read the queue '{dropped[0]}', which does not exist or is not named any more. "
                 "Messages of it may be lost: put it back, or go on without it with the option "
                 "'failOnDataLoss' = 'false'."
             )
 
     @property
     def _source(self) -> str:
-        """A key of this source within its query, the same after every restart."""
+        """The key by which `stream_batches` identifies this source. It is the same after every restart."""
         options = self._options
         return digest(f"{options.database} {options.queue or options.queue_pattern}".lower())
 
     def _check_known(self, offsets: Mapping[str, Any], *of_checkpoint: dict[str, Any]) -> None:
-        """Refuse offsets that are not where their queues are.
+        """Check offsets against the record of each queue (`stream_offsets.py`).
 
-        An offset of the checkpoint that ends the last batch of some query is accepted: it is no old copy.
+        An unknown offset is accepted if an offset in `of_checkpoint` ends the last batch of a query.
 
         Raises:
-            InstanceError: the checkpoint is older than what a queue has given, or ahead of that.
+            InstanceError: the checkpoint is older than the acknowledged offset of a queue, or ahead of the queue.
         """
         unknown = [name for name, offset in offsets.items() if not self._stream(name).is_known(offset)]
         if not unknown:
@@ -231,18 +238,18 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not any(is_last_end(connection, self._source, digest(offset)) for offset in of_checkpoint):
             raise self._stream(unknown[0]).refusal(offsets[unknown[0]])
 
-    def _planned(self, offsets: Mapping[str, Any], streams: Mapping[str, QueueStream]) -> dict[str, BatchPlan]:
-        """Return the batch that was planned from this start before and never acknowledged, with all its queues."""
+    def _repeated_plans(self, offsets: Mapping[str, Any], streams: Mapping[str, QueueStream]) -> dict[str, BatchPlan]:
+        """Return by queue the plans of a batch that was planned from these offsets and never acknowledged."""
         plans = {name: stream.planned_from(offsets.get(name)) for name, stream in streams.items()}
         return {name: plan for name, plan in plans.items() if plan is not None}
 
-    def _plans(
+    def _new_plans(
         self, offsets: Mapping[str, Any], streams: Mapping[str, QueueStream], budget: Budget
     ) -> dict[str, BatchPlan]:
-        """Return the plan of each queue for the next batch.
+        """Return by queue the plans of the next batch.
 
-        Unused budget goes to the others, and queues begin in turn. What is left in the end goes to queues that have
-        more: else a batch would be smaller whenever an empty queue comes last.
+        Each queue gets a share of the budget. Budget that a queue does not use goes to the queues after it. The rest
+        goes to queues that have more messages. The queues take turns in coming first.
         """
         names = list(streams)
         self._turn += 1
@@ -268,9 +275,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plans
 
     def _must_wait(self, plans: Mapping[str, BatchPlan], *, is_all: bool) -> bool:
-        """True if a batch is still too small, and has not yet waited too long."""
+        """True if a batch is smaller than its minimum, and has not waited for `max_trigger_delay` seconds yet."""
         options = self._options
-        if not options.has_minimum or self._fixed or is_all or not all(plan.may_wait for plan in plans.values()):
+        if (
+            not options.has_minimum
+            or self._queues_at_start
+            or is_all
+            or not all(plan.may_wait for plan in plans.values())
+        ):
             return False
         now = time.monotonic()
         self._waiting_since = now if self._waiting_since is None else self._waiting_since
@@ -284,14 +296,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _budget(self, limit: ReadLimit) -> Budget:
         if isinstance(limit, ReadAllAvailable):
             return Budget()
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_messages_per_trigger
-        return Budget(most, self._options.max_bytes_per_trigger or None)
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_messages_per_trigger
+        return Budget(max_rows, self._options.max_bytes_per_trigger or None)
 
     def _split(self, offset: dict[str, Any]) -> dict[str, Any]:
-        """Return the offset of each queue. A query may go on with a part of the queues of its checkpoint.
+        """Return the offset of each queue. The options may name only some of the checkpoint's queues.
 
         Raises:
-            InstanceError: the offset is of a single queue, but the options name several; or of another source.
+            InstanceError: the offset is of a single queue, but the options name several; or it is of another source.
         """
         if not isinstance(offset, dict):
             raise foreign_offset_error(offset)
@@ -309,13 +321,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {self._options.queues[0]: offset}
 
     def _joined(self, offsets: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the offset of the stream, from the offset of each queue: the reverse of `_split`."""
         if self._options.is_of_one_queue:
             return dict(offsets[self._options.queues[0]])
         return {"version": MULTI_QUEUE_VERSION, "queues": dict(offsets)}
 
 
 def _combined_progress(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the progress of several queues as one: sums, and the worst of ages and of blocking transactions."""
+    """Return the combined progress of several queues: sums, and the largest lag, age and blocking transaction."""
     worst = max(reports, key=lambda report: report.get("blockingSeconds", -1))
     progress = {key: sum(report[key] for report in reports) for key in ("messagesRead", "bytesRead", "messagesBehind")}
     progress["frontierLag"] = max(report["frontierLag"] for report in reports)
@@ -343,7 +356,7 @@ def _matching(options: SourceOptions, database: OpenDatabase) -> list[str]:
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a part. If there are no parts, Spark makes up a part of another class."""
+    """Return the rows of a part. If there are no parts, Spark passes a partition of another class."""
     if not isinstance(partition, rows.Part):
         return iter(())
     return iter([rows.part_row(partition)]) if options.delivers_parts else rows.read(partition)

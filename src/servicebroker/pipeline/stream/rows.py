@@ -1,4 +1,4 @@
-"""Messages as Arrow batches, read by a task straight from PostgreSQL's binary COPY."""
+"""Reads messages in a Spark task, as Arrow batches straight from PostgreSQL's binary COPY."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from servicebroker.store.statements import text_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Tasks replace ids by names: joins here would lose the order, and names would widen every row on the wire.
-_WIRE = (
+# The columns that a task reads. It replaces ids by names itself: a join would lose the order, and names cost bytes.
+_COLUMNS_TO_READ = (
     "service_id, service_contract_id, message_type_id, conversation_handle::text, conversation_group_id::text, "
     "message_sequence_number, queuing_order, priority, validation::text, "
     f"{MESSAGE_BODY} as message_body, message_enqueue_time"
 )
-_LABELS = (
+_NAMES_SQL = (  # names by id of services, contracts and message types
     "select service_id, name from servicebroker.services where database_id = {database_id}",
     "select service_contract_id, name from servicebroker.service_contracts where database_id = {database_id}",
     "select message_type_id, name from servicebroker.message_types where database_id = {database_id}",
@@ -41,10 +41,12 @@ _LABELS = (
 
 @dataclass
 class Part(InputPartition):
-    """The work of one task: a partition of the conversation groups in a slice of the queue.
+    """The work of one task: a partition of the conversation groups in a slice of a queue.
 
-    `archived`: read the archive too. `system_messages`: read EndDialog, Error and DialogTimer too. `source` and `end`
-    identify the stream's batch, as in `stream_offsets.BatchEnd`.
+    Attributes:
+        archived: read the archive too.
+        system_messages: read EndDialog, Error and DialogTimer too.
+        source, end: identify the stream's batch, as in `stream_offsets.BatchEnd`; "" for a read without a stream.
     """
 
     instance: str
@@ -64,10 +66,10 @@ class Part(InputPartition):
 
     @classmethod
     def from_text(cls, text: str) -> Part:
-        """Return the part that `to_text` wrote. Its numbers are numbers, since they become text of SQL.
+        """Return the part that `to_text` wrote. The types are checked, since numbers are formatted into SQL.
 
         Raises:
-            InstanceError: the text is not from `to_text`: a sink was given rows of another source.
+            InstanceError: `to_text` did not write the text, as if a sink gets rows of another source.
         """
         try:
             fields = msgspec.json.decode(text, type=_PartText)
@@ -92,7 +94,7 @@ class _PartText(Struct, forbid_unknown_fields=True):
 
 
 def part_row(part: Part) -> pa.RecordBatch:
-    """Return one row that stands for a part."""
+    """Return a batch of one row, which stands for a part."""
     import pyarrow as pa
 
     return pa.RecordBatch.from_pydict({PART: [part.to_text()]}, pa.schema([(PART, pa.string())]))
@@ -104,10 +106,10 @@ def holds_parts(columns: Sequence[str]) -> bool:
 
 
 def delivered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the messages for a sink: each batch as it is, or the messages of the parts that its rows stand for.
+    """Yield the messages for a sink: each batch unchanged, or the messages of the parts that its rows stand for.
 
     Raises:
-        adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
+        adbc_driver_manager.Error: PostgreSQL cannot be reached, or a statement failed; Spark repeats the task.
     """
     for batch in batches:
         if holds_parts(batch.schema.names):
@@ -121,9 +123,9 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `part`, ordered by queuing_order.
 
     Raises:
-        InstanceError: this server lags behind the one that planned the part; or the query has read a later batch, or
-            this one with another end.
-        adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
+        InstanceError: the server lags behind the server that planned the part; the query has already read a later
+            batch; or it has read this batch with another end.
+        adbc_driver_manager.Error: PostgreSQL cannot be reached, or a statement failed; Spark repeats the task.
     """
     from adbc_driver_postgresql import dbapi
 
@@ -137,49 +139,52 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
         _check_server(cursor, part.window_slice)
         if part.source and (running := batch_of_task()):
             record_batch(cursor, BatchEnd(part.source, *running, part.end))
-        labels = [_labels(cursor, sql.format(database_id=part.database_id)) for sql in _LABELS]
+        tables_of_names = [_names_by_id(cursor, sql.format(database_id=part.database_id)) for sql in _NAMES_SQL]
         kinds = {"archived": part.archived, "system_messages": part.system_messages}
-        text = frontier.rows_sql(part.queue_id, part.window_slice, part.group, _WIRE, **kinds)
+        text = frontier.rows_sql(part.queue_id, part.window_slice, part.group, _COLUMNS_TO_READ, **kinds)
         cursor.execute(text_of("rows.read", text))
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
-                yield _with_names(batch, part.queue, labels)
+                yield _with_names(batch, part.queue, tables_of_names)
 
 
 def _check_server(cursor: Any, window_slice: Slice) -> None:
-    """Refuse a server on which a transaction of the window is unfinished: it lacks rows that would be acknowledged."""
+    """Check that each transaction of the window has ended on this server, which otherwise lacks rows of the window.
+
+    Raises:
+        InstanceError: the server lags behind.
+    """
     cursor.execute(text_of("rows.check_server", f"select {frontier.FRONTIER}"))
-    ((frontier_here,),) = cursor.fetchall()
-    if frontier_here < window_slice.hi:
+    ((server_frontier,),) = cursor.fetchall()
+    if server_frontier < window_slice.hi:
         raise InstanceError(
-            "The server that a task has reached lags behind the one that has planned its batch, as a standby does, and "
-            "lacks messages of the batch: name only the primary in the URL of the instance, or add "
-            "target_session_attrs=read-write."
+            "A Spark task has connected to a server that lags behind, as a standby does, and lacks messages of the "
+            "batch. Name only the primary in the URL of the instance, or add target_session_attrs=read-write."
         )
 
 
-def _labels(cursor: Any, sql: str) -> pa.Table:
-    """Return the ids and names of one kind of object."""
+def _names_by_id(cursor: Any, sql: str) -> pa.Table:
+    """Return a table of ids and names of one kind of object."""
     cursor.execute(text_of("rows.labels", sql))
     table: pa.Table = cursor.fetch_arrow_table()
     return table
 
 
-def _with_names(batch: pa.RecordBatch, queue: str, labels: list[pa.Table]) -> pa.RecordBatch:
+def _with_names(batch: pa.RecordBatch, queue: str, tables_of_names: list[pa.Table]) -> pa.RecordBatch:
     """Replace the ids in the first columns by names, and add the queue in front."""
     import pyarrow as pa
     from pyarrow import compute
 
     names = []
-    for ids, label_table in zip(batch.columns, labels, strict=False):
-        label_indexes = compute.index_in(ids, value_set=label_table.column(0).combine_chunks())
-        names.append(label_table.column(1).combine_chunks().take(label_indexes))
-    columns = [pa.repeat(queue, batch.num_rows), *names, *batch.columns[len(labels) :]]
+    for ids, names_by_id in zip(batch.columns, tables_of_names, strict=False):
+        name_indexes = compute.index_in(ids, value_set=names_by_id.column(0).combine_chunks())
+        names.append(names_by_id.column(1).combine_chunks().take(name_indexes))
+    columns = [pa.repeat(queue, batch.num_rows), *names, *batch.columns[len(tables_of_names) :]]
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema())
 
 
 def arrow_schema() -> pa.Schema:
-    """Return the columns of the source, as Spark wants them from a task."""
+    """Return the columns of the source in Arrow, as a task must return them to Spark."""
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {

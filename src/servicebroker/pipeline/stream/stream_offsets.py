@@ -1,16 +1,16 @@
-"""A record in the broker's database of how far the streams of a queue have read.
+"""Records in the instance how far the streams of a queue have read, to detect old checkpoints.
 
-A checkpoint is a folder: it can be copied, restored, or lose its end. Spark then gives new messages the number of a
-batch that the sink has. The sink takes them for that batch, and the next plan deletes them. Two tables prevent that.
+A checkpoint is a folder, so it can be copied, restored, or lose its last files. From an old checkpoint, Spark gives new
+messages the number of a batch that the sink already has. The sink would skip them, and the next plan would delete them.
+Two tables prevent that.
 
-* `stream_offsets` has the acknowledged offset of each queue, and the batch planned after it. The process that plans a
-  stream owns the queue, so it alone writes the row. An offset that is none of them is refused: an older one has not
-  read what was acknowledged, and a later one would acknowledge messages that nobody has read. A start that was planned
-  from before gets the same end again.
-* `stream_batches` has the last batch of each query, by a digest of its end offset. The tasks that read a batch write
-  the row, since Spark tells only them the query's id and the batch number. A number that comes again with another end
-  is refused, whatever the sink is. A start that ends some query's last batch is no old copy, whatever another stream
-  has acknowledged since.
+* `stream_offsets` has the acknowledged offset of each queue, and the start and end of the batch planned after it. Only
+  the process that owns the queue writes the row. A stream may start at one of these offsets only. From an older one it
+  would repeat acknowledged batches, and from a later one it would delete unread messages. The recorded start of a
+  planned batch gives the recorded end again.
+* `stream_batches` has the number of the last batch of each query, and a digest of its end offset. The tasks that read a
+  batch write the row, since only they know the query's id and the batch number. A known number with another end is
+  refused. A start that ends the last batch of a query is accepted, even if another stream has acknowledged more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from servicebroker.pipeline.stream.frontier import Frontier, has_read
 from servicebroker.store.running import execute
 from servicebroker.store.statements import text_of
 
-BATCH_RETENTION_DAYS = 400  # a query that has read nothing for longer is forgotten
+BATCH_RETENTION_DAYS = 400  # the record of a query that has read nothing for longer is deleted
 
 _NEW_CHECKPOINT = (
     "Nothing is lost: the queue keeps its messages. Start the query with a new checkpoint location, after checking in "
@@ -37,12 +37,13 @@ _REMEDY = f"The checkpoint is an old copy, has lost its end, or is used by two q
 
 
 class StreamOffsets:
-    """The record of what a queue has given to its streams. Only the stream that owns the queue may use it.
+    """The row of a queue in `stream_offsets`. Only the stream that owns the queue may use it.
 
-    `here` is the initial offset of the queue. Records of another database or queue with the same number are ignored.
+    `initial` is the initial offset of the queue. A row of another database, or of another queue with the same id, is
+    ignored.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], queue_id: int, here: Frontier) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], queue_id: int, initial: Frontier) -> None:
         self._connection = connection
         self._queue_id = queue_id
         rows = execute(
@@ -51,20 +52,20 @@ class StreamOffsets:
             "select acknowledged, planned_start, planned_end from servicebroker.stream_offsets where queue_id = $1",
             queue_id,
         )
-        acknowledged, start, end = (_offset(stored, here) for stored in (rows[0] if rows else (None,) * 3))
+        acknowledged, start, end = (_offset(stored, initial) for stored in (rows[0] if rows else (None,) * 3))
         self._acknowledged = acknowledged
         self._planned = (start, end) if start and end else None
 
     def is_known(self, offset: Frontier) -> bool:
-        """True if a stream at `offset` is where the record says, or reads the queue from its beginning.
+        """True if `offset` is recorded, or is the beginning of the queue.
 
-        Also true without a record, as for a checkpoint of a version that kept none.
+        Also True without a record: an earlier version, which kept none, may have written the checkpoint.
         """
         recorded_offsets = [known for known in (self._acknowledged, *(self._planned or ())) if known is not None]
         return offset.is_initial or not recorded_offsets or any(_is_same(offset, known) for known in recorded_offsets)
 
     def refusal(self, offset: Frontier, queue_name: str) -> InstanceError:
-        """Return the error for an offset that is not known."""
+        """Return the error for an offset for which `is_known` is False."""
         if self._acknowledged is not None and not has_read(offset, self._acknowledged):
             return InstanceError(
                 f"The checkpoint is older than what the queue '{queue_name}' has given: messages behind its offset "
@@ -77,13 +78,13 @@ class StreamOffsets:
         )
 
     def planned_from(self, start: Frontier) -> Frontier | None:
-        """Return the end of the batch that was planned from `start` and not acknowledged; None without one."""
+        """Return the end of the batch that was planned from `start` and never acknowledged; None if there is none."""
         return self._planned[1] if self._planned and _is_same(start, self._planned[0]) else None
 
     def record_acknowledged(self, offset: Frontier) -> None:
-        """Record that everything up to `offset` leaves the queue, before it does.
+        """Record an acknowledged offset, before the rows up to it are deleted.
 
-        A new offset clears the planned batch; the same offset again keeps it.
+        A new offset clears the planned batch. The recorded offset again changes nothing.
         """
         if self._acknowledged is not None and _is_same(self._acknowledged, offset):
             return
@@ -99,7 +100,7 @@ class StreamOffsets:
         self._acknowledged, self._planned = offset, None
 
     def record_planned(self, start: Frontier, end: Frontier) -> None:
-        """Record a batch before Spark learns of it."""
+        """Record a planned batch, before its end is returned to Spark."""
         execute(
             self._connection,
             "stream_offsets.record_planned",
@@ -114,9 +115,9 @@ class StreamOffsets:
 
 
 def is_last_end(connection: psycopg.Connection[Any], source: str, end: str) -> bool:
-    """True if the last batch of a query ends at the offset with the digest `end`.
+    """True if the last batch of any query of this source ends at the offset with the digest `end`.
 
-    Also deletes records of old queries.
+    Also deletes expired records.
     """
     execute(
         connection,
@@ -135,7 +136,7 @@ def is_last_end(connection: psycopg.Connection[Any], source: str, end: str) -> b
 
 
 class BatchEnd(NamedTuple):
-    """The batch of a query that a task reads, with digests of the source and of the offset at the batch's end."""
+    """The batch that a task reads: its query and number, and digests of the source and of its end offset."""
 
     source: str
     query: str
@@ -144,10 +145,10 @@ class BatchEnd(NamedTuple):
 
 
 def record_batch(cursor: Any, batch: BatchEnd) -> None:
-    """Record the batch that a task reads, before it reads. A standby cannot record.
+    """Record the batch that a task is about to read. On a standby, only check it.
 
     Raises:
-        InstanceError: the query has read a later batch, or this one with another end.
+        InstanceError: the query has already read a later batch, or this batch with another end.
     """
     source, query, number, end = batch
     cursor.execute(
@@ -176,18 +177,19 @@ def record_batch(cursor: Any, batch: BatchEnd) -> None:
 
 
 def digest(value: Mapping[str, Any] | str) -> str:
-    """Return a digest of 64 characters that need no quotes in SQL."""
+    """Return a digest of 64 hexadecimal digits, which are safe in the text of SQL."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _offset(stored: dict[str, Any] | None, here: Frontier) -> Frontier | None:
-    """Return an offset of this queue in this database; None for another one, as in an adopted copy."""
+def _offset(stored: dict[str, Any] | None, initial: Frontier) -> Frontier | None:
+    """Return a stored offset if it is of this queue in this database; None for another one, as in an adopted copy."""
     offset = Frontier.from_json(stored) if stored else None
-    is_here = offset and _place(offset) == _place(here)
-    return offset if is_here else None
+    is_of_this_queue = offset and _identity(offset) == _identity(initial)
+    return offset if is_of_this_queue else None
 
 
-def _place(offset: Frontier) -> tuple[str, str, int]:
+def _identity(offset: Frontier) -> tuple[str, str, int]:
+    """Return the fields that identify the queue of an offset: cluster, queue and database."""
     return offset.system_identifier, offset.queue, offset.database_oid
 
 
