@@ -352,7 +352,7 @@ def _end_outdated(sender: Sender, now: datetime, slots: int) -> Steps[None]:
     """End conversations that are too old or have other options, and all in slots from number `slots` on."""
     oldest = now - timedelta(seconds=sender.options.recycle_seconds)
     rows = yield Statement(
-        "sending.end_streams",
+        "sending.end_outdated",
         f"select c.conversation_handle {_FROM_CONVERSATIONS}where c.writer = $1 and c.is_in_use "
         f"and (c.slot >= $2 or c.begun_at <= $3 or not {_OPTIONS_MATCH}) order by c.slot",
         (sender.writer, slots, oldest, *_option_values(sender)),
@@ -363,8 +363,8 @@ def _end_outdated(sender: Sender, now: datetime, slots: int) -> Steps[None]:
 
 def _delete_staged(writer: str, now: datetime) -> Steps[None]:
     """Delete this writer's staged rows, expired staged rows of any writer, and expired records of writers."""
-    yield SQL("collect.delete_writer_stage", (writer, now - STAGE_RETENTION))
-    yield SQL("collect.delete_writers", (now - SEND_ID_RETENTION,))
+    yield SQL("delete_staged.delete_writer_stage", (writer, now - STAGE_RETENTION))
+    yield SQL("delete_staged.delete_writers", (now - SEND_ID_RETENTION,))
 
 
 def _end_answered(now: datetime) -> Steps[None]:

@@ -32,10 +32,10 @@ values ($1, $2, $3, $4)
 -- name: retire
 update servicebroker.writer_conversations set is_in_use = false where conversation_handle = $1
 
--- name: collect.delete_writer_stage
+-- name: delete_staged.delete_writer_stage
 delete from servicebroker.writer_stage where writer = $1 or staged_at < $2
 
--- name: collect.delete_writers
+-- name: delete_staged.delete_writers
 delete from servicebroker.writers w where committed_at < $1 and not exists (select from servicebroker.writer_conversations c where c.writer = w.writer and is_in_use)
 
 -- name: end_answered.find_answered

@@ -177,7 +177,7 @@ def _truncate(connection: psycopg.Connection[Any], queue_id: int, window_slice: 
 
 
 def _is_true(connection: psycopg.Connection[Any], condition: str) -> bool:
-    return bool(execute(connection, "acknowledgement.holds", f"select {condition}")[0][0])
+    return bool(execute(connection, "acknowledgement.is_true", f"select {condition}")[0][0])
 
 
 def _find_open(connection: psycopg.Connection[Any], handles: list[UUID]) -> list[UUID]:

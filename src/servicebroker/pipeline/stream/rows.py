@@ -165,7 +165,7 @@ def _check_server(cursor: Any, window_slice: Slice) -> None:
 
 def _names_by_id(cursor: Any, sql: str) -> pa.Table:
     """Return a table of ids and names of one kind of object."""
-    cursor.execute(text_of("rows.labels", sql))
+    cursor.execute(text_of("rows.names_by_id", sql))
     table: pa.Table = cursor.fetch_arrow_table()
     return table
 
