@@ -482,6 +482,11 @@ begin
     return regexp_replace(value, with_two_digits, case date_order when 'dmy' then '\3/\1/\4' when 'ymd' then '\3/\4/\1'
         when 'ydm' then '\4/\3/\1' when 'myd' then '\1/\4/\3' when 'dym' then '\4/\1/\3' else '\1/\3/\4' end);
 end $$;
+-- A moment whose year has two digits in the text: 50 to 69 are of the 20th century, while PostgreSQL begins it at 70.
+create or replace function tsql.in_century(moment timestamp, said text) returns timestamp language sql immutable parallel safe
+return case when extract(year from moment) between 2050 and 2069 and regexp_replace(said, '[T ]*\d{1,2}:.*$', '') !~ '\d{4}|^$'
+              or extract(year from moment) between 2050 and 2069 and said ~ '^\d{6}(\D|$)' then moment - interval '100 years'
+            else moment end;
 -- Read a date and time. The text may end with an offset of at most 14 hours. With `is_clock` the offset is ignored, as
 -- for datetime2, date and time; otherwise the result is in UTC.
 create or replace function tsql.moment_of(value text, style integer, is_clock boolean) returns timestamp
@@ -490,13 +495,14 @@ declare
     said text := btrim(value);
     date_order constant text := nullif(current_setting('servicebroker.date_order', true), '');
     zone text[];
-    masks constant jsonb := '{"101": "MM/DD/YYYY HH24:MI:SS.MS", "102": "YYYY.MM.DD HH24:MI:SS.MS", "103": "DD/MM/YYYY HH24:MI:SS.MS",
-        "104": "DD.MM.YYYY HH24:MI:SS.MS", "105": "DD-MM-YYYY HH24:MI:SS.MS", "110": "MM-DD-YYYY HH24:MI:SS.MS",
-        "111": "YYYY/MM/DD HH24:MI:SS.MS", "3": "DD/MM/YY HH24:MI:SS.MS", "4": "DD.MM.YY HH24:MI:SS.MS", "1": "MM/DD/YY HH24:MI:SS.MS"}';
+    masks constant jsonb := '{"101": "MM/DD/YYYY HH24:MI:SS.MS", "102": "YYYY.MM.DD HH24:MI:SS.MS", "103": "DD/MM/YYYY HH24:MI:SS.MS", "2": "YY.MM.DD HH24:MI:SS.MS",
+        "104": "DD.MM.YYYY HH24:MI:SS.MS", "105": "DD-MM-YYYY HH24:MI:SS.MS", "110": "MM-DD-YYYY HH24:MI:SS.MS", "5": "DD-MM-YY HH24:MI:SS.MS",
+        "111": "YYYY/MM/DD HH24:MI:SS.MS", "3": "DD/MM/YY HH24:MI:SS.MS", "4": "DD.MM.YY HH24:MI:SS.MS", "1": "MM/DD/YY HH24:MI:SS.MS",
+        "10": "MM-DD-YY HH24:MI:SS.MS", "11": "YY/MM/DD HH24:MI:SS.MS"}';
 begin
     if said = '' then return '1900-01-01'; end if;
     if style = 0 and date_order is not null then said := tsql.in_usual_order(said, date_order); end if;
-    if masks ? style::text then return to_timestamp(said, masks ->> style::text) at time zone 'UTC'; end if;
+    if masks ? style::text then return tsql.in_century(to_timestamp(said, masks ->> style::text) at time zone 'UTC', said); end if;
     if said ~ '^\d{1,2}:' then said := '1900-01-01 ' || said; end if;
     if said ~ '^\d{4}$' then said := said || '-01-01'; end if;
     if said ~* '^(now|today|tomorrow|yesterday|epoch|-?infinity|allballs)' then raise invalid_datetime_format; end if;
@@ -504,7 +510,7 @@ begin
     if said ~ ':.*[+-]\d+$' then raise invalid_datetime_format; end if;
     zone := regexp_match(said, ':.*?(\s*(?:z|[+-](\d{1,2}):(\d\d)))$', 'i');
     if zone[2]::integer * 60 + zone[3]::integer > 840 then raise invalid_datetime_format; end if;
-    if zone is null then return said::timestamp; end if;
+    if zone is null then return tsql.in_century(said::timestamp, said); end if;
     if is_clock then return left(said, -length(zone[1]))::timestamp; end if;
     return said::timestamptz at time zone 'UTC';
 exception when datetime_field_overflow or invalid_datetime_format or invalid_parameter_value or invalid_time_zone_displacement_value then

@@ -299,6 +299,12 @@ begin
     return mask;
 end $$;
 create or replace function tsql.format(day date, mask text) returns text language sql immutable strict parallel safe return tsql.format(day::timestamp, mask);
+-- Refuse the text of PARSE. NULL is NULL. It is stable, or the planner would call it for a constant that is right.
+create or replace function tsql.not_parsed(said text, type text, culture text) returns text language plpgsql stable strict parallel safe as $$
+begin
+    perform tsql.refuse(9819, format('Error converting string value ''%s'' into data type %s using culture ''%s''.', said, type, culture));
+    return null;
+end $$;
 -- PARSE: a number in en-US format as a text for CAST. Commas are removed. money may have a currency sign, and
 -- parentheses for a negative number.
 create or replace function tsql.parsed(said text, is_money boolean) returns text language sql immutable strict parallel safe

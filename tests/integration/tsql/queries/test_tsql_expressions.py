@@ -292,6 +292,7 @@ def test_numbers_end_where_sql_server_ends_them_in_python_and_in_postgresql(db: 
         ("DECLARE @d DECIMAL(9, 2) = ''", 8114),
         ("DECLARE @f FLOAT = 'nan'", 8114),
         ("SELECT CAST('nan' AS FLOAT)", 8114),
+        ("SELECT PARSE('x' AS int)", 9819),
     ],
 )
 def test_what_is_no_money_has_its_number(db: sb.Database, script: str, number: int) -> None:

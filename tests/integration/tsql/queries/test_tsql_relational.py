@@ -192,6 +192,12 @@ def items(session: Session) -> Iterator[Session]:
         ("TRY_PARSE('($5)' AS int)", None),
         ("PARSE(N'17' AS int) + PARSE('2' AS int USING '')", 19),
         ("PARSE('2026-11-02' AS date)", date(2026, 11, 2)),
+        ("PARSE(CAST(NULL AS varchar(9)) AS int)", None),
+        ("CAST('1/2/50' AS date)", date(1950, 1, 2)),
+        ("CAST('690203' AS date)", date(1969, 2, 3)),
+        ("YEAR('1 Feb 49') + YEAR('2055-02-03')", 2049 + 2055),
+        ("CONVERT(date, '55.02.01', 2)", date(1955, 2, 1)),
+        ("LEFT(0x4142, 1) + UPPER(0x61)", "AA"),
         # XML
         ("@x.value('(/r/i/n)[2]', 'nvarchar(10)')", "two"),
         ("@x.value('/r[1]/i[2]/@k', 'int')", 2),

@@ -58,7 +58,7 @@ _ASSIGNMENT_ENDS = frozenset(
 
 
 _APPLY_JOINS = {"CROSS": "CROSS JOIN", "OUTER": "LEFT JOIN"}  # APPLY of a plain table is a join
-_PARSE_FUNCTIONS = {"PARSE": "CAST", "TRY_PARSE": "TRY_CAST"}
+_PARSE_FUNCTIONS = {"PARSE": f"{CALL_PREFIX}parse(TRY_CAST", "TRY_PARSE": "TRY_CAST"}
 _AFTER_OPERAND = frozenset({"", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
 _BEFORE_VALUES = frozenset({"SELECT", "DISTINCT", "(", ",", "BY", "SET", "VALUES"})
 _NEEDS_OPERAND = frozenset({",", "BY", "AS", "EXISTS"})
@@ -385,9 +385,11 @@ def _read_parse(tokens: Tokens, at: int) -> tuple[set[int], dict[int, str]]:
     changed: dict[int, str] = {}
     if sql_type.name in NUMBERS:
         changed = {at + 1: f"({CALL_PREFIX}parsed_{'money' if sql_type.name in MONEY else 'number'}(", as_: ") AS"}
+    culture = tokens.text(closing - 1) if has_culture else "''"
+    if words[at] == "PARSE":
+        changed[closing] = f"), {culture})"
     if not has_culture:
         return set(), changed
-    culture = tokens.text(closing - 1)
     if tokens.kinds[closing - 1] != STRING or string_value(culture).lower() not in ("", "en", "en-us"):
         raise unsupported(f"{words[at]} USING {culture[:40]}", "Write the text as en-US has it.", tokens.line(at))
     return {closing - 2, closing - 1}, changed

@@ -128,7 +128,7 @@ def write_argument(value: Sql, letter: str) -> str:
             "x": "NULL::text",
         }.get(letter, "NULL")
     if letter == "s":
-        return cast_value(value, NVARCHAR).text
+        return cast_value(value, VARCHAR if value.kind == "binary" else NVARCHAR).text
     if letter in ("d", "x"):
         value = own_clock(value)
     if letter == "i" and value.kind != "number":

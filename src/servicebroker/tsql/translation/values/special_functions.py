@@ -31,7 +31,7 @@ from servicebroker.tsql.translation.values.functions import (
 )
 from servicebroker.tsql.translation.values.patterns import pattern_to_regex as pattern_expression
 from servicebroker.tsql.translation.values.type_precedence import unify_types
-from servicebroker.tsql.types import BIGINT, INT, NVARCHAR, PADDED, VARBINARY, VARIANT, SqlType
+from servicebroker.tsql.types import BIGINT, INT, NUMBERS, NVARCHAR, PADDED, VARBINARY, VARIANT, SqlType, postgres_type
 
 SMALLINT = SqlType("smallint")
 _SID = SqlType("varbinary", 85)
@@ -213,6 +213,17 @@ def _parsed(is_money: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
     return write
 
 
+def _parse(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    """Write PARSE: the value of TRY_CAST in the first argument, or error 9819. The second argument is the culture."""
+    attempt, culture = nodes
+    parsed = write_value(writer, attempt)
+    to = read_type(attempt.args["to"])
+    said = attempt.this.expressions[0] if to.name in NUMBERS else attempt.this  # in a call of `_parsed`
+    text = write_argument(write_value(writer, said), "s")
+    refusal = f"tsql.not_parsed({text}, {quote_string(to.name)}, {quote_string(culture.name)})::{postgres_type(to)}"
+    return parsed._replace(text=f"coalesce({parsed.text}, {refusal})")
+
+
 _MAX_MESSAGE_ARGUMENTS = 21  # of FORMATMESSAGE: the text and 20 values
 
 
@@ -297,6 +308,7 @@ SPECIAL |= {
     "replace": _replace,
     "compress": _compress,
     "formatmessage": _formatmessage,
+    "parse": _parse,
     "parsed_number": _parsed("false"),
     "parsed_money": _parsed("true"),
     "patindex": _patindex,

@@ -1,0 +1,1 @@
+-- Years of two digits and PARSE, in store/tsql. Every migration makes the library anew.
