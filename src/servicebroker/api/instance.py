@@ -172,7 +172,7 @@ class Instance(Network, Rights):
             self.notifier = Notifier(self.url, self.engine)
             self._pool = pool(self.url, self._connections)
             self._pool.open()
-            if self._interval and self.engine.has_upkeep:
+            if self._interval and self.engine.runs_maintenance:
                 self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally, self._new_catalog)
         except BaseException:
             self.close()
@@ -279,7 +279,7 @@ class Instance(Network, Rights):
         if self._upkeep is not None:
             self._upkeep.close()
         if self._pool is not None:
-            if self.engine.has_upkeep:
+            if self.engine.runs_maintenance:
                 self._write_last_counts(self._pool)
             self.watchers.stop()
             self._pool.close()

@@ -175,7 +175,7 @@ class Notifier:
         """Return the last arrival number given to a message of the queue; None if the query fails."""
         if self._registrar is not None:
             with contextlib.suppress(psycopg.Error):
-                return run_alone(self._registrar, self._engine.drawn(queue_id))
+                return run_alone(self._registrar, self._engine.last_queuing_order(queue_id))
         return None
 
     def _connect(self) -> psycopg.Connection[Any]:

@@ -455,7 +455,7 @@ def test_a_role_with_rights_on_tables_works_on_them(
             shop.create_user(role, role)
             shop.grant("CONTROL", role)
             with sb.open(as_role(url, role), upkeep=None) as deployed:
-                assert deployed.engine.has_upkeep  # on the tables, not through the fence
+                assert deployed.engine.runs_maintenance  # on the tables, not through the fence
                 echo = "http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker"
                 app = deployed.database("Shop")
                 app.begin_dialog(echo, echo)
@@ -467,7 +467,7 @@ def test_a_role_with_rights_on_tables_works_on_them(
             assert f"servicebroker rights grant {role}" in finding.advice
             instance.grant_rights(role, database="Shop")
             with sb.open(as_role(url, role)) as fenced:
-                assert not fenced.engine.has_upkeep
+                assert not fenced.engine.runs_maintenance
                 fenced.database("Shop").begin_dialog(echo, echo)
         connection.execute(f"drop owned by {role}; drop role {role}")  # type: ignore[call-overload]
 

@@ -173,7 +173,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             self.notifier = Notifier(self.url, self.engine)
             self._pool = pool(self.url, self._connections)
             await self._pool.open()
-            if self._interval and self.engine.has_upkeep:
+            if self._interval and self.engine.runs_maintenance:
                 self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally, self._new_catalog)
         except BaseException:
             await finish(self.close())
@@ -280,7 +280,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if self._upkeep is not None:
             await self._upkeep.close()
         if self._pool is not None:
-            if self.engine.has_upkeep:
+            if self.engine.runs_maintenance:
                 await self._write_last_counts(self._pool)
             self.watchers.stop()
             await self._pool.close()

@@ -1,6 +1,6 @@
-"""The ACTIVATION clause of CREATE and ALTER QUEUE: stored values and checks (docs/reference/rules.md#queues).
+"""The ACTIVATION clause of CREATE and ALTER QUEUE: check and store it (docs/reference/rules.md#queues).
 
-The procedure is looked up when it is started, not here: it may be created later, or live in another database.
+The procedure is looked up only when it is started. It may be created later, or be in another database.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ OWNER_ID = -2  # the value of EXECUTE AS OWNER in the catalog
 
 
 def set_activation(user: User, queue: str, activation: Activation | Literal["DROP"]) -> Steps[BrokerError | None]:
-    """Change the given settings; "DROP" removes all. Returns warning 9648 if it is on but no reader may be started.
+    """Store the settings that the clause names; "DROP" removes all settings.
+
+    Returns the warning 9648 if activation is on with MAX_QUEUE_READERS = 0.
 
     Raises:
         BrokerError: 15151 no such queue, 402 wrong types or number of readers, 9609, 9742 and 15151 the procedure's
@@ -83,7 +85,11 @@ def _check_types(activation: Activation) -> None:
 
 
 def _procedure(user: User, activation: Activation) -> str:
-    """Return the three-part name, in brackets."""
+    """Return the procedure's three-part name, in brackets.
+
+    Raises:
+        BrokerError: 9742 a name with #, and what the name's check raises.
+    """
     kind = "activation procedure"
     *prefix, procedure = names.name_parts(kind, activation.procedure_name, 3)
     if procedure.startswith("#"):
@@ -94,7 +100,11 @@ def _procedure(user: User, activation: Activation) -> str:
 
 
 def _principal(user: User, execute_as: object) -> Steps[int]:
-    """Return the id for EXECUTE AS. SELF is the caller; another user needs the permission to impersonate."""
+    """Return the principal id for EXECUTE AS. SELF is the caller; another user needs the permission IMPERSONATE.
+
+    Raises:
+        BrokerError: 9611 no such user, 15517 no permission.
+    """
     name = names.checked("user", execute_as)
     if name.upper() == OWNER:
         return OWNER_ID

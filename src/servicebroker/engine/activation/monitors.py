@@ -1,7 +1,7 @@
-"""Queue monitors as rows: which queues have one, the state it polls, and the state that views show.
+"""Queue monitors, their statements: find queues that need a monitor, poll them, and store the state of monitors.
 
-A monitor is run by the process that holds the queue's lease, an advisory lock of its session. The policy itself is in
-`protocol/queue_monitor.py`.
+The process whose session holds the queue's lease, an advisory lock, runs its monitor. When a monitor starts a reader is
+decided in `protocol/queue_monitor.py`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SQL = SqlFile(__file__)
 
 
 class Definition(NamedTuple):
-    """A queue that is ON and has an activation of either kind.
+    """A queue that is ON and has internal activation (a procedure) or external activation (event notifications).
 
     Attributes:
-        procedure: its three-part name; None if event notifications take its place.
-        principal: the user that EXECUTE AS means; None if that user is gone.
+        procedure: the procedure's three-part name; None for external activation.
+        principal: the name of the user that EXECUTE AS means; None if that user was dropped.
         execute_as: the value in the catalog, -2 for OWNER.
-        version: changes whenever the monitor has to start anew.
+        version: another value means that the monitor has to start again.
     """
 
     queue_id: int
@@ -43,19 +43,19 @@ class Definition(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`[schema].[queue]`, for the verbs of its database."""
+        """`[schema].[queue]`, the queue's name for statements in its database."""
         return names.bracketed(self.schema, self.queue)
 
 
 class QueueState(NamedTuple):
-    """The state of a queue, and the time at which its next timer or lifetime is due."""
+    """The state of a queue (`seen`), and the time at which its next timer or lifetime is due."""
 
     seen: Seen
     due: datetime | None
 
 
 class Definitions(NamedTuple):
-    """Every queue that has to have a monitor now; equal `digest`s mean equal queues."""
+    """Every queue that needs a monitor. If two have the same `digest`, their queues are equal."""
 
     digest: int | None
     queues: list[Definition]
@@ -65,7 +65,7 @@ NO_DEFINITIONS = Definitions(None, [])
 
 
 def find_definitions(known: Definitions) -> Steps[Definitions]:
-    """Return every queue that has to have a monitor now. With the digest of `known` the server sends no queues."""
+    """Return every queue that needs a monitor now. If the digest is that of `known`, the server sends no rows."""
     rows = yield Statement(
         "monitors.find_definitions",
         "with found as materialized (select q.queue_id, q.database_id, d.name, q.schema_name, q.name as queue, "
@@ -106,9 +106,9 @@ def find_version(queue_id: int) -> Steps[int | None]:
 
 
 class QueueCounters(NamedTuple):
-    """The counters of a queue that changed: messages, empty RECEIVEs and waiting readers.
+    """The counters of a queue that has changed: messages ever queued, empty RECEIVEs, waiting readers.
 
-    Unchanged counters mean that nothing happened. `is_due`: a timer or a lifetime is due.
+    `is_due`: a timer or a lifetime is due.
     """
 
     queue_id: int
@@ -117,14 +117,17 @@ class QueueCounters(NamedTuple):
 
 
 class ChangedQueues(NamedTuple):
-    """The changed queues of one poll. Transactions below `oldest` have ended; none from `next` on had begun."""
+    """The result of one poll: the changed queues, and the snapshot of the poll.
+
+    Transactions with an id below `oldest` had ended; those with an id from `next` on had not begun.
+    """
 
     oldest: int
     next: int
     queues: list[QueueCounters]
 
 
-_DRAWN = (
+_COUNTS = (  # messages ever queued, and RECEIVEs that found the queue empty
     "coalesce(pg_sequence_last_value(to_regclass('servicebroker.queue_' || q || '_order')), 0)",
     "coalesce(pg_sequence_last_value(to_regclass('servicebroker.queue_' || q || '_empty_receives')), 0)",
 )
@@ -132,9 +135,10 @@ _UNKNOWN = (None, None, None)
 
 
 def poll_changed(known: Mapping[int, tuple[int, ...]], now: datetime) -> Steps[ChangedQueues]:
-    """Poll many queues in one statement, which takes some microseconds for each.
+    """Poll many queues in one statement, which takes some microseconds for each queue.
 
-    `known` has the last counters of each queue, and a queue is returned only if they changed; () returns it always.
+    `known` has the last counters of each queue. A queue is returned only if it has other counters now; () stands for
+    unknown counters.
     """
     counters = zip(*(counters or _UNKNOWN for counters in known.values()), strict=True) if known else ((), (), ())
     rows = yield Statement(
@@ -146,24 +150,24 @@ def poll_changed(known: Mapping[int, tuple[int, ...]], now: datetime) -> Steps[C
         "where e.queue_id = q and e.dialog_timer <= $2) "
         "or exists (select from servicebroker.conversation_endpoints e where e.queue_id = q and e.lifetime <= $2 "
         "and e.can_expire and e.state not in ('DO', 'ER', 'CD')) as due, "
-        f"{_DRAWN[0]} as drawn, {_DRAWN[1]} as empty, "
+        f"{_COUNTS[0]} as drawn, {_COUNTS[1]} as empty, "
         "(select count(*) from servicebroker.waiting_readers w where w.queue_id = q and not w.is_monitor) as readers "
         "offset 0) seen "
         "where due or (drawn, empty, readers) is distinct from (k_drawn, k_empty, k_readers)) g on true",
         (list(known), now, *map(list, counters)),
     )
-    seen = [QueueCounters(queue_id, is_due, tuple(counted)) for _, _, queue_id, is_due, *counted in rows if queue_id]
-    return ChangedQueues(rows[0][0], rows[0][1], seen)
+    changed = [QueueCounters(queue_id, is_due, tuple(counts)) for _, _, queue_id, is_due, *counts in rows if queue_id]
+    return ChangedQueues(rows[0][0], rows[0][1], changed)
 
 
 def is_empty(queue_id: int) -> Steps[bool]:
-    """Check that the queue table has no row at all."""
+    """Check whether the queue's table has no row at all."""
     rows = yield Statement("monitors.is_empty", f"select from servicebroker.queue_{queue_id} limit 1", prepared=False)
     return not rows
 
 
 def take_lease(queue_id: int) -> Steps[bool]:
-    """Try to take the lease of the queue's monitor for this session. Returns whether it has it."""
+    """Try to take the lease of the queue's monitor for this session. Returns True if this session has the lease."""
     rows = yield SQL("take_lease", (locks.QUEUE_ACTIVATION, queue_id))
     return bool(rows[0][0])
 
@@ -179,11 +183,11 @@ def listen_for(queue_ids: Iterable[int]) -> Steps[None]:
 
 
 class MonitorRow(NamedTuple):
-    """The row of a monitor, for the view, and for the next process that has the queue's lease.
+    """The row of a monitor: for the view sys.dm_broker_queue_monitors, and for the next process with the lease.
 
     Attributes:
-        notified_version: the version of the definition for which QUEUE_ACTIVATION was sent and no RECEIVE seen since.
-        receives: how many RECEIVEs the queue had seen then.
+        notified_version: the version of the definition for which QUEUE_ACTIVATION was sent, if no RECEIVE followed.
+        receives: the number of RECEIVEs of the queue before that notification.
     """
 
     queue_id: int
@@ -196,7 +200,7 @@ class MonitorRow(NamedTuple):
 
 
 def find_notified(queue_id: int, version: int) -> Steps[int | None]:
-    """Return how many RECEIVEs a queue had seen when QUEUE_ACTIVATION was sent; None if none is outstanding."""
+    """Return the number of RECEIVEs of the queue before QUEUE_ACTIVATION was sent; None if no RECEIVE is awaited."""
     rows = yield SQL("find_notified", (queue_id, version))
     return rows[0][0] if rows else None
 
@@ -208,7 +212,7 @@ def save_states(rows: list[MonitorRow]) -> Steps[None]:
 
 
 def enter_task(queue_id: int, procedure: str, execute_as: int) -> Steps[int]:
-    """Register this session as running an activated procedure. Returns how many RECEIVEs the queue has seen."""
+    """Register this session as running an activated procedure. Returns the number of RECEIVEs of the queue so far."""
     rows = yield Statement(
         "monitors.enter_task",
         "with entered as (insert into servicebroker.activated_tasks values (pg_backend_pid(), $1, $2, $3) "
@@ -226,7 +230,7 @@ def leave_task() -> Steps[None]:
 
 
 def count_receives(queue_id: int) -> Steps[int]:
-    """Return how many RECEIVEs a monitored queue has seen."""
+    """Return the number of RECEIVEs of a monitored queue so far."""
     rows = yield Statement(
         "monitors.count_receives",
         f"select case when is_called then last_value else 0 end from servicebroker.queue_{queue_id}_receives",
@@ -235,7 +239,10 @@ def count_receives(queue_id: int) -> Steps[int]:
 
 
 def find_stop_reason(queue_id: int) -> Steps[int | None]:
-    """Return 28085 if the queue was dropped, 28086 if it or its activation is off; None if a task may go on."""
+    """Return the error number for a task that has to stop: 28085 queue dropped, 28086 queue or activation off.
+
+    None if the task may continue.
+    """
     rows = yield SQL("find_stop_reason", (queue_id,))
     if not rows:
         return 28085

@@ -19,7 +19,7 @@ from servicebroker.engine.conversation.endpoints import (
     remove_endpoint,
     state_at,
 )
-from servicebroker.engine.conversation.failure import drop_waiting
+from servicebroker.engine.conversation.failure import delete_parked
 from servicebroker.engine.conversation.shared_bodies import purge
 from servicebroker.engine.delivery.parking import park
 from servicebroker.engine.security.authorization import authorize_end
@@ -121,12 +121,12 @@ def _end_step_by_step(handle: UUID, *, now: datetime, error: tuple[int, str] | N
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
     yield from _delete_messages(endpoint)
     if cleanup or error or next_state is not EndpointState.DISCONNECTED_OUTBOUND:
-        yield drop_waiting([handle])
+        yield delete_parked([handle])
     if peer is not None:  # this side will not receive the peer's undelivered messages
-        yield drop_waiting([peer.conversation_handle])
+        yield delete_parked([peer.conversation_handle])
     if peer is not None and peer.state == EndpointState.DISCONNECTED_OUTBOUND:
         # the peer has ended too, and its EndDialog or Error is undelivered: drop it, and close both sides
-        yield drop_waiting([handle])
+        yield delete_parked([handle])
         yield from close_endpoints([peer.conversation_handle], now)
         next_state = next_state and EndpointState.CLOSED
     if cleanup:
@@ -254,7 +254,7 @@ def answer_ends(queue_id: int, messages: Sequence[Message], now: datetime) -> St
         "and q.conversation_group_id = w.own and q.conversation_handle = w.handle offset 0) m))",
         *(ended, levels, groups),
     )
-    yield drop_waiting(ended)
+    yield delete_parked(ended)
     yield from close_endpoints(ended, now)
     yield from remove_closed(now)
     return ended

@@ -1,7 +1,8 @@
-"""Failures of messages: their number, the retry time of their group, and dead letters.
+"""Failed messages: how often each has failed, when its group may be received again, and the dead letters.
 
-Rows are written under the lock of the message's conversation group. A failure counts for one message. Rows of messages
-that are gone count for nothing; they are swept at the next failure of the queue, or when a reader is idle.
+A message fails when its handler raises. A row counts the failures of one message, and is written under the lock of the
+message's conversation group. Rows of messages that are no longer in the queue have no effect. They are deleted at the
+next failure in the queue, or when a reader is idle (`sweep`).
 """
 
 from __future__ import annotations
@@ -22,18 +23,21 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# a row `f` for a message that its reader itself enqueues: after a rollback the queue lacks it until the next RECEIVE
-_COMES_AGAIN = (
+# Condition for a row `f` of a DialogTimer or lifetime Error. RECEIVE itself inserts these messages. The rollback of a
+# failed handler therefore removes them from the queue, and the next RECEIVE inserts them again.
+_IS_INSERTED_AGAIN = (
     "select from servicebroker.conversation_endpoints e where e.conversation_handle = f.conversation_handle and ("
     f"f.message_type_id = {names.DIALOG_TIMER_ID} and e.dialog_timer is not null "
     f"or f.message_type_id = {names.ERROR_ID} and e.state in ('SO', 'SI', 'CO', 'DI'))"
 )
-_SET_ASIDE = (
+_COLUMNS = (  # of `SetAsideMessage`
     "set_aside_id, queue_name, conversation_handle, conversation_group_id, message_sequence_number, service_name, "
     "service_contract_name, message_type_name, validation::text, message_body, message_enqueue_time, far_service, "
     "far_broker_instance, failures, first_failed_at, set_aside_at, error, traceback"
 )
-ERROR_KIND = "regexp_replace(split_part(error, E'\\n', 1), ${}::text, '*', 'g')"  # as `error_kind` makes it
+# The first line of an error, with its varying parts replaced by *, as `error_kind` of model/poison.py makes it. The
+# placeholder is the number of the parameter with the pattern.
+ERROR_KIND = "regexp_replace(split_part(error, E'\\n', 1), ${}::text, '*', 'g')"
 
 
 class FailureRecord(NamedTuple):
@@ -55,7 +59,10 @@ def find_failures(message: Message) -> Steps[FailureRecord | None]:
 def record_failure(
     queue_id: int, message: Message, known: FailureRecord, error: str, now: datetime, after: float
 ) -> Steps[None]:
-    """Record a failure of the message. `known` holds its failures so far; it is retried after `after` seconds."""
+    """Record a failure of the message, which may be received again after `after` seconds.
+
+    `known` is the record to store: `failures` counts this failure too.
+    """
     until = now + timedelta(seconds=after) if after else None
     yield SQL(
         "record_failure.insert_failed_messages",
@@ -79,12 +86,12 @@ def record_failure(
 
 
 def forget(handles: list[UUID]) -> Steps[None]:
-    """Forget the failures on these conversations: their messages were processed."""
+    """Delete the failures recorded for these conversations, whose messages were processed."""
     yield SQL("forget", (handles,))
 
 
 def sweep(queue_id: int) -> Steps[None]:
-    """Forget messages that are no longer in the queue. Rows locked by another session are left for the next time."""
+    """Delete the failures recorded for messages that are no longer in the queue. Skips rows that are locked."""
     yield Statement(
         "failed_messages.sweep",
         "delete from servicebroker.failed_messages where conversation_handle = any (array("
@@ -92,14 +99,14 @@ def sweep(queue_id: int) -> Steps[None]:
         f"select from servicebroker.queue_{queue_id} m where m.priority = f.priority "
         "and m.conversation_group_id = f.conversation_group_id and m.conversation_handle = f.conversation_handle "
         "and m.message_sequence_number = f.message_sequence_number) "
-        f"and not exists ({_COMES_AGAIN}) for update skip locked))",
+        f"and not exists ({_IS_INSERTED_AGAIN}) for update skip locked))",
     )
 
 
 def set_aside(
     database_id: int, queue_id: int, message: Message, known: FailureRecord, error: str, traceback: str, now: datetime
 ) -> Steps[None]:
-    """Store a message that this transaction has received as a dead letter, for an operator."""
+    """Dead-letter a message that this transaction has received: store it for an operator."""
     yield SQL(
         "set_aside",
         (
@@ -125,10 +132,10 @@ def set_aside(
 
 
 def find_set_aside(database_id: int, queue_id: int | None, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
-    """Return the dead letters of a database that the operation asks for, oldest first. `queue_id`: of one queue."""
+    """Return the dead letters that the operation selects, oldest first: of one queue, or of the whole database."""
     rows = yield Statement(
         "failed_messages.find_set_aside",
-        f"select {_SET_ASIDE} from servicebroker.set_aside_messages where database_id = $1 "
+        f"select {_COLUMNS} from servicebroker.set_aside_messages where database_id = $1 "
         "and ($2::int is null or queue_id = $2) and ($3::text is null or message_type_name = $3) "
         f"and ($4::text is null or position(lower($4) in lower(error)) > 0 or {ERROR_KIND.format(5)} = $4) "
         "and set_aside_id > $6 order by set_aside_id limit $7",
@@ -146,7 +153,7 @@ def find_set_aside(database_id: int, queue_id: int | None, operation: SetAsideMe
 
 
 def find_groups(database_id: int, queue_id: int | None) -> Steps[list[DeadLetterGroup]]:
-    """Return the dead letters of a database, or of one of its queues, grouped by the kind of their error."""
+    """Return the dead letters of a queue or of the whole database, grouped by queue, message type and kind of error."""
     rows = yield Statement(
         "failed_messages.find_groups",
         f"select queue_name, message_type_name, {ERROR_KIND.format(3)} as kind, count(*), min(set_aside_at), "
@@ -170,7 +177,7 @@ def discard(database_id: int, set_aside_id: int) -> Steps[DeadLetterId]:
     """Remove a dead letter. Returns its identity.
 
     Raises:
-        BrokerError: 402 no dead letter has that number.
+        BrokerError: 402 no dead letter with that number.
     """
     rows = yield SQL("discard", (database_id, set_aside_id))
     if not rows:

@@ -1,4 +1,4 @@
-"""Errors of the broker on a conversation: an Error message with a negative code on each side."""
+"""Failures of conversations: the broker puts an Error message with a negative code into the queue of each side."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SQL = SqlFile(__file__)
 
 
 class ConversationFailure(NamedTuple):
-    """The Error that the peer is to get because its message was refused; the code is negative.
+    """The Error to send to the peer because its message was refused; the code is negative.
 
-    `message_type` is that of the message that has just been refused, '' if the whole conversation is.
+    `message_type` is that of the refused message; '' if the whole conversation was refused.
     """
 
     code: int
@@ -32,15 +32,15 @@ class ConversationFailure(NamedTuple):
 
     @classmethod
     def of(cls, error: BrokerError) -> Self:
-        """Return that error with its code negated, as it is sent."""
+        """Return the failure for an error: the code is its negated number."""
         return cls(-error.number, error.text)
 
 
 def fail_conversation(endpoint: Endpoint, error: BrokerError, at_peer: BrokerError | None = None) -> Steps[None]:
-    """Put the conversation into error on both sides, and drop messages that wait for delivery.
+    """Put the conversation into error on both sides, and delete parked messages.
 
-    The peer gets `at_peer`, or else `error` too. Both applications must still END the conversation; their verbs and
-    messages raise nothing.
+    The peer's Error has `at_peer`, or `error` without it. Both applications receive the Error and must END the
+    conversation.
     """
     yield from fail_endpoints([endpoint.conversation_handle], error)
     if endpoint.far_handle is not None:
@@ -48,39 +48,39 @@ def fail_conversation(endpoint: Endpoint, error: BrokerError, at_peer: BrokerErr
 
 
 def fail_endpoints(handles: list[UUID], error: BrokerError) -> Steps[None]:
-    """Put an Error on each of these endpoints, as `fail_with` does."""
-    yield from fail_with(handles, error_body(-error.number, f"{error.text} {error.hint}".rstrip()))
+    """Put an Error with the text of `error` on each of these endpoints, as `fail_with_body` does."""
+    yield from fail_with_body(handles, error_body(-error.number, f"{error.text} {error.hint}".rstrip()))
 
 
-def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
-    """Put an Error on each of these endpoints, whose rows are locked, and drop what they have parked.
+def fail_with_body(handles: list[UUID], body: bytes) -> Steps[None]:
+    """Put an Error on each of these endpoints, whose rows are locked, and delete their parked messages.
 
-    An endpoint that has ended is removed, since its application never sees the error. One that is closed or has an
-    error already stays unchanged. The Error enters the queue even if the queue is off, since nothing reads there.
+    An endpoint that has ended is removed, because its application cannot receive the Error. An endpoint that is closed
+    or already has an Error is not changed. The Error is written even if the queue is off.
     """
     if not handles:
         return
-    yield drop_waiting(handles)
-    rows = yield SQL("fail_with.find_endpoints", (handles,))
-    gone: list[UUID] = []
+    yield delete_parked(handles)
+    rows = yield SQL("fail_with_body.find_endpoints", (handles,))
+    ended: list[UUID] = []
     queues: dict[int, list[UUID]] = defaultdict(list)
     for handle, queue_id, state in rows:
         event = (EndpointState(state), Event.ERROR_ARRIVED)
         if event in TRANSITIONS:
-            (gone if TRANSITIONS[event] is REMOVED else queues[queue_id]).append(handle)
-    for queue_id, there in queues.items():
+            (ended if TRANSITIONS[event] is REMOVED else queues[queue_id]).append(handle)
+    for queue_id, failed in queues.items():
         yield Statement(
-            "failure.fail_with.enqueue_error", enqueue.tell_self(queue_id), (there, names.ERROR_ID, "X", body)
+            "failure.fail_with_body.enqueue_error", enqueue.tell_self(queue_id), (failed, names.ERROR_ID, "X", body)
         )
-    if gone:
-        yield from remove_endpoints(gone)
+    if ended:
+        yield from remove_endpoints(ended)
 
 
 def store_remote_error(handles: Iterable[UUID], failed: ConversationFailure) -> Statement:
-    """Store the Error for the remote peers of these endpoints, which get it when they next send."""
+    """Store the Error for the remote peers of these endpoints. The daemon answers a peer's next message with it."""
     return SQL("store_remote_error", (list(handles), failed.code, failed.description))
 
 
-def drop_waiting(handles: list[UUID]) -> Statement:
+def delete_parked(handles: list[UUID]) -> Statement:
     """Delete parked messages of these endpoints."""
     return purge("transmission_queue", "conversation_handle = any ($1)", handles)

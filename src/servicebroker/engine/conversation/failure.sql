@@ -1,6 +1,6 @@
 -- The statements of failure.py.
 
--- name: fail_with.find_endpoints
+-- name: fail_with_body.find_endpoints
 select conversation_handle, queue_id, state from servicebroker.conversation_endpoints
 where conversation_handle = any ($1)
 

@@ -1,6 +1,7 @@
-"""Due work that no session triggers: timers, lifetimes, closed endpoints. Each function takes the time.
+"""Maintenance of queues that no session receives from: fire due timers, end due lifetimes, truncate empty tables.
 
-RECEIVE does the same for its own queue; these functions serve queues without readers.
+RECEIVE fires timers and ends lifetimes of its own queue. For other queues the maintenance thread (`api/upkeep.py`)
+calls these functions.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from servicebroker.engine.conversation.endpoints import remove_endpoints
-from servicebroker.engine.conversation.failure import drop_waiting
+from servicebroker.engine.conversation.failure import delete_parked
 from servicebroker.engine.delivery.transmission import lock_free
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -16,20 +17,20 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MIN_TRUNCATED_BYTES = 8 * 1024 * 1024  # bytes of a queue's files
+MIN_TRUNCATED_BYTES = 8 * 1024 * 1024  # smaller files of a queue are not worth a TRUNCATE
 
-_OPEN = "e.can_expire"  # the condition of the index on lifetimes
+_CAN_EXPIRE = "e.can_expire"  # the condition of the partial index on lifetimes
 
 
 def find_due_queues(now: datetime) -> Steps[list[int]]:
-    """Return the queues with a due timer or lifetime whose row no session holds."""
+    """Return the queues with a due timer or lifetime, on an endpoint that no session has locked."""
     rows = yield Statement(
         "maintenance.find_due_queues",
         "select q.queue_id from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "where not d.is_read_only and (exists ("
         "select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id and e.dialog_timer <= $1 "
         "for update skip locked) or exists (select from servicebroker.conversation_endpoints e "
-        f"where e.queue_id = q.queue_id and e.lifetime <= $1 and {_OPEN} and e.state not in ('DO', 'ER', 'CD') "
+        f"where e.queue_id = q.queue_id and e.lifetime <= $1 and {_CAN_EXPIRE} and e.state not in ('DO', 'ER', 'CD') "
         "for update skip locked)) order by q.queue_id",
         (now,),
     )
@@ -37,7 +38,7 @@ def find_due_queues(now: datetime) -> Steps[list[int]]:
 
 
 def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
-    """Fire due timers and end due lifetimes of a queue, some hundred at a time, and wake its readers."""
+    """Fire due timers and end due lifetimes of a queue, a few hundred at a time, and wake its readers."""
     yield Statement(
         "maintenance.serve_queue",
         f"select servicebroker.fire_timers_{queue_id}($1), servicebroker.expire_{queue_id}($1), "
@@ -48,32 +49,33 @@ def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
 
 
 def find_bloated_queues() -> Steps[list[int]]:
-    """Return the queues with files large enough to be worth truncating once empty."""
+    """Return the queues whose files are larger than `MIN_TRUNCATED_BYTES`."""
     rows = yield SQL("find_bloated_queues", (MIN_TRUNCATED_BYTES,))
     return [queue_id for (queue_id,) in rows]
 
 
 def truncate_empty(queue_id: int) -> Steps[bool]:
-    """Truncate the table of an empty queue, unless a session uses it. Returns whether it was done."""
+    """Truncate the table of a queue if it is empty and no session uses it. Returns True if it was truncated."""
     rows = yield SQL("truncate_empty", (queue_id,))
     return bool(rows[0][0])
 
 
 def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:
-    """Remove expired endpoints that have ended and only waited for the delivery of their end.
+    """Remove expired endpoints that have ended and whose EndDialog or Error is still undelivered.
 
-    Their application never sees the error; a peer expires by itself. Returns their number.
+    Their application has ended the conversation, so it gets no Error. The peer has a lifetime of its own. Returns their
+    number.
     """
     rows = yield Statement(
         "maintenance.expire_ended",
         "select e.conversation_handle from servicebroker.conversation_endpoints e "
         "where e.queue_id = any (array(select queue_id from servicebroker.queues join servicebroker.databases d "
-        f"using (database_id) where not d.is_read_only)) and e.lifetime <= $1 and {_OPEN} "
+        f"using (database_id) where not d.is_read_only)) and e.lifetime <= $1 and {_CAN_EXPIRE} "
         "and e.state = 'DO' order by e.conversation_handle limit $2 for update skip locked",
         (now, limit),
     )
-    free = list((yield from lock_free([handle for (handle,) in rows])))  # their peers too, whose rows are written
+    free = list((yield from lock_free([handle for (handle,) in rows])))  # locks the peers, whose rows are written too
     if free:
-        yield drop_waiting(free)
+        yield delete_parked(free)
         yield from remove_endpoints(free)
     return len(free)

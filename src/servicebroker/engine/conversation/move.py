@@ -24,7 +24,7 @@ SQL = SqlFile(__file__)
 
 
 def move_conversation(operation: MoveConversation) -> Steps[None]:
-    """MOVE CONVERSATION to another group of the same service; its messages go with it.
+    """MOVE CONVERSATION to another group of the same service, with its messages.
 
     Both groups are locked until the transaction ends. A group that is left empty is removed.
 
@@ -52,20 +52,23 @@ def move_conversation(operation: MoveConversation) -> Steps[None]:
 
 
 def _lock_groups(handle: UUID, group: UUID) -> Steps[None]:
-    """Lock both groups, in one order for all sessions. Also keep other sessions from moving the conversation."""
+    """Lock the conversation against other MOVEs, then both groups, in an order common to all sessions."""
     yield from find_endpoint(handle)
     yield SQL("lock_groups.lock", (locks.CONVERSATION_MOVE, handle))
-    left = (yield from find_endpoint(handle)).conversation_group_id
-    ordered = yield SQL("lock_groups.in_order", ([left, group],))
-    for (one,) in ordered:
-        yield lock_group(one)
+    old_group = (yield from find_endpoint(handle)).conversation_group_id
+    rows = yield SQL("lock_groups.in_order", ([old_group, group],))
+    for (group_id,) in rows:
+        yield lock_group(group_id)
 
 
 def _check_group(endpoint: Endpoint, group: UUID) -> Steps[None]:
     """Check that the conversation may join the group.
 
-    Locks the rows of both groups, in the order of all who lock several. Removing another conversation of the group that
-    is left then waits for us, or we see that it is gone.
+    Locks the rows of both groups, in an order common to all statements. So another session that removes a conversation
+    of the old group waits for this transaction, or this transaction sees the removal.
+
+    Raises:
+        BrokerError: 8436 unknown group, 8439 a group of another service.
     """
     rows = yield SQL("check_group", ([endpoint.conversation_group_id, group],))
     services: dict[UUID, int] = dict(rows)
@@ -76,7 +79,10 @@ def _check_group(endpoint: Endpoint, group: UUID) -> Steps[None]:
 
 
 def _move_messages(endpoint: Endpoint, group: UUID) -> Statement:
-    """Give the messages a new order of arrival, stamp and bucket: readers past the old ones would skip the rows."""
+    """Give the messages a new group, queuing order, stamp and bucket.
+
+    Readers that have passed the old queuing order or stamp would skip the messages otherwise.
+    """
     queue = f"servicebroker.queue_{endpoint.queue_id}"
     return Statement(
         "move.move_messages",

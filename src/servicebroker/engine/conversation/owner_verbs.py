@@ -1,7 +1,7 @@
-"""The verbs on the tables themselves, for roles with rights on them, such as the owner of the schema.
+"""The verbs (SEND, RECEIVE ...) for PostgreSQL roles with rights on the tables, such as the owner of the schema.
 
-Each operation has a function, in the table `OwnerVerbs.interpreters` at the end. `restricted_verbs.py` has the same for
-restricted roles. An instance finds out which of the two it uses when it is opened.
+Each operation has a function, in the table `OwnerVerbs.interpreters` at the end. `restricted_verbs.py` has the verbs of
+roles without rights on the tables. An instance decides which of the two it uses when it is opened.
 """
 
 from __future__ import annotations
@@ -70,11 +70,17 @@ T = TypeVar("T")
 Sent = TypeVar("Sent", int, list[int])
 
 
-NOT_FOUND = {8423, 8425, 8426, 8436, 15151}  # errors of a verb that looked up something missing
+NOT_FOUND = {
+    8423,
+    8425,
+    8426,
+    8436,
+    15151,
+}  # error numbers for a missing service, contract, conversation, group, object
 
 
 class Settings(Protocol):
-    """The settings of an open instance: its clock, the limit of a message body in bytes, the source of new handles."""
+    """The settings of an open instance: the clock, the size limit of a body in bytes, and `draw` for new handles."""
 
     clock: Callable[[], datetime]
     maximum_body: int
@@ -83,23 +89,23 @@ class Settings(Protocol):
 
 @dataclass
 class OwnerVerbs:
-    """The verbs of one principal in one database. Errors are those of the functions behind them.
+    """The verbs of one principal in one database. They raise the errors of the functions that they call.
 
     Attributes:
-        user: the principal whose permissions count.
+        user: the principal whose permissions are checked.
         catalog: the cache of this process for that principal.
-        settings: those of the instance.
+        settings: the settings of the instance.
     """
 
     user: User
     catalog: Catalog
     settings: Settings
 
-    has_upkeep = True  # True if it may run due timers and report counts
-    interpreters: ClassVar[Mapping[type[Operation[Any]], Callable[..., Steps[Any]]]]  # of each operation
+    runs_maintenance = True  # True if the role may run due timers and store counts
+    interpreters: ClassVar[Mapping[type[Operation[Any]], Callable[..., Steps[Any]]]]  # the function for each operation
 
     def forget(self, operation: Operation[Any]) -> None:
-        """Forget cached facts of the operation's queue or conversations, after an error: the queue was dropped."""
+        """Forget cached facts of the operation's queue or conversations, after an error for a dropped queue."""
         if isinstance(operation, Send | SendBatch | EndConversation):
             for handle in operation.handles:
                 self.catalog.forget(handle)
@@ -123,14 +129,14 @@ class OwnerVerbs:
 
     @staticmethod
     def disable_queue(queue_id: int, now: datetime) -> Steps[poison_detection.DisabledQueue | None]:
-        """Switch the queue off: automatic poison detection has counted five rollbacks."""
+        """Switch the queue off, after automatic poison detection has counted five rollbacks."""
         return poison_detection.disable_queue(queue_id, now)
 
     @staticmethod
     def wait_for(queue_ids: list[int]) -> Steps[None]:
         """Register this session for notifications of messages in these queues, and in no others.
 
-        Registering sweeps the rows of sessions that died.
+        Registering also deletes the rows of sessions that died.
         """
         if not queue_ids:
             yield SQL("wait_for.delete_readers")
@@ -143,16 +149,18 @@ class OwnerVerbs:
         return catalog.find_expected_types(queue_id)
 
     @staticmethod
-    def drawn(queue_id: int) -> Steps[int | None]:
-        """Return the last order of arrival that a message of the queue has drawn."""
+    def last_queuing_order(queue_id: int) -> Steps[int | None]:
+        """Return the last queuing order that a message of the queue got. None if the role may not receive from it."""
         rows = yield Statement(
-            "owner_verbs.drawn", f"select last_value from servicebroker.queue_{queue_id}_order", prepared=False
+            "owner_verbs.last_queuing_order",
+            f"select last_value from servicebroker.queue_{queue_id}_order",
+            prepared=False,
         )
         return int(rows[0][0])
 
     @staticmethod
     def keep_lock(group: UUID) -> Statement:
-        """Keep the lock of a group, which the transaction holds, for the session."""
+        """Lock a group, which the transaction has locked, for the session too."""
         return endpoints.keep_lock(group)
 
     # ------------------------------------------------------------ finding
@@ -182,17 +190,17 @@ class OwnerVerbs:
         """Return names by id, from the cache if possible."""
         return catalog.find_labels(self.catalog, self.user.database_id, anew=anew)
 
-    # ------------------------------------------------------------ conversations that wait
+    # ------------------------------------------------------------ deferred conversations
 
     def defer_begin(self, operation: BeginDialog, group: UUID | None = None) -> DeferredDialog | None:
-        """Defer BEGIN DIALOG. None if its path is not cached. `group`: the id of the group to create."""
+        """Defer BEGIN DIALOG. None if its path is not cached. `group` is the id of the group to create."""
         path = deferred_dialogs.find_path(self.catalog, self.user.database_id, operation)
         if path is None:
             return None
         return deferred_dialogs.defer_begin(operation, path, self.settings.draw, self.settings.clock(), group)
 
     def defer_send(self, dialog: DeferredDialog, operation: Send[int] | SendBatch) -> DeferredSend | None:
-        """Defer SEND on a deferred conversation. None if the verb itself has to decide."""
+        """Defer SEND on a deferred conversation. None if it cannot be deferred, so that the verbs must run now."""
         return deferred_dialogs.defer_send(dialog, operation, self.settings.clock(), self.settings.maximum_body)
 
     def defer_timer(self, dialog: DeferredDialog, operation: BeginConversationTimer) -> bool:
@@ -208,7 +216,7 @@ class OwnerVerbs:
 
     @staticmethod
     def is_one_statement(pending: Pending) -> bool:
-        """Check whether `begin_deferred` is one statement, provided nothing was altered."""
+        """Check whether `begin_deferred` is one statement if the path has not changed."""
         return deferred_dialogs.is_one_statement(pending)
 
     def forget_paths(self, dialogs: Sequence[DeferredDialog]) -> None:
@@ -226,7 +234,7 @@ class OwnerVerbs:
     # ------------------------------------------------------------ beside the verbs
 
     def send_pipelined(self, sends: Sequence[pipelined_sends.PipelinedSend]) -> Steps[dict[int, int]]:
-        """Run the SENDs of a pipeline. Returns their sequence numbers by place."""
+        """Run the SENDs of a pipeline. Returns their sequence numbers, by position in the pipeline."""
         return pipelined_sends.send_pipelined(self.catalog, sends, partial(_send_batch, self), self.settings.clock())
 
     def service_changes(self, queue: Queue) -> Steps[int]:
@@ -234,7 +242,7 @@ class OwnerVerbs:
         return receive.service_changes(queue)
 
     def find_answer_queue(self, handle: UUID) -> Steps[requests.AnswerQueue]:
-        """Return the queue that gets the answers on a conversation."""
+        """Return the queue into which answers on a conversation are delivered: the queue of this side."""
         return requests.find_answer_queue(self.user.database_id, handle)
 
     @staticmethod
@@ -243,7 +251,7 @@ class OwnerVerbs:
         return requests.find_answered(queue_id, handles)
 
     def receive_answers(self, queue_id: int, handles: Sequence[UUID]) -> Steps[Received]:
-        """RECEIVE from several requests at once; nothing of a principal whose permissions have to be asked for."""
+        """RECEIVE the answers of several requests at once. Returns none if permissions have to be checked."""
         if not self.user.is_dbo:
             return Received((), 0)
         return (yield from requests.receive_answers(self.catalog, queue_id, handles))
@@ -257,24 +265,24 @@ class OwnerVerbs:
             authorization.queue_number(queue_id),
         )
 
-    def observe(self, operation: Operation[T], steps: Steps[T], tell: Callable[[VerbEvent], None]) -> Steps[T]:
+    def observe(self, operation: Operation[T], steps: Steps[T], report: Callable[[VerbEvent], None]) -> Steps[T]:
         """Run the steps of an operation, and report the events of its conversations."""
-        return verb_events.observe(operation, steps, tell)
+        return verb_events.observe(operation, steps, report)
 
-    def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
-        """Run a SEND, and store the trace context of its messages."""
-        return traces.send_with_context(steps, handles, many, context, self.settings.clock())
+    def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], count: int, context: bytes) -> Steps[Sent]:
+        """Run a SEND of `count` messages on each handle, and store their trace context."""
+        return traces.send_with_context(steps, handles, count, context, self.settings.clock())
 
     def take_traces(self, messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
         """Return the trace contexts of received messages."""
         return traces.take(messages)
 
     def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
-        """Delete messages of one group that a `Hold` has read. Returns how many were still there."""
+        """Delete messages of one group that a `Hold` has read. Returns how many were still in the queue."""
         return receive.take(queue_id, messages)
 
     def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
-        """END CONVERSATION for EndDialogs that a `Hold` has read. Returns the handles of those that have ended."""
+        """END CONVERSATION for each EndDialog that a `Hold` has read. Returns the handles of ended conversations."""
         if not self.user.is_dbo:  # each needs a permission check
             return []
         ended = yield from end.answer_ends(queue_id, messages, self.settings.clock())
@@ -292,17 +300,18 @@ class OwnerVerbs:
         """Record a failure of the message, which is retried after `after` seconds."""
         return failed_messages.record_failure(queue_id, message, known, error, self.settings.clock(), after)
 
-    def call(self, function: str, *given: object) -> Steps[Rows]:
+    def call(self, function: str, *arguments: object) -> Steps[Rows]:
         """Call a function of store/verbs.sql, and return its rows."""
-        places = ", ".join(f"${place}" for place in range(1, len(given) + 1))
-        return (yield Statement("owner_verbs.call", f"select * from servicebroker.{function}({places})", given))
+        placeholders = ", ".join(f"${number}" for number in range(1, len(arguments) + 1))
+        sql = f"select * from servicebroker.{function}({placeholders})"
+        return (yield Statement("owner_verbs.call", sql, arguments))
 
     def forget_failures(self, handles: list[UUID]) -> Steps[None]:
-        """Forget the failures on these conversations: their messages were processed."""
+        """Delete the failures recorded for these conversations, whose messages were processed."""
         return failed_messages.forget(handles)
 
     def sweep_failures(self, queue_id: int) -> Steps[None]:
-        """Forget messages that are no longer in the queue."""
+        """Delete the failures recorded for messages that are no longer in the queue."""
         return failed_messages.sweep(queue_id)
 
     def set_aside(
@@ -345,16 +354,21 @@ def _get_conversation_group(verbs: OwnerVerbs, operation: GetConversationGroup) 
 
 def _begin_dialog(verbs: OwnerVerbs, operation: BeginDialog, identity: Identity | None = None) -> Steps[UUID]:
     database_id, paths, now = verbs.user.database_id, verbs.catalog.paths, verbs.settings.clock()
-    me = verbs.user.principal_id
+    principal_id = verbs.user.principal_id
     own, handle = paths.find_own_side(database_id, operation.from_service, operation.contract), None
-    is_known = own is not None and operation.target_broker != CURRENT_DATABASE  # this identifier is looked up each time
-    if own is not None and is_known:
+    # not for CURRENT DATABASE, because begin_dialog has to lock the database's broker identifier
+    is_cached = own is not None and operation.target_broker != CURRENT_DATABASE
+    if own is not None and is_cached:
         operation.check()
-        handle = yield from begin.begin_at(database_id, own, operation, now=now, identity=identity, principal_id=me)
+        handle = yield from begin.begin_at(
+            database_id, own, operation, now=now, identity=identity, principal_id=principal_id
+        )
     if handle is None:
         yield from _authorize_begin(verbs, operation)
-        handle = yield from begin.begin_dialog(database_id, operation, now=now, identity=identity, principal_id=me)
-        if own is None or is_known:
+        handle = yield from begin.begin_dialog(
+            database_id, operation, now=now, identity=identity, principal_id=principal_id
+        )
+        if own is None or is_cached:
             yield from _remember_own_side(verbs, operation)
     path = deferred_dialogs.find_path(verbs.catalog, database_id, operation)
     if isinstance(path, DeliveryPath) and not isinstance(handle, RepeatedHandle):
@@ -363,7 +377,7 @@ def _begin_dialog(verbs: OwnerVerbs, operation: BeginDialog, identity: Identity 
 
 
 def _remember_own_side(verbs: OwnerVerbs, operation: BeginDialog) -> Steps[None]:
-    """Cache the own side. Check permissions again, since its catalog version may be newer than the first check."""
+    """Cache the initiator's side. Checks permissions again: its version may be newer than that of the first check."""
     own = yield from begin.find_own_side(verbs.user.database_id, operation)
     with suppress(BrokerError):
         yield from _authorize_begin(verbs, operation)
@@ -399,17 +413,17 @@ def _get_transmission_status(verbs: OwnerVerbs, operation: GetTransmissionStatus
 
 def _set_aside_messages(verbs: OwnerVerbs, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
     operation.check()
-    queue_id = yield from _find_queue_of_letters(verbs, operation)
+    queue_id = yield from _find_dead_letter_queue(verbs, operation)
     return (yield from failed_messages.find_set_aside(verbs.user.database_id, queue_id, operation))
 
 
 def _dead_letter_groups(verbs: OwnerVerbs, operation: DeadLetterGroups) -> Steps[list[DeadLetterGroup]]:
-    queue_id = yield from _find_queue_of_letters(verbs, operation)
+    queue_id = yield from _find_dead_letter_queue(verbs, operation)
     return (yield from failed_messages.find_groups(verbs.user.database_id, queue_id))
 
 
-def _find_queue_of_letters(verbs: OwnerVerbs, operation: SetAsideMessages | DeadLetterGroups) -> Steps[int | None]:
-    """Return the number of the queue whose dead letters are asked for; None for all queues."""
+def _find_dead_letter_queue(verbs: OwnerVerbs, operation: SetAsideMessages | DeadLetterGroups) -> Steps[int | None]:
+    """Return the id of the queue that the operation names; None for all queues. Checks the permission."""
     yield from authorization.demand(verbs.user, operation.permission)
     if operation.queue is None:
         return None
@@ -422,9 +436,9 @@ def _replay_message(verbs: OwnerVerbs, operation: ReplayMessage) -> Steps[UUID |
     now, maximum = verbs.settings.clock(), verbs.settings.maximum_body
     message, handle = yield from replay(verbs.catalog, verbs.user.database_id, operation, now=now, maximum_body=maximum)
     edited = {"body": "edited"} if operation.is_edited else {}
-    anew = {} if handle is None else {"new_conversation": handle}
+    new_handle = {} if handle is None else {"new_conversation": handle}
     number = str(operation.set_aside_id)
-    yield from record_action("REPLAY MESSAGE", verbs.user.database, number, message._asdict() | edited | anew)
+    yield from record_action("REPLAY MESSAGE", verbs.user.database, number, message._asdict() | edited | new_handle)
     return handle
 
 
@@ -468,15 +482,15 @@ def _drop_schedule(verbs: OwnerVerbs, operation: DropSchedule) -> Steps[None]:
 
 
 def keep_schedule(verbs: OwnerVerbs, operation: KeepSchedule) -> Steps[None]:
-    """Begin a schedule of a worker, or change it; also behind the fence."""
+    """Begin a schedule of a worker, or change it. Restricted roles use this function, too."""
     queue = yield from verbs.find_queue(operation.queue)
-    run = verbs.interpreters
-    begin, end = partial(run[BeginDialog], verbs), partial(run[EndConversation], verbs)
+    interpreters = verbs.interpreters
+    begin, end = partial(interpreters[BeginDialog], verbs), partial(interpreters[EndConversation], verbs)
     yield from schedules.keep(verbs.call, queue, operation, verbs.settings.clock(), begin, end)
 
 
 def take_turn(verbs: OwnerVerbs, operation: TakeTurn) -> Steps[Firing | None]:
-    """Take the turn of a schedule; also behind the fence."""
+    """Take the turn of a schedule: its time that is due. Restricted roles use this function, too."""
     end = partial(verbs.interpreters[EndConversation], verbs)
     return (yield from schedules.take_turn(verbs.call, operation, verbs.settings.clock(), end))
 

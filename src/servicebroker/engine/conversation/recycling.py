@@ -1,8 +1,8 @@
-"""Conversation pools: the conversation of each sender, and the messages that came back on them.
+"""Conversation pools: the conversation of each sending session, and the messages received back on them.
 
 The rules: docs/reference/rules.md#recycled-conversations.
 
-Every transaction locks in one order: the session's row first, the conversation next.
+Every transaction locks the session's row first and the conversation second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-MAX_ERRORS = 1000
+MAX_ERRORS = 1000  # Errors kept for each service, the latest
 
 
 class PoolAddress(NamedTuple):
@@ -30,11 +30,11 @@ class PoolAddress(NamedTuple):
     from_service: str
     to_service: str
     contract: str
-    end_of_stream: str  # the message type that tells the target
+    end_of_stream: str  # the type of the last message on a conversation; the target then ends it
 
 
 class PoolAnswer(NamedTuple):
-    """A message that came back and has to be answered: a DialogTimer, an EndDialog or an Error."""
+    """A message received on a pool's conversation that needs an answer: a DialogTimer, an EndDialog or an Error."""
 
     answer_id: int
     from_service: str
@@ -44,7 +44,7 @@ class PoolAnswer(NamedTuple):
 
 
 class ConversationError(NamedTuple):
-    """An Error that ended a conversation of a pool: `code` and `description` from the target, receipt time (UTC)."""
+    """An Error that ended a conversation of a pool: code and description from the target, and the time of receipt."""
 
     conversation_handle: UUID
     code: int
@@ -52,31 +52,37 @@ class ConversationError(NamedTuple):
     received_at: datetime
 
 
-def use_conversation(line: PoolAddress, session: str, messages: int) -> Steps[tuple[UUID | None, int]]:
-    """Lock the session's row, add `messages` to its count, and return its conversation; None if it has none."""
-    rows = yield SQL("use_conversation", (*line, session, messages))
+def use_conversation(pool: PoolAddress, session: str, messages: int) -> Steps[tuple[UUID | None, int]]:
+    """Lock the session's row and add `messages` to its message count.
+
+    Returns its conversation, None if it has none, and the new count.
+    """
+    rows = yield SQL("use_conversation", (*pool, session, messages))
     return rows[0][0], rows[0][1]
 
 
-def assign(line: PoolAddress, session: str, handle: UUID) -> Steps[None]:
+def assign(pool: PoolAddress, session: str, handle: UUID) -> Steps[None]:
     """Assign this conversation to the session, whose row is locked."""
-    yield SQL("assign", (*line[:4], session, handle))
+    yield SQL("assign", (*pool[:4], session, handle))
 
 
 def unassign(handle: UUID, messages: int) -> Steps[None]:
-    """Mark the session of this conversation, its row locked, as needing another one: it cannot send there any more."""
+    """Record that the conversation's session needs a new one, because SEND on this one fails. Its row is locked."""
     yield SQL("unassign", (handle, messages))
 
 
 def release(handle: UUID) -> Steps[str | None]:
-    """Free the conversation, after waiting for its sender. Returns its `end_of_stream` type, None if unused."""
+    """Detach the conversation from its session, after waiting for a SEND in progress.
+
+    Returns the `end_of_stream` message type, None if no session used the conversation.
+    """
     rows = yield SQL("release", (handle,))
     return rows[0][0] if rows else None
 
 
-def find_conversations(line: PoolAddress) -> Steps[list[UUID]]:
-    """Return the conversations in use."""
-    rows = yield SQL("find_conversations", line[:4])
+def find_conversations(pool: PoolAddress) -> Steps[list[UUID]]:
+    """Return the handles of the pool's conversations in use."""
+    rows = yield SQL("find_conversations", pool[:4])
     return [handle for (handle,) in rows]
 
 
@@ -93,7 +99,7 @@ def find_queue(database_id: int, service: str) -> Steps[str]:
 
 
 def store_answers(database_id: int, messages: list[Message]) -> Steps[None]:
-    """Store received messages for `next_answer`. Takes no contended lock, since RECEIVE may hold the endpoints'."""
+    """Store received messages for `next_answer`. Takes no session's lock: the RECEIVE may hold endpoint locks."""
     yield SQL(
         "store_answers",
         (
@@ -107,18 +113,18 @@ def store_answers(database_id: int, messages: list[Message]) -> Steps[None]:
 
 
 def next_answer(database_id: int, service: str) -> Steps[PoolAnswer | None]:
-    """Lock and return the oldest message in the service's queue that no session is answering; None without one."""
+    """Lock and return the oldest stored message of the service that no session is answering; None without one."""
     rows = yield SQL("next_answer", (database_id, service))
     return PoolAnswer(*rows[0]) if rows else None
 
 
 def remove_answer(answer: PoolAnswer) -> Steps[None]:
-    """Remove a message that was answered."""
+    """Delete a message that was answered."""
     yield SQL("remove_answer", (answer.answer_id,))
 
 
 def record_error(database_id: int, service: str, error: ConversationError) -> Steps[None]:
-    """Record an Error, and remove those before the last thousand."""
+    """Record an Error, and delete all but the last `MAX_ERRORS` of the service."""
     yield SQL("record_error", (database_id, service, *error, MAX_ERRORS))
 
 

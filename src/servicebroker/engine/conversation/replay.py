@@ -1,9 +1,12 @@
-"""Replay: put a dead letter into its queue again.
+"""Replay: put a dead letter back into its queue.
 
-While its conversation is open on both sides, the message arrives on that conversation, behind the queued messages. If
-the conversation has ended or failed, the message gets a new one, so that its handler can answer. A message from the
-initiator is sent anew by the initiator's service. A message for the initiator is put beside a new dialog that the
-receiving service begins. All is one transaction, which also removes the dead letter.
+If its conversation is open on both sides, the message is queued there, behind the other messages. Otherwise it gets a
+new conversation, so that its handler can answer:
+
+* A message to the target is sent again by the initiator's service, on a new dialog.
+* A message to the initiator is queued on a new dialog that the receiving service begins.
+
+One transaction does all of this and removes the dead letter.
 """
 
 from __future__ import annotations
@@ -34,19 +37,19 @@ SQL = SqlFile(__file__)
 
 
 _OPEN = {EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING}
-_ENDED_HERE = {EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED}
+_HAS_ENDED = {EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED}
 _RANKS = {names.DIALOG_TIMER_ID: enqueue.RANK_TIMER, names.ERROR_ID: enqueue.RANK_ERROR}
 
 
 class Replayed(NamedTuple):
-    """The message that is in its queue again, and the initiator's handle if it is on a new conversation."""
+    """The replayed message, and the initiator's handle if a new conversation was begun for it."""
 
     message: DeadLetterId
     new_conversation: UUID | None
 
 
 class _SetAside(NamedTuple):
-    """A dead letter. `is_for_target` is None if its contract lets both sides send it."""
+    """A dead letter. `is_for_target` is None if the contract allows both sides to send its message type."""
 
     handle: UUID
     number: int
@@ -64,12 +67,12 @@ class _SetAside(NamedTuple):
 def replay(
     catalog: Catalog, database_id: int, operation: ReplayMessage, *, now: datetime, maximum_body: int
 ) -> Steps[Replayed]:
-    """Put a dead letter into its queue again, with another body if one is given.
+    """Put a dead letter back into its queue, with the operation's new body if it has one.
 
-    With a `sender` the message always gets a new conversation.
+    If the operation names a sending service, the message always gets a new conversation.
 
     Raises:
-        BrokerError: 402 no dead letter has that number, or its message type refuses the body; what BEGIN DIALOG raises.
+        BrokerError: 402 no dead letter with that number, or an invalid body; what BEGIN DIALOG raises.
         InstanceError: its conversation has ended, and a new one cannot be begun.
     """
     set_aside_id, sender, is_edited = operation.set_aside_id, operation.from_service, operation.is_edited
@@ -85,7 +88,7 @@ def replay(
         handle = yield from _send(catalog, database_id, message, sender or message.far_service or "", now, maximum_body)
     elif not is_for_target or not _is_sent(message):
         handle = yield from _begin(catalog, database_id, message, now, is_edited=is_edited)
-    elif endpoint is not None and endpoint.state not in _ENDED_HERE:
+    elif endpoint is not None and endpoint.state not in _HAS_ENDED:
         yield from _enqueue(catalog, endpoint, message, is_edited=is_edited)
     else:
         raise InstanceError(
@@ -97,7 +100,7 @@ def replay(
 
 
 def _is_sent(message: _SetAside) -> bool:
-    """Check whether SEND takes its type: only the broker sends system messages."""
+    """Check whether an application sent the message: DialogTimer, Error and EndDialog come from the broker."""
     return message.type_id not in (names.DIALOG_TIMER_ID, names.ERROR_ID, names.END_DIALOG_ID)
 
 
@@ -109,7 +112,7 @@ def _find(database_id: int, set_aside_id: int) -> Steps[_SetAside]:
 
 
 def _lock(handle: UUID) -> Steps[Endpoint | None]:
-    """Lock and return the endpoint that received the message; None if it is gone."""
+    """Lock and return the endpoint that received the message; None if it was removed."""
     try:
         endpoint, _ = yield from lock_conversation(handle)
     except BrokerError:
@@ -118,7 +121,7 @@ def _lock(handle: UUID) -> Steps[Endpoint | None]:
 
 
 def _enqueue(catalog: Catalog, endpoint: Endpoint, message: _SetAside, *, is_edited: bool) -> Steps[None]:
-    """Put the message into the endpoint's queue, behind the queued messages, under the number that it had."""
+    """Put the message into the endpoint's queue, behind the queued messages, with its sequence number."""
     if is_edited:
         yield from _check(catalog, endpoint, message)
     yield Statement(
@@ -136,7 +139,11 @@ def _enqueue(catalog: Catalog, endpoint: Endpoint, message: _SetAside, *, is_edi
 
 
 def _check(catalog: Catalog, endpoint: Endpoint, message: _SetAside) -> Steps[None]:
-    """Refuse a body that the message type does not take, as the receiver would have done."""
+    """Check a new body against the message type, as SEND does.
+
+    Raises:
+        BrokerError: 402 the body is invalid.
+    """
     rows = yield SQL("check", (endpoint.queue_id,))
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id, rows[0][0])
     usage = usages.get(message.message_type)
@@ -146,7 +153,7 @@ def _check(catalog: Catalog, endpoint: Endpoint, message: _SetAside) -> Steps[No
 
 
 def _begin(catalog: Catalog, database_id: int, message: _SetAside, now: datetime, *, is_edited: bool) -> Steps[UUID]:
-    """Begin a dialog of the service that received the message, and put the message into it. Returns the handle."""
+    """Begin a dialog of the service that received the message, and queue the message on it. Returns the handle."""
     dialog = BeginDialog(message.service, message.far_service or message.service, contract=message.contract)
     handle = yield from begin_dialog(database_id, dialog, now=now)
     yield from _enqueue(catalog, (yield from find_endpoint(handle)), message, is_edited=is_edited)
@@ -159,7 +166,7 @@ def _send(
     """Send the message on a new dialog to the service of this database that received it. Returns the handle.
 
     Raises:
-        InstanceError: that service refuses the message, which would end the new conversation with it.
+        InstanceError: that service refuses the message, which would fail the new conversation.
     """
     dialog = BeginDialog(
         sender, message.service, broker_instance=CURRENT_DATABASE, contract=message.contract, encryption=False

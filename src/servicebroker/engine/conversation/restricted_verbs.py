@@ -1,7 +1,8 @@
-"""The verbs of a restricted PostgreSQL role: each calls a function that checks permissions (store/fence.sql).
+"""The verbs of a restricted PostgreSQL role, which has no rights on the tables.
 
+Each verb calls a function of store/fence.sql, which checks permissions and runs with the rights of the schema's owner.
 Methods, operations, results and errors are those of `OwnerVerbs`, with two differences. Sent messages go into the
-transmission queue, and an instance that the owner has open delivers them. The time is the server's.
+transmission queue, and a process of the owner delivers them. The time is the server's.
 """
 
 from __future__ import annotations
@@ -47,27 +48,27 @@ SQL = SqlFile(__file__)
 
 T = TypeVar("T")
 
-_ME = "(select key from servicebroker_fence.caller)"  # the caller: only the role itself can read it
-_PIPELINE = "pipeline"
+_CALLER_KEY = "(select key from servicebroker_fence.caller)"  # proves the calling role: only the role can read its row
+_READ_BY_PIPELINE = "pipeline"  # in place of an error number: a pipeline reads the queue
 
 
 class RestrictedVerbs(OwnerVerbs):
     """The verbs of a restricted role in one database."""
 
-    has_upkeep = False
+    runs_maintenance = False
 
     # ------------------------------------------------------------ of the instance
 
     @staticmethod
     def find_database(name: str, *, create: bool) -> Steps[int]:
-        """Return the id of the database of that name; a restricted role creates none."""
+        """Return the id of the database of that name. A restricted role cannot create it."""
         rows = yield call("database", names.checked("database", name))
         _refuse(rows[0][1])
         return int(rows[0][0])
 
     @staticmethod
     def find_user(database_id: int, name: str | None) -> Steps[User]:
-        """Return the user that is mapped to the role, else guest. A restricted role cannot impersonate.
+        """Return the user that is mapped to the role, or guest. A restricted role cannot impersonate another user.
 
         Raises:
             BrokerError: 916 without CONNECT, 15517 for the name of another user.
@@ -81,25 +82,25 @@ class RestrictedVerbs(OwnerVerbs):
 
     @staticmethod
     def disable_queue(queue_id: int, now: datetime) -> Steps[DisabledQueue | None]:
-        """Switch the queue off; an instance that the owner has open posts the event."""
+        """Switch the queue off. A process of the owner sends the event notifications."""
         rows = yield call("disable_queue", queue_id)
         database_id, name = rows[0]
         return None if database_id is None else DisabledQueue(database_id, name, [])
 
     @staticmethod
     def wait_for(queue_ids: list[int]) -> Steps[None]:
-        """Register this session for notifications of those of the queues that the role may receive from."""
+        """Register this session for notifications of those queues from which the role may receive."""
         yield call("wait_for", queue_ids)
 
     @staticmethod
     def find_expected_types(queue_id: int) -> Steps[list[ExpectedType]]:
-        """Return the message types that only initiators send to the queue; none without the right to receive."""
+        """Return the message types that only initiators send to the queue; none without permission to receive."""
         rows = yield call("expected_types", queue_id)
         return [ExpectedType(*row) for row in rows]
 
     @staticmethod
-    def drawn(queue_id: int) -> Steps[int | None]:
-        """Return the last order of arrival that a message of the queue has drawn."""
+    def last_queuing_order(queue_id: int) -> Steps[int | None]:
+        """Return the last queuing order that a message of the queue got. None if the role may not receive from it."""
         rows = yield call("drawn", queue_id)
         return None if rows[0][0] is None else int(rows[0][0])
 
@@ -114,40 +115,40 @@ class RestrictedVerbs(OwnerVerbs):
     def find_queue(self, name: str) -> Steps[Queue]:
         """Return the queue of that name, from the cache if possible."""
         key = self.user.database_id, name
-        known = self.catalog.queues.get(key) if isinstance(name, str) else None
-        if known is not None:
-            return known
+        cached = self.catalog.queues.get(key) if isinstance(name, str) else None
+        if cached is not None:
+            return cached
         rows = yield call("queue", self.user.database_id, *names.split_queue_name(name))
-        queue_id, spelled, refusal = rows[0]
+        queue_id, stored_name, refusal = rows[0]
         _refuse(refusal)
         if queue_id is None:
             raise BrokerError(15151, "find", "queue", name)
-        found = self.catalog.queues[key] = Queue(queue_id, self.user.database_id, spelled)
-        return found
+        queue = self.catalog.queues[key] = Queue(queue_id, self.user.database_id, stored_name)
+        return queue
 
     def find_labels(self, *, anew: bool = False) -> Steps[Labels]:
-        """Return names by id, from the cache if possible; services only if the role may receive their messages."""
-        known = self.catalog.labels.get(self.user.database_id)
-        if known is not None and not anew:
-            return known
+        """Return names by id, from the cache if possible; only services whose messages the role may receive."""
+        cached = self.catalog.labels.get(self.user.database_id)
+        if cached is not None and not anew:
+            return cached
         rows = yield call("labels", self.user.database_id)
         kinds: tuple[dict[int, str], ...] = ({}, {}, {})
         for kind, number, name in rows:
             kinds[kind - 1][number] = name
-        found = self.catalog.labels[self.user.database_id] = Labels(*kinds)
-        return found
+        labels = self.catalog.labels[self.user.database_id] = Labels(*kinds)
+        return labels
 
-    # ------------------------------------------------------------ conversations that wait
+    # ------------------------------------------------------------ deferred conversations
 
     def defer_begin(self, operation: BeginDialog, group: UUID | None = None) -> DeferredDialog | None:
-        """Defer BEGIN DIALOG. None if the role has begun no dialog between these services yet."""
+        """Defer BEGIN DIALOG. None if this process has not sent on such a conversation of the role before."""
         operation.check()
         if self.catalog.restricted_paths.find(_key(operation)) is None:
             return None
         return deferred_dialogs.defer_begin(operation, None, self.settings.draw, self.settings.clock(), group)
 
     def defer_send(self, dialog: DeferredDialog, operation: Send[int] | SendBatch) -> DeferredSend | None:
-        """Defer SEND on a deferred conversation. None if the role has sent no message of this type there."""
+        """Defer SEND on a deferred conversation. None if the role has sent no message of this type on such ones."""
         contents = deferred_dialogs.contents_of(operation, self.settings.maximum_body)
         types = self.catalog.restricted_paths.find(_key(dialog.operation)) or ()
         if operation.message_type not in types or operation.is_delayed or dialog.expiry <= self.settings.clock():
@@ -155,16 +156,16 @@ class RestrictedVerbs(OwnerVerbs):
         return DeferredSend(dialog, dialog.messages, operation, contents, None)
 
     def defer_timer(self, dialog: DeferredDialog, operation: BeginConversationTimer) -> bool:
-        """Refuse to defer BEGIN CONVERSATION TIMER, which needs a permission of its own."""
+        """Return False: BEGIN CONVERSATION TIMER is not deferred, because its permission has to be checked."""
         return False
 
     @staticmethod
     def is_one_statement(pending: Pending) -> bool:
-        """Check whether `begin_deferred` is one statement, provided nothing was altered."""
+        """Check whether `begin_deferred` is one statement if no message is refused."""
         return len(pending.dialogs) == 1
 
     def begin_deferred(self, pending: Pending) -> Steps[None]:
-        """Run the deferred BEGIN DIALOGs and SENDs: one statement per conversation, in the order of first messages."""
+        """Run the deferred BEGIN DIALOGs and SENDs, one statement for each conversation, in order of first messages."""
         sends: dict[UUID, list[DeferredSend]] = {}
         for send in pending.sends:
             sends.setdefault(send.dialog.identity.handle, []).append(send)
@@ -180,12 +181,12 @@ class RestrictedVerbs(OwnerVerbs):
     # ------------------------------------------------------------ beside the verbs
 
     def send_pipelined(self, sends: Sequence[PipelinedSend]) -> Steps[dict[int, int]]:
-        """Run the SENDs of a pipeline. Returns their sequence numbers by place."""
+        """Run the SENDs of a pipeline. Returns their sequence numbers, by position in the pipeline."""
         return send_in_runs(sends, partial(_send_batch, self))
 
     @staticmethod
     def keep_lock(group: UUID) -> Statement:
-        """Keep the lock of a group, which the transaction holds, for the session."""
+        """Lock a group, which the transaction has locked, for the session too."""
         return call("keep_lock", group, locks=True)
 
     def service_changes(self, queue: Queue) -> Steps[int]:
@@ -193,7 +194,7 @@ class RestrictedVerbs(OwnerVerbs):
         return receive.read_change_count((yield call("service_changes", queue.queue_id)), queue)
 
     def find_answer_queue(self, handle: UUID) -> Steps[AnswerQueue]:
-        """Return the queue that gets the answers on a conversation of the role's own."""
+        """Return the queue into which answers on a conversation of the role are delivered."""
         return answer_queue_of((yield call("answer_queue", self.user.database_id, handle)), handle)
 
     @staticmethod
@@ -203,7 +204,7 @@ class RestrictedVerbs(OwnerVerbs):
         return [handle for (handle,) in rows]
 
     def receive_answers(self, queue_id: int, handles: Sequence[UUID]) -> Steps[Received]:
-        """Return no answers: behind the fence each RECEIVE asks for the permission itself."""
+        """Return no answers: a restricted role receives each one with RECEIVE, which checks the permission."""
         return Received((), 0)
         yield
 
@@ -215,16 +216,16 @@ class RestrictedVerbs(OwnerVerbs):
             _refuse(rows[0][-1])
         return late_of([row[:2] for row in rows])
 
-    def observe(self, operation: Operation[T], steps: Steps[T], tell: Callable[[VerbEvent], None]) -> Steps[T]:
-        """Return the steps as they are: only principals that may see all conversations get their events."""
+    def observe(self, operation: Operation[T], steps: Steps[T], report: Callable[[VerbEvent], None]) -> Steps[T]:
+        """Return the steps unchanged: a restricted role gets no events, because it may not see all conversations."""
         return steps
 
-    def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
-        """Run a SEND, and store the trace context of its messages."""
+    def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], count: int, context: bytes) -> Steps[Sent]:
+        """Run a SEND of `count` messages on each handle, and store their trace context."""
         yield SQL("sent_with_trace")  # opens one transaction, so that no reader sees a message before its context
         result = yield from steps
         numbers = result if isinstance(result, list) else [result]
-        yield call("leave_traces", self.user.database_id, list(handles), numbers, many, context)
+        yield call("leave_traces", self.user.database_id, list(handles), numbers, count, context)
         return result
 
     def take_traces(self, messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
@@ -237,40 +238,40 @@ class RestrictedVerbs(OwnerVerbs):
         )
         return [context for (context,) in rows]
 
-    def call(self, function: str, *given: object) -> Steps[Rows]:
-        """Call a function of store/fence.sql, and return its rows without their refusals."""
-        rows = yield call(function, *given)
+    def call(self, function: str, *arguments: object) -> Steps[Rows]:
+        """Call a function of store/fence.sql. Returns its rows without the last column, which is the error to raise."""
+        rows = yield call(function, *arguments)
         if rows:
             _refuse(rows[0][-1])
         return [row[:-1] for row in rows]
 
     def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
-        """Delete messages of one group that a `Hold` has read. Returns how many were still there."""
+        """Delete messages of one group that a `Hold` has read. Returns how many were still in the queue."""
         rows = yield call("take", queue_id, messages[0].conversation_group_id, *receive.queue_places(messages))
         return int(rows[0][0])
 
     def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
-        """Answer no EndDialogs in a batch: each END checks the permission."""
+        """Return no handles: a restricted role ends each conversation with END, which checks the permission."""
         return []
         yield
 
     def find_failures(self, message: Message) -> Steps[FailureRecord | None]:
         """Return how often this message has failed; None if never."""
-        rows = yield call("failures", *self._failed(message))
+        rows = yield call("failures", *self._key_of(message))
         return FailureRecord(*rows[0]) if rows else None
 
     def track_failure(
         self, queue_id: int, message: Message, known: FailureRecord, error: str, after: float
     ) -> Steps[None]:
         """Record a failure of the message, which is retried after `after` seconds."""
-        yield call("track_failure", *self._failed(message), *known, error, float(after))
+        yield call("track_failure", *self._key_of(message), *known, error, float(after))
 
     def forget_failures(self, handles: list[UUID]) -> Steps[None]:
-        """Forget the failures on these conversations: their messages were processed."""
+        """Delete the failures recorded for these conversations, whose messages were processed."""
         yield call("forget_failures", self.user.database_id, handles)
 
     def sweep_failures(self, queue_id: int) -> Steps[None]:
-        """Forget messages that are no longer in the queue."""
+        """Delete the failures recorded for messages that are no longer in the queue."""
         yield call("sweep_failures", queue_id)
 
     def set_aside(
@@ -279,7 +280,7 @@ class RestrictedVerbs(OwnerVerbs):
         """Store a received message as a dead letter."""
         yield call(
             "set_aside",
-            *self._failed(message),
+            *self._key_of(message),
             message.message_body,
             message.message_enqueue_time,
             *known[:2],
@@ -287,7 +288,7 @@ class RestrictedVerbs(OwnerVerbs):
             traceback,
         )
 
-    def _failed(self, message: Message) -> tuple[object, ...]:
+    def _key_of(self, message: Message) -> tuple[object, ...]:
         return (
             self.user.database_id,
             message.conversation_handle,
@@ -296,11 +297,11 @@ class RestrictedVerbs(OwnerVerbs):
         )
 
 
-# ---------------------------------------------------------------- how the fence runs operations
+# ---------------------------------------------------------------- how a restricted role runs operations
 
 
 def _send(verbs: RestrictedVerbs, operation: Send[Any]) -> Steps[Any]:
-    """SEND. Under a restricted role each conversation gets its own copy of the body."""
+    """SEND on one or several conversations. Each of them stores its own copy of the body."""
     content = operation.content(verbs.settings.maximum_body)
     numbers = yield from _send_all(verbs, operation.handles, operation.message_type, [content], operation)
     return numbers[0] if operation.is_single else numbers
@@ -338,11 +339,11 @@ def _receive(verbs: RestrictedVerbs, operation: Receive) -> Steps[tuple[int, Rec
     operation.check()
     queue = yield from verbs.find_queue(operation.queue)
     yield from verbs.find_labels()  # first, so that received rows only need names
-    most, handle, group = receive.limits(operation)
+    limit, handle, group = receive.limits(operation)
     if operation.groups > 1 or operation.leaves:
-        rows = yield call("receive_groups", queue.queue_id, most, operation.groups, operation.leaves, takes=True)
+        rows = yield call("receive_groups", queue.queue_id, limit, operation.groups, operation.leaves, takes=True)
     else:
-        rows = yield call("receive", queue.queue_id, most, handle, group, takes=True)
+        rows = yield call("receive", queue.queue_id, limit, handle, group, takes=True)
     if rows:
         _refuse(rows[0][-1])
     received = yield from receive.read_received([row[:-1] for row in rows], verbs.keep_lock)
@@ -357,14 +358,14 @@ def _get_conversation_group(verbs: RestrictedVerbs, operation: GetConversationGr
     if not rows:
         yield from _check(queue, None, None)
         return None
+    group: UUID | None
     group, refusal, _ = rows[0]
     _refuse(refusal)
-    found: UUID | None = group
-    return found
+    return group
 
 
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
-    """Tell an empty queue from one that cannot be received from."""
+    """Raise the reason why nothing can be received; return if the queue is only empty."""
     receive.raise_unreceivable((yield call("receivable", queue.queue_id, handle, group)), queue, handle, group)
 
 
@@ -401,7 +402,7 @@ def _key(operation: BeginDialog) -> RestrictedPathKey:
 
 
 def _begin_and_send(verbs: RestrictedVerbs, dialog: DeferredDialog, sends: Sequence[DeferredSend]) -> Steps[None]:
-    """BEGIN DIALOG and SEND in one call. If a SEND is refused, run them one by one to raise its error."""
+    """BEGIN DIALOG and SEND in one call. If a message is refused, run them one after the other to raise the error."""
     if (yield from _begin_with(verbs, dialog, sends)):
         return
     yield from _begin_with(verbs, dialog, [])
@@ -412,7 +413,7 @@ def _begin_and_send(verbs: RestrictedVerbs, dialog: DeferredDialog, sends: Seque
 
 
 def _begin_with(verbs: RestrictedVerbs, dialog: DeferredDialog, sends: Sequence[DeferredSend]) -> Steps[bool]:
-    """Begin a deferred conversation with its messages. False if a message was refused and nothing was written."""
+    """Begin a deferred conversation with its messages. Returns False, with nothing written, if a message is refused."""
     operation = dialog.operation
     rows = yield call(
         "begin_and_send",
@@ -436,26 +437,26 @@ def _begin_with(verbs: RestrictedVerbs, dialog: DeferredDialog, sends: Sequence[
 def _end_conversation(verbs: RestrictedVerbs, operation: EndConversation) -> Steps[None]:
     operation.check()
     code, description = operation.error or (None, None)
-    yield from _lock(verbs, "end_conversation", operation.handle, code, description, operation.cleanup)
+    yield from _call_on(verbs, "end_conversation", operation.handle, code, description, operation.cleanup)
 
 
 def _move_conversation(verbs: RestrictedVerbs, operation: MoveConversation) -> Steps[None]:
     operation.check()
-    yield from _lock(verbs, "move_conversation", operation.handle, operation.group)
+    yield from _call_on(verbs, "move_conversation", operation.handle, operation.group)
 
 
 def _begin_conversation_timer(verbs: RestrictedVerbs, operation: BeginConversationTimer) -> Steps[None]:
     operation.check()
-    yield from _lock(verbs, "begin_conversation_timer", operation.handle, operation.timeout)
+    yield from _call_on(verbs, "begin_conversation_timer", operation.handle, operation.timeout)
 
 
-def _lock(verbs: RestrictedVerbs, function: str, handle: UUID, *given: object) -> Steps[None]:
-    """Call a function that locks the conversation's group, and raise the error it returns."""
-    _refuse((yield call(function, verbs.user.database_id, handle, *given, locks=True))[0][0])
+def _call_on(verbs: RestrictedVerbs, function: str, handle: UUID, *arguments: object) -> Steps[None]:
+    """Call a function on a conversation, which locks the conversation's group. Raises the error that it returns."""
+    _refuse((yield call(function, verbs.user.database_id, handle, *arguments, locks=True))[0][0])
 
 
 def _get_transmission_status(verbs: RestrictedVerbs, operation: GetTransmissionStatus) -> Steps[str]:
-    """GET_TRANSMISSION_STATUS; also '' for a conversation that is not the role's own."""
+    """GET_TRANSMISSION_STATUS. Returns '' for a conversation on which the role has no rights."""
     operation.check()
     rows = yield call("transmission_status", verbs.user.database_id, operation.handle)
     return str(rows[0][0])
@@ -503,7 +504,7 @@ RestrictedVerbs.interpreters = {
     **dict.fromkeys(_ADMINISTRATION, _refuse_administration),
 }
 
-# ---------------------------------------------------------------- functions of the fence
+# ---------------------------------------------------------------- functions of store/fence.sql
 
 
 def applied_migrations() -> Statement:
@@ -512,22 +513,22 @@ def applied_migrations() -> Statement:
 
 
 def find_home_of() -> Statement:
-    """Return the statement that tells whether this database is the instance's home, as `find_home` in store/home.py."""
+    """Return the statement that decides whether this database is a restored copy (`find_home`, store/home.py)."""
     return call("home")
 
 
-def call(function: str, *given: object, locks: bool = False, takes: bool = False) -> Statement:
-    """Return a call of a function for restricted roles."""
-    places = "".join(f"${place}, " for place in range(1, len(given) + 1))
-    sql = f"select * from servicebroker_fence.{function}({places}{_ME})"
-    return Statement("restricted_verbs.call", sql, given, locks=locks, takes=takes)
+def call(function: str, *arguments: object, locks: bool = False, takes: bool = False) -> Statement:
+    """Return the statement that calls a function of store/fence.sql."""
+    placeholders = "".join(f"${number}, " for number in range(1, len(arguments) + 1))
+    sql = f"select * from servicebroker_fence.{function}({placeholders}{_CALLER_KEY})"
+    return Statement("restricted_verbs.call", sql, arguments, locks=locks, takes=takes)
 
 
 def _refuse(refusal: list[str] | None) -> None:
-    """Raise the error that a function has returned: a number, and the values in its text."""
+    """Raise the error that a function has returned: its number, and the values for its text. None is no error."""
     if refusal is None:
         return
     number, *values = refusal
-    if number == _PIPELINE:
+    if number == _READ_BY_PIPELINE:
         raise refuse_pipeline(f"'{values[0]}'")
     raise BrokerError(int(number), *values)

@@ -1,9 +1,7 @@
-"""RETENTION: messages received and sent stay in the queue until their conversation ends.
+"""RETENTION: the queue keeps received and sent messages until their conversation ends.
 
-The rules: docs/reference/rules.md#retention.
-
-The rows are in the table retained_<queue>. RECEIVE writes them if the option is on (`store/queue.sql`); END deletes
-them.
+The rules: docs/reference/rules.md#retention. The rows are in the table retained_N, N being the queue id. If the option
+is on, RECEIVE (`store/queue.sql`) and SEND (`retain_sent`) write them; END deletes them.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_MOVED = (
+_COLUMNS = (
     "status, priority, conversation_group_id, conversation_handle, message_sequence_number, service_id, "
     "service_contract_id, message_type_id, validation, message_enqueue_time, is_shared, message_body"
 )
 
 
 def set_retention(queue_id: int, retention: bool) -> Steps[None]:
-    """ALTER QUEUE WITH RETENTION = ON | OFF, for messages received and sent from now on."""
+    """ALTER QUEUE WITH RETENTION = ON | OFF. It affects messages received and sent from now on."""
     yield SQL("set_retention", (queue_id, retention))
     yield queue_functions(queue_id, retention)
 
@@ -36,9 +34,10 @@ def set_retention(queue_id: int, retention: bool) -> Steps[None]:
 def retain_sent(
     endpoint: Endpoint, message_type: str, first: int, contents: Sequence[bytes | None], body_id: int | None
 ) -> Steps[None]:
-    """Copy, with status 3, the messages that a locked endpoint has sent under the numbers from `first` on.
+    """Copy messages that a locked endpoint has sent into the retained ones of its own queue, with status 3 (sent).
 
-    `body_id` is the shared body that stands for the only element of `contents`.
+    `first` is the sequence number of the first message. `body_id` is the shared body that replaces the only element of
+    `contents`.
     """
     queue = f"servicebroker.retained_{endpoint.queue_id}"
     for portion in enqueue.split_batch(contents if body_id is None else [None]):
@@ -62,7 +61,10 @@ def retain_sent(
 
 
 def purge_queue(queue_id: int, condition: str, *parameters: object) -> Steps[None]:
-    """Delete messages, unread and retained. Unread ones first: that waits for readers, which may be retaining them."""
+    """Delete unreceived and retained messages.
+
+    Unreceived ones first: this waits for transactions that receive them, which may be writing retained ones.
+    """
     for table in ("queue", "retained"):
         yield purge(f"{table}_{queue_id}", condition, *parameters)
 
@@ -78,11 +80,11 @@ def move_to_group(endpoint: Endpoint, group: UUID) -> Statement:
 
 
 def move_to_queue(service_id: int, old: int, new: int) -> Steps[None]:
-    """Move the retained messages of a service to another queue, whether that retains or not."""
+    """Move the retained messages of a service to another queue, whatever its option RETENTION."""
     yield Statement(
         "retention.move_to_queue.insert_retained",
         f"with moved as (delete from servicebroker.retained_{old} where service_id = $1 returning *) "
-        f"insert into servicebroker.retained_{new} ({_MOVED}) select {_MOVED} from moved order by queuing_order",
+        f"insert into servicebroker.retained_{new} ({_COLUMNS}) select {_COLUMNS} from moved order by queuing_order",
         (service_id,),
     )
     yield SQL("move_to_queue.update_queues", (old, new))

@@ -1,10 +1,11 @@
-"""Schedules of workers: each is a row, and a conversation that sends nothing, whose timer fires at the next time.
+"""Schedules of workers: a row with the next time, and a conversation whose timer fires at that time.
 
-The timer puts one DialogTimer message into the queue for each time. One transaction receives it, runs the handler and
-writes the next time. A time never comes twice, whatever the clock does: a turn is taken only if the time in the row is
-over, and that time rises.
+The conversation sends nothing. Its timer puts a DialogTimer message into the queue at each scheduled time. One
+transaction receives that message, runs the handler and writes the next time. No time is handled twice, even if the
+clock is set back: the time in the row must have passed, and is only ever raised.
 
-The conversation group is marked (`schedules.new_group`), so that a worker knows such a timer without a look.
+The id of the conversation group has a mark (`new_group` of model/handlers/schedules.py), by which a worker recognizes
+such a timer without a query.
 """
 
 from __future__ import annotations
@@ -27,11 +28,21 @@ from servicebroker.store.statements import Rows, Steps
 
 SQL = SqlFile(__file__)
 
-Call: TypeAlias = Callable[..., Steps[Rows]]  # of a function of store/verbs.sql, or of the one behind the fence
+Call: TypeAlias = Callable[
+    ..., Steps[Rows]
+]  # calls a function of store/verbs.sql, or of fence.sql for restricted roles
 
 
 class ScheduleRow(NamedTuple):
-    """The row of a schedule. `is_open`: its conversation has not ended. `service`: one of the queue's services."""
+    """The row of a schedule.
+
+    Attributes:
+        handle: its conversation; None if the schedule has not begun.
+        rule, time_zone, missed: the fields of `Schedule`.
+        next_time: the next time to handle.
+        is_open: the conversation has not ended.
+        service: one of the queue's services.
+    """
 
     handle: UUID | None
     rule: str
@@ -43,7 +54,7 @@ class ScheduleRow(NamedTuple):
 
     @property
     def schedule(self) -> Schedule:
-        """The times."""
+        """The rule for the times."""
         return Schedule(self.rule, self.time_zone, self.missed)
 
 
@@ -55,28 +66,39 @@ def keep(
     begin: Callable[[BeginDialog], Steps[UUID]],
     end: Callable[[EndConversation], Steps[None]],
 ) -> Steps[None]:
-    """Begin a schedule that has not begun, or change its rule. Another process may do the same at the same time."""
+    """Begin a schedule that has not begun, or change its rule. Another process may do so at the same time.
+
+    `begin` and `end` are the verbs BEGIN DIALOG and END CONVERSATION.
+
+    Raises:
+        InstanceError: the queue has no service.
+    """
     schedule = operation.schedule
-    found = ScheduleRow(*(yield from call("find_schedule", queue.queue_id, operation.name))[0])
-    if found.is_open and found.schedule == schedule:
+    stored = ScheduleRow(*(yield from call("find_schedule", queue.queue_id, operation.name))[0])
+    if stored.is_open and stored.schedule == schedule:
         return
-    following = schedule.following(now)
-    if found.is_open and found.schedule._replace(missed=schedule.missed) == schedule:
-        following = found.next_time
-    handle = found.handle
-    if not found.is_open:
-        if found.service is None:
-            raise InstanceError(f"The queue {queue.name} has no service: a schedule of its worker needs one.")
-        handle = yield from begin(operation.begin(found.service))
-    rows = yield from call("set_schedule", queue.queue_id, operation.name, handle, *schedule, following)
-    if not rows[0][0] and handle is not None:  # another process has begun it meanwhile
+    next_time = schedule.following(now)
+    if stored.is_open and stored.schedule._replace(missed=schedule.missed) == schedule:
+        next_time = stored.next_time
+    handle = stored.handle
+    if not stored.is_open:
+        if stored.service is None:
+            raise InstanceError(
+                f"The queue {queue.name} has no service: a schedule of its worker needs one. Create a service on it."
+            )
+        handle = yield from begin(operation.begin(stored.service))
+    rows = yield from call("set_schedule", queue.queue_id, operation.name, handle, *schedule, next_time)
+    if not rows[0][0] and handle is not None:  # another process has begun the schedule meanwhile
         yield from end(EndConversation(handle, cleanup=True))
 
 
 def take_turn(
     call: Call, operation: TakeTurn, now: datetime, end: Callable[[EndConversation], Steps[None]]
 ) -> Steps[Firing | None]:
-    """Take the turn of a schedule, and set its timer. A conversation that was of a schedule ends."""
+    """Return the due time of the conversation's schedule, and set its timer to the next time.
+
+    Returns None if the schedule was dropped, and ends its conversation. A replayed DialogTimer has no time.
+    """
     handle = operation.handle
     rows = yield from call("schedule_of", handle)
     if not rows:
@@ -91,7 +113,7 @@ def take_turn(
 
 
 def find_all(database_id: int) -> Steps[list[ScheduledJob]]:
-    """Return the schedules of a database, the next one first."""
+    """Return the schedules of a database, the next due first."""
     rows = yield SQL("find_all", (database_id,))
     return [ScheduledJob(*row) for row in rows]
 
@@ -100,15 +122,15 @@ def drop(queue: Queue, operation: DropSchedule) -> Steps[UUID]:
     """Delete the row of a schedule. Returns its conversation.
 
     Raises:
-        BrokerError: 15151 there is none of that name.
+        BrokerError: 15151 no schedule of that name.
     """
     key = queue.queue_id, operation.name
-    found = yield SQL("drop.find", key)
-    for (kept,) in found:  # a worker that takes the turn holds the group first, and then the row
+    rows = yield SQL("drop.find", key)
+    for (handle,) in rows:  # in the order of `take_turn`: the group first, then the row
         with suppress(BrokerError):  # the conversation has ended
-            yield from lock_group_of(kept)
+            yield from lock_group_of(handle)
     rows = yield SQL("drop.delete", key)
     if not rows:
         raise BrokerError(15151, "drop", "schedule", operation.name)
-    handle: UUID = rows[0][0]
-    return handle
+    dropped: UUID = rows[0][0]
+    return dropped

@@ -1,4 +1,4 @@
-"""Validation of a message by the receiving side, with its own definition of the message type.
+"""Validation of a message with the definition of its message type in the receiver's database.
 
 The rules: docs/reference/rules.md#validation.
 """
@@ -18,11 +18,11 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-ANYTHING = "N"  # the validation letter of VALIDATION = NONE
+ANYTHING = "N"  # the validation code of VALIDATION = NONE
 
 
 class Sender(NamedTuple):
-    """The sending side, and the database whose definitions decide."""
+    """The sending side of a conversation, and the database of the receiver, whose definitions decide."""
 
     conversation_id: UUID
     is_initiator: bool
@@ -35,20 +35,23 @@ def sender_of(endpoint: Endpoint) -> Sender:
 
 
 def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> bool:
-    """Check whether a receiver with this `usage` of the message type takes the content from that side."""
+    """Check whether a receiver whose contract has this `usage` of the message type accepts the body from that side."""
     if usage is None or not (usage.by_initiator if is_initiator else usage.by_target):
         return False
     return usage.validation == ANYTHING or validation_failure(usage.validation, content, usage.schemas) is None
 
 
 def rejection(
-    sender: Sender, far: Usages, message_type: str, number: int, content: bytes | None
+    sender: Sender, peer_usages: Usages, message_type: str, number: int, content: bytes | None
 ) -> Steps[Rejection | None]:
-    """Return the reason why the peer of `sender` refuses the message with this sequence number; None if it takes it."""
-    usage = far.get(message_type)
+    """Return the reason why the receiver refuses a message; None if it accepts the message.
+
+    `peer_usages` is the contract in the receiver's database, `number` the message's sequence number.
+    """
+    usage = peer_usages.get(message_type)
     if usage is None:
-        known = yield SQL("rejection", (sender.far_database_id, message_type))
-        return unknown_type(message_type, is_known=bool(known))
+        rows = yield SQL("rejection", (sender.far_database_id, message_type))
+        return unknown_type(message_type, is_known=bool(rows))
     if not usage.allows(sender.is_initiator):
         return wrong_direction(message_type, from_initiator=sender.is_initiator)
     return invalid_body(

@@ -1,6 +1,6 @@
-"""Observed verbs: snapshots before and after tell which events of conversations and groups occurred.
+"""Events of conversations and groups, found by comparing snapshots from before and after a verb.
 
-Used only if an observer has asked for events; a snapshot costs two statements.
+Used only if an observer is registered. A snapshot is two statements.
 """
 
 from __future__ import annotations
@@ -27,33 +27,36 @@ SQL = SqlFile(__file__)
 T = TypeVar("T")
 
 
-def observe(operation: Operation[T], steps: Steps[T], tell: Callable[[VerbEvent], None]) -> Steps[T]:
+def observe(operation: Operation[T], steps: Steps[T], report: Callable[[VerbEvent], None]) -> Steps[T]:
     """Run the steps of an operation, and report the events of its conversations.
 
-    BEGIN DIALOG has no handle before: its result is one.
+    The conversation of BEGIN DIALOG is known only afterwards, from the result.
     """
     event_class, handles = operation.event_class, operation.handles
-    before = yield from _look(handles, operation.joined_groups)
+    before = yield from _take_snapshot(handles, operation.joined_groups)
     result = yield from steps
     if event_class is ConversationEvent.BEGIN and isinstance(result, UUID) and not isinstance(result, RepeatedHandle):
         handles = [result]
-    known = [*operation.joined_groups, *(one.conversation_group_id for one in before.endpoints.values())]
-    for event in find_events(event_class, before, (yield from _look(handles, known)), handles, operation.messages):
-        tell(event)
+    groups = [*operation.joined_groups, *(endpoint.conversation_group_id for endpoint in before.endpoints.values())]
+    after = yield from _take_snapshot(handles, groups)
+    for event in find_events(event_class, before, after, handles, operation.messages):
+        report(event)
     return result
 
 
-def _look(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[ConversationSnapshot]:
-    rows = yield SQL("look.find_endpoints", ([handle for handle in _listed(handles) if isinstance(handle, UUID)],))
+def _take_snapshot(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[ConversationSnapshot]:
+    rows = yield SQL(
+        "take_snapshot.find_endpoints", ([handle for handle in _listed(handles) if isinstance(handle, UUID)],)
+    )
     endpoints = {row[0]: EndpointSnapshot(*row) for row in rows}
-    asked = {
+    possible_groups = {
         *(group for group in groups if isinstance(group, UUID)),
-        *(one.conversation_group_id for one in endpoints.values()),
+        *(endpoint.conversation_group_id for endpoint in endpoints.values()),
     }
-    found = yield SQL("look.find_groups", (list(asked),))
-    return ConversationSnapshot(endpoints, frozenset(group for (group,) in found))
+    rows = yield SQL("take_snapshot.find_groups", (list(possible_groups),))
+    return ConversationSnapshot(endpoints, frozenset(group for (group,) in rows))
 
 
 def _listed(handles: Sequence[UUID]) -> Sequence[UUID]:
-    """Return the handles, or none if the verb is about to refuse an argument that is no sequence."""
+    """Return the handles; none if the argument is no sequence, which the verb will refuse."""
     return handles if isinstance(handles, Sequence) else ()
