@@ -11,7 +11,7 @@ from servicebroker.engine.catalog.read_only import check_writable
 from servicebroker.engine.conversation.endpoints import remove_endpoints
 from servicebroker.engine.conversation.failure import (
     ConversationFailure,
-    drop_waiting,
+    delete_parked,
     fail_endpoints,
     store_remote_error,
 )
@@ -58,7 +58,7 @@ def new_broker(database_id: int) -> Steps[None]:
     own = {handle for (handle,) in rows}
     peers = [handle for handle in handles if handle not in own]
     rows = yield SQL("new_broker.update_endpoints", (peers,))
-    yield drop_waiting(handles)
+    yield delete_parked(handles)
     yield from remove_endpoints([*own, *(handle for handle, state in rows if state == "DO")])
     for queue_id in queues:
         yield from purge_queue(queue_id, "true")

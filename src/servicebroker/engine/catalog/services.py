@@ -14,7 +14,7 @@ from servicebroker.engine.catalog.alter import (
 from servicebroker.engine.catalog.catalog import contract_ids, find_queue_now, lock_service_alone
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation.endpoints import remove_endpoints
-from servicebroker.engine.conversation.failure import drop_waiting, fail_endpoints
+from servicebroker.engine.conversation.failure import delete_parked, fail_endpoints
 from servicebroker.engine.conversation.receive import keep_off_pipelines
 from servicebroker.engine.conversation.retention import move_to_queue, purge_queue
 from servicebroker.engine.security import authorization as rights
@@ -92,7 +92,7 @@ def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[U
     own = [handle for (handle,) in rows]
     yield from fail_endpoints([handle for handle in handles if handle not in set(own)], error)
     if own:
-        yield drop_waiting(own)
+        yield delete_parked(own)
         yield from remove_endpoints(own)
     return own
 

@@ -22,7 +22,7 @@ from servicebroker.engine.conversation.endpoints import close_endpoints
 from servicebroker.engine.conversation.enqueue import RANK_DATA, RANK_ERROR
 from servicebroker.engine.conversation.failure import (
     ConversationFailure,
-    drop_waiting,
+    delete_parked,
     fail_endpoints,
     store_remote_error,
 )
@@ -525,7 +525,7 @@ def take_ends(ends: Sequence[Ended], states: Mapping[UUID, EndpointState], now: 
     """Write what the ends do to their endpoints, and these states to others."""
     after = {end.handle: TRANSITIONS.get((end.state, end.event), end.state) for end in ends}
     if failed := [end.handle for end in ends if end.event is Event.ERROR_ARRIVED]:
-        yield drop_waiting(failed)
+        yield delete_parked(failed)
     # endpoints that have ended here, too; targets stay, or a late first message would reopen them
     if closed := [handle for handle, state in after.items() if state is REMOVED]:
         yield from close_endpoints(closed, now)

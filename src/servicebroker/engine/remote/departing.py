@@ -17,7 +17,12 @@ from msgspec import structs
 
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.endpoints import close_endpoints
-from servicebroker.engine.conversation.failure import ConversationFailure, drop_waiting, fail_with, store_remote_error
+from servicebroker.engine.conversation.failure import (
+    ConversationFailure,
+    delete_parked,
+    fail_with_body,
+    store_remote_error,
+)
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.engine.remote.local_topology import LocalInstance, LocalTopology, Router, find_topology
 from servicebroker.engine.remote.missing_routes import ask
@@ -361,10 +366,10 @@ def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UU
     rows = yield SQL("fail", (list(done),))
     ended = [handle for (handle,) in rows]  # their application never sees the error
     if ended:
-        yield drop_waiting(ended)
+        yield delete_parked(ended)
         yield from close_endpoints(ended, now)
     for handle in done.difference(ended):
-        yield from fail_with([handle], error_body(failures[handle].code, failures[handle].description))
+        yield from fail_with_body([handle], error_body(failures[handle].code, failures[handle].description))
     return [*done, *gone]
 
 
