@@ -32,7 +32,7 @@ from servicebroker.model.reporting import report
 from servicebroker.model.requests import RequestTimeout
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.operation import Operation
-from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, is_over
+from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, ends_conversation
 from servicebroker.store.concurrency import Background, Event, Lock
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _receive(database: Database, queue: str, handle: UUID) -> list[Message]:
     """Receive the messages and end the conversation, as one transaction."""
     with database.transaction() as transaction:
         messages = transaction.receive(queue, conversation_handle=handle)
-        if is_over(messages):
+        if ends_conversation(messages):
             transaction.end_conversation(handle)
         return messages
 

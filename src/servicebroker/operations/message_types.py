@@ -30,7 +30,7 @@ class CreateMessageType(Definition[None]):
     authorization: str | None = None
     exist_ok: bool = False
 
-    def letter(self) -> str:
+    def validation_code(self) -> str:
         """Return the one-letter code that the catalog stores for the validation.
 
         Raises:
@@ -57,7 +57,7 @@ class AlterMessageType(Definition[None]):
     _: KW_ONLY
     schema_collection: str | None = None
 
-    def letter(self) -> str:
+    def validation_code(self) -> str:
         """Return the one-letter code that the catalog stores for the validation.
 
         Raises:

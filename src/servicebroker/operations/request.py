@@ -195,6 +195,6 @@ def answer_in(handle: UUID, messages: list[Message]) -> Message | None:
     return None
 
 
-def is_over(messages: list[Message]) -> bool:
+def ends_conversation(messages: list[Message]) -> bool:
     """Tell whether the conversation of a request is to be ended after these messages."""
     return any(not message.is_timer for message in messages)

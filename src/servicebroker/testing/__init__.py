@@ -1,4 +1,4 @@
-"""An instance in memory for tests of applications: no PostgreSQL, no threads, and a clock that the test moves.
+"""The in-memory double (a test double, a fake instance): no PostgreSQL, no threads, and a clock that the test moves.
 
 import servicebroker.testing
 
@@ -7,24 +7,26 @@ with servicebroker.testing.open() as instance:
     ...
     instance.clock.jump(minutes=31)
 
-The objects have the methods of the real ones, with the same arguments, errors and messages.
+Its classes have the methods of `servicebroker.Instance`, `Database` and `Transaction`, with the same arguments, errors
+and messages.
 
 **The problem.** A test of an application needs a broker that answers in milliseconds. The project needs a second
-implementation of the rules: random histories run through the engine and this double, and every difference is a fault of
+implementation of the rules: random histories run through the engine and the double, and every difference is a bug in
 one of them.
 
-**The flow.** `verbs.py` and `instance.py` have the methods. A verb runs in a `Session` (`memory.py`), a transaction
-over rows in memory. The next statement sees committed rows, as in READ COMMITTED. `delivery.py`, `receiving.py`,
-`dialogs.py`, `ending.py` have the rules of the verbs, `definitions.py` those of DDL.
+**The flow.** `verbs.py` and `instance.py` have the methods. A statement (a *verb*: SEND, RECEIVE and so on) runs in a
+`Session` (`memory.py`), a transaction over rows in memory. The next statement sees committed rows, as in READ
+COMMITTED. `delivery.py`, `receiving.py`, `dialogs.py` and `ending.py` have the rules of these statements,
+`definitions.py` the rules of DDL.
 
 **The rules.**
 
 * The double shares names, states, errors and operations with the engine, but no rule about order, locks or delivery.
   Write a rule from docs/reference/rules.md, never from the engine's code.
-* Nothing waits. Where PostgreSQL would wait for another transaction, the verb does nothing and raises `WouldWait`.
+* Nothing waits. If PostgreSQL would wait for another transaction, the statement does nothing and raises `WouldWait`.
 * The time is the instance's clock, which stands still until a test moves it.
 
-Begin with `memory.py`, then `delivery.py`. `failures.py` has the policies of workers.
+Begin with `memory.py`, then `delivery.py`. `failures.py` has the retry policies of workers.
 """
 
 from servicebroker.testing.asyncio_instance import AsyncDatabase, AsyncInstance, AsyncTransaction, open_async

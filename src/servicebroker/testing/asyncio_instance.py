@@ -1,4 +1,4 @@
-"""The double for asyncio applications: the same instance, database and transaction, with methods to be awaited."""
+"""The in-memory double for asyncio: instance, database and transaction with asynchronous methods."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ AsyncConnect = Callable[[], Awaitable[Any]]
 
 
 class AsyncInstance:
-    """An instance in memory, as `servicebroker.AsyncInstance`.
+    """An instance in memory, with the methods of `servicebroker.AsyncInstance`.
 
     Attributes:
-        clock: the time of every rule; it stands still until a test moves it.
+        clock: returns the time for timers, lifetimes and delays; it stands still until a test moves it.
         events: events for an administrator.
     """
 
@@ -44,12 +44,12 @@ class AsyncInstance:
         return AsyncDatabase(self, self._inner.database(name, create=create))
 
     async def upkeep(self) -> None:
-        """Do the work that a real instance does in the background."""
+        """Do the work of a real instance's maintenance: everything that is due by the clock."""
         self._inner.upkeep()
         await self._run_workers()
 
     async def pass_time(self, **by: float) -> None:
-        """Let time pass, as `Instance.pass_time`."""
+        """Move the clock forward in steps, as `Instance.pass_time`."""
         end = self.clock() + timedelta(**by)
         while (due := self._inner._next_due()) is not None and due <= end:
             self.clock.jump_to(due)
@@ -58,10 +58,10 @@ class AsyncInstance:
         await self.upkeep()
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to stop."""
+        """Do nothing: an instance in memory has nothing to stop."""
 
     async def _run_workers(self) -> None:
-        """Let the workers process messages until they find none."""
+        """Run the workers until their queues are empty."""
         if self._is_working or self._inner._memory.transactions:
             return
         self._is_working = True
@@ -81,7 +81,7 @@ class AsyncInstance:
 
 
 class _AwaitableMethods:
-    """The methods of a database or transaction, to be awaited; its values unchanged."""
+    """A wrapper that makes the methods of a database or transaction asynchronous."""
 
     def __init__(self, inner: Database | Transaction) -> None:
         self._inner = inner
@@ -102,7 +102,7 @@ class _AwaitableMethods:
         return sorted({*super().__dir__(), *dir(self._inner)})
 
     async def _after_method(self) -> None:
-        """Do work that is due after a method, such as that of workers."""
+        """Run the workers after a method, if the object is a database."""
 
 
 class AsyncDatabase(_AwaitableMethods):
@@ -117,7 +117,7 @@ class AsyncDatabase(_AwaitableMethods):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncTransaction]:
-        """Run a transaction for the block: committed at its end, rolled back by an exception."""
+        """Begin a transaction. The end of the block commits it, an exception rolls it back."""
         connect = self.instance._connect
         connection = await connect() if connect else None
         try:
@@ -236,13 +236,13 @@ class AsyncTransaction(_AwaitableMethods):
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncIterator[Pipeline]:
-        """Collect the SENDs of the block, and send them together."""
+        """Buffer the SENDs of the block, and send them together, as `Transaction.pipeline`."""
         with self._inner.pipeline() as sent:  # type: ignore[union-attr]
             yield sent
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """Run the block within a savepoint, which an exception rolls back. The transaction goes on."""
+        """Set a savepoint, as `Transaction.savepoint`."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._inner.savepoint())  # type: ignore[union-attr]
             if self._connection is not None:
@@ -262,7 +262,7 @@ def open_async(*, clock: Clock | None = None, connect: AsyncConnect | None = Non
     """Open an instance in memory for asyncio: `async with servicebroker.testing.open_async() as instance`.
 
     Args:
-        clock: another clock.
-        connect: as in `open`; it is awaited, and so are the methods of its result.
+        clock: a clock that instances share. Default: a new one.
+        connect: as in `open`, but asynchronous, with a result whose methods are asynchronous.
     """
     return AsyncInstance(clock, connect)

@@ -1,4 +1,4 @@
-"""The objects of broker databases, as plain values."""
+"""The objects of broker databases: message types, contracts, queues, services, priorities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servicebroker.model.arguments import DEFAULT_LEVEL, SENT_BY
 
 @dataclass(eq=False)
 class MessageType:
-    """A message type. `validation` is its letter in the catalog."""
+    """A message type. `validation` is its one-letter code in the catalog."""
 
     message_type_id: int
     name: str
@@ -21,7 +21,7 @@ class MessageType:
 
 @dataclass(eq=False)
 class Contract:
-    """A contract. `usages`: each message type, with True for each side that may send it: initiator, target."""
+    """A contract. `usages`: name -> (message type, initiator may send it, target may send it)."""
 
     service_contract_id: int
     name: str
@@ -43,7 +43,7 @@ class Queue:
     is_receive_enabled: bool = True
     is_enqueue_enabled: bool = True
     is_poison_message_handling_enabled: bool = True
-    one_by_one: int = 0  # messages to take singly, since one of a batch has failed
+    singles_left: int = 0  # messages still to receive one by one, since one of a batch has failed
 
 
 @dataclass(eq=False)
@@ -101,9 +101,9 @@ class Broker:
             self.contracts[row.name] = Contract(row.service_contract_id, row.name, usages)
 
     def level(self, contract: Contract, local: Service, remote: str) -> int:
-        """Return the priority of a new endpoint.
+        """Return the priority level of a new endpoint: that of the most specific conversation priority.
 
-        The contract counts most, then the local service, then the remote service.
+        A match by contract is more specific than one by local service, and that more than one by remote service.
         """
         fitting = [
             priority

@@ -72,7 +72,7 @@ def _new_broker(session: Session, broker: Broker) -> None:
 
 
 def _error_broker_conversations(session: Session, broker: Broker) -> None:
-    """ERROR_BROKER_CONVERSATIONS: end every conversation with Error -9719 here, -9720 in other databases."""
+    """ERROR_BROKER_CONVERSATIONS: end every conversation with Error -9719, its peer in another database with -9720."""
     own, peers = _find_conversations(session, lambda endpoint: endpoint.broker is broker)
     fail_endpoints(session, _handles(own), BrokerError(9719))
     fail_endpoints(session, _handles(peers), BrokerError(9720))
@@ -83,7 +83,9 @@ def _error_broker_conversations(session: Session, broker: Broker) -> None:
 
 def describe(broker: Broker) -> Application:
     """Return the objects of the database as a definition."""
-    validation_names = {letter: validation for validation, letter in reversed(arguments.VALIDATIONS.items())}
+    validation_names = {
+        validation_code: validation for validation, validation_code in reversed(arguments.VALIDATIONS.items())
+    }
     sides = {senders: side for side, senders in SENT_BY.items()}
     queue_names = {queue.queue_id: f"{schema}.{queue.name}" for (schema, _), queue in broker.queues.items()}
     return application.read(
@@ -128,16 +130,16 @@ def supported_part(wanted: Application) -> Application:
 
 def _create_message_type(session: Session, broker: Broker, operation: operations.CreateMessageType) -> None:
     name = names.checked("message type", operation.name)
-    letter = operation.letter()
+    validation_code = operation.validation_code()
     _refuse_taken(broker.message_types, name)
-    broker.message_types[name] = MessageType(next(session.memory.object_ids), name, letter)
+    broker.message_types[name] = MessageType(next(session.memory.object_ids), name, validation_code)
 
 
 def _alter_message_type(session: Session, broker: Broker, operation: operations.AlterMessageType) -> None:
-    """ALTER MESSAGE TYPE: change the validation of new messages. Messages in queues keep theirs."""
-    letter = operation.letter()
+    """ALTER MESSAGE TYPE: change the validation of new messages. Messages in queues keep their previous validation."""
+    validation_code = operation.validation_code()
     kind = _user_object("alter", "message type", broker.message_types, operation.name)
-    kind.validation = letter
+    kind.validation = validation_code
 
 
 def _drop_message_type(session: Session, broker: Broker, operation: operations.DropMessageType) -> None:
@@ -173,7 +175,7 @@ def _drop_contract(session: Session, broker: Broker, operation: operations.DropC
 
 
 def _user_object(action: str, kind: str, objects: Mapping[str, T], name: str) -> T:
-    """Return a message type or contract that may be changed."""
+    """Return a message type or contract of a user; refuse system objects (9663)."""
     row = _find(action, kind, objects, names.checked(kind, name))
     number = row.message_type_id if isinstance(row, MessageType) else row.service_contract_id
     if number < names.FIRST_USER_ID:
@@ -306,7 +308,7 @@ def _create_broker_priority(session: Session, broker: Broker, operation: operati
 
 
 def _alter_broker_priority(session: Session, broker: Broker, operation: operations.AlterBrokerPriority) -> None:
-    """ALTER BROKER PRIORITY: change only the given values."""
+    """ALTER BROKER PRIORITY: change only the values that the statement has."""
     old = _find_priority(broker, operation.name, "alter")
     contract, service, remote_service, level = _resolve(broker, criteria(operation))
     new = Priority(
@@ -333,7 +335,7 @@ def _find_priority(broker: Broker, name: str, action: str) -> Priority:
 
 
 def _resolve(broker: Broker, wanted: Criteria) -> tuple[Contract | None, Service | None, str | None, int | None]:
-    """Return the criteria as objects; None for ANY, and for values that were not given."""
+    """Return the criteria as objects; None for ANY, and for values that the statement leaves out."""
     contract, local, remote, level = wanted
     contract_object = None if contract is None else _find("find", "service contract", broker.contracts, contract)
     service = None if local is None else _find_service(broker, local, "find")
@@ -353,7 +355,7 @@ def _refuse_taken_priority(
             raise BrokerError(33303, new.name, *(name or arguments.ANY for name in given_names))
 
 
-# ---------------------------------------------------------------- what they share
+# ---------------------------------------------------------------- helpers of several statements
 
 
 def _find(action: str, kind: str, objects: Mapping[str, T], name: str) -> T:
@@ -378,9 +380,8 @@ def _handles(endpoints: list[Endpoint]) -> list[UUID]:
     return [endpoint.conversation_handle for endpoint in endpoints]
 
 
-# ---------------------------------------------------------------- how the double runs definitions
+# ---------------------------------------------------------------- interpreters of definitions
 
-# fields that it does not know
 _UNSUPPORTED_FIELDS = {
     "activation",
     "authorization",
@@ -388,7 +389,7 @@ _UNSUPPORTED_FIELDS = {
     "retention",
     "schema_collection",
     "trustworthy",
-}  # fields that it does not know
+}
 
 INTERPRETERS: Mapping[type[Definition[Any]], Callable[[Session, Broker, Any], None]] = {
     operations.CreateMessageType: _create_message_type,
@@ -418,7 +419,7 @@ def define(session: Session, broker: Broker, operation: Definition[Any]) -> None
     for field in fields(operation):  # type: ignore[arg-type] # every definition is a dataclass
         if field.name in _UNSUPPORTED_FIELDS and getattr(operation, field.name) != field.default:
             raise InstanceError(
-                f"The in-memory double has no {field.name.upper()}: leave it out, or use servicebroker.open for a "
+                f"The in-memory double does not support {field.name.upper()}: omit it, or use servicebroker.open for a "
                 "test that needs it."
             )
     INTERPRETERS[type(operation)](session, broker, operation)

@@ -1,4 +1,4 @@
-"""SEND, and the delivery of messages to the other side: at once, later, or never."""
+"""SEND, and the delivery of messages to the peer's queue, or into the transmission queue if that is impossible now."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _send_multicast(
     for handle in handles:
         endpoint = session.endpoint(handle)
         numbers.append(endpoint.send_sequence)
-        if endpoint.state is EndpointState.ERROR:  # just failed, since its other side is among the handles
+        if endpoint.state is EndpointState.ERROR:  # a SEND of this loop on the conversation's other side has failed it
             session.update(endpoint, send_sequence=endpoint.send_sequence + 1)
         else:
             _send(session, handle, message_type, [content], until)
@@ -71,7 +71,7 @@ def _send(
 def _delay(
     session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None], until: datetime | None
 ) -> None:
-    """Hold messages until that time, or behind others that are held. Drop them if the peer receives no more."""
+    """Delay messages until a time, or behind earlier delayed messages. Drop them if the peer has ended."""
     peer = session.peer(endpoint)
     if peer and peer.state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
         session.update(endpoint, send_sequence=endpoint.send_sequence + len(contents))
@@ -169,7 +169,7 @@ def park(
     end: str = "",
     until: datetime | None = None,
 ) -> None:
-    """Put messages into the transmission queue, delayed until a time or not."""
+    """Put messages into the transmission queue. With `until`, they are delayed until that time."""
     handle = endpoint.conversation_handle
     for number, content in enumerate(contents, endpoint.send_sequence):
         message = UndeliveredMessage(handle, number, message_type, content, wait_reason, session.now, end, until)
@@ -229,7 +229,7 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
 
 
 def _missing_service(memory: Memory, initiator: Endpoint) -> tuple[BrokerError | None, str]:
-    """Return an error if the addressed database is here without the service; else the reason to wait."""
+    """Return an error if the addressed database exists without the service; otherwise the reason to wait."""
     enabled = [broker for broker in memory.brokers if broker.is_enabled]
     if initiator.far_broker_instance in [str(broker.service_broker_guid) for broker in enabled]:
         return BrokerError(8490, initiator.far_service), ""
@@ -258,7 +258,7 @@ def never_opened(session: Session, endpoint: Endpoint) -> bool:
 
 
 def deliver_waiting(session: Session, endpoint: Endpoint) -> bool:
-    """Deliver the undelivered messages of an endpoint without obstacle, up to the first that is delayed.
+    """Deliver the undelivered messages of an endpoint that precede the first delayed one. Nothing blocks delivery.
 
     Returns False if one of them fails the conversation.
     """
@@ -301,7 +301,7 @@ def deliver_to_service(session: Session, name: str) -> None:
 
 
 def deliver_everything(session: Session) -> None:
-    """Deliver all undelivered messages that can be: first on conversations that have a target, then on new ones."""
+    """Deliver all messages that can be delivered: first on conversations with a target, then on new ones."""
     handles = dict.fromkeys(message.conversation_handle for message in session.waiting.all())
     for opened in (True, False):
         for handle in handles:
@@ -318,8 +318,8 @@ def deliver_everything(session: Session) -> None:
 
 
 def release_due(session: Session) -> None:
-    """Release due delayed messages and deliver them. Conversations in use are left for later."""
-    due = [one for one in session.waiting.all() if one.delayed_until and one.delayed_until <= session.now]
+    """Release due delayed messages and deliver them. Locked conversations are skipped until the next call."""
+    due = [row for row in session.waiting.all() if row.delayed_until and row.delayed_until <= session.now]
     released = set()
     for message in due:
         handle = message.conversation_handle
@@ -332,7 +332,7 @@ def release_due(session: Session) -> None:
 
 
 def _deliver_released(session: Session, handles: Iterable[UUID]) -> None:
-    """Deliver the messages on these conversations that no message delays any more, as if they were sent now."""
+    """Deliver messages on these conversations up to the next delayed one, as if they were sent now."""
     released = [message for handle in handles for message in session.deliverable(handle)]
     for message in released:
         key = message.conversation_handle, message.message_sequence_number
@@ -343,9 +343,9 @@ def _deliver_released(session: Session, handles: Iterable[UUID]) -> None:
 
 
 def find_delayed(session: Session, broker: Broker, operation: DelayedMessages) -> list[DelayedMessage]:
-    """Return the delayed messages, and those that wait behind them, the next one first."""
+    """Return the delayed messages and the messages queued behind them, the next due message first."""
     operation.check()
-    found = []
+    delayed = []
     for handle in dict.fromkeys(message.conversation_handle for message in session.waiting.all()):
         endpoint, until = session.endpoint(handle), None
         if endpoint.broker is not broker or operation.handle not in (None, handle):
@@ -356,36 +356,37 @@ def find_delayed(session: Session, broker: Broker, operation: DelayedMessages) -
                 names_of_services = endpoint.service.name, endpoint.far_service
                 size = len(message.message_body or b"")
                 number, kind, sent = message.message_sequence_number, message.message_type, message.enqueue_time
-                found.append(DelayedMessage(handle, number, kind, *names_of_services, size, sent, until))
-    return sorted(found, key=lambda one: (one.delayed_until, one.conversation_handle, one.message_sequence_number))
+                delayed.append(DelayedMessage(handle, number, kind, *names_of_services, size, sent, until))
+    return sorted(delayed, key=lambda row: (row.delayed_until, row.conversation_handle, row.message_sequence_number))
 
 
 def cancel_delayed(session: Session, operation: CancelDelayed) -> int:
-    """Cancel a delayed message, or all of the conversation. Returns how many; later messages move up."""
+    """Cancel one delayed message, or all of a conversation. Later messages get lower numbers. Returns the number."""
     operation.check()
     handle = operation.handle
     session.lock("endpoint", handle)
     messages = session.undelivered(session.endpoint(handle).conversation_handle)
-    held = messages[len(session.deliverable(handle)) :]
+    waiting_messages = messages[len(session.deliverable(handle)) :]
     if operation.number is None:
-        gone = [one for one in held if one.delayed_until and not one.end]
+        cancelled = [row for row in waiting_messages if row.delayed_until and not row.end]
     else:
-        gone = [one for one in held if one.message_sequence_number == operation.number and not one.end]
-    if not gone:
+        number = operation.number
+        cancelled = [row for row in waiting_messages if row.message_sequence_number == number and not row.end]
+    if not cancelled:
         return 0
-    left = [one for one in messages if one not in gone]
+    remaining = [row for row in messages if row not in cancelled]
     first = messages[0].message_sequence_number
     session.drop_undelivered(handle)
-    for number, message in enumerate(left, first):
+    for number, message in enumerate(remaining, first):
         session.waiting.put((handle, number), replace(message, message_sequence_number=number))
     endpoint = session.endpoint(handle)
-    session.update(endpoint, send_sequence=endpoint.send_sequence - len(gone), is_parked=bool(left))
+    session.update(endpoint, send_sequence=endpoint.send_sequence - len(cancelled), is_parked=bool(remaining))
     _deliver_released(session, [handle])
-    return len(gone)
+    return len(cancelled)
 
 
 def _should_retry(session: Session, initiator: Endpoint) -> bool:
-    """True if a service may accept the messages, or if a message was never tried: an EndDialog after waiting ones."""
+    """True if a service may accept the messages, or if one has no status yet: an EndDialog behind waiting messages."""
     name = initiator.far_service
     brokers = [broker for broker in session.memory.brokers if broker.is_enabled and name in broker.services]
     is_taken = any(broker.services[name].queue.is_enqueue_enabled for broker in brokers)

@@ -1,4 +1,4 @@
-"""END CONVERSATION in its three forms."""
+"""END CONVERSATION: plain, WITH ERROR and WITH CLEANUP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def end_conversation(session: Session, operation: EndConversation) -> None:
     if cleanup or error or state is not EndpointState.DISCONNECTED_OUTBOUND:
         session.drop_undelivered(handle)
     if peer:
-        session.drop_undelivered(peer.conversation_handle)  # no endpoint receives them any more
+        session.drop_undelivered(peer.conversation_handle)  # this side does not receive any more
     if peer and peer.state is EndpointState.DISCONNECTED_OUTBOUND:  # both sides have ended, and neither gets a message
         session.drop_undelivered(handle)
         close_endpoint(session, peer)
@@ -63,7 +63,7 @@ def _send_end(session: Session, endpoint: Endpoint, peer: Endpoint | None, error
         return True
     if endpoint.is_parked or obstacle(endpoint, peer):
         _park_end(session, endpoint, error)
-        session.update(peer, is_parked=True)  # the ended side receives no more
+        session.update(peer, is_parked=True)  # the ended side does not receive any more
         return True
     event = Event.ERROR_ARRIVED if error else Event.END_DIALOG_ARRIVED
     if (peer.state, event) not in TRANSITIONS:
@@ -86,7 +86,7 @@ def _park_end(session: Session, endpoint: Endpoint, error: tuple[int, str] | Non
 
 
 def _forget_address(session: Session, endpoint: Endpoint) -> None:
-    """Make the peer's next SEND find no endpoint."""
+    """Remove the peer's address of an endpoint that is removed, so that the peer's next SEND fails."""
     peer = session.peer(endpoint)
     if peer and peer.far_handle == endpoint.conversation_handle:
         session.update(peer, far_handle=None, is_parked=False)

@@ -9,7 +9,7 @@ from servicebroker.testing.memory import Endpoint, Session
 
 
 def close_endpoint(session: Session, endpoint: Endpoint) -> None:
-    """Close an endpoint whose end the peer has: an initiator is removed, a target is kept against replays."""
+    """Close an endpoint whose end has reached the peer. An initiator is removed, a target is kept against replays."""
     if endpoint.is_initiator:
         remove_endpoint(session, endpoint)
         return
@@ -33,7 +33,7 @@ def remove_endpoint(session: Session, endpoint: Endpoint) -> None:
 
 
 def remove_closed(session: Session) -> None:
-    """Delete closed target endpoints after their replay protection. Endpoints in use are left for the next time."""
+    """Delete closed target endpoints after their replay protection. Locked endpoints are left to the next call."""
     for endpoint in session.endpoints.all():
         handle, group = endpoint.conversation_handle, endpoint.conversation_group_id
         until = endpoint.security_timestamp
@@ -52,7 +52,11 @@ def forget_keys(session: Session) -> None:
 
 
 def remove_empty_group(session: Session, group: UUID) -> None:
-    """Delete a group without conversations. A dialog that is beginning in it makes this wait."""
+    """Delete a group without conversations.
+
+    Raises:
+        WouldWait: an open transaction begins a conversation in the group.
+    """
     if session.groups.get(group):
         session.lock("row of the group", group)
         if not any(endpoint.conversation_group_id == group for endpoint in session.endpoints.all()):

@@ -1,7 +1,7 @@
-"""Failures of handlers: undone, counted, judged by the policy of the worker, and dead letters.
+"""Failures of handlers: roll back, count, and carry out the verdict of the worker's retry policy. Dead letters.
 
-The rules: docs/how-to/poison-messages.md. The group of a message that is put back is not received from until its pause
-is over by the clock.
+The rules: docs/how-to/poison-messages.md. After the verdict `Retry`, no RECEIVE takes from the group of the message
+until the clock has reached the time of the retry.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from servicebroker.operations.schedules import TakeTurn
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.testing import worker_calls
 from servicebroker.testing.definitions import find_queue
-from servicebroker.testing.memory import DeadLetter, KnownFailure, Session, WouldWait
+from servicebroker.testing.memory import DeadLetter, FailureRecord, Session, WouldWait
 
 if TYPE_CHECKING:
     from servicebroker.testing.instance import Database, Transaction
     from servicebroker.testing.verbs import Verbs
 
 _LOG = logging.getLogger("servicebroker")
-_UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
+_UNANSWERABLE = {8426, 8429}  # the conversation does not exist, the other side has ended it, or it has failed
 _OPEN = {EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING}
 MAX_TRIES_AT_ONCE = 1000  # of one message, while the clock stands still
 
 
 class PutBack(Exception):
-    """Ends a transaction whose messages go back to their queue, and which no poison detection counts."""
+    """Rolls back a transaction, which returns its messages to the queue. Poison detection does not count it."""
 
 
 async def take(
@@ -62,18 +62,19 @@ async def take(
     policy: Policy,
     begin: Callable[[], AbstractAsyncContextManager[tuple[Any, Transaction]]],
 ) -> int:
-    """Process the messages of one RECEIVE, and let the policy judge failures. Returns how many were taken.
+    """Process the messages of one RECEIVE, and ask the policy about failures. Returns the number of messages.
 
     Args:
-        database: where the queue is.
+        database: the database of the queue.
         operation: the RECEIVE.
         procedure: awaited with a transaction and the messages of one group.
-        policy: its verdict is carried out at once.
-        begin: begins a transaction: that of the handlers, and the same one with methods that are not awaited.
+        policy: returns the verdict for a failure, which is carried out at once.
+        begin: begins a transaction. It yields the object for handlers, whose methods may be asynchronous, and the
+            blocking object inside it.
     """
     queue = find_queue(database.broker, operation.queue)
-    if queue.one_by_one:
-        queue.one_by_one -= 1
+    if queue.singles_left:
+        queue.singles_left -= 1
         operation = operation.of_one
     messages: list[Message] = []
     try:
@@ -84,10 +85,10 @@ async def take(
                     async with _savepoint(transaction):
                         await procedure(transaction, group_of_messages)
                 except WouldWait:
-                    raise  # a limit of the double, which the test has to know
+                    raise  # a limit of the double, reported to the test
                 except Exception as problem:
-                    if len(messages) > 1:  # take them singly, to find the one that fails
-                        queue.one_by_one = len(messages)
+                    if len(messages) > 1:  # receive them one by one, to find the message that fails
+                        queue.singles_left = len(messages)
                         raise PutBack from problem
                     _failed(inner, messages[0], problem, policy)
                 else:
@@ -100,7 +101,7 @@ async def take(
 
 @asynccontextmanager
 async def _savepoint(transaction: Any) -> AsyncIterator[None]:
-    """Run the block within a savepoint of a transaction of either form."""
+    """Run the block in a savepoint of a blocking or an asynchronous transaction."""
     block = transaction.savepoint()
     if hasattr(block, "__aenter__"):
         async with block:
@@ -114,31 +115,34 @@ def _failed(transaction: Transaction, message: Message, problem: Exception, poli
     """Count a failure, and carry out the verdict of the policy.
 
     Raises:
-        PutBack: it is to be tried again.
+        PutBack: the verdict is `Retry`.
     """
     memory, now = transaction._session.memory, transaction._session.now
-    before = memory.failures.get(_key(message)) or KnownFailure(0, now, told(problem))
-    known = before._replace(failures=before.failures + 1)
-    failure = Failure(message, problem, known.failures, known.first_failed_at, known.first_error, now)
+    previous = memory.failures.get(_key(message)) or FailureRecord(0, now, told(problem))
+    record = previous._replace(failures=previous.failures + 1)
+    failure = Failure(message, problem, record.failures, record.first_failed_at, record.first_error, now)
     verdict = _judge(policy, failure)
-    _LOG.warning("a handler has failed (%s): %s", told(problem), verdict)
+    _LOG.warning("A handler has failed (%s): %s", told(problem), verdict)
     if isinstance(verdict, Retry):
-        memory.failures[_key(message)] = known
-        memory.held[message.conversation_group_id] = now + timedelta(seconds=verdict.after)
-        if known.failures > MAX_TRIES_AT_ONCE and verdict.after == 0:
-            raise InstanceError(f"The policy has retried a message {known.failures} times, and the clock stands still.")
+        memory.failures[_key(message)] = record
+        memory.retry_at[message.conversation_group_id] = now + timedelta(seconds=verdict.after)
+        if record.failures > MAX_TRIES_AT_ONCE and verdict.after == 0:
+            raise InstanceError(
+                f"The policy has retried a message {record.failures} times at the same time of the clock: let it "
+                "return another verdict, or Retry with a pause."
+            )
         raise PutBack
     memory.failures.pop(_key(message), None)
     try:
         with transaction.savepoint():
-            _obey(transaction, failure, verdict)
+            _carry_out(transaction, failure, verdict)
     except ServiceBrokerError as refused:
-        _LOG.error("a message is set aside, since %s failed: %s", verdict, refused)
-        _set_aside(transaction._session, failure)
+        _LOG.error("A message becomes a dead letter, since %s failed: %s", verdict, refused)
+        _store_dead_letter(transaction._session, failure)
 
 
 def _judge(policy: Policy, failure: Failure) -> Verdict:
-    """Return the verdict of the policy; if the policy itself fails, that of the default policy."""
+    """Return the verdict of the policy. If the policy raises an exception, use the default policy."""
     try:
         return checked_verdict(policy(failure))
     except Exception as problem:
@@ -146,18 +150,18 @@ def _judge(policy: Policy, failure: Failure) -> Verdict:
         return by_default(failure)
 
 
-def _obey(transaction: Transaction, failure: Failure, verdict: Verdict) -> None:
+def _carry_out(transaction: Transaction, failure: Failure, verdict: Verdict) -> None:
     """Carry out a verdict other than `Retry`."""
     handle = failure.message.conversation_handle
     if is_of_schedule(failure.message):
         firing = transaction.run(TakeTurn.of(failure.message))  # undone with the handler's work
         failure = replace(failure, message=(firing and firing.given(failure.message)) or failure.message)
-        if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and goes on
+        if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and continues
             verdict = SetAside()
     if isinstance(verdict, EndWithError):
         transaction.end_conversation(handle, error=(verdict.code, verdict.description))
     elif isinstance(verdict, SetAside):
-        _set_aside(transaction._session, failure)
+        _store_dead_letter(transaction._session, failure)
     elif isinstance(verdict, Reply):
         try:
             transaction.send(handle, verdict.message_type, verdict.body)
@@ -166,12 +170,12 @@ def _obey(transaction: Transaction, failure: Failure, verdict: Verdict) -> None:
                 raise
 
 
-def _set_aside(session: Session, failure: Failure) -> None:
-    """Keep a message as a dead letter."""
+def _store_dead_letter(session: Session, failure: Failure) -> None:
+    """Store a message as a dead letter."""
     message = failure.message
     endpoint = session.endpoint(message.conversation_handle)
     queue = endpoint.service.queue
-    ((schema, _),) = [name for name, one in endpoint.broker.queues.items() if one is queue]
+    ((schema, _),) = [name for name, other in endpoint.broker.queues.items() if other is queue]
     number = next(session.memory.dead_letter_ids)
     letter = SetAsideMessage(
         number,
@@ -206,7 +210,7 @@ def _key(message: Message) -> tuple[UUID, int, int]:
 def find(verbs: Verbs, operation: SetAsideMessages) -> list[SetAsideMessage]:
     """Run `SetAsideMessages`."""
     operation.check()
-    found = [
+    letters = [
         letter
         for letter in _letters(verbs, operation.queue)
         if operation.message_type in (None, letter.message_type_name)
@@ -217,7 +221,7 @@ def find(verbs: Verbs, operation: SetAsideMessages) -> list[SetAsideMessage]:
         )
         and letter.set_aside_id > operation.after
     ]
-    return found[: operation.limit]
+    return letters[: operation.limit]
 
 
 def groups(verbs: Verbs, operation: DeadLetterGroups) -> list[DeadLetterGroup]:
@@ -226,8 +230,8 @@ def groups(verbs: Verbs, operation: DeadLetterGroups) -> list[DeadLetterGroup]:
     for letter in _letters(verbs, operation.queue):
         key = letter.queue, letter.message_type_name, error_kind(letter.error)
         times.setdefault(key, []).append(letter.set_aside_at)
-    found = [DeadLetterGroup(*key, len(of_key), min(of_key), max(of_key)) for key, of_key in times.items()]
-    return sorted(found, key=lambda group: (-group.messages, *group[:3]))
+    counts = [DeadLetterGroup(*key, len(of_key), min(of_key), max(of_key)) for key, of_key in times.items()]
+    return sorted(counts, key=lambda group: (-group.messages, *group[:3]))
 
 
 def _letters(verbs: Verbs, queue_name: str | None) -> list[SetAsideMessage]:
@@ -235,22 +239,22 @@ def _letters(verbs: Verbs, queue_name: str | None) -> list[SetAsideMessage]:
     broker = verbs.database.broker
     queue = None if queue_name is None else find_queue(broker, queue_name)
     with verbs._verb() as session:
-        return [one.letter for one in session.dead_letters.all() if one.broker is broker and queue in (None, one.queue)]
+        return [row.letter for row in session.dead_letters.all() if row.broker is broker and queue in (None, row.queue)]
 
 
 def discard(verbs: Verbs, operation: DiscardMessage) -> None:
     """Run `DiscardMessage`."""
     operation.check()
     with verbs._verb() as session:
-        _take_out(session, verbs, operation.set_aside_id)
+        _remove_dead_letter(session, verbs, operation.set_aside_id)
 
 
 def replay(verbs: Verbs, operation: ReplayMessage) -> UUID | None:
-    """Run `ReplayMessage`: on its own conversation, or on a new one where that has ended."""
+    """Run `ReplayMessage`: on the message's conversation, or on a new one if that has ended."""
     operation.check()
     with verbs.database.transaction() as transaction:
         session = transaction._session
-        letter = _take_out(session, verbs, operation.set_aside_id)
+        letter = _remove_dead_letter(session, verbs, operation.set_aside_id)
         body = letter.message_body if isinstance(operation.body, Omitted) else stored_body(operation.body)
         endpoint = session.endpoints.get(letter.conversation_handle)
         peer = endpoint and session.peer(endpoint)
@@ -268,9 +272,9 @@ def replay(verbs: Verbs, operation: ReplayMessage) -> UUID | None:
         return handle
 
 
-def _take_out(session: Session, verbs: Verbs, number: int) -> SetAsideMessage:
-    found = session.dead_letters.get(number)
-    if found is None or found.broker is not verbs.database.broker:
+def _remove_dead_letter(session: Session, verbs: Verbs, number: int) -> SetAsideMessage:
+    dead_letter = session.dead_letters.get(number)
+    if dead_letter is None or dead_letter.broker is not verbs.database.broker:
         raise BrokerError(402, "the number of a message", str(number), "that of a message that is set aside")
     session.dead_letters.remove(number)
-    return found.letter
+    return dead_letter.letter

@@ -1,4 +1,4 @@
-"""The instance, its databases and transactions, named as the real ones; and a clock that a test moves."""
+"""The in-memory double's instance, databases and transactions, and a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _random_identity(peer: UUID | None) -> tuple[UUID, UUID, UUID]:
 
 
 class Instance:
-    """An instance in memory, as `servicebroker.Instance`. It vanishes with its last reference.
+    """An instance in memory, with the methods of `servicebroker.Instance`.
 
     Attributes:
-        clock: the time of every rule; it stands still until a test moves it.
+        clock: returns the time for timers, lifetimes and delays; it stands still until a test moves it.
         events: events for an administrator.
     """
 
@@ -67,7 +67,7 @@ class Instance:
         self._memory = Memory(self.clock, identify)
         self._rollbacks = poison.Rollbacks()
         self._connect = connect
-        self._workers: list[tuple[Database, Worker, bool]] = []  # True: what handlers raise reaches the test
+        self._workers: list[tuple[Database, Worker, bool]] = []  # (database, worker, raises); see `Database.working`
         self._is_working = False
         self.database(SYSTEM_DATABASE, create=True)
 
@@ -80,7 +80,7 @@ class Instance:
         return Database(self, definitions.find_broker(self._memory, name, create=create), name)
 
     def upkeep(self) -> None:
-        """Do the work that a real instance does in the background: everything that is due by the clock.
+        """Do the work of a real instance's maintenance: everything that is due by the clock.
 
         Raises:
             WouldWait: a transaction is open.
@@ -97,7 +97,7 @@ class Instance:
             deliver_everything(session)
 
     def pass_time(self, **by: float) -> None:
-        """Let time pass as it does for a real instance: the clock stops at each time that is due, and workers run.
+        """Move the clock forward in steps, one for each time at which something is due. Workers run after each step.
 
         The arguments are those of `datetime.timedelta`: `pass_time(hours=1)`.
 
@@ -112,20 +112,21 @@ class Instance:
         self.upkeep()
 
     def _next_due(self) -> datetime | None:
-        """Return the next time after now at which something is due, in any queue."""
+        """Return the next time after now at which something is due in any queue; None without one."""
         with self._exclusive_session() as session:
             queues = [queue for broker in self._memory.brokers for queue in broker.queues.values()]
             return min((time for queue in queues if (time := next_due(session, queue))), default=None)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to stop."""
+        """Do nothing: an instance in memory has nothing to stop."""
 
     @contextmanager
     def _exclusive_session(self) -> Iterator[Session]:
         """Run a transaction that changes definitions. No other transaction may be open."""
         if self._memory.transactions:
             raise WouldWait(
-                "A transaction is open: the double changes definitions, and does upkeep, only while none is."
+                "A transaction is open. The in-memory double runs definitions and upkeep only while no transaction is "
+                "open: end it first."
             )
         with self._transaction() as session, session.verb():
             yield session
@@ -149,7 +150,7 @@ class Instance:
         self._run_workers()
 
     def _run_workers(self) -> None:
-        """Let the workers process messages until they find none."""
+        """Run the workers until their queues are empty."""
         if self._is_working or self._memory.transactions:
             return
         self._is_working = True
@@ -179,13 +180,13 @@ class Instance:
 
 
 class Database(Verbs):
-    """One broker database, as `servicebroker.Database`. A verb called here runs in a transaction of its own.
+    """A broker database, with the methods of `servicebroker.Database`. Each statement is a transaction of its own.
 
     Attributes:
-        instance: its instance.
-        database_id: its number.
-        name: its name as the test gave it.
-        broker: its objects.
+        instance: the instance of the database.
+        database_id: the number of the database.
+        name: the name of the database, as it was passed to `instance.database`.
+        broker: the objects of the database: message types, queues, services and so on.
     """
 
     def __init__(self, instance: Instance, broker: Broker, name: str) -> None:
@@ -201,7 +202,7 @@ class Database(Verbs):
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Run a transaction for the block: committed at its end, rolled back by an exception. Several may be open."""
+        """Begin a transaction. The end of the block commits it, an exception rolls it back. Several may be open."""
         with self.instance._transaction() as session, application_connection(self.instance._connect) as connection:
             transaction = Transaction(self, session, connection)
             try:
@@ -221,12 +222,13 @@ class Database(Verbs):
         wait: float = 0.0,
         poison: Policy | None = None,
     ) -> int:
-        """Run `procedure(transaction, messages)` for the messages of each RECEIVE, each in a transaction.
+        """Call `procedure(transaction, messages)` for the messages of each RECEIVE, each in a transaction.
 
-        Several groups in one transaction get a call each. `poison` judges an exception; without it, it undoes the
-        transaction and reaches the test.
+        If a transaction has several groups, each group is a call. With `poison`, that policy decides about an exception
+        of the procedure. Without it, the exception rolls the transaction back and is raised.
 
-        Returns the number of messages taken when the queue is empty. One that the policy puts back counts each time.
+        Returns the number of received messages, when the queue is empty. A message that the policy returns to the
+        queue counts each time.
         """
         check_procedure(procedure, may_be_async=False)
         check_groups(groups)
@@ -258,11 +260,11 @@ class Database(Verbs):
 
     @contextmanager
     def working(self, *workers: Worker, concurrency: int = 1, raises: bool = False) -> Iterator[None]:
-        """Run workers for the block: after each commit they process every message at once.
+        """Run workers during the block: after each commit, they process all messages before the test continues.
 
-        While a RECEIVE waits, the clock also stops at the times of their timers and retries. The policy of a worker
-        judges what its handlers raise. With `raises` an exception of a handler is raised where the test has committed,
-        or has begun to wait, and no policy is asked.
+        If a RECEIVE of the test waits, the clock also stops at the times of the workers' timers and retries. The policy
+        of a worker decides about an exception of a handler. With `raises`, the policy is not used: the exception is
+        raised by the COMMIT or the waiting RECEIVE of the test.
         """
         worker_calls.check(self.broker, workers, concurrency, is_async=False)
         worker_calls.keep_schedules(self.run, workers)
@@ -275,10 +277,10 @@ class Database(Verbs):
             self.instance._workers = [entry for entry in self.instance._workers if entry not in added]
 
     def run_worker_once(self, worker: Worker) -> int:
-        """Let a worker process the messages of one RECEIVE, judged by its policy. Returns how many there were.
+        """Run a worker for the messages of one RECEIVE, with its retry policy. Returns the number of messages.
 
         Raises:
-            BrokerError: 402 no worker, or one that a database cannot run.
+            BrokerError: 402 `worker` is no worker, or one that the database cannot run.
         """
         worker_calls.check(self.broker, [worker], 1, is_async=False)
         worker_calls.keep_schedules(self.run, [worker])
@@ -295,7 +297,7 @@ class Database(Verbs):
         return bool(messages)
 
     def _take(self, operation: Receive, procedure: Callable[..., Awaitable[object]], policy: Policy) -> int:
-        """Process the messages of one RECEIVE, judged by a policy. Returns how many there were."""
+        """Process the messages of one RECEIVE, with a retry policy. Returns the number of messages."""
 
         @asynccontextmanager
         async def begin() -> AsyncIterator[tuple[Transaction, Transaction]]:
@@ -305,9 +307,10 @@ class Database(Verbs):
         return worker_calls.run_to_end(failures.take(self, operation, procedure, policy, begin))
 
     def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
-        """Create and alter objects as a definition says. Returns the changes in words.
+        """Create and alter the objects of a definition. Returns the changes in words.
 
-        Unsupported parts are left out: routes, users, roles, rights, and RETENTION and ACTIVATION of queues.
+        Parts that the double does not support are ignored: routes, users, roles, rights, and RETENTION and ACTIVATION
+        of queues.
         """
         changes = application.changes(
             definitions.supported_part(application.read(definition)), definitions.describe(self.broker)
@@ -325,7 +328,7 @@ class Database(Verbs):
         raise InstanceError("The in-memory double has no PostgreSQL connection to join: use database.transaction().")
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation, one of `servicebroker.operations`. Each method of a statement does this."""
+        """Run an operation of `servicebroker.operations`. Each statement's method does this."""
         if not isinstance(operation, Definition) or type(operation) not in definitions.INTERPRETERS:
             return super().run(operation)
         with may_exist(operation.exist_ok), self.instance._exclusive_session() as session:
@@ -389,7 +392,7 @@ class Pipeline:
 
 
 class Transaction(Verbs):
-    """A transaction, as `servicebroker.Transaction`. Its connection comes from the test."""
+    """A transaction, with the methods of `servicebroker.Transaction`. Its connection comes from the test."""
 
     def __init__(self, database: Database, session: Session, connection: Any = None) -> None:
         self.database = database
@@ -401,10 +404,10 @@ class Transaction(Verbs):
 
     @contextmanager
     def pipeline(self) -> Iterator[Pipeline]:
-        """Collect the SENDs of the block, and send them together: before the next verb, and at the end of the block.
+        """Buffer the SENDs of the block, and send them together: before another statement, and at the end of the block.
 
-        `send` of one message returns its position in the block. A refused SEND raises when they are sent, with its
-        position. The transaction can then no longer be committed.
+        `send` of one message returns its position in the block. If a SEND is refused, sending the buffer raises, with
+        the position in the error. The transaction can then only be rolled back.
         """
         self._check_open()
         self._flush_pipeline()
@@ -448,16 +451,16 @@ class Transaction(Verbs):
 
     def _check_not_spoiled(self) -> None:
         if self._is_spoiled:
-            raise InstanceError("A SEND of the pipeline was refused, so the transaction is undone: begin it again.")
+            raise InstanceError(
+                "A SEND of the pipeline was refused, so the transaction is rolled back: begin it again."
+            )
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Run the block within a savepoint, which an exception rolls back.
+        """Set a savepoint. If the block raises, roll back to it and reraise; the transaction stays open.
 
-        The exception goes on, and so can the transaction.
-
-        Messages that the block received are back in the queue then. Their groups stay locked until the transaction
-        ends.
+        The rollback returns messages that the block received to the queue. Their groups stay locked until the
+        transaction ends.
         """
         self._check_open()
         self._flush_pipeline()
@@ -473,7 +476,7 @@ class Transaction(Verbs):
 
     @contextmanager
     def _connection_savepoint(self) -> Iterator[None]:
-        """Run the same savepoint on the connection, if there is one."""
+        """Set a savepoint on the connection of the test, too, if there is one."""
         if self._connection is None:
             yield
             return
@@ -516,17 +519,16 @@ def open_instance(*, clock: Clock | None = None, connect: Connect | None = None)
     """Open an instance in memory. Its clock stands still until `instance.clock.jump(seconds=...)`.
 
     Args:
-        clock: another clock.
-        connect: makes `transaction.connection`, for the application's own tables. It is called for each transaction of
-            `database.transaction()` and of workers. Its result has `commit`, `rollback` and `close`, which end the
-            transaction, and `execute` for savepoints: a connection of psycopg to a test database, of sqlite3, or an
-            object of the test.
+        clock: a clock that instances share. Default: a new one.
+        connect: returns `transaction.connection`, for the application's own tables. It is called for each transaction
+            of `database.transaction()` and of workers. The result needs `commit`, `rollback` and `close`, and `execute`
+            for savepoints: for example a connection of psycopg or sqlite3, or an object of the test.
     """
     return Instance(clock, connect=connect)
 
 
 class Clock:
-    """A clock in UTC, for `servicebroker.open(..., clock=)` or the double's `open`."""
+    """A clock in UTC, for `servicebroker.open(..., clock=)` and `servicebroker.testing.open(clock=)`."""
 
     def __init__(self, start: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
         self._now = start
@@ -536,9 +538,9 @@ class Clock:
         return self._now
 
     def jump(self, **by: float) -> None:
-        """Move forward; the arguments are those of `datetime.timedelta`: `jump(minutes=31)`."""
+        """Move the clock forward. The arguments are those of `datetime.timedelta`: `jump(minutes=31)`."""
         self._now += timedelta(**by)
 
     def jump_to(self, time: datetime) -> None:
-        """Move forward to a time; an earlier one changes nothing."""
+        """Move the clock forward to a time. An earlier time changes nothing."""
         self._now = max(self._now, time)

@@ -1,7 +1,7 @@
 """Committed rows in memory instead of PostgreSQL, with the changes and locks of each open transaction.
 
-A transaction sees committed rows and its own changes (READ COMMITTED). Nothing ever waits: where PostgreSQL would wait
-for another transaction, the verb does nothing and raises `WouldWait`.
+A transaction sees committed rows and its own changes (READ COMMITTED). Nothing ever waits: if PostgreSQL would wait
+for another transaction, the statement does nothing and raises `WouldWait`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from servicebroker.testing.catalog import Broker, Contract, MessageType, Queue, 
 K = TypeVar("K")
 V = TypeVar("V")
 
-Lock = tuple[str, Hashable]  # kind and id of the locked thing
+Lock = tuple[str, Hashable]  # (kind, id) of the locked object: "group", "endpoint", "row of the group" and others
 IdentityFactory = Callable[[UUID | None], tuple[UUID, UUID, UUID]]
 Connect = Callable[[], Any]  # returns a connection for the tables of an application
 
 
 @contextmanager
 def application_connection(connect: Connect | None) -> Iterator[Any]:
-    """Yield the connection of one transaction, which ends as the block does; None without `connect`."""
+    """Yield a connection for one transaction, which commits or rolls back with the block; None without `connect`."""
     connection = connect() if connect else None
     if connection is None:
         yield None
@@ -48,12 +48,15 @@ def application_connection(connect: Connect | None) -> Iterator[Any]:
 
 
 class WouldWait(InstanceError):
-    """PostgreSQL would wait here for another open transaction, and the double has only one thread. Nothing was done."""
+    """A statement that would wait for another open transaction. The double has one thread, so nothing was done."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One side of a conversation. `is_parked`: its messages join others in the transmission queue."""
+    """One side of a conversation.
+
+    `is_parked`: earlier messages wait in the transmission queue, so further ones are put behind them.
+    """
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -105,9 +108,11 @@ class QueuedMessage:
 
 @dataclass(frozen=True)
 class UndeliveredMessage:
-    """A message in the transmission queue. `end` names EndDialog or Error; "" for other messages.
+    """A message in the transmission queue.
 
-    `delayed_until`: the time before which neither the message nor one behind it is delivered.
+    Attributes:
+        end: the message type of EndDialog or Error; "" for other messages.
+        delayed_until: the time before which neither the message nor a later one of its conversation is delivered.
     """
 
     conversation_handle: UUID
@@ -130,7 +135,7 @@ class UndeliveredMessage:
         return self.end == ERROR
 
 
-class KnownFailure(NamedTuple):
+class FailureRecord(NamedTuple):
     """The failures of a message so far."""
 
     failures: int
@@ -138,7 +143,7 @@ class KnownFailure(NamedTuple):
     first_error: str
 
 
-class KeptSchedule(NamedTuple):
+class StoredSchedule(NamedTuple):
     """A schedule of a worker, with its conversation."""
 
     broker: Broker
@@ -150,7 +155,7 @@ class KeptSchedule(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that was set aside, with its database and queue."""
+    """A dead letter, with its database and queue."""
 
     broker: Broker
     queue: Queue
@@ -158,7 +163,7 @@ class DeadLetter(NamedTuple):
 
 
 class IdempotencyKey(NamedTuple):
-    """The conversation that was begun with an idempotency key, and until when the key is kept."""
+    """The conversation that was begun with an idempotency key, and the time when the key expires."""
 
     handle: UUID
     expires_at: datetime
@@ -169,7 +174,7 @@ class Memory:
     """The committed rows, and the open transactions."""
 
     clock: Callable[[], datetime]
-    identify: IdentityFactory  # returns handle, conversation id and group of a new endpoint, from its peer's handle
+    identify: IdentityFactory  # peer's handle -> (handle, conversation id, group) of a new endpoint
     brokers: list[Broker] = field(default_factory=list)
     endpoints: dict[UUID, Endpoint] = field(default_factory=dict)
     groups: dict[UUID, Service] = field(default_factory=dict)
@@ -177,9 +182,9 @@ class Memory:
     waiting: dict[tuple[UUID, int], UndeliveredMessage] = field(default_factory=dict)
     keys: dict[tuple[int, str], IdempotencyKey] = field(default_factory=dict)  # by service and key
     dead_letters: dict[int, DeadLetter] = field(default_factory=dict)
-    schedules: dict[tuple[int, str], KeptSchedule] = field(default_factory=dict)  # by queue and name
-    failures: dict[tuple[UUID, int, int], KnownFailure] = field(default_factory=dict)  # by handle, number and type
-    held: dict[UUID, datetime] = field(default_factory=dict)  # until when a group waits for a retry
+    schedules: dict[tuple[int, str], StoredSchedule] = field(default_factory=dict)  # by queue and name
+    failures: dict[tuple[UUID, int, int], FailureRecord] = field(default_factory=dict)  # by handle, number and type
+    retry_at: dict[UUID, datetime] = field(default_factory=dict)  # by group: no RECEIVE takes from it before that time
     transactions: list[Session] = field(default_factory=list)
     object_ids: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_USER_ID))
     orders: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -253,7 +258,7 @@ class Session:
     # ------------------------------------------------------------ commit and rollback
 
     def commit(self) -> None:
-        """End the transaction, and make its changes visible to all."""
+        """End the transaction, and make its changes visible to all transactions."""
         for table in self._tables():
             table.commit()
         self.memory.transactions.remove(self)
@@ -264,7 +269,7 @@ class Session:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Undo the changes of the block if it raises, but keep the groups that it locked."""
+        """If the block raises, undo its changes. Group locks that it took remain."""
         changes, locks = self._copy()
         try:
             yield
@@ -275,7 +280,7 @@ class Session:
 
     @contextmanager
     def verb(self) -> Iterator[None]:
-        """Undo the changes of a verb that raises. A refused verb keeps its locks; one that would wait takes none."""
+        """If the statement in the block raises, undo its changes. Its locks remain, except after `WouldWait`."""
         changes, locks = self._copy()
         try:
             yield
@@ -298,9 +303,9 @@ class Session:
             table.changes = changed
         self._locks = locks
 
-    def is_held(self, group: UUID) -> bool:
+    def waits_for_retry(self, group: UUID) -> bool:
         """Return whether a group waits for a retry."""
-        return (until := self.memory.held.get(group)) is not None and until > self.now
+        return (until := self.memory.retry_at.get(group)) is not None and until > self.now
 
     # ------------------------------------------------------------ locks
 
@@ -320,7 +325,9 @@ class Session:
             WouldWait: another transaction holds it.
         """
         if not self.try_lock(kind, which, shared=shared):
-            raise WouldWait(f"Another open transaction holds the lock of the {kind} {which}: end that one first.")
+            raise WouldWait(
+                f"Another open transaction holds the lock of the {kind} {which}: end that transaction first."
+            )
 
     # ------------------------------------------------------------ endpoints
 
@@ -336,14 +343,11 @@ class Session:
         return endpoint
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
-        """Return the endpoint that this one sends to; None if it knows none."""
+        """Return the endpoint to which this one sends; None if this one does not know its handle."""
         return None if endpoint.far_handle is None else self.endpoints.get(endpoint.far_handle)
 
     def other_side(self, endpoint: Endpoint) -> Endpoint | None:
-        """Return the other endpoint of the conversation, even if this one does not know its handle.
-
-        None without one.
-        """
+        """Return the other endpoint of the conversation, even if this one lacks its handle; None without one."""
         for other in self.endpoints.all():
             if other.conversation_id == endpoint.conversation_id and other.is_initiator != endpoint.is_initiator:
                 return other
@@ -362,7 +366,7 @@ class Session:
         return sorted(messages, key=lambda message: message.message_sequence_number)
 
     def deliverable(self, handle: UUID) -> list[UndeliveredMessage]:
-        """Return the undelivered messages that were sent on a handle, up to the first that is delayed."""
+        """Return the undelivered messages that were sent on a handle and precede the first delayed one."""
         return list(takewhile(lambda message: message.delayed_until is None, self.undelivered(handle)))
 
     def is_delayed(self, handle: UUID) -> bool:
@@ -370,7 +374,7 @@ class Session:
         return any(message.delayed_until for message in self.undelivered(handle))
 
     def drop_undelivered(self, handle: UUID, first: int = 0) -> None:
-        """Drop undelivered messages that were sent on a handle, from a number on."""
+        """Drop undelivered messages that were sent on a handle, from the sequence number `first` on."""
         for message in self.undelivered(handle):
             if message.message_sequence_number >= first:
                 self.waiting.remove((handle, message.message_sequence_number))
@@ -384,7 +388,7 @@ class Session:
         number: int = 0,
         rank: int = 2,
     ) -> None:
-        """Put a message into the queue of its receiver's endpoint. Ranks 0 and 1 are received first."""
+        """Put a message into the queue of the endpoint `receiver`. RECEIVE returns rank 0 first, then 1, then 2."""
         order = next(self.memory.orders)
         message = QueuedMessage(
             order,
@@ -407,7 +411,7 @@ class Session:
         return [message for message in self.messages.all() if message.service.queue is queue]
 
     def requeue(self, messages: list[QueuedMessage], **changes: Any) -> None:
-        """Give moved messages a new order of arrival, and keep their order among each other."""
+        """Put messages at the end of their queue, in the same relative order, with these changes."""
         for message in messages:
             order = next(self.memory.orders)
             self.messages.remove(message.queuing_order)

@@ -1,4 +1,4 @@
-"""RECEIVE, GET CONVERSATION GROUP, and due events of a queue: timers and lifetimes."""
+"""RECEIVE and GET CONVERSATION GROUP; due timers and lifetimes of a queue."""
 
 from __future__ import annotations
 
@@ -84,11 +84,13 @@ def _candidates(session: Session, queue: Queue, handle: UUID | None, group: UUID
 
 
 def _by_arrival(session: Session, queue: Queue) -> list[UUID]:
-    """Return the groups of the queue's messages, that of the oldest message of the highest priority first.
+    """Return the groups of the queue's messages, ordered by their highest priority and oldest message.
 
     Groups that wait for a retry are left out.
     """
-    free = [message for message in session.messages_in(queue) if not session.is_held(message.conversation_group_id)]
+    free = [
+        message for message in session.messages_in(queue) if not session.waits_for_retry(message.conversation_group_id)
+    ]
     in_order = sorted(free, key=lambda message: (-message.priority, message.queuing_order))
     return list(dict.fromkeys(message.conversation_group_id for message in in_order))
 
@@ -137,14 +139,14 @@ def _as_message(message: QueuedMessage) -> Message:
 
 
 def fire_due_events(session: Session, queue: Queue) -> None:
-    """Fire due timers and end due lifetimes of a queue. Endpoints in use are left for the next time."""
+    """Fire due timers and end due lifetimes of a queue. Locked endpoints are skipped until the next call."""
     for endpoint in _endpoints(session, queue):
         timer = endpoint.dialog_timer
         if timer and timer <= session.now and session.try_lock("endpoint", endpoint.conversation_handle):
             endpoint = session.update(endpoint, dialog_timer=None)
             session.enqueue(endpoint, endpoint.broker.message_types[names.DIALOG_TIMER], rank=0)
     for endpoint in _endpoints(session, queue):
-        if _is_over(endpoint, session.now) and session.try_lock("endpoint", endpoint.conversation_handle):
+        if _is_expired(endpoint, session.now) and session.try_lock("endpoint", endpoint.conversation_handle):
             session.drop_undelivered(endpoint.conversation_handle)
             expired = BrokerError(8489)
             endpoint = session.update(endpoint, state=EndpointState.ERROR, dialog_timer=None)
@@ -153,10 +155,10 @@ def fire_due_events(session: Session, queue: Queue) -> None:
 
 def is_due(endpoint: Endpoint, now: datetime) -> bool:
     """True if the timer or the lifetime of an endpoint is due."""
-    return bool(endpoint.dialog_timer and endpoint.dialog_timer <= now) or _is_over(endpoint, now)
+    return bool(endpoint.dialog_timer and endpoint.dialog_timer <= now) or _is_expired(endpoint, now)
 
 
-def _is_over(endpoint: Endpoint, now: datetime) -> bool:
+def _is_expired(endpoint: Endpoint, now: datetime) -> bool:
     return endpoint.state in _EXPIRING and endpoint.lifetime <= now
 
 
@@ -166,9 +168,9 @@ def next_due(session: Session, queue: Queue) -> datetime | None:
     times = [endpoint.dialog_timer for endpoint in endpoints if endpoint.dialog_timer]
     times += [endpoint.lifetime for endpoint in endpoints if endpoint.state in _EXPIRING]
     times += [
-        session.memory.held[message.conversation_group_id]
+        session.memory.retry_at[message.conversation_group_id]
         for message in session.messages_in(queue)
-        if session.is_held(message.conversation_group_id)
+        if session.waits_for_retry(message.conversation_group_id)
     ]
     times += [message.delayed_until for message in session.waiting.all() if message.delayed_until]
     return min((time for time in times if time > session.now), default=None)

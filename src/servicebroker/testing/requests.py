@@ -14,7 +14,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.requests import LateAnswers, RequestTimeout, is_request, late_groups
 from servicebroker.operations.begin import RepeatedHandle
 from servicebroker.operations.end import EndConversation
-from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, is_over
+from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, ends_conversation
 from servicebroker.testing.catalog import Queue
 from servicebroker.testing.ending import end_conversation
 from servicebroker.testing.memory import Session
@@ -27,7 +27,7 @@ _ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended it 
 
 
 def request(verbs: Verbs, operation: Request) -> Message:
-    """Run `Request`. Waiting takes no time, see RECEIVE."""
+    """Run `Request`. It waits by moving the clock, as RECEIVE does."""
     return receive_answer(verbs.database, send_request(verbs, operation), operation.timeout)
 
 
@@ -58,7 +58,7 @@ def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
 
 
 def refuse_open_transaction(verbs: Verbs, statement: str) -> None:
-    """Refuse a statement that waits for others while a transaction is open.
+    """Refuse a statement that waits for an answer while a transaction is open.
 
     Raises:
         BrokerError: 226.
@@ -71,12 +71,12 @@ def receive_answer(database: Database, handle: UUID, timeout: float) -> Message:
     """Receive the answer, and end its conversation.
 
     Raises:
-        RequestTimeout: no answer has come; the clock has jumped by the timeout.
+        RequestTimeout: there is no answer; the clock was moved by the timeout.
     """
     with database._verb() as session:
         queue = session.endpoint(handle).service.queue.name
     messages = database.receive(queue, conversation_handle=handle, wait=timeout)
-    if is_over(messages):
+    if ends_conversation(messages):
         database.end_conversation(handle)
     answer = answer_in(handle, messages)
     if answer is None:
@@ -99,7 +99,7 @@ def process_late_answers(
 
 
 def late_answers_to_handle(database: Database, queue: Queue) -> Sequence[UUID]:
-    """Return the requests whose answer is late and is for `process_late_answers`."""
+    """Return the requests with a late answer that is left to `process_late_answers`."""
     with database._verb() as session:
         return late_requests(session, queue, session.now, LateAnswers.HANDLE)
 
@@ -114,13 +114,13 @@ def end_unless_ended(verbs: Verbs, handle: UUID) -> None:
 
 
 def drop_late(session: Session, queue: Queue) -> None:
-    """End requests whose answer is late, and is to be dropped."""
+    """End requests with a late answer that shall be dropped."""
     for handle in late_requests(session, queue, session.now, LateAnswers.DROP):
         end_conversation(session, EndConversation(handle))
 
 
 def late_requests(session: Session, queue: Queue, now: datetime, late: LateAnswers) -> Sequence[UUID]:
-    """Return the requests whose answer lies in the queue and is late, the oldest first."""
+    """Return the requests with a late answer in the queue, the oldest first."""
     lowest, highest = late_groups(now, late)
     candidates = sorted(
         (message.conversation_group_id, message.conversation_handle) for message in session.messages_in(queue)

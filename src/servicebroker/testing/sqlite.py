@@ -1,4 +1,4 @@
-"""Connections of sqlite3 for handlers that are written for psycopg: they take its placeholders."""
+"""Connections of sqlite3 that accept psycopg's placeholders, for handlers that are written for psycopg."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?(.?)")
 
 
 def sqlite(path: str | os.PathLike[str]) -> Callable[[], Connection]:
-    """Return a function that makes connections to a database of sqlite3, for `servicebroker.testing.open(connect=)`.
+    """Return a function that opens connections to a sqlite3 database, for `servicebroker.testing.open(connect=)`.
 
     Args:
-        path: its file. A database in memory vanishes with its connection: take a file in a temporary folder.
+        path: the database file, for example in a temporary folder. A database in memory ends with its connection.
     """
     return lambda: Connection(path)
 
@@ -28,7 +28,7 @@ class Connection:
         self.sqlite.execute("begin")
 
     def execute(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> sqlite3.Cursor:
-        """Run a statement. As in psycopg, a percent sign is written twice where there are parameters.
+        """Run a statement. As in psycopg, a statement with parameters needs each other percent sign twice.
 
         Raises:
             sqlite3.Error: as sqlite3.
@@ -36,15 +36,15 @@ class Connection:
         """
         if parameters is None:
             return self.sqlite.execute(query)
-        return self.sqlite.execute(_PLACEHOLDER.sub(_translated, query), parameters)
+        return self.sqlite.execute(_PLACEHOLDER.sub(_placeholder, query), parameters)
 
     def commit(self) -> None:
-        """End the transaction with what it did, and begin the next one."""
+        """Commit the transaction, and begin the next one."""
         self.sqlite.execute("commit")
         self.sqlite.execute("begin")
 
     def rollback(self) -> None:
-        """End the transaction without what it did, and begin the next one."""
+        """Roll the transaction back, and begin the next one."""
         self.sqlite.execute("rollback")
         self.sqlite.execute("begin")
 
@@ -53,10 +53,10 @@ class Connection:
         self.sqlite.close()
 
 
-def _translated(found: re.Match[str]) -> str:
-    name, kind = found.groups()
+def _placeholder(match: re.Match[str]) -> str:
+    name, kind = match.groups()
     if name is None and kind == "%":
         return "%"
     if kind not in {"s", "b", "t"}:
-        raise ValueError(f"psycopg knows no placeholder '{found[0]}': write a percent sign twice")
+        raise ValueError(f"psycopg knows no placeholder '{match[0]}': write a percent sign twice")
     return "?" if name is None else f":{name}"

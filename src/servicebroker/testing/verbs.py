@@ -1,4 +1,4 @@
-"""The verbs as methods, the same in a transaction and on a database, as in `servicebroker.api.verbs`."""
+"""The statements SEND, RECEIVE and so on as methods, for a transaction and for a database."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def method_of(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any,
 
 
 class Verbs(ABC):
-    """SEND, RECEIVE and the rest, each as the method of the same name of `servicebroker.Transaction`."""
+    """SEND, RECEIVE and the other statements, with the methods of `servicebroker.Transaction`; views for tests."""
 
     database: Database
 
     @abstractmethod
     def _verb(self) -> AbstractContextManager[Session]:
-        """Run one verb, all of it or nothing."""
+        """Run one statement as a whole, or not at all."""
 
     @property
     def connection(self) -> object:
-        """Refuse: the double has no connection.
+        """Refuse: the double was opened without `connect`.
 
         Raises:
             InstanceError: always.
@@ -66,7 +66,7 @@ class Verbs(ABC):
         )
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation, one of `servicebroker.operations`. Each verb is a method that does this."""
+        """Run an operation of `servicebroker.operations`. Each statement's method does this."""
         interpreter = INTERPRETERS.get(type(operation))
         if interpreter is None:
             raise BrokerError(402, "operation", shown(operation), "a value of servicebroker.operations")
@@ -124,9 +124,9 @@ class Verbs(ABC):
             return views.queue_messages(session, find_queue(self.database.broker, queue))
 
     def _wait_for(self, operation: Receive | GetConversationGroup, once: Callable[[], T]) -> T:
-        """Run WAITFOR, which takes no time, and return the result of `once`.
+        """Run WAITFOR: call `once` until it returns something, or until the wait has passed by the clock.
 
-        The clock jumps to the next timer or lifetime of the queue, but at most to the end of the wait.
+        Instead of waiting, this moves the clock to the next timer or lifetime, at most to the end of the wait.
         """
         operation.check_wait()
         queue, wait, clock = operation.queue, operation.timeout_s, self.database.instance.clock
@@ -152,7 +152,10 @@ class Verbs(ABC):
                 end = session.now + timedelta(seconds=wait)
                 return min(due or end, end)
         if due is None:
-            raise WouldWait(f"Nothing will become due in the queue '{queue}': this would wait for ever.")
+            raise WouldWait(
+                f"No timer, lifetime or retry is due in the queue '{queue}' at any time, so this would wait for ever: "
+                "pass a finite `wait`, or send a message first."
+            )
         return due
 
 
@@ -170,10 +173,10 @@ def _send_batch(verbs: Verbs, operation: SendBatch) -> int:
 
 
 def _receive(verbs: Verbs, operation: Receive) -> list[Message]:
-    """RECEIVE; groups that another transaction has locked are skipped.
+    """RECEIVE, which skips groups that another transaction has locked.
 
     Raises:
-        WouldWait: the wait would be endless, or WHERE names something that another transaction has locked.
+        WouldWait: the wait would be endless, or another transaction has locked the group of WHERE.
     """
 
     def once() -> list[Message]:

@@ -1,4 +1,4 @@
-"""The rows of catalog views about conversations and messages, as dictionaries, in no particular order."""
+"""Catalog views of conversations and messages: their rows as dictionaries, in no particular order."""
 
 from __future__ import annotations
 

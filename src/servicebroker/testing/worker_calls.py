@@ -1,4 +1,4 @@
-"""Workers in the double: after each commit they process all messages, and then the test goes on."""
+"""Workers in the double: after each commit they process all messages, then the test continues."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def keep_schedules(run: Callable[[KeepSchedule], object], workers: Iterable[Work
 
 
 def group_messages(messages: Iterable[Message]) -> list[list[Message]]:
-    """Return the messages group by group; those of a group follow each other."""
+    """Return the messages of each group as a list. Messages of a group are adjacent."""
     return [list(group_of_messages) for _, group_of_messages in groupby(messages, attrgetter("conversation_group_id"))]
 
 
@@ -85,9 +85,9 @@ async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> N
 async def _fire(worker: Worker, transaction: Any, message: Message) -> None:
     """Call the handler of a schedule for its due time."""
     firing = await _await_if_needed(transaction.run(TakeTurn.of(message)))
-    if firing is not None and (given := firing.given(message)) is not None:
+    if firing is not None and (argument := firing.argument(message)) is not None:
         handler = worker.handler_of_schedule(firing.name)
-        await _await_if_needed(handler(transaction, given if worker.batch is None else [given]))
+        await _await_if_needed(handler(transaction, argument if worker.batch is None else [argument]))
 
 
 async def _await_if_needed(result: Any) -> Any:
@@ -102,4 +102,4 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
         result: T = finished.value
         return result
     coroutine.close()
-    raise InstanceError("A handler waits for something of asyncio: use servicebroker.testing.open_async.")
+    raise InstanceError("A handler awaits something of asyncio: use servicebroker.testing.open_async.")

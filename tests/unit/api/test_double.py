@@ -126,7 +126,7 @@ def test_there_is_no_connection(database: double.Database) -> None:
 
 
 def test_what_it_lacks_is_refused(database: double.Database) -> None:
-    with pytest.raises(sb.InstanceError, match="no AUTHORIZATION"):
+    with pytest.raises(sb.InstanceError, match="does not support AUTHORIZATION"):
         database.create_message_type("//m", authorization="dbo")
     database.create_message_type("//m", authorization=None)
 

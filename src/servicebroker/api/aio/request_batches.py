@@ -27,7 +27,7 @@ from servicebroker.engine.diagnosis.totals import RECEIVES
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.messages import Message
 from servicebroker.operations.begin import RepeatedHandle
-from servicebroker.operations.request import BeginRequest, Request, is_over
+from servicebroker.operations.request import BeginRequest, Request, ends_conversation
 from servicebroker.store.aio.concurrency import Lock, finish
 from servicebroker.store.server_errors import is_transaction_conflict
 
@@ -182,7 +182,7 @@ async def _take(transaction: AsyncTransaction, queue: AnswerQueue, handles: list
     ends = [message for own in answers.values() for message in own if message.is_end_dialog]
     ended = set(await transaction._do(engine.answer_ends(queue.queue_id, ends))) if ends else set()
     for handle, own in answers.items():
-        if is_over(own) and handle not in ended:
+        if ends_conversation(own) and handle not in ended:
             await transaction.end_conversation(handle)
     return answers
 

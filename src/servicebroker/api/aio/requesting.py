@@ -31,7 +31,7 @@ from servicebroker.model.reporting import report
 from servicebroker.model.requests import RequestTimeout
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.operation import Operation
-from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, is_over
+from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, ends_conversation
 from servicebroker.store.aio.concurrency import Background, Event, Lock, finish
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ async def _receive(database: AsyncDatabase, queue: str, handle: UUID) -> list[Me
     """Receive the messages and end the conversation, as one transaction."""
     async with database.transaction() as transaction:
         messages = await transaction.receive(queue, conversation_handle=handle)
-        if is_over(messages):
+        if ends_conversation(messages):
             await transaction.end_conversation(handle)
         return messages
 

@@ -24,7 +24,7 @@ def create_message_type(definer: Definer, operation: CreateMessageType) -> Steps
     yield from rights.authorize(user, operation.permission)
     owner = yield from find_owner(user, operation.authorization)
     names.checked("message type", name)
-    letter = operation.letter()
+    letter = operation.validation_code()
     collection_id = yield from find_for_validation(user, operation.schema_collection)
     rows = yield SQL("create_message_type", (user.database_id, name, letter, collection_id, owner))
     inserted_id(rows, name)
@@ -34,7 +34,7 @@ def alter_message_type(definer: Definer, operation: AlterMessageType) -> Steps[N
     """Change the validation."""
     user, name = definer.user, operation.name
     yield from rights.authorize(user, operation.permission, rights.message_types([name]))
-    letter = operation.letter()
+    letter = operation.validation_code()
     collection_id = yield from find_for_validation(user, operation.schema_collection)
     database_id = user.database_id
     type_id = yield from find_user_object("alter", "message type", database_id, name)
