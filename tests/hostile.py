@@ -22,7 +22,17 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec.structs import replace
 
-from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online, Phase, Told
+from servicebroker.protocol.adjacent import (
+    Arrived,
+    Closed,
+    Connection,
+    Event,
+    Greeted,
+    LocalIdentity,
+    Online,
+    Phase,
+    StandingReceived,
+)
 from servicebroker.protocol.dialog_keys import UNSECURED
 from servicebroker.protocol.envelope import (
     Acknowledgement,
@@ -38,7 +48,7 @@ from servicebroker.protocol.envelope import (
 )
 from servicebroker.protocol.forwarding import Passage, wrap
 from servicebroker.protocol.frames import FrameKind, encode_frame
-from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 from support import CONTRACT, ORDER, REPLY
 
 
@@ -65,24 +75,29 @@ def context(identity: Path, *, is_opener: bool) -> ssl.SSLContext:
 class Hostile:
     """One connection of it, greeted under whatever name; what it hears is kept."""
 
-    def __init__(self, stream: socket.socket, *, is_opener: bool, seat: UUID, instance: UUID | None) -> None:
+    def __init__(self, stream: socket.socket, *, is_opener: bool, daemon_id: UUID, instance: UUID | None) -> None:
         self.stream = stream
         stream.settimeout(0.05)
-        me = Myself(seat, uuid4(), instance=instance)
+        me = LocalIdentity(daemon_id, uuid4(), instance=instance)
         self.connection = Connection(me, is_opener=is_opener, now=time.monotonic())
         self.heard: list[bytes] = []
-        self.told: list[Standing] = []
+        self.told: list[RoleReport] = []
         self.closed: Closed | None = None
         self.is_online = False
         self.connection.begin(1, time.monotonic())
         self.flush()
 
     @classmethod
-    def connect(cls, port: int, identity: Path, seat: UUID, instance: UUID | None = None) -> Hostile:
+    def connect(cls, port: int, identity: Path, daemon_id: UUID, instance: UUID | None = None) -> Hostile:
         """Connect to a daemon and greet; `hear` says what came of it."""
         raw = socket.create_connection(("127.0.0.1", port), 10)
         try:
-            return cls(context(identity, is_opener=True).wrap_socket(raw), is_opener=True, seat=seat, instance=instance)
+            return cls(
+                context(identity, is_opener=True).wrap_socket(raw),
+                is_opener=True,
+                daemon_id=daemon_id,
+                instance=instance,
+            )
         except BaseException:
             raw.close()
             raise
@@ -124,8 +139,8 @@ class Hostile:
                 self.flush()
             case Arrived():
                 self.heard.append(event.body)
-            case Told():
-                self.told.append(event.standing)
+            case StandingReceived():
+                self.told.append(event.role_report)
             case Closed():
                 self.closed = event
 
@@ -138,7 +153,7 @@ class Hostile:
         with suppress(TimeoutError, OSError):
             self.stream.sendall(data)
 
-    def ask(self, known: Known) -> None:
+    def ask(self, known: KnownTimeline) -> None:
         """Ask whether the daemon is the principal, and claim that a higher timeline was seen."""
         if self.connection.phase is Phase.ONLINE:
             self.connection.ask(known, time.monotonic())
@@ -147,7 +162,7 @@ class Hostile:
     def pretend(self) -> None:
         """To be the principal of whatever."""
         if self.connection.phase is Phase.ONLINE:
-            self.connection.tell(Standing(Role.PRINCIPAL, "c", 99), time.monotonic())
+            self.connection.send_role(RoleReport(Role.PRINCIPAL, "c", 99), time.monotonic())
             self.flush()
 
     def close(self) -> None:
@@ -222,8 +237,8 @@ class Forwarder(threading.Thread):
         self.carried: list[bytes] = []
         self.told = 0
         self._identity, self._chance = identity, chance
-        self._seat = uuid4()
-        self._links = [Hostile.connect(one, identity, self._seat).hear() for one in to]
+        self._daemon_id = uuid4()
+        self._links = [Hostile.connect(one, identity, self._daemon_id).hear() for one in to]
         self._listening = socket.create_server(("127.0.0.1", port))
         self._listening.settimeout(0.05)
 
@@ -245,7 +260,7 @@ class Forwarder(threading.Thread):
         with suppress(TimeoutError, OSError, ssl.SSLError):
             raw, _ = self._listening.accept()
             stream = context(self._identity, is_opener=False).wrap_socket(raw, server_side=True)
-            self._links.append(Hostile(stream, is_opener=False, seat=self._seat, instance=None))
+            self._links.append(Hostile(stream, is_opener=False, daemon_id=self._daemon_id, instance=None))
 
     def _pass_on(self, source: Hostile, body: bytes) -> None:
         """To whoever else is there: the lies first, then what was sealed with a changed bit, then as it was."""
@@ -267,7 +282,7 @@ class Forwarder(threading.Thread):
 
 def _is_of_the_same(link: Hostile, other: Hostile) -> bool:
     first, second = link.connection.peer, other.connection.peer
-    return first is None or second is None or first.seat == second.seat
+    return first is None or second is None or first.daemon_id == second.daemon_id
 
 
 def _ends_of(header: Header) -> tuple[str, UUID, str, UUID | None]:
@@ -375,7 +390,7 @@ class Harm:
                     threading.Thread(target=self._welcome, args=(stream,), daemon=True).start()
 
     def _welcome(self, stream: socket.socket) -> None:
-        link = Hostile(stream, is_opener=False, seat=uuid4(), instance=None)
+        link = Hostile(stream, is_opener=False, daemon_id=uuid4(), instance=None)
         self.welcomed.append(link)
         while not link.is_over and not self.over.is_set():
             link.read()
@@ -402,10 +417,13 @@ class Harm:
             self.links += self._greet((str(uuid4()), str(uuid4())))
 
     def _greet(self, name: tuple[str, str | None]) -> list[Hostile]:
-        seat, instance = name
+        daemon_id, instance = name
         with suppress(OSError, ssl.SSLError):
             found = Hostile.connect(
-                self.chance.choice(self.orders.ports), self.identity, UUID(seat), UUID(instance) if instance else None
+                self.chance.choice(self.orders.ports),
+                self.identity,
+                UUID(daemon_id),
+                UUID(instance) if instance else None,
             ).hear()
             if found.is_online:
                 return [found]
@@ -431,7 +449,7 @@ class Harm:
         self.links += self._greet(self.chance.choice(self.orders.names))
 
     def ask(self, link: Hostile) -> None:
-        link.ask(Known("c", 10**6))
+        link.ask(KnownTimeline("c", 10**6))
         link.pretend()
 
     def crowd(self, link: Hostile) -> None:

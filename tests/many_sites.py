@@ -11,7 +11,7 @@ from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.remote.local_topology import LocalInstance
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.protocol.routing import Address
 from servicebroker.store.connection import connect
 from support import Clock, standard_database
@@ -69,7 +69,7 @@ class Site:
             return "The target service broker is unreachable."
         return self.out.setdefault(address.host, Pipe())
 
-    def ask(self, address: Address, known: Known) -> None:
+    def ask(self, address: Address, known: KnownTimeline) -> None:
         self.asked.add(address.host)
 
     def route(self, service: str, to: str, *, outside: bool = False) -> None:

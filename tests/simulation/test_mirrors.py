@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from servicebroker.cli.main import single_command
-from servicebroker.protocol.mirroring import STAYS, Claimant, Role, Standing
+from servicebroker.protocol.mirroring import STAYS, Claim, Role, RoleReport
 from servicebroker_lab.simulation import mirrors
 from servicebroker_lab.simulation.command import simulate_command
 from servicebroker_lab.simulation.store import Lost
@@ -55,17 +55,17 @@ def test_acknowledging_before_the_standby_has_it_loses_messages(monkeypatch: pyt
 
 
 def test_a_mirror_that_claims_the_role_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    rightly = mirrors._Server.standing
+    rightly = mirrors._Server.role_report
 
-    def standing(self: mirrors._Server, now: float) -> Standing:
-        return Standing(Role.PRINCIPAL, "c", self.timeline) if self.is_standby else rightly(self, now)
+    def role_report(self: mirrors._Server, now: float) -> RoleReport:
+        return RoleReport(Role.PRINCIPAL, "c", self.timeline) if self.is_standby else rightly(self, now)
 
-    monkeypatch.setattr(mirrors._Server, "standing", standing)
+    monkeypatch.setattr(mirrors._Server, "role_report", role_report)
     assert failures() > 0
 
 
 def test_a_sender_that_never_changes_over_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STAYS, Claimant.NO, True)
+    monkeypatch.setitem(STAYS, Claim.NO, True)
     assert failures() > 0
 
 
@@ -77,7 +77,7 @@ def test_the_command() -> None:
 
 
 def test_the_command_replays_a_seed_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STAYS, Claimant.NO, True)
+    monkeypatch.setitem(STAYS, Claim.NO, True)
     bad = next(seed for seed in range(200) if is_bad(seed))
     result = CliRunner().invoke(program, ["--mirrors", "--seeds", str(bad)])
     assert result.exit_code == 1

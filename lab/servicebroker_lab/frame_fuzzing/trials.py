@@ -18,7 +18,7 @@ from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part
 from servicebroker.protocol.forwarding import MEGABYTE_BYTES
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.limits import Limits
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.protocol.routing import LOCAL, TRANSPORT, Address, Route
 from servicebroker_lab.frame_fuzzing.sequences import CONTRACT, MESSAGE_TYPE, STRANGER, TARGET, Sequence
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
@@ -103,7 +103,7 @@ class Instance:
             self.dialled.add(address)
         return known.get(address.host, "")
 
-    def ask(self, address: Address, known: Known) -> None:
+    def ask(self, address: Address, known: KnownTimeline) -> None:
         """Do nothing: no route is mirrored."""
 
     def check(self) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from servicebroker.broker.sharing.takeover import (
-    FIRST_ACTS,
+    FIRST_ACTIONS,
     LEASE_INTERVAL_S,
     PROMOTION_INTERVAL_S,
     PROOF_INTERVAL_S,
-    Act,
     Event,
     Phase,
     Takeover,
+    TakeoverAction,
 )
 from servicebroker.model.daemon_reports import Subject
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 RECONNECT_INTERVAL_S = 1.0  # seconds
 UNPROVED = "The synchronous standby does not confirm what is committed here."
 PAUSES = {
-    Act.WAIT_FOR_PROMOTION: PROMOTION_INTERVAL_S,
-    Act.WAIT_FOR_LEASE: LEASE_INTERVAL_S,
-    Act.WAIT_FOR_PROOF: PROOF_INTERVAL_S,
+    TakeoverAction.WAIT_FOR_PROMOTION: PROMOTION_INTERVAL_S,
+    TakeoverAction.WAIT_FOR_LEASE: LEASE_INTERVAL_S,
+    TakeoverAction.WAIT_FOR_PROOF: PROOF_INTERVAL_S,
 }
 
 
@@ -43,7 +43,7 @@ class Contender:
         """Begin on a new connection; what was to come on the one before does not."""
         self._connection += 1
         self._takeover = Takeover()
-        self._carry_out(FIRST_ACTS, self._connection)
+        self._carry_out(FIRST_ACTIONS, self._connection)
 
     def lose(self) -> None:
         """Its server is gone, and comes back."""
@@ -56,37 +56,37 @@ class Contender:
         """Return whether its session has the lease."""
         return self._takeover.phase is Phase.PROVING
 
-    def _carry_out(self, acts: Sequence[Act], connection: int) -> None:
+    def _carry_out(self, actions: Sequence[TakeoverAction], connection: int) -> None:
         if connection != self._connection:
             return
-        for place, act in enumerate(acts):
+        for place, act in enumerate(actions):
             if act in PAUSES:
-                rest = acts[place + 1 :]
+                rest = actions[place + 1 :]
                 self.instance.world.loop.after(PAUSES[act], lambda rest=rest: self._carry_out(rest, connection))  # type: ignore[misc]
                 return
             event = self._do(act)
             if event is not None:
-                self._carry_out(self._takeover.happens(event), connection)
+                self._carry_out(self._takeover.on_event(event), connection)
                 return
 
-    def _do(self, act: Act) -> Event | None:
+    def _do(self, act: TakeoverAction) -> Event | None:
         instance, loop = self.instance, self.instance.world.loop
         match act:
-            case Act.ASK_ROLE:
+            case TakeoverAction.ASK_ROLE:
                 return Event.PRIMARY if self._is_primary else Event.MIRROR
-            case Act.TRY_LEASE:
+            case TakeoverAction.TRY_LEASE:
                 return Event.HELD if instance.lease_is_held else Event.WON
-            case Act.PROVE if not self._is_primary:
+            case TakeoverAction.PROVE if not self._is_primary:
                 return Event.MIRROR
-            case Act.PROVE:
+            case TakeoverAction.PROVE:
                 is_late = loop.happens(instance.world.network.faults.unproved)
                 instance.reports.tell(Subject.PRINCIPAL, UNPROVED if is_late else "")
                 return Event.UNPROVED if is_late else Event.PROVED
-            case Act.SERVE:
+            case TakeoverAction.SERVE:
                 instance.contenders.remove(self)
                 instance.trace("a process takes over")
                 self._serve()
-            case Act.DISCONNECT:
+            case TakeoverAction.DISCONNECT:
                 self.lose()
             case _:
                 instance.trace("a process is to", act)

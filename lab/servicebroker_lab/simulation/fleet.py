@@ -16,7 +16,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.protocol.envelope import Header, Kind
-from servicebroker.protocol.forwarding import Forwarder, Passage, Refusal, unwrap
+from servicebroker.protocol.forwarding import DroppedMessage, Forwarder, Passage, unwrap
 from servicebroker.protocol.routing import (
     LOCAL,
     Address,
@@ -278,7 +278,7 @@ class Fleet:
             now = self._round * ROUND_S
             refusal = at.forwarder.take_in(header, b"", passage or Passage(header.conversation_id), address, now)
             found = at.forwarder.pass_on(address, now) if self._is_up(self._by_address[address]) else None
-            if refusal is not None or found is None or isinstance(found, Refusal):
+            if refusal is not None or found is None or isinstance(found, DroppedMessage):
                 self._dropped.update(one.error.number for one in at.forwarder.drop_all(11290))
                 return None
             passage, _ = unwrap(found[1])

@@ -14,7 +14,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from servicebroker.model.messages import error_body
-from servicebroker.protocol.adjacent import Arrived, Asked, Connection, Event, Greeted, Myself, Online
+from servicebroker.protocol.adjacent import Arrived, Connection, Event, Greeted, LocalIdentity, Online, QuestionReceived
 from servicebroker.protocol.dialog import GONE
 from servicebroker.protocol.envelope import (
     Acknowledgement,
@@ -29,7 +29,7 @@ from servicebroker.protocol.envelope import (
 )
 from servicebroker.protocol.forwarding import Passage, wrap
 from servicebroker.protocol.integrity import CHECKSUM
-from servicebroker.protocol.mirroring import Role, Standing
+from servicebroker.protocol.mirroring import Role, RoleReport
 from servicebroker_lab.simulation.simulated_keys import identity
 from servicebroker_lab.simulation.simulated_network import HOSTILE_INDEX, Stream
 
@@ -77,14 +77,14 @@ class HostilePeer:
         victim = next(one for one in self._world.instances if one.index == stream.other)
         _Talk(self, victim, self._as(self._chance.choice(self._world.instances)), stream, is_opener=False)
 
-    def _begin(self, stream: Stream | None, victim: Instance, me: Myself) -> None:
+    def _begin(self, stream: Stream | None, victim: Instance, me: LocalIdentity) -> None:
         if stream is not None and stream.is_open:
             _Talk(self, victim, me, stream, is_opener=True)
 
-    def _as(self, claimed: Instance | None) -> Myself:
+    def _as(self, claimed: Instance | None) -> LocalIdentity:
         draw = self._chance.getrandbits
         instance = UUID(int=HOSTILE_INDEX) if claimed is None else claimed.identifier
-        return Myself(UUID(int=draw(128)), UUID(int=draw(128)), instance=instance)
+        return LocalIdentity(UUID(int=draw(128)), UUID(int=draw(128)), instance=instance)
 
     # ---------------------------------------------------------------- what it forges
 
@@ -147,7 +147,7 @@ class HostilePeer:
 
     # ---------------------------------------------------------------- what it was given
 
-    def believed(self, victim: Instance, me: Myself) -> None:
+    def believed(self, victim: Instance, me: LocalIdentity) -> None:
         """Report a victim that has let this peer in under its claimed identity."""
         if not victim.lets_in(HOSTILE_INDEX):
             self.findings.append(f"{victim} lets in the hostile peer")
@@ -172,7 +172,9 @@ class HostilePeer:
 class _Talk:
     """One connection of it."""
 
-    def __init__(self, who: HostilePeer, victim: Instance, me: Myself, stream: Stream, *, is_opener: bool) -> None:
+    def __init__(
+        self, who: HostilePeer, victim: Instance, me: LocalIdentity, stream: Stream, *, is_opener: bool
+    ) -> None:
         self._who, self._victim, self._me, self._stream = who, victim, me, stream
         self._connection = Connection(me, is_opener=is_opener, now=who.now)
         stream.on_bytes = lambda data: self._handle(self._connection.receive(data, who.now))
@@ -192,9 +194,9 @@ class _Talk:
                     for _ in range(FRAMES_PER_CONNECTION):
                         body, is_forwarded = self._who.forge(self._victim)
                         self._connection.send(body, self._who.now, is_forwarded=is_forwarded)
-                case Asked(known):
-                    told = Standing(Role.PRINCIPAL, known.system, known.timeline + 1)
-                    self._connection.tell(told, self._who.now)
+                case QuestionReceived(known):
+                    told = RoleReport(Role.PRINCIPAL, known.system, known.timeline + 1)
+                    self._connection.send_role(told, self._who.now)
                 case Arrived(body, False):
                     self._who.reads(self._victim, body)
         self._stream.write(self._connection.outgoing())

@@ -13,25 +13,25 @@ from uuid import UUID
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Reached, Unreached
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.transport.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED_S
-from servicebroker.broker.transport.stream import CLAIM, OPENING_WASTE
+from servicebroker.broker.transport.sockets import FIRST_PAUSE, LAST_PAUSE, RETRY_PERIOD_S
+from servicebroker.broker.transport.stream import OPENING_WASTE, UNPROVED_INSTANCE
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.peers import UNPROVED, Peer, Proved
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import (
     Arrived,
-    Asked,
     Closed,
     Connection,
     Corrupted,
     Greeted,
-    Myself,
+    LocalIdentity,
     Online,
     Phase,
-    Told,
+    QuestionReceived,
+    StandingReceived,
 )
 from servicebroker.protocol.arbitration import Arbiter
-from servicebroker.protocol.mirroring import Known, Standing
+from servicebroker.protocol.mirroring import KnownTimeline, RoleReport
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.simulated_network import Network, Stream
 
@@ -61,7 +61,7 @@ class SimulatedLink:
         self.connection = connection
         self.stream = stream
         self.address = address  # the address that we connected to; None for an accepted connection
-        self.moment = 0
+        self.connection_number = 0
         self.was_online = False
         self.has_alarm = False
         self._links = links
@@ -83,7 +83,7 @@ class SimulatedLink:
     def peer(self) -> Peer | None:
         """Return the peer at the other end, once it has greeted."""
         greeting = self.connection.peer
-        return None if greeting is None else Peer(self.owner, greeting.seat)
+        return None if greeting is None else Peer(self.owner, greeting.daemon_id)
 
     @property
     def room(self) -> int:
@@ -139,11 +139,11 @@ class Links:
     def __init__(
         self,
         network: Network,
-        me: Myself,
+        me: LocalIdentity,
         index: int,
         shown: bytes,
         policy: Policy,
-        standing: Standing,
+        role_report: RoleReport,
         tell: Callable[[NetworkEvent], None],
         bring: Callable[[SimulatedLink, Arrived], None],
         on_room: Callable[[], None],
@@ -152,16 +152,18 @@ class Links:
         self._me = me
         self._index = index
         self._shown = shown
-        self._standing = standing
-        self._questions: dict[Address, Known] = {}  # halves of mirrored pairs: to be asked whenever they are reached
+        self._role_report = role_report
+        self._questions: dict[
+            Address, KnownTimeline
+        ] = {}  # halves of mirrored pairs: to be asked whenever they are reached
         self._recognition = policy.tls.recognition if policy.tls is not None else None
         self.peers = Peers(me.instance)
-        self.peers.obey(policy)
+        self.peers.apply(policy)
         self._tell = tell
         self._bring = bring
         self.on_room = on_room
         self.corrupted = 0
-        self._arbiter: Arbiter[SimulatedLink] = Arbiter(me.seat)
+        self._arbiter: Arbiter[SimulatedLink] = Arbiter(me.daemon_id)
         self._open: list[SimulatedLink] = []
         self._all: list[SimulatedLink] = []  # weak references to a link end with the run, and not at a collection
         self.inboxes: Inboxes | None = None
@@ -208,7 +210,7 @@ class Links:
             self._connect(address)
         return attempt.status
 
-    def ask(self, address: Address, known: Known) -> None:
+    def ask(self, address: Address, known: KnownTimeline) -> None:
         """Ask whoever is at that address whether it is the principal; what it says is told when it comes."""
         self._questions[address] = known
         link = self.reach(address)
@@ -250,12 +252,12 @@ class Links:
             return
         connection = Connection(self._me, is_opener=address is not None, now=self.now)
         link = SimulatedLink(self, connection, stream, address, proved)
-        link.moment = self._arbiter.moment() if address is not None else 0
+        link.connection_number = self._arbiter.count_connection() if address is not None else 0
         self._open.append(link)
         self._all.append(link)
         stream.on_bytes = lambda data: self.handle(link, connection.receive(data, self.now))
         stream.on_end = lambda: self.handle(link, connection.end_of_stream())
-        connection.begin(link.moment, self.now)
+        connection.begin(link.connection_number, self.now)
         self.handle(link, [])
 
     def _proved(self, stream: Stream) -> Proved:
@@ -281,11 +283,11 @@ class Links:
                     self._bring(link, event)
                 case Corrupted():
                     self.corrupted += 1
-                case Asked():
-                    link.connection.tell(self._standing, self.now)
-                case Told(standing):
+                case QuestionReceived():
+                    link.connection.send_role(self._role_report, self.now)
+                case StandingReceived(role_report):
                     for address in self._halves(link):
-                        self._tell(Answered(address, standing))
+                        self._tell(Answered(address, role_report))
                 case Closed():
                     self._closed(link, event)
         link.stream.write(link.connection.outgoing())
@@ -300,31 +302,31 @@ class Links:
         self.handle(link, link.connection.tick(self.now))
 
     def _greet(self, link: SimulatedLink, hello: adjacent.Hello) -> None:
-        if self.peers.doubt(None, link.proved, link.instance) is not None:
-            self.handle(link, [link.connection.reject(BrokerError(28035, CLAIM), self.now)])
+        if self.peers.objection_to(None, link.proved, link.instance) is not None:
+            self.handle(link, [link.connection.reject(BrokerError(28035, UNPROVED_INSTANCE), self.now)])
             return
         number = self._arbiter.greeted(hello, link.owner)
         if number:
             self.handle(link, [link.connection.reject(BrokerError(number), self.now)])
             return
-        link.moment = self._arbiter.moment()
-        self.handle(link, [link.connection.welcome(link.moment, self.now)])
+        link.connection_number = self._arbiter.count_connection()
+        self.handle(link, [link.connection.welcome(link.connection_number, self.now)])
         self.handle(link, link.connection.resume(self.now))
 
     def _online(self, link: SimulatedLink, event: Online) -> None:
-        if link.address is not None and self.peers.doubt(link.address, link.proved, link.instance) is not None:
-            why = BrokerError(28035, CLAIM)
+        if link.address is not None and self.peers.objection_to(link.address, link.proved, link.instance) is not None:
+            why = BrokerError(28035, UNPROVED_INSTANCE)
             self.handle(link, [link.connection.close(why.number, why.text, self.now)])
             return
         link.was_online = True
         loser = self._arbiter.online(
-            link, event, is_opener=link.address is not None, moment=link.moment, owner=link.owner
+            link, event, is_opener=link.address is not None, connection_number=link.connection_number, owner=link.owner
         )
         if link.address is not None:
             self._connecting.discard(link.address)
             self._attempts.pop(link.address, None)
             self._asked.pop(link.address, None)
-            self._peers[link.address] = Peer(link.owner, event.seat)
+            self._peers[link.address] = Peer(link.owner, event.daemon_id)
         if loser is not None:
             self.handle(loser, [loser.connection.close(28033, RULES[28033].text, self.now)])
         if link.address is not None:
@@ -332,7 +334,7 @@ class Links:
         for address in self._halves(link)[:1]:
             self._ask(link, self._questions[address])
 
-    def _ask(self, link: SimulatedLink, known: Known) -> None:
+    def _ask(self, link: SimulatedLink, known: KnownTimeline) -> None:
         if link.connection.phase is Phase.ONLINE:
             self.handle(link, link.connection.ask(known, self.now))
 
@@ -366,7 +368,7 @@ class Links:
 
     def _try_again(self, address: Address) -> None:
         """Connect again if the address was asked for lately; otherwise forget its attempts."""
-        if self._asked.get(address, -WANTED_S) + WANTED_S > self.now:
+        if self._asked.get(address, -RETRY_PERIOD_S) + RETRY_PERIOD_S > self.now:
             self._connect(address)
         else:
             self._attempts.pop(address, None)

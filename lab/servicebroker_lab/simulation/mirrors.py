@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from servicebroker.protocol import mirroring
-from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
+from servicebroker.protocol.mirroring import IN_DOUBT, KnownTimeline, Role, RoleReport
 from servicebroker_lab.simulation.simulated_time import Loop
 from servicebroker_lab.simulation.store import Lost
 
@@ -40,7 +40,7 @@ class _Server:
         self.name = name
         self.is_up = True
         self.is_standby = is_standby
-        self.is_guarded = not is_standby  # its commits wait for the standby
+        self.is_synchronous = not is_standby  # its commits wait for the standby
         self.is_proven = not is_standby  # its daemon has committed since it began
         self.timeline = 1
         self.log: list[Entry] = []
@@ -50,19 +50,19 @@ class _Server:
     def __str__(self) -> str:
         return self.name
 
-    def standing(self, now: float) -> Standing:
+    def role_report(self, now: float) -> RoleReport:
         """Return the standing that its daemon reports."""
         if self.is_standby:
-            return Standing(Role.MIRROR, "c", self.timeline)
+            return RoleReport(Role.MIRROR, "c", self.timeline)
         is_stuck = self.busy is not None and now > self.busy_since + SILENT_COMMIT_S
         if not self.is_proven or is_stuck:
             return IN_DOUBT
-        return Standing(Role.PRINCIPAL, "c", self.timeline, self.is_guarded)
+        return RoleReport(Role.PRINCIPAL, "c", self.timeline, self.is_synchronous)
 
     def commit(self, entries: list[Entry], done: Callable[[], None], now: float) -> None:
         """Write; `done` follows at once, or when the standby has it."""
         self.log += entries
-        if self.is_guarded:
+        if self.is_synchronous:
             self.busy, self.busy_since = done, now
         else:
             done()
@@ -87,7 +87,7 @@ class _Sender:
 
     def __init__(self, index: int, run: Run) -> None:
         self.index, self.run = index, run
-        self.pair = mirroring.first_use(Known(), 0.0)
+        self.pair = mirroring.first_use(KnownTimeline(), 0.0)
         self.sent = self.acknowledged = self.changes = 0
         self.chosen_last = -1
         self.cut_off: set[int] = set()  # servers that it cannot reach
@@ -122,7 +122,7 @@ class _Sender:
         if side in self.cut_off or not server.is_up:
             self.becomes(mirroring.unreachable(self.pair, side, "cut", now))
         else:
-            self.becomes(mirroring.heard(self.pair, side, server.standing(now), now))
+            self.becomes(mirroring.heard(self.pair, side, server.role_report(now), now))
 
     def transmit(self) -> None:
         """Send all that is not acknowledged to the principal, if there is one."""
@@ -220,7 +220,7 @@ class Run:
         primary, standby = self.servers[self.primary], self.servers[1 - self.primary]
         if self.is_replicating and primary.is_up and standby.is_up and standby.is_standby:
             standby.log, standby.timeline = list(primary.log), primary.timeline
-            primary.is_guarded = True
+            primary.is_synchronous = True
             done, primary.busy = primary.busy, None
             if done is not None:
                 done()
@@ -230,16 +230,16 @@ class Run:
         """The operator: promotes the standby of a primary that is gone, and makes a standby of what comes back."""
         random = self.loop.random
         primary, other = self.servers[self.primary], self.servers[1 - self.primary]
-        if not (primary.is_up and self.is_replicating) and other.is_up and other.is_standby and primary.is_guarded:
+        if not (primary.is_up and self.is_replicating) and other.is_up and other.is_standby and primary.is_synchronous:
             if random.random() < 0.5:
                 self.promotions += 1
-                other.is_standby, other.is_guarded, other.timeline = False, False, primary.timeline + 1
+                other.is_standby, other.is_synchronous, other.timeline = False, False, primary.timeline + 1
                 self.primary, self.is_replicating = 1 - self.primary, True
                 other.start(self.loop.now)
                 self.loop.trace("operator", "promotes", other)
         elif other.is_up and not other.is_standby and random.random() < 0.3:
             other.crash()
-            other.is_standby, other.is_guarded = True, False
+            other.is_standby, other.is_synchronous = True, False
             other.start(self.loop.now)
             self.loop.trace("operator", "makes a standby of", other)
         if self.loop.now < FAULTY_TIME_S:

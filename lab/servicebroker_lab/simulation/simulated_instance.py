@@ -32,11 +32,11 @@ from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.security.dialog_security import Binding
 from servicebroker.model.security.peers import Answer, Proved
-from servicebroker.protocol.adjacent import Arrived, Myself
+from servicebroker.protocol.adjacent import Arrived, LocalIdentity
 from servicebroker.protocol.dialog import Acknowledged
 from servicebroker.protocol.division import Division
 from servicebroker.protocol.limits import Limits
-from servicebroker.protocol.mirroring import Role, Standing
+from servicebroker.protocol.mirroring import Role, RoleReport
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.contenders import Contender
@@ -139,20 +139,20 @@ class Daemon:
         self._capacity = capacity
         self._is_narrow = capacity != MAX_CONVERSATIONS or instance.world.network.faults.narrow > 0
         random = instance.world.loop.random
-        seat = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
-        me = Myself(seat, UUID(int=random.getrandbits(128)), instance=instance.identifier)
+        daemon_id = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
+        me = LocalIdentity(daemon_id, UUID(int=random.getrandbits(128)), instance=instance.identifier)
         self.links = self.make_links(me)
         self.chance = Random(random.getrandbits(64))
         self.is_over = False
         self.has_lease = True
         self.begin()
 
-    def make_links(self, me: Myself) -> Links | ShippedNetwork:
+    def make_links(self, me: LocalIdentity) -> Links | ShippedNetwork:
         """The connections of this daemon."""
         instance = self.instance
         shown, policy = identity(instance.index).own.facts.der, instance.policy()
-        network, standing = instance.world.network, instance.standing()
-        return Links(network, me, instance.index, shown, policy, standing, self.tell, self.bring, self.poke)
+        network, role_report = instance.world.network, instance.role_report()
+        return Links(network, me, instance.index, shown, policy, role_report, self.tell, self.bring, self.poke)
 
     def make_relay(
         self,
@@ -422,9 +422,9 @@ class Instance:
         """Return the addresses by which routes mean this instance: those of either server."""
         return frozenset({address_of(self.index), address_of(self.index + OTHER_HALF_OFFSET)})
 
-    def standing(self) -> Standing:
+    def role_report(self) -> RoleReport:
         """Return the standing that a daemon reports of its server."""
-        return Standing(Role.PRINCIPAL, f"cluster {self.index}", self._timeline, is_guarded=True)
+        return RoleReport(Role.PRINCIPAL, f"cluster {self.index}", self._timeline, is_synchronous=True)
 
     def promote(self) -> None:
         """The server is gone, and its synchronous standby, which has all that it had, takes over at another address."""

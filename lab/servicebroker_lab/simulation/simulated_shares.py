@@ -20,7 +20,7 @@ from servicebroker.broker.policy import Policy
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.shares import RESTART_INTERVAL_S
 from servicebroker.broker.sharing.growth import Growth, Load
-from servicebroker.broker.sharing.lifecycle import FIRST_ACTS, Act, Event, ShareLife, Stage
+from servicebroker.broker.sharing.lifecycle import FIRST_ACTIONS, Event, ShareAction, ShareLife, Stage
 from servicebroker.broker.sharing.messages import ProcessExited, Question, StatusMessage
 from servicebroker.broker.sharing.pace import DaemonPace, Mode, SharePace, Wait
 from servicebroker.broker.sharing.remote_relay import RemoteRelay
@@ -30,9 +30,9 @@ from servicebroker.broker.sharing.worker import Calls, Surroundings, Worker
 from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import InstanceError
-from servicebroker.protocol.adjacent import Myself
+from servicebroker.protocol.adjacent import LocalIdentity
 from servicebroker.protocol.division import Division
-from servicebroker.protocol.mirroring import IN_DOUBT, Standing
+from servicebroker.protocol.mirroring import IN_DOUBT, RoleReport
 from servicebroker_lab.simulation.database_outages import RECONNECT_DELAY_S
 from servicebroker_lab.simulation.links import Links
 from servicebroker_lab.simulation.simulated_instance import (
@@ -118,7 +118,7 @@ class SimulatedProcess(RemoteRelay):
         self._relay = daemon.make_relay(around.links, around.clock, chance, around.here, around.peers)
         self._relay.forget(division.shares)
         self._worker = Worker(
-            calls, around, self._relay, ProcessStore(instance, daemon, division), seconds, self._status
+            calls, around, self._relay, ProcessStore(instance, daemon, division), seconds, self._new_status
         )
         self.take(piped(self._worker.ready()))
 
@@ -146,7 +146,7 @@ class SimulatedProcess(RemoteRelay):
             self.is_dead = True
             self.take(piped(self._worker.end()))
 
-    def _status(self) -> StatusMessage:
+    def _new_status(self) -> StatusMessage:
         forwarding = self._relay.forwarding
         return StatusMessage(self._relay.remembered, forwarding.held, forwarding.observed(), {}, ((b"", b"", b""), {}))
 
@@ -164,26 +164,26 @@ class Rest:
     def begin(self, wait: Wait) -> None:
         """Wait anew."""
         self._wait = wait_now = object()
-        self._hears = wait.hears_bell
-        self._loop.after(max(wait.seconds, ROUND_DELAY_S), lambda: self._end(wait_now, rang=False))
+        self._hears = wait.is_interruptible
+        self._loop.after(max(wait.seconds, ROUND_DELAY_S), lambda: self._end(wait_now, was_woken=False))
         self.hear()
 
     def hear(self) -> None:
         """The bell may have rung."""
-        if self._wait is not None and self._hears and self._inbox.bell.is_set():
+        if self._wait is not None and self._hears and self._inbox.wake_event.is_set():
             wait_now, self._hears = self._wait, False
-            self._loop.after(ROUND_DELAY_S, lambda: self._end(wait_now, rang=True))
+            self._loop.after(ROUND_DELAY_S, lambda: self._end(wait_now, was_woken=True))
 
     def cancel(self) -> None:
         """Wait no longer, for nothing."""
         self._wait = None
 
-    def _end(self, wait: object, *, rang: bool) -> None:
+    def _end(self, wait: object, *, was_woken: bool) -> None:
         if wait is self._wait:
             self._wait = None
-            if rang:
-                self._inbox.bell.clear()
-            self._then(rang)
+            if was_woken:
+                self._inbox.wake_event.clear()
+            self._then(was_woken)
 
 
 class ShareTask:
@@ -205,7 +205,7 @@ class ShareTask:
 
     def begin(self) -> None:
         """Begin its life."""
-        self._carry_out(FIRST_ACTS)
+        self._carry_out(FIRST_ACTIONS)
 
     def end(self) -> None:
         """Tell it to end, and wait for that."""
@@ -214,7 +214,7 @@ class ShareTask:
         if self._is_starting:
             self._started()
         elif self.life.stage in (Stage.SERVING, Stage.PAUSING):
-            self._happens(Event.TOLD_TO_END)
+            self._happens(Event.STOP_REQUESTED)
 
     def abandon(self) -> None:
         """The daemon is gone."""
@@ -235,56 +235,56 @@ class ShareTask:
         else:
             now, share = self._daemon.loop.now, self.share
             is_polling = self._daemon.is_polling
-            self.rest.begin(self._pace.after_round(share.carried, share.wake_at, now, is_polling=is_polling))
+            self.rest.begin(self._pace.after_round(share.handled, share.wake_at, now, is_polling=is_polling))
 
-    def _rested(self, rang: bool) -> None:
-        if rang:
-            self._pace.rang()
+    def _rested(self, was_woken: bool) -> None:
+        if was_woken:
+            self._pace.on_wake()
         self._daemon.guarded(self.round)
 
     def _happens(self, event: Event) -> None:
-        self._carry_out(self.life.happens(event))
+        self._carry_out(self.life.on_event(event))
 
-    def _carry_out(self, acts: Sequence[Act]) -> None:
-        for act in acts:
+    def _carry_out(self, actions: Sequence[ShareAction]) -> None:
+        for act in actions:
             event = self._do(act)
             if event is not None:
                 self._happens(event)
                 return
 
-    def _do(self, act: Act) -> Event | None:
+    def _do(self, act: ShareAction) -> Event | None:
         daemon, loop = self._daemon, self._daemon.loop
         match act:
-            case Act.AWAIT:
+            case ShareAction.AWAIT:
                 self._is_starting = True
                 if self._opens_until > loop.now:
                     loop.at(self._opens_until, self._started)
                 else:
                     self._started()
-            case Act.RUN_ROUNDS:
+            case ShareAction.RUN_ROUNDS:
                 if self._is_over:
-                    return Event.TOLD_TO_END
+                    return Event.STOP_REQUESTED
                 assert self.opened is not None
-                self.share.works_with(self.opened)
-                self.rest.begin(Wait(0.0, hears_bell=False))
-            case Act.CLOSE:
+                self.share.use_connection(self.opened)
+                self.rest.begin(Wait(0.0, is_interruptible=False))
+            case ShareAction.CLOSE:
                 opened, self.opened = self.opened, None
                 if opened is not None:
                     opened.close()
-            case Act.NOTE_KILLED:
+            case ShareAction.COUNT_KILLED:
                 daemon.instance.trace("another process takes the place of that of share", self._number)
-            case Act.PAUSE:
+            case ShareAction.PAUSE:
                 loop.after(max(0.0, self._began + RESTART_INTERVAL_S - loop.now), self._paused)
-            case Act.REPLACE:
+            case ShareAction.REPLACE:
                 if loop.happens(daemon.instance.world.network.faults.unstartable):
                     return Event.UNSTARTABLE
                 self.opened = SimulatedProcess(daemon, self._division)
                 self._opens_until = loop.now + OPENING_TIME_S * loop.random.random()
-            case Act.OPEN_HERE:
+            case ShareAction.OPEN_IN_DAEMON:
                 daemon.instance.trace("share", self._number, "goes on in the daemon's process")
-                daemon.shares.goes_on_here(self.share)
+                daemon.shares.move_into_daemon(self.share)
                 self.opened = Opened(FaultyStore(daemon.instance, daemon, self._division))
-            case Act.TELL_PROBLEM:
+            case ShareAction.REPORT_PROBLEM:
                 assert self._problem is not None
                 daemon.fail(self._problem)
         return None
@@ -312,7 +312,7 @@ class ShareTask:
 class DividedDaemon(Daemon):
     """The daemon, whose number of shares follows load, or is what the run wants."""
 
-    def make_links(self, me: Myself) -> Links | ShippedNetwork:
+    def make_links(self, me: LocalIdentity) -> Links | ShippedNetwork:
         """The connections as they ship, where nothing is proved."""
         self._taker = 0
         self.inboxes = FaultyInboxes(lambda: self.loop.now, lambda: self._taker, self.tell, self.bring)
@@ -323,7 +323,7 @@ class DividedDaemon(Daemon):
             return links
         network = self.instance.world.network
         shipped = ShippedNetwork(network, self.instance.index, me, self.inboxes, self.instance.clock)
-        shipped.obey(self.instance.policy())
+        shipped.apply(self.instance.policy())
         return shipped
 
     def begin(self) -> None:
@@ -372,7 +372,7 @@ class DividedDaemon(Daemon):
         if isinstance(links, ShippedNetwork):
             self.instance.trace("its endpoint is stopped")
             self.instance.reports.tell(Subject.ENDPOINT, "It is stopped.")
-            links.obey(random.choice((Policy(silence=9748), Policy(refusal=28080, silence=9666))))
+            links.apply(random.choice((Policy(silence=9748), Policy(refusal=28080, silence=9666))))
             self.loop.after(10 * random.random(), lambda: self._start_endpoint(links))
 
     def retire(self) -> None:
@@ -390,7 +390,7 @@ class DividedDaemon(Daemon):
         self.instance.reports.tell(Subject.ENDPOINT, "")
         if not self.is_over:
             self.instance.trace("its endpoint is started")
-            links.obey(self.instance.policy())
+            links.apply(self.instance.policy())
 
     def _new_load(self) -> Load:
         return Load(MOST_SHARES, self.loop.now, 0.0, in_processes=self._in_processes)
@@ -410,10 +410,10 @@ class DividedDaemon(Daemon):
         self._growth.begin(self._new_load())
         self.all[0].store = self._store
         self._challenges.refute()
-        self._stand(self.instance.standing())
+        self._stand(self.instance.role_report())
         self._divide([])
         self._pace = DaemonPace(POLL_INTERVAL_S)
-        self._rest.begin(Wait(0.0, hears_bell=False))
+        self._rest.begin(Wait(0.0, is_interruptible=False))
         self._look_again(self._connections)
 
     def _divide(self, opened: list[Opened | SimulatedProcess]) -> None:
@@ -427,10 +427,10 @@ class DividedDaemon(Daemon):
         for task in self._tasks:
             task.begin()
 
-    def _stand(self, standing: Standing) -> None:
+    def _stand(self, role_report: RoleReport) -> None:
         """Tell peers what the server is."""
         if isinstance(self.links, ShippedNetwork):
-            self.links.stand(standing)
+            self.links.announce_role(role_report)
 
     def _stop(self) -> None:
         for task in self._tasks:
@@ -459,14 +459,14 @@ class DividedDaemon(Daemon):
     def fail(self, problem: Exception) -> None:
         """A share has failed: the daemon learns of it in its next round."""
         self._problem = problem
-        self.inboxes.ring()
+        self.inboxes.wake()
         self._hear()
 
     # ---------------------------------------------------------------- what comes
 
     def poke(self) -> None:
         """A link takes more."""
-        self.inboxes.ring()
+        self.inboxes.wake()
         self._hear()
 
     def notify(self) -> None:
@@ -513,7 +513,7 @@ class DividedDaemon(Daemon):
         self._running.append(share)
         is_in_vain = not len(share.inbox)
         try:
-            share.carry(self._watch, self._challenges.take)
+            share.run_round(self._watch, self._challenges.take)
         finally:
             self._running.pop()
             self._taker = taker
@@ -537,21 +537,21 @@ class DividedDaemon(Daemon):
         except (psycopg.Error, InstanceError) as problem:
             self._problem = problem
             if self._running:  # waits for the rounds of others
-                self._rest.begin(Wait(0.0, hears_bell=False))
+                self._rest.begin(Wait(0.0, is_interruptible=False))
             else:
                 self._begin_anew(problem)
             return
-        carried = max(share.carried for share in self.all)
-        self._rest.begin(self._pace.after_round(carried, self.all[0].wake_at, self.loop.now))
+        handled = max(share.handled for share in self.all)
+        self._rest.begin(self._pace.after_round(handled, self.all[0].wake_at, self.loop.now))
 
-    def _rested(self, rang: bool) -> None:
+    def _rested(self, was_woken: bool) -> None:
         mode = self._pace.mode
-        self._pace.waited(self.all[0].wake_at, self.loop.now, rang=rang)
+        self._pace.waited(self.all[0].wake_at, self.loop.now, was_woken=was_woken)
         if self._pace.mode is not mode:
             if self._pace.mode is Mode.LISTEN:
-                self.inboxes.shares[0].bell.clear()
+                self.inboxes.shares[0].wake_event.clear()
             for share in self.all[1:]:
-                share.inbox.bell.set()
+                share.inbox.wake_event.set()
             self._hear()
         self.guarded(self._round)
 
@@ -566,7 +566,7 @@ class DividedDaemon(Daemon):
             self.loop.random.choice(due)()
 
     def _is_due(self, share: Share) -> bool:
-        return len(share.inbox) > 0 or share.inbox.bell.is_set() or share.wake_at <= self.loop.now + ROUND_DELAY_S
+        return len(share.inbox) > 0 or share.inbox.wake_event.is_set() or share.wake_at <= self.loop.now + ROUND_DELAY_S
 
     def seam(self, store: FaultyStore, name: str) -> None:
         """The lease is that of the first share's session: the others learn later that it is another one's."""
@@ -586,7 +586,7 @@ class DividedDaemon(Daemon):
             self.instance.trace("has lost its lease")
             self.instance.crash(self)
             return
-        self._stand(self.instance.standing())
+        self._stand(self.instance.role_report())
         if isinstance(self.links, ShippedNetwork):
             self.links.observe()
             self.links.backlog()
@@ -614,7 +614,7 @@ class DividedDaemon(Daemon):
                 self._divide(opened)
                 self.instance.trace("has", len(self.all), "shares")
             return
-        wanted = self._growth.look([share.worked for share in self.all], self.loop.now, 0.0)
+        wanted = self._growth.wanted_now([share.worked for share in self.all], self.loop.now, 0.0)
         if wanted is not None:
             delay = OPENING_TIME_S * self.loop.random.random()
             self.loop.after(delay, lambda: self._open(wanted, connection))

@@ -19,7 +19,7 @@ from servicebroker.broker.policy import Policy
 from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.broker.transport.sockets import Network
 from servicebroker.broker.transport.stream import Stream
-from servicebroker.protocol.adjacent import Arrived, Myself
+from servicebroker.protocol.adjacent import Arrived, LocalIdentity
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.links import index_of
 from servicebroker_lab.simulation.simulated_network import Network as SimulatedNetwork
@@ -269,12 +269,12 @@ class ShippedNetwork(Network):
     """The network of a daemon that listens under the number of an instance of the run."""
 
     def __init__(
-        self, network: SimulatedNetwork, index: int, me: Myself, inboxes: Inboxes, clock: Callable[[], datetime]
+        self, network: SimulatedNetwork, index: int, me: LocalIdentity, inboxes: Inboxes, clock: Callable[[], datetime]
     ) -> None:
         self._simulated = network
         self._index = index
         self._events = EventLoop(network.loop, self._open)  # type: ignore[abstract]
-        super().__init__(me.seat, me.incarnation, inboxes, clock, me.instance, lambda: network.loop.now)
+        super().__init__(me.daemon_id, me.incarnation, inboxes, clock, me.instance, lambda: network.loop.now)
         self.streams = InOrder()  # type: ignore[assignment]
         self.corrupted = 0  # is not counted
 
@@ -287,10 +287,10 @@ class ShippedNetwork(Network):
     def _open(self, address: Address, done: Callable[[Bytes | None], None]) -> None:
         self._simulated.connect(self._index, index_of(address), done)
 
-    def obey(self, policy: Policy) -> int | None:
+    def apply(self, policy: Policy) -> int | None:
         """Do as the policy says, at once: where nothing is listened on, there is nothing to wait for."""
         try:
-            self._obey(policy).send(None)
+            self._apply(policy).send(None)
         except StopIteration as done:
             port: int | None = done.value
             return port

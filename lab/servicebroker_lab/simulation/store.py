@@ -53,7 +53,7 @@ from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Part
 from servicebroker.protocol.incoming import Batch, Begun, Complete, Deliver, Discard, Keep, Kept
 from servicebroker.protocol.limits import LIMITS
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, Route, RoutingTable, Site, parse_address
 from servicebroker.protocol.unfinished import Stored
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
@@ -402,9 +402,9 @@ class MemoryStore(Store):
     def ask(self, database_id: int, missing: Ask) -> None:
         raise AssertionError("no route leads to a dynamic routing service")
 
-    def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, Known]:
-        kept = {pair: Known(row.system, row.timeline, row.evidence) for pair, row in self._tables.pairs.items()}
-        return {pair: kept.get(pair, Known()) for pair in pairs}
+    def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, KnownTimeline]:
+        kept = {pair: KnownTimeline(row.system, row.timeline, row.evidence) for pair, row in self._tables.pairs.items()}
+        return {pair: kept.get(pair, KnownTimeline()) for pair in pairs}
 
     def pairs(self) -> list[Elsewhere]:
         return [pair for pair, row in self._tables.pairs.items() if self._tables.leads_to(row)]

@@ -34,7 +34,7 @@ more thread LISTENs, and wakes the rounds.
 * Memory is bounded: 10,000 conversations, 64 MB of bodies that wait for links, 64 MB that wait for rows, 32 MB in the
   inboxes. If a peer has used up its part, its connections are not read.
 * Only `conversations.py` changes the state of a conversation. The states and transitions are the tables of
-  `protocol/on_its_way.py`.
+  `protocol/conversation_states.py`.
 * A peer (the daemon of another instance) proves its identity by a certificate (`transport/tls.py`, `recognition.py`).
   A message is accepted if its dialog security proves the sender. Otherwise a route must name the peer for the sending
   service (`trust.py`).

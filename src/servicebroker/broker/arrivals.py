@@ -54,6 +54,7 @@ from servicebroker.model.states import EndpointState
 from servicebroker.model.waiting import CLOCK_DIFFERS, UNANSWERED
 from servicebroker.protocol.backoff import Backoff
 from servicebroker.protocol.budgets import Budgets, over_budget
+from servicebroker.protocol.conversation_states import BatchEvent, Storing
 from servicebroker.protocol.dialog import Acknowledged, ClockDiffers, Diverged, Dropped, Failed, dropped
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
@@ -71,7 +72,6 @@ from servicebroker.protocol.envelope import (
 )
 from servicebroker.protocol.forwarding import Passage, unwrap
 from servicebroker.protocol.incoming import Batch, Deliver
-from servicebroker.protocol.on_its_way import BatchEvent, Storing
 from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
@@ -81,7 +81,7 @@ MAX_TRACES_PER_CONVERSATION = 2_500  # a peer may send contexts of messages that
 
 
 class ReceivedMessage(NamedTuple):
-    """A message that arrived at `since` (monotonic seconds). `passage` is set if forwarders passed it on."""
+    """A message that arrived at `since` (monotonic seconds). `passage`: the forwarding header, if it was forwarded."""
 
     link: Link
     envelope: Envelope
@@ -110,7 +110,7 @@ class OpenedMessage(NamedTuple):
 
 
 class PendingOpenings:
-    """Messages that cannot be judged yet: their service is being altered, or the trust in their peer may still change.
+    """Messages to decide on later: their service is being altered, or the trust in their peer may still change.
 
     They wait in memory and are tried again with backoff. If they were dropped, their senders would repeat them only
     after seconds.
@@ -129,44 +129,44 @@ class PendingOpenings:
         """The time of the next attempt."""
         return self._backoff.at
 
-    def keep(self, came: ReceivedMessage) -> bool:
+    def keep(self, message: ReceivedMessage) -> bool:
         """Keep a message. Return False if the limits leave no room for it."""
-        if len(self._kept) >= MAX_KEPT or self._bytes + len(came.body) > MAX_KEPT_BYTES:
+        if len(self._kept) >= MAX_KEPT or self._bytes + len(message.body) > MAX_KEPT_BYTES:
             return False
-        if self.over_budget(came) is not None:
+        if self.over_budget(message) is not None:
             return False
-        self._of_peer[line_of(came.link)] += 1
-        self._kept.append(came)
-        self._bytes += len(came.body)
+        self._of_peer[line_of(message.link)] += 1
+        self._kept.append(message)
+        self._bytes += len(message.body)
         return True
 
-    def over_budget(self, came: ReceivedMessage) -> BrokerError | None:
+    def over_budget(self, message: ReceivedMessage) -> BrokerError | None:
         """Return why no more messages of this peer are kept, if its budget is used up."""
-        most = self._budgets.of(came.link.owner).waiting_messages
-        return over_budget("waiting_messages", most) if self._of_peer[line_of(came.link)] >= most else None
+        most = self._budgets.of(message.link.owner).waiting_messages
+        return over_budget("waiting_messages", most) if self._of_peer[line_of(message.link)] >= most else None
 
     def take(self) -> list[ReceivedMessage]:
-        """Return and forget all waiting messages if the next attempt is due; otherwise return none."""
+        """Return and remove all waiting messages if the next attempt is due; otherwise return []."""
         if not self._backoff.is_due(self._seconds()):
             return []
-        taken, self._kept, self._bytes = self._kept, [], 0
+        messages, self._kept, self._bytes = self._kept, [], 0
         self._of_peer.clear()
-        return taken
+        return messages
 
-    def hurry(self) -> None:
-        """Make the next attempt due now, since the messages may have waited for something that has just happened."""
+    def retry_now(self) -> None:
+        """Make the next attempt due now, because the messages may have waited for a new link."""
         if self._kept:
             self._backoff.at = self._seconds()
 
-    def plan_again(self) -> None:
+    def schedule(self) -> None:
         """Schedule the next attempt: soon at first, and later each time while messages wait."""
         self._backoff.schedule(self._seconds(), is_left=bool(self._kept))
 
 
 class _Beginning(NamedTuple):
-    """An admitted first message of a conversation, with the place of its target and its payload."""
+    """An admitted first message of a conversation, with the queue of its target and its payload."""
 
-    came: ReceivedMessage
+    message: ReceivedMessage
     place: Place
     admitted: Admitted
     payload: Payload
@@ -193,44 +193,44 @@ class MessageOpener:
         self._clock = clock
         self._chance = chance
 
-    def open(self, store: Store, came: ReceivedMessage) -> OpenedMessage | None:
+    def open(self, store: Store, message: ReceivedMessage) -> OpenedMessage | None:
         """Return the verified message; None if it waits, was dropped and logged, or was answered with an error."""
-        handle = self._conversations.find(*came.key)
+        handle = self._conversations.find(*message.key)
         entry = None if handle is None else self._conversations.get(handle)
         if handle is None or entry is None:
-            return self.begin(store, [came])[0]
+            return self.begin(store, [message])[0]
         try:
-            return self._open(store, came, handle, entry)
+            return self._open(store, message, handle, entry)
         except CorruptedMessage as problem:
-            _report_corrupted(came, problem)
+            _report_corrupted(message, problem)
             return None
 
-    def _open(self, store: Store, came: ReceivedMessage, handle: UUID, entry: Entry) -> OpenedMessage | None:
-        header = came.header
+    def _open(self, store: Store, message: ReceivedMessage, handle: UUID, entry: Entry) -> OpenedMessage | None:
+        header = message.header
         if entry.session is None:
-            journal.undeliverable(dropped(28054, header.to_service, NO_SERVICE_MASTER_KEY), header, came.link)
+            journal.undeliverable(dropped(28054, header.to_service, NO_SERVICE_MASTER_KEY), header, message.link)
             self._conversations.wanted.add(handle)  # the key may be readable when the peer sends again
             return None
         if header.exchange is not None:
-            learned = self._security.learn(store, entry.endpoint, entry.session, header, came.link)
+            learned = self._security.learn(store, entry.endpoint, entry.session, header, message.link)
             if learned is None:
                 return None
             entry.secure(*learned)
-            return OpenedMessage(handle, header, _opened(came.envelope, learned[1]))
-        payload = _opened(came.envelope, entry.session)
+            return OpenedMessage(handle, header, _opened(message.envelope, learned[1]))
+        payload = _opened(message.envelope, entry.session)
         if header.is_secured and not entry.endpoint.is_acknowledged:
             self._security.note_capabilities(entry.endpoint, header)
         return OpenedMessage(handle, header, payload)
 
-    def begin(self, store: Store, came: Sequence[ReceivedMessage]) -> dict[int, OpenedMessage | None]:
+    def begin(self, store: Store, messages: Sequence[ReceivedMessage]) -> dict[int, OpenedMessage | None]:
         """Begin the conversations that this instance does not know, for all messages of a round together.
 
-        Returns the first message of each conversation, by its index in `came`; None if it waits or was refused.
+        Returns the first message of each conversation, by its index in `messages`; None if it waits or was refused.
         """
         opened: dict[int, OpenedMessage | None] = {}
         beginnings: dict[tuple[UUID, bool], tuple[int, _Beginning]] = {}
         incomplete: Counter[str] = Counter()  # by owner: conversations of this round that begin with a fragment
-        for index, message in enumerate(came):
+        for index, message in enumerate(messages):
             if message.key in beginnings or self._conversations.find(*message.key) is not None:
                 continue
             began = self._charges.now
@@ -252,16 +252,16 @@ class MessageOpener:
         if beginnings:
             began = self._charges.now
             opened.update(self._enter(store, dict(beginnings.values())))
-            self._charges.charge_equally([beginning.came.link for _, beginning in beginnings.values()], began)
+            self._charges.charge_equally([beginning.message.link for _, beginning in beginnings.values()], began)
         return opened
 
-    def _over_budget(self, came: ReceivedMessage, more: int) -> BrokerError | None:
+    def _over_budget(self, message: ReceivedMessage, more: int) -> BrokerError | None:
         """Return why a fragment that begins a conversation is dropped, if a budget of its peer is used up.
 
         `more` is the number of such conversations of the peer in this round. Without this check the target would be
         created, and stay empty.
         """
-        owner, header = came.link.owner, came.header
+        owner, header = message.link.owner, message.header
         if not self._unfinished.has_room(owner, more):
             return over_budget("openings", self._unfinished.max_openings(owner))
         allowance = self._unfinished.allowance(owner, header.conversation_id, header.fragments)
@@ -269,48 +269,48 @@ class MessageOpener:
             return over_budget("unfinished_bytes", self._unfinished.quota(owner))
         return None
 
-    def _beginning(self, store: Store, came: ReceivedMessage) -> _Beginning | None:
+    def _beginning(self, store: Store, message: ReceivedMessage) -> _Beginning | None:
         """Find the service of a new conversation and admit its first message.
 
         Returns None if the message waits, was dropped, or was refused. A secured message gets no unencrypted answer: if
         senders accepted these, anybody could forge one that ends the conversation.
         """
-        link, envelope, header = came.link, came.envelope, came.header
+        link, envelope, header = message.link, message.envelope, message.header
         payload = None if header.is_secured else _opened(envelope, UNSECURED)
         if header.kind not in (Kind.RUN, Kind.FRAGMENT):
-            _drop_stranger(came, 11209, header.from_broker)
+            _drop_stranger(message, 11209, header.from_broker)
             return None
         if not header.is_from_initiator or header.opening is None:
-            _drop_stranger(came, 11213)
+            _drop_stranger(message, 11213)
             if not header.is_secured:
                 refuse(link, header, BrokerFailure(-8462, RULES[8462].text))
             return None
         place = store.find_place(header, self._chance.randrange)
         if isinstance(place, Place):
-            return self._admit(store, came, place, payload)
+            return self._admit(store, message, place, payload)
         if isinstance(place, Unroutable):
             if place == BEING_ALTERED:
-                if self._waiting.keep(came):
+                if self._waiting.keep(message):
                     return None
-                if (over := self._waiting.over_budget(came)) is not None:
+                if (over := self._waiting.over_budget(message)) is not None:
                     journal.over_budget(over, header, link)
                     link.complain()
                     return None
             why = RULES[place.number].text.format(header.to_service)
-            _drop_stranger(came, 11210, header.to_service, header.from_broker, why)
+            _drop_stranger(message, 11210, header.to_service, header.from_broker, why)
             return None
-        _drop_stranger(came, 11210, header.to_service, header.from_broker, place.description)
+        _drop_stranger(message, 11210, header.to_service, header.from_broker, place.description)
         if not header.is_secured:
             refuse(link, header, BrokerFailure(place.code, place.description))
         return None
 
-    def _admit(self, store: Store, came: ReceivedMessage, place: Place, payload: Payload) -> _Beginning | None:
-        link, header = came.link, came.header
+    def _admit(self, store: Store, message: ReceivedMessage, place: Place, payload: Payload) -> _Beginning | None:
+        link, header = message.link, message.header
         admitted = self._security.admit(store, place.home, place.broker, header, link)
         if admitted is None:
             return None
         if header.is_secured:
-            payload = _opened(came.envelope, admitted.session)
+            payload = _opened(message.envelope, admitted.session)
         if isinstance(admitted, Denied):
             refuse(link, header, admitted.failure, admitted.session)
             return None
@@ -320,13 +320,13 @@ class MessageOpener:
             journal.undeliverable(dropped(11214, header.opening.contract if header.opening else ""), header, link)
             refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
             return None
-        return _Beginning(came, place, admitted, payload)
+        return _Beginning(message, place, admitted, payload)
 
     def _enter(self, store: Store, beginnings: dict[int, _Beginning]) -> Iterator[tuple[int, OpenedMessage]]:
         """Enter the targets of new conversations in memory. The database gets them together with their messages."""
         secured = self._security.secure([beginning.admitted for beginning in beginnings.values()])
         for (index, beginning), dialog in zip(beginnings.items(), secured, strict=True):
-            header = beginning.came.header
+            header = beginning.message.header
             target = NewTarget(
                 store.new_handle(),
                 header,
@@ -340,7 +340,7 @@ class MessageOpener:
             yield index, OpenedMessage(handle, header, beginning.payload, target)
 
     def _is_dated(self, store: Store, link: Link, header: Header, broker: UUID, admitted: Admitted) -> bool:
-        """Return whether a verified opening was sealed recently. If the clocks differ, tell the initiator our time."""
+        """Return whether a verified opening was sealed recently. If the clocks differ, send the local time back."""
         judged = self._security.judge_date(store, header, admitted.signer)
         if judged is None:
             return True
@@ -361,15 +361,15 @@ class ArrivedTraces:
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
-        self._noted: dict[UUID, dict[int, MessageContext]] = {}  # by conversation handle and message number
-        self._owners: dict[UUID, str] = {}  # by conversation handle: the peer whose budget they use
-        self._counts: Counter[str] = Counter()  # by owner
+        self._noted: dict[UUID, dict[int, MessageContext]] = {}  # conversation handle -> message number -> context
+        self._owners: dict[UUID, str] = {}  # conversation handle -> the owner whose budget they use
+        self._counts: Counter[str] = Counter()  # owner -> number of contexts
 
     def note(self, owner: str, handle: UUID, header: Header) -> None:
-        """Remember the contexts of a frame, as long as its owner's budget has room."""
-        for place, context in header.traces or ():
+        """Keep the contexts of a frame, as long as its owner's budget has room."""
+        for offset, context in header.traces or ():
             known, owner = self._noted.setdefault(handle, {}), self._owners.setdefault(handle, owner)
-            number = header.number + place
+            number = header.number + offset
             has_room = self._counts[owner] < self._budgets.of(owner).trace_contexts
             if number in known or not has_room or len(known) >= MAX_TRACES_PER_CONVERSATION:
                 continue
@@ -377,8 +377,8 @@ class ArrivedTraces:
             self._counts[owner] += 1
 
     def take(self, stored: Mapping[UUID, Batch], postponed: Container[UUID]) -> list[MessageContext]:
-        """Return the contexts of stored messages. Forget all others, except those of postponed conversations."""
-        taken = [
+        """Return the contexts of stored messages. Drop all others, except those of postponed conversations."""
+        stored_contexts = [
             traced
             for handle, batch in stored.items()
             for number, traced in self._noted.get(handle, {}).items()
@@ -389,16 +389,16 @@ class ArrivedTraces:
         self._counts.clear()
         for handle, known in self._noted.items():
             self._counts[self._owners[handle]] += len(known)
-        return taken
+        return stored_contexts
 
 
 class InboundWriter:
     """The changes that received messages cause, kept in memory until a round writes them.
 
-    A batch holds the new messages of one conversation. A batch is postponed while another session locks the rows, or
-    while the broker of its database is off. At most `budget` bytes of postponed batches are kept, counted as their
-    senders count them, of at most as many conversations as `Conversations` has room for. Batches beyond these limits
-    are dropped, and the peers repeat the messages.
+    A batch holds the new messages of one conversation. A batch is postponed while another session has locked the rows,
+    or while the broker of its database is disabled. Postponed batches are limited to `budget` bytes, as their senders
+    count them, and to as many conversations as `Conversations` has room for. Batches beyond these limits are dropped;
+    the peers repeat their messages.
     """
 
     def __init__(
@@ -419,7 +419,9 @@ class InboundWriter:
         self._traces = ArrivedTraces(budgets)
         self._targets: dict[UUID, tuple[NewTarget, Link]] = {}  # endpoints to create, and the links of their messages
         self._postponed: dict[UUID, Batch] = {}
-        self._behind: set[UUID] = set()  # stored after a delay: messages that came meanwhile follow in the next round
+        self._behind: set[UUID] = (
+            set()
+        )  # stored after a delay: later messages of these conversations follow in the next round
         self._stored: list[Batch] = []  # batches of this round
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, BrokerFailure] = {}
@@ -430,11 +432,11 @@ class InboundWriter:
 
     @property
     def wake_at(self) -> float:
-        """The time of the next write: now if messages came after a batch that was stored late, else the next retry."""
+        """The time of the next write: now if messages follow a batch that was postponed, else the next retry."""
         return self._seconds() if self._behind else self._backoff.at
 
     def arrived(self, store: Store, link: Link, received: OpenedMessage) -> None:
-        """Note the changes that a message causes, until `store` and `settle` write them."""
+        """Collect the changes that a message causes. `store` and `settle` write them."""
         handle, header, payload, target = received
         entry = self._conversations.get(handle)
         if entry is None:
@@ -453,14 +455,14 @@ class InboundWriter:
                     entry.note_acknowledgement(str(event.far_broker))
                     self._conversations.acknowledged(entry, event.below)
                     if entry.status in (UNANSWERED, CLOCK_DIFFERS):
-                        self._conversations.say(entry, "")
+                        self._conversations.set_status(entry, "")
                 case Failed():
                     self._failed[handle] = event.failure
                 case Diverged():
                     self._diverged[handle] = event
                 case ClockDiffers(clock):
                     entry.note_far_clock(clock, self._seconds())
-                    self._conversations.say(entry, CLOCK_DIFFERS)
+                    self._conversations.set_status(entry, CLOCK_DIFFERS)
                 case Dropped():
                     journal.undeliverable(event, header, link)
                     if event.number == 11224 and entry.session is not None:
@@ -482,14 +484,14 @@ class InboundWriter:
         if not batches and not self._targets:
             self._traces.take({}, ())  # forget the contexts of duplicates
             return None
-        self._happens(batches, BatchEvent.GIVEN)
+        self._on_batch_event(batches, BatchEvent.STORE_BEGUN)
         targets = {handle: target for handle, (target, _) in self._targets.items()}
         began = self._charges.now
         result = store.store(batches, self.quotas.owners(batches) if self._unfinished else {}, targets)
         if self._charges.are_shared:
             self._charges.charge_by_weight({handle: self._weight(handle) for handle in (*batches, *targets)}, began)
         self._note_made(store, result.made)
-        self._happens(result.postponed, BatchEvent.ROW_HELD)
+        self._on_batch_event(result.postponed, BatchEvent.ROW_LOCKED)
         stored = {handle: batches[handle] for handle in result.stored}
         if traced := self._traces.take(stored, {*result.postponed, *late}):
             store.store_traces(traced)
@@ -509,7 +511,7 @@ class InboundWriter:
         return load + (TARGET_COST_BYTES if handle in self._targets else 0)
 
     def _note_made(self, store: Store, made: Mapping[UUID, MadeTarget]) -> None:
-        """Report the targets that were created. Forget the others: both sides of those conversations are here."""
+        """Report the created targets. Drop the others: both sides of those conversations are in this instance."""
         groups = store.groups_of(list(made)) if made and journal.watches_conversations() else {}
         targets, self._targets = self._targets, {}
         for handle, (target, link) in targets.items():
@@ -534,7 +536,7 @@ class InboundWriter:
     def _make_room(self) -> None:
         """Drop postponed batches beyond the limits, the oldest first.
 
-        The oldest may wait for a broker that is off for days, while most row locks are held for milliseconds.
+        The oldest may wait for a broker that is disabled for days. Most row locks are held for milliseconds.
         """
         loads = {
             handle: entry.dialog.arriving for handle in self._postponed if (entry := self._conversations.get(handle))
@@ -545,7 +547,7 @@ class InboundWriter:
                 break
             total, count = total - loads[handle], count - 1
             del self._postponed[handle]
-            self._happens([handle], BatchEvent.NO_ROOM)
+            self._on_batch_event([handle], BatchEvent.TOO_MANY_POSTPONED)
             self.quotas.renote(handle)
 
     def _is_current(self, handle: UUID) -> bool:
@@ -553,10 +555,10 @@ class InboundWriter:
         entry = self._conversations.get(handle)
         return entry is not None and entry.storing is Storing.POSTPONED
 
-    def _happens(self, handles: Iterable[UUID], event: BatchEvent) -> None:
+    def _on_batch_event(self, handles: Iterable[UUID], event: BatchEvent) -> None:
         for handle in handles:
             if entry := self._conversations.get(handle):
-                self._conversations.stores(entry, event)
+                self._conversations.on_batch_event(entry, event)
 
     def committed(self, store: Store, result: arriving.Result) -> None:
         """Handle the commit of the round: acknowledge stored messages with the next frame, and wake their readers."""
@@ -572,7 +574,7 @@ class InboundWriter:
             self.quotas.forget((*result.gone, *result.closed))
         for handle in result.gone:
             self._conversations.forget(handle)
-        self._happens(result.stored, BatchEvent.COMMITTED)
+        self._on_batch_event(result.stored, BatchEvent.COMMITTED)
         for handle in result.closed:
             if entry := self._conversations.get(handle):
                 entry.dialog.close()
@@ -583,10 +585,10 @@ class InboundWriter:
                     journal.rejected(failed, entry.endpoint)
                 journal.conversed(ConversationEvent.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
                 entry.dialog.refuse(BrokerFailure(failed.code, failed.description))
-                self._conversations.line_up(handle)
+                self._conversations.enqueue(handle)
 
     def settle(self, store: Store, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
-        """Write the acknowledgements and errors that peers have sent, and the reasons why our messages wait.
+        """Write the acknowledgements and errors that peers have sent, and the reasons why outgoing messages wait.
 
         Returns the acknowledgements that this transaction commits, and the conversations that end with it.
         """
@@ -639,8 +641,8 @@ class InboundWriter:
     def _note_restored(self, store: Store, entry: Entry, own: BrokerFailure) -> None:
         """Note that one of the two databases was restored from an old copy."""
         journal.transmission(entry.endpoint.conversation_id, own.description)
-        far = entry.dialog.far_broker
-        store.note_old_copy(entry.endpoint, far, own, is_here=own.code == -9719)
+        far_broker = entry.dialog.far_broker
+        store.note_old_copy(entry.endpoint, far_broker, own, is_here=own.code == -9719)
 
     def count(self, touched: int, began: float) -> None:
         """Update the counters of Broker TO Statistics (transmission objects) after a committed round."""
@@ -663,7 +665,7 @@ class InboundWriter:
         for group in sorted(ended_groups - store.groups_left(ended_groups) if ended_groups else ()):
             journal.grouped(DROPPED, group)
 
-    def plan_again(self) -> None:
+    def schedule(self) -> None:
         """Schedule the next attempt for changes that are not written yet, with backoff."""
         now = self._seconds()
         self._backoff.is_due(now)
@@ -676,7 +678,7 @@ def parsed(arrival: Arrival, now: float) -> ReceivedMessage:
     """Parse a frame into a message.
 
     Raises:
-        CorruptedMessage: a name contains NUL, which PostgreSQL cannot look up, or no broker would send such a frame.
+        CorruptedMessage: no broker would send such a frame, or a name contains NUL, which PostgreSQL cannot store.
     """
     passage, body = unwrap(arrival.body) if arrival.is_forwarded else (None, arrival.body)
     envelope = parse(body)
@@ -704,7 +706,7 @@ def _check(*names: str) -> None:
 
 
 def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionKeys = UNSECURED) -> None:
-    """Answer a message that has no endpoint here with an error, unless the peer is too slow to read answers."""
+    """Answer a message without a local endpoint with an error, unless the peer is too slow to read answers."""
     if link.room <= 0:
         return
     is_secured = session.first.is_secured
@@ -712,16 +714,16 @@ def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionK
     link.send(encode(answer, failure, session.of(answer)))
 
 
-def _report_corrupted(came: ReceivedMessage, problem: CorruptedMessage) -> None:
-    """Report a message that was changed under way, or that no broker would send."""
-    journal.not_taken(problem, came.link)
-    came.link.complain()
+def _report_corrupted(message: ReceivedMessage, problem: CorruptedMessage) -> None:
+    """Report a message that was corrupted on the way, or that no broker would send."""
+    journal.not_taken(problem, message.link)
+    message.link.complain()
 
 
-def _drop_stranger(came: ReceivedMessage, number: int, *values: object) -> None:
-    """Drop and log a message that belongs to no conversation here. A peer that sends many is read less often."""
-    journal.undeliverable(dropped(number, *values), came.header, came.link)
-    came.link.complain()
+def _drop_stranger(message: ReceivedMessage, number: int, *values: object) -> None:
+    """Drop and log a message without a local conversation. A peer that sends many of them is read less often."""
+    journal.undeliverable(dropped(number, *values), message.header, message.link)
+    message.link.complain()
 
 
 def _report_stored(endpoint: RemoteEndpoint, batch: Batch) -> None:

@@ -1,8 +1,8 @@
-"""The conversations that a relay has in memory. Their number is bounded: others are found in the database again.
+"""The conversations that a relay has in memory. Their number is bounded: others are read from the database again.
 
-`protocol/on_its_way.py` has the state machine of a conversation; this file carries out its acts. Only this file changes
-the state of a conversation in memory. Each link (connection to a peer) has a queue of the conversations that send on
-it, by priority.
+`protocol/conversation_states.py` has the state machine of a conversation; this file carries out its actions. Only this
+file changes the state of a conversation in memory. Each link (connection to a peer) has a queue of the conversations
+that send on it, by priority.
 """
 
 from __future__ import annotations
@@ -23,22 +23,31 @@ from servicebroker.model.errors import RULES
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY, Security
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.backoff import FIRST_RETRY_S
+from servicebroker.protocol.conversation_states import (
+    ARRIVING,
+    LEAVING,
+    Action,
+    BatchEvent,
+    Event,
+    Stage,
+    Storing,
+    step,
+)
 from servicebroker.protocol.dialog import SENDS, Dialog, Identity, Sending, TransmissionState
 from servicebroker.protocol.dialog_keys import SessionKeys
 from servicebroker.protocol.envelope import BrokerFailure, Part, unpack_exchange
 from servicebroker.protocol.fairness import FairQueue
 from servicebroker.protocol.limits import Limits
-from servicebroker.protocol.on_its_way import ARRIVING, LEAVING, Act, BatchEvent, Event, Stage, Storing, step
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Elsewhere
 
-MAX_CONVERSATIONS = 10_000  # conversations
-RECENT_S = 0.5  # seconds
-# fragments under way of a large message beside which others send small ones, for each second of the shortest time until
-# an acknowledgement: one on a short way, more on a long one, where they delay nobody
-ASIDE_RATE = 128
-MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
-CLEAR_STATUS_S = 0.25  # an acknowledgement that comes before deletes the messages, and spares writing their status
+MAX_CONVERSATIONS = 10_000  # in memory; others stay in the database
+RECENT_S = 0.5  # seconds of one measurement of a link's traffic
+# Fragments of a large message in flight while other conversations send small messages, per second of round-trip time:
+# one if the peer is near. With a long round trip more fragments delay nobody.
+LARGE_FRAGMENTS_PER_S = 128
+MATCH_AGAIN = 5.0  # seconds until a conversation without address is matched again
+CLEAR_STATUS_S = 0.25  # seconds; an earlier acknowledgement makes the new status superfluous
 DEFAULT_PRIORITY = 5
 
 
@@ -48,19 +57,21 @@ class Entry:
 
     endpoint: RemoteEndpoint
     dialog: Dialog
-    end: int  # one above the highest message known to wait
-    session: SessionKeys | None  # None while its keys cannot be opened
+    end: int  # one above the highest known message number
+    session: SessionKeys | None  # None while its keys cannot be decrypted
     stage: Stage
     storing: Storing = Storing.NOTHING
     address: Address | None = None
-    pair: Elsewhere | None = None  # by a mirrored route: the two brokers, of which `address` is the principal
+    pair: Elsewhere | None = None  # of a mirrored route: its two brokers; `address` is that of the principal
     link: Link | None = None
     parts: dict[int, Part] = field(default_factory=dict)  # offered, not yet sent
-    load: int = 0  # bytes of messages that are offered and not acknowledged, as its link has counted them
-    status: str | None = None  # that was written last
-    far_clock: tuple[int, float] | None = None  # of a target that took no opening: seconds since 1970, and when, here
-    match_at: float = NEVER  # when its address is looked for again
-    alarm: float = NEVER  # the next one that is set
+    load: int = 0  # bytes of offered messages without acknowledgement, as counted for its link
+    status: str | None = None  # transmission_status that was set last
+    far_clock: tuple[int, float] | None = (
+        None  # the target's clock (seconds since 1970), and the local seconds when it was read
+    )
+    match_at: float = NEVER  # time of the next matching
+    alarm: float = NEVER  # time of the next alarm
 
     @property
     def priority(self) -> int:
@@ -68,56 +79,56 @@ class Entry:
         return self.endpoint.priority if self.endpoint.honors_priority else DEFAULT_PRIORITY
 
     @property
-    def wants_more(self) -> bool:
-        """Return whether messages wait in the database that are not offered yet."""
+    def has_unread(self) -> bool:
+        """Return whether the database has messages that were not offered to the dialog yet."""
         return self.dialog.next_to_offer < self.end
 
     @property
     def is_to_send(self) -> bool:
-        """Return whether it has messages that are not acknowledged."""
-        return self.wants_more or self.load > 0
+        """Return whether it has messages without acknowledgement."""
+        return self.has_unread or self.load > 0
 
     @property
-    def is_at_rest(self) -> bool:
-        """Return whether nothing is lost or delayed when it is forgotten."""
-        is_to_send = self.wants_more or self.dialog.load > 0  # unacknowledged messages are tried again
+    def is_forgettable(self) -> bool:
+        """Return whether the entry can be dropped from memory without a loss or a delay."""
+        is_to_send = self.has_unread or self.dialog.load > 0  # messages without acknowledgement are sent again
         return self.dialog.is_idle and not (is_to_send and self.dialog.sending in SENDS)
 
     @property
     def is_stuck(self) -> bool:
-        """Return whether it waits for something that may take long, and can do so in the database."""
-        return self.stage is not Stage.LINKED and self.storing is Storing.NOTHING and not self.is_at_rest
+        """Return whether it waits for something that may take long. It can wait in the database as well."""
+        return self.stage is not Stage.LINKED and self.storing is Storing.NOTHING and not self.is_forgettable
 
     def waits_to(self, last: int) -> None:
-        """Messages up to that one wait in the database."""
+        """Record that the database has messages up to the number `last`."""
         self.end = max(self.end, last + 1)
 
     def has_no_more(self) -> None:
-        """Note that only offered messages are left: END CONVERSATION has dropped the rest."""
+        """Record that the database has no further messages: END CONVERSATION has deleted them."""
         self.end = self.dialog.next_to_offer
 
     def note_claim(self, broker: str | None) -> None:
-        """Its target is elsewhere, in that broker instance if its route names one, whatever routes there are later."""
+        """Record the claim: the target is in another instance. `broker`: the broker that the route names, if any."""
         self.endpoint = self.endpoint._replace(is_remote=True, routed_broker=broker)
 
     def note_acknowledgement(self, broker: str) -> None:
-        """Its target is there."""
+        """Record the broker that has acknowledged the first message."""
         if not self.endpoint.is_acknowledged:
             self.endpoint = self.endpoint._replace(is_acknowledged=True, far_broker=broker)
 
     def date(self, own_clock: int, seconds: float) -> int:
-        """The time at which a frame is sealed, in seconds since 1970: by our clock, or by that of the target."""
+        """Return the time of a frame, in seconds since 1970: by the local clock, or by the target's if it differs."""
         if self.far_clock is None:
             return own_clock
-        told, since = self.far_clock
-        return told + int(seconds - since)
+        clock, since = self.far_clock
+        return clock + int(seconds - since)
 
     def note_far_clock(self, clock: int, seconds: float) -> None:
-        """Its target has not taken the opening, and says what its clock shows."""
+        """Record the target's clock, which it reports when it refuses an opening as too old."""
         self.far_clock = clock, seconds
 
     def note_made(self, made: MadeTarget) -> None:
-        """Its endpoint is made, and has the priority that the database gives it."""
+        """Record the created endpoint, with its handle and the priority from the database."""
         self.endpoint = self.endpoint._replace(**made._asdict())
 
     def secure(self, endpoint: RemoteEndpoint, session: SessionKeys | None) -> None:
@@ -125,8 +136,8 @@ class Entry:
         self.endpoint, self.session = endpoint, session
 
 
-class _Small(NamedTuple):
-    """Small messages that have left: whose, the number of the last one, and when."""
+class _SmallMessages(NamedTuple):
+    """The small messages of a conversation that were sent: the last number, and the time."""
 
     handle: UUID
     last: int
@@ -139,11 +150,11 @@ class _Traffic:
 
     load: int = 0
     since: float = 0.0
-    taken: int = 0  # since then
-    taken_before: int = 0  # in the half second before that
-    small: _Small | None = None  # the last
-    measured: _Small | None = None  # the ones whose acknowledgement is measured
-    quickest: float = NEVER  # seconds until one was acknowledged
+    taken: int = 0  # bytes acknowledged since `since`
+    taken_before: int = 0  # bytes acknowledged in the half second before
+    small: _SmallMessages | None = None  # the small messages that were sent last
+    measured: _SmallMessages | None = None  # those whose round trip is being measured
+    round_trip_s: float = NEVER  # the shortest time until an acknowledgement
 
     def turn(self, now: float) -> None:
         """Begin another half second of measurement, if the last one is over."""
@@ -180,12 +191,12 @@ class Conversations:
         self._disabled: frozenset[int] = frozenset()
         self._statuses: dict[UUID, str] = {}
         self._to_clear: dict[UUID, float] = {}  # times at which "on their way" is written, the oldest first
-        self.waiting_bytes = 0  # of bodies
-        self.hungry: dict[UUID, None] = {}  # to be read further, in turns
-        self.wanted: set[UUID] = set()  # to be looked up in the database
-        self.is_missing = False  # some were forgotten whose target was to be here, and may be elsewhere now
-        self._has_left_at_home = False
-        self.home_until = NEVER  # when the first route expires by which one of them was to find its target here
+        self.waiting_bytes = 0  # of bodies in memory
+        self.to_read: dict[UUID, None] = {}  # conversations with messages to read, in turn
+        self.wanted: set[UUID] = set()  # conversations to load from the database
+        self.is_missing = False  # conversations that were routed locally must be matched again
+        self._has_forgotten_local = False
+        self.local_route_expiry = NEVER  # the first expiry of a route to a local target
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -194,19 +205,19 @@ class Conversations:
         return handle in self._entries
 
     def get(self, handle: UUID) -> Entry | None:
-        """The entry of an endpoint."""
+        """Return the entry of an endpoint, or None."""
         return self._entries.get(handle)
 
     def items(self) -> Iterator[tuple[UUID, Entry]]:
-        """All, in the order in which they came."""
+        """Yield all entries, in the order in which they were entered."""
         return iter(list(self._entries.items()))
 
     def find(self, conversation: UUID, is_initiator: bool) -> UUID | None:
-        """The handle of that side of a conversation."""
+        """Return the handle of one side of a conversation, or None."""
         return self._by_conversation.get((conversation, is_initiator))
 
     def enter(self, endpoint: RemoteEndpoint, session: SessionKeys | None = None) -> UUID:
-        """Remember an endpoint as the database has it; its keys are opened if `session` is not given."""
+        """Add an endpoint as read from the database. Without `session` its keys are decrypted here."""
         handle = endpoint.conversation_handle
         self.forget(handle)
         dialog = Dialog(_identity(endpoint, self._at(endpoint.lifetime)), _state(endpoint), self._draw, self._limits)
@@ -215,25 +226,25 @@ class Conversations:
         elif endpoint.failure is not None:
             dialog.refuse(BrokerFailure(*endpoint.failure))
         session = session or self._session_of(endpoint)
-        stage = Stage.DELAYED if endpoint.is_remote else Stage.FOUND
+        stage = Stage.CLAIMED_UNROUTED if endpoint.is_remote else Stage.UNROUTED
         self._entries[handle] = Entry(endpoint, dialog, endpoint.send_sequence, session, stage)
         self._by_conversation[endpoint.conversation_id, endpoint.is_initiator] = handle
         return handle
 
     def forget(self, handle: UUID) -> None:
-        """Forget a conversation: its endpoint is gone, or it has nothing to do for now."""
+        """Drop a conversation from memory, if it is there."""
         if entry := self._entries.get(handle):
-            self.happens(entry, Event.LEFT)
+            self.on_event(entry, Event.LEFT)
 
-    def look_again(self) -> None:
-        """Routes or services have changed: who was to find a target here may have to leave."""
-        self.is_missing |= self._has_left_at_home
-        self._has_left_at_home = False
-        self.home_until = NEVER
+    def recheck_local_targets(self) -> None:
+        """Handle changed routes or services: conversations with a local target may need another instance now."""
+        self.is_missing |= self._has_forgotten_local
+        self._has_forgotten_local = False
+        self.local_route_expiry = NEVER
 
-    # ---------------------------------------------------------------- what happens to them
+    # ---------------------------------------------------------------- events
 
-    def happens(
+    def on_event(
         self,
         entry: Entry,
         event: Event,
@@ -244,64 +255,65 @@ class Conversations:
         link: Link | None = None,
         why: str = "",
     ) -> None:
-        """Carry out what the table answers. With the address that was found, the link, or why its messages wait.
+        """Handle an event: enter the next stage, and carry out its actions.
 
-        `until` is when the route expires by which its address, or its target here, was found.
+        `address`: the matched address, with its `pair` if the route is mirrored. `until`: the expiry of the route.
+        `link`: the new link. `why`: the reason why the messages wait.
 
         Raises:
-            Impossible: it cannot happen to this conversation now.
+            Impossible: the event cannot happen in this stage.
         """
-        entry.stage, acts = step(LEAVING, entry.stage, event)
-        for act in acts:
-            match act:
-                case Act.NOTE_ADDRESS:
+        entry.stage, actions = step(LEAVING, entry.stage, event)
+        for action in actions:
+            match action:
+                case Action.NOTE_ADDRESS:
                     entry.address, entry.pair = address, pair
-                case Act.TAKE_LINK:
+                case Action.TAKE_LINK:
                     assert link is not None
                     entry.link = link
                     self._traffic[link].load += entry.load
-                case Act.DROP_LINK:
+                case Action.DROP_LINK:
                     assert entry.link is not None
                     self._traffic[entry.link].load -= entry.load
                     entry.link = None
-                case Act.FORGET:
-                    if event is Event.AT_HOME:
-                        self._leaves_at_home(until)
+                case Action.FORGET:
+                    if event is Event.ROUTED_LOCALLY:
+                        self._note_local_target(until)
                     self._remove(entry)
-                case Act.SAY_NOTHING:
+                case Action.CLEAR_STATUS:
                     if entry.is_to_send:
-                        self._leaves_on_link(entry)
-                case Act.SAY_WHY:
+                        self._clear_status(entry)
+                case Action.SET_STATUS:
                     if entry.is_to_send:
-                        self.say(entry, why)
-                case Act.LINE_UP:
-                    self.line_up(entry.endpoint.conversation_handle)
-                case Act.GO:
+                        self.set_status(entry, why)
+                case Action.ENQUEUE:
+                    self.enqueue(entry.endpoint.conversation_handle)
+                case Action.END_BACKOFF:
                     entry.dialog.link_up()
-                case Act.TRAVEL_AGAIN:
+                case Action.RESEND:
                     self._stop(entry, "")
                     entry.dialog.link_up()
-                case Act.TRY_LATER:
+                case Action.TRY_LATER:
                     self._try_later(entry, why)
-                case Act.REST:
+                case Action.MATCH_AT_EXPIRY:
                     self._match_at(entry, self._expiry(until))
                 case _:
-                    self._match_at(entry, self._seconds() + _PAUSES[act])
+                    self._match_at(entry, self._seconds() + _PAUSES[action])
 
-    def stores(self, entry: Entry, event: BatchEvent) -> None:
-        """Apply an event of its batch. Once that is durable the next frame acknowledges it.
+    def on_batch_event(self, entry: Entry, event: BatchEvent) -> None:
+        """Handle an event of the conversation's batch. After the commit, the next frame acknowledges the batch.
 
         Raises:
-            Impossible: it cannot happen to this conversation now.
+            Impossible: the event cannot happen in this stage.
         """
-        entry.storing, acts = step(ARRIVING, entry.storing, event)
-        if Act.ACKNOWLEDGE in acts:
+        entry.storing, actions = step(ARRIVING, entry.storing, event)
+        if Action.ACKNOWLEDGE in actions:
             entry.dialog.committed()
             self.halt(entry)
             if entry.dialog.sending is Sending.HELD:
-                self.say(entry, entry.dialog.status)
-            self.line_up(entry.endpoint.conversation_handle)
-        if Act.ROLL_BACK in acts:
+                self.set_status(entry, entry.dialog.status)
+            self.enqueue(entry.endpoint.conversation_handle)
+        if Action.ROLL_BACK in actions:
             entry.dialog.rolled_back()
 
     def halt(self, entry: Entry) -> None:
@@ -319,20 +331,20 @@ class Conversations:
         self._stop(entry, why)
         if why not in ("", entry.status):
             journal.transmission(entry.endpoint.conversation_id, why)
-        self.say(entry, why)
+        self.set_status(entry, why)
         self.set_alarm(entry)
 
     def _at(self, time: datetime) -> float:
         return self._seconds() + (time - self._clock()).total_seconds()
 
     def _expiry(self, until: datetime | None) -> float:
-        """When a route expires: not yet, since the store's clock has found it valid."""
+        """Return when a route expires: in the future, since the store found it valid by its own clock."""
         return NEVER if until is None else max(self._at(until), self._seconds() + FIRST_RETRY_S)
 
-    def _leaves_at_home(self, until: datetime | None) -> None:
-        """One time is kept for all, since they may be any number."""
-        self._has_left_at_home = True
-        self.home_until = min(self.home_until, self._expiry(until))
+    def _note_local_target(self, until: datetime | None) -> None:
+        """Record a forgotten conversation with a local target. One expiry is kept for all of them."""
+        self._has_forgotten_local = True
+        self.local_route_expiry = min(self.local_route_expiry, self._expiry(until))
 
     def _match_at(self, entry: Entry, at: float) -> None:
         entry.match_at = at
@@ -343,7 +355,7 @@ class Conversations:
         del self._entries[entry.endpoint.conversation_handle]
         del self._by_conversation[entry.endpoint.conversation_id, entry.endpoint.is_initiator]
 
-    # ---------------------------------------------------------------- links, and the lines at them
+    # ---------------------------------------------------------------- links, and the queues at them
 
     def reached(self, address: Address) -> None:
         """Handle a new link to an address: conversations that wait for it may send at once."""
@@ -356,7 +368,7 @@ class Conversations:
     def _tell(self, address: Address, event: Event, why: str = "") -> None:
         for _, entry in self.items():
             if entry.address == address:
-                self.happens(entry, event, why=why)
+                self.on_event(entry, event, why=why)
 
     def lost(self, link: Link, status: str) -> list[Address]:
         """Handle the end of a link: unacknowledged messages are sent again. Returns the addresses that it led to."""
@@ -364,14 +376,14 @@ class Conversations:
         torn: dict[Address, None] = {}
         for _, entry in self.items():
             if entry.link is link:
-                self.happens(entry, Event.LINK_LOST, why=status)
+                self.on_event(entry, Event.LINK_LOST, why=status)
                 if entry.address is not None:
                     torn[entry.address] = None
         self._traffic.pop(link, None)
         return list(torn)
 
     def enable(self, disabled: frozenset[int]) -> set[UUID]:
-        """Brokers may have been disabled, or enabled again: their messages wait, or go."""
+        """Set the databases whose broker is disabled. Returns the conversations of changed databases."""
         changed, self._disabled = self._disabled ^ disabled, disabled
         if not changed:
             return set()
@@ -382,35 +394,35 @@ class Conversations:
         return touched
 
     def is_enabled(self, entry: Entry) -> bool:
-        """Return whether the broker of its database sends."""
+        """Return whether the broker of its database is enabled."""
         return entry.endpoint.database_id not in self._disabled
 
     def attach(self, entry: Entry) -> bool:
-        """Return whether it has a link, or gets one now."""
+        """Return whether the conversation has a link. It gets one here if possible."""
         if entry.stage is Stage.CLAIMED and entry.address is not None:
-            found = self._links.reach(entry.address)
-            if not isinstance(found, str):
-                self.happens(entry, Event.LINK_FOUND, link=found)
+            link = self._links.reach(entry.address)
+            if not isinstance(link, str):
+                self.on_event(entry, Event.LINK_FOUND, link=link)
         return entry.stage is Stage.LINKED
 
-    def line_up(self, handle: UUID) -> None:
-        """Put a conversation with something to send into the line at the link of its address."""
+    def enqueue(self, handle: UUID) -> None:
+        """Put a conversation with work into the queue at the link of its address."""
         entry = self._entries.get(handle)
         if entry is None:
             return
         entry.dialog.give_way(self._large_window(entry))
         if obstacle := self._obstacle(entry):
-            if entry.wants_more or entry.dialog.has_work(self._seconds()):
-                self.happens(entry, Event.HELD_BACK, why=obstacle)
+            if entry.has_unread or entry.dialog.has_work(self._seconds()):
+                self.on_event(entry, Event.SEND_BLOCKED, why=obstacle)
         elif entry.dialog.has_work(self._seconds()):
             if entry.link is None and entry.address is not None:
-                found = self._links.reach(entry.address)
-                if isinstance(found, str):
-                    self.happens(entry, Event.HELD_BACK, why=found)
+                link = self._links.reach(entry.address)
+                if isinstance(link, str):
+                    self.on_event(entry, Event.SEND_BLOCKED, why=link)
                     return
-                self.happens(entry, Event.LINK_FOUND, link=found)
-                if entry.link is not None:  # else a claim comes first
-                    self.hungry[handle] = None
+                self.on_event(entry, Event.LINK_FOUND, link=link)
+                if entry.link is not None:  # else it must be claimed first
+                    self.to_read[handle] = None
             if entry.link is not None:
                 self._lines.setdefault(entry.link, FairQueue()).add(handle, entry.priority)
         self.set_alarm(entry)
@@ -418,36 +430,40 @@ class Conversations:
     def _large_window(self, entry: Entry) -> int | None:
         """Return the window of large messages while others send small ones on its link; else None."""
         if entry.link is not None:
-            small, quickest = self._traffic[entry.link].small, self._traffic[entry.link].quickest
+            small, round_trip_s = self._traffic[entry.link].small, self._traffic[entry.link].round_trip_s
             is_other = small is not None and small.handle != entry.endpoint.conversation_handle
             if small is not None and is_other and self._seconds() - small.at < RECENT_S:
-                return int(min(self._limits.window, self._limits.fragment_size * max(1.0, ASIDE_RATE * quickest)))
+                return int(
+                    min(
+                        self._limits.window, self._limits.fragment_size * max(1.0, LARGE_FRAGMENTS_PER_S * round_trip_s)
+                    )
+                )
         return None
 
     def sent_small(self, entry: Entry, last: int) -> None:
-        """Messages of it up to that one have left whole: large ones of others give way to the next."""
+        """Record small messages that were sent. Large messages of others leave room for them for `RECENT_S`."""
         if entry.link is None:
             return
         traffic, now = self._traffic[entry.link], self._seconds()
-        traffic.small = _Small(entry.endpoint.conversation_handle, last, now)
+        traffic.small = _SmallMessages(entry.endpoint.conversation_handle, last, now)
         if traffic.measured is None or now - traffic.measured.at > self._limits.first_retry:
             traffic.measured = traffic.small
 
     def acknowledged(self, entry: Entry, below: int) -> None:
-        """Note that the peer has stored the messages below that number."""
+        """Handle an acknowledgement: the peer has stored the messages below this number."""
         self.release(entry, below)
-        if self._to_clear and not entry.wants_more and not entry.dialog.load:
+        if self._to_clear and not entry.has_unread and not entry.dialog.load:
             self._to_clear.pop(entry.endpoint.conversation_handle, None)
         if entry.link is not None:
             traffic = self._traffic[entry.link]
-            one = traffic.measured
-            if one is not None and one.handle == entry.endpoint.conversation_handle and one.last < below:
-                traffic.quickest = min(traffic.quickest, self._seconds() - one.at)
+            measured = traffic.measured
+            if measured and measured.handle == entry.endpoint.conversation_handle and measured.last < below:
+                traffic.round_trip_s = min(traffic.round_trip_s, self._seconds() - measured.at)
                 traffic.measured = None
         self.weigh(entry)
 
     def _obstacle(self, entry: Entry) -> str:
-        """Why it may not send, wherever it goes; '' when it may."""
+        """Return why the conversation may not send at all, or ''."""
         if not self.is_enabled(entry):
             return RULES[9791].text
         if entry.session is None:
@@ -456,15 +472,15 @@ class Conversations:
 
     @property
     def lines(self) -> Iterator[tuple[Link, FairQueue[UUID]]]:
-        """The links, each with the line of conversations that wait for a turn."""
+        """The links, each with its queue of conversations."""
         return iter(list(self._lines.items()))
 
     def load(self, link: Link) -> int:
-        """Bytes that are under way on it."""
+        """Return the bytes in flight on a link."""
         return self._traffic[link].load
 
-    def lately_taken(self, link: Link) -> int:
-        """Bytes that its peer has acknowledged in the last half second, or in the one before."""
+    def recent_bytes(self, link: Link) -> int:
+        """Return the bytes that the peer has acknowledged in the last half second, or in the one before."""
         traffic = self._traffic[link]
         traffic.turn(self._seconds())
         return max(traffic.taken, traffic.taken_before)
@@ -479,23 +495,23 @@ class Conversations:
                 traffic.turn(self._seconds())
                 traffic.taken += gone
 
-    def say(self, entry: Entry, status: str) -> None:
-        """Write why its messages wait; '' while they are on their way."""
+    def set_status(self, entry: Entry, status: str) -> None:
+        """Set transmission_status: the reason why its messages wait, or '' while they are sent."""
         handle = entry.endpoint.conversation_handle
         if status or entry.status != status:
             self._to_clear.pop(handle, None)
             self._statuses[handle] = entry.status = status
 
-    def _leaves_on_link(self, entry: Entry) -> None:
-        """Write that its messages are on their way; for new ones only if they are not acknowledged soon."""
+    def _clear_status(self, entry: Entry) -> None:
+        """Set transmission_status to ''; for new messages after `CLEAR_STATUS_S`, unless they are acknowledged."""
         if entry.status is None:
             self._to_clear[entry.endpoint.conversation_handle] = self._seconds() + CLEAR_STATUS_S
             entry.status = ""
         else:
-            self.say(entry, "")
+            self.set_status(entry, "")
 
     def take_statuses(self) -> dict[UUID, str]:
-        """Return the statuses to be written now, and forget them."""
+        """Return the statuses to write now, and clear them."""
         taken, self._statuses = self._statuses, {}
         now = self._seconds()
         while self._to_clear and (first := next(iter(self._to_clear.items())))[1] <= now:
@@ -512,25 +528,25 @@ class Conversations:
         self.waiting_bytes += _size(fresh.values())
 
     def take(self, entry: Entry, numbers: Sequence[int]) -> tuple[Part, ...]:
-        """Return the bodies of these messages, to be sent, and free them."""
+        """Return the bodies of these messages for sending, and free them."""
         parts = tuple([entry.parts.pop(number) for number in numbers])
         self.waiting_bytes -= _size(parts)
         return parts
 
     def release(self, entry: Entry, below: float = NEVER) -> None:
-        """Free the bodies of messages below that number: they are acknowledged, or will be read again."""
+        """Free the bodies of messages below this number: they are acknowledged, or will be read again."""
         self.take(entry, [number for number in entry.parts if number < below])
 
-    # ---------------------------------------------------------------- time and room
+    # ---------------------------------------------------------------- timers and capacity
 
     def set_alarm(self, entry: Entry) -> None:
-        """Ring when the entry next has something to do by itself."""
+        """Set the alarm to the entry's next timer: of its dialog, or of its matching."""
         at = min(entry.dialog.wake_at, entry.match_at)
         if at < entry.alarm:
             entry.alarm = at
             heappush(self._alarms, (at, entry.endpoint.conversation_handle))
 
-    def ringing(self, now: float) -> Iterator[tuple[UUID, Entry]]:
+    def due_alarms(self, now: float) -> Iterator[tuple[UUID, Entry]]:
         """Yield the conversations whose alarm is due."""
         while self._alarms and self._alarms[0][0] <= now:
             at, handle = heappop(self._alarms)
@@ -544,31 +560,31 @@ class Conversations:
         """The time of the next alarm, or now if a conversation may send."""
         if any(line and link.room > 0 for link, line in self._lines.items()):
             return self._seconds()
-        alarm = self._alarms[0][0] if self._alarms else NEVER
-        return min(alarm, next(iter(self._to_clear.values()), NEVER))
+        first_alarm = self._alarms[0][0] if self._alarms else NEVER
+        return min(first_alarm, next(iter(self._to_clear.values()), NEVER))
 
     @property
     def room(self) -> int:
-        """Return how many more entries it takes."""
+        """The number of entries that can be added."""
         return self.capacity - len(self._entries)
 
     def make_room(self) -> bool:
-        """Forget those at rest when there are too many, then those without a link. Whether some of these went."""
+        """If there are too many conversations, evict idle, then waiting ones. Returns whether waiting ones were."""
         excess = len(self._entries) - self.capacity
         if excess <= 0:
             return False
-        excess += self.capacity // 10  # not for every single one
-        at_rest = [handle for handle, entry in self._entries.items() if entry.is_at_rest]
-        stuck = [handle for handle, entry in self._entries.items() if entry.is_stuck]
-        for handle in at_rest[:excess]:
+        excess += self.capacity // 10  # evict in batches, not for each new entry
+        idle = [handle for handle, entry in self._entries.items() if entry.is_forgettable]
+        waiting = [handle for handle, entry in self._entries.items() if entry.is_stuck]
+        for handle in idle[:excess]:
             self.forget(handle)
-        evicted = stuck[: max(0, excess - len(at_rest))]
+        evicted = waiting[: max(0, excess - len(idle))]
         for handle in evicted:
             self.forget(handle)
         return bool(evicted)
 
 
-_PAUSES = {Act.MATCH_NOW: 0.0, Act.MATCH_SOON: FIRST_RETRY_S, Act.MATCH_LATER: MATCH_AGAIN}
+_PAUSES = {Action.MATCH_NOW: 0.0, Action.MATCH_SOON: FIRST_RETRY_S, Action.MATCH_LATER: MATCH_AGAIN}
 
 
 def _size(parts: Iterable[Part]) -> int:

@@ -1,10 +1,11 @@
 """`servicebroker serve`: the daemon that sends an instance's messages to others, and stores received ones in its
 queues.
 
-One thread runs the rounds on one database connection. Under load, and with enough cores, several threads do, each on
-its own connection (`broker/shares.py`). The network has a thread of its own, and another thread LISTENs for
-notifications of PostgreSQL. While work is left, rounds follow each other with short pauses, so that small transactions
-share a round. While nothing happens, no round runs.
+A round is one database transaction: it stores the received messages, and reads the messages to send. One thread runs
+the rounds on one database connection. Under load, and with enough cores, the conversations are divided into shares
+(partitions). Each share has a thread and a connection of its own (`broker/shares.py`). The network has a thread of its
+own, and another thread LISTENs for notifications of PostgreSQL. While there is work, rounds follow each other with
+short pauses, so that one round handles many small transactions. While the instance is idle, no round runs.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from servicebroker.broker.sharing.messages import Begin, ProcessExited
 from servicebroker.broker.sharing.pace import ROUND_PAUSE_S, DaemonPace, Mode, Wait
 from servicebroker.broker.sharing.share import ROUND_FRAMES, Share
 from servicebroker.broker.sharing.takeover import (
-    FIRST_ACTS,
+    FIRST_ACTIONS,
     LEASE_INTERVAL_S,
     PROMOTION_INTERVAL_S,
     PROOF_INTERVAL_S,
-    Act,
     Event,
     Takeover,
+    TakeoverAction,
 )
 from servicebroker.broker.transport import connections
 from servicebroker.broker.transport.connections import Observed
@@ -57,7 +58,7 @@ from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.local_topology import LocalInstance
-from servicebroker.engine.remote.mirrored_pairs import find_standing
+from servicebroker.engine.remote.mirrored_pairs import read_role
 from servicebroker.engine.remote.refusals import ROUND_FAILED, RefusalKey, save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.daemon_reports import Subject
@@ -79,11 +80,11 @@ from servicebroker.store.server_clock import take_clock_difference
 from servicebroker.store.server_time import follow
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 
-RECONNECT_INTERVAL_S = 1.0  # seconds between attempts to reach the database again
-POLICY_INTERVAL_S = 1.0  # seconds between looks at the endpoint and the certificates
-ANSWER_INTERVAL_S = 30.0  # seconds between looks for what the built-in service was sent and nothing has told it of
-STOP_TIMEOUT_S = 10.0  # seconds that `stop` gives to a commit that waits for a standby
-TRANSMITTER_ID = 0  # stands for the transmission queue among the queues that readers wait for
+RECONNECT_INTERVAL_S = 1.0  # seconds between attempts to connect to the database again
+POLICY_POLL_INTERVAL_S = 1.0  # seconds between checks of the stored endpoint and the certificates
+ANSWER_INTERVAL_S = 30.0  # seconds between checks for messages to the built-in service whose NOTIFY was missed
+STOP_TIMEOUT_S = 10.0  # seconds until `stop` cancels a commit that waits for a standby
+TRANSMITTER_ID = 0  # the transmission queue's id in the table waiting_readers
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -91,9 +92,9 @@ _log = logging.getLogger("servicebroker.broker")
 class Daemon:
     """Serves one instance until `stop`.
 
-    `url` leads to its PostgreSQL database. `listener` stands for the stored endpoint, when it is given; `keys` holds
-    the private keys of its certificates; conversations are divided among so many `shares`, not as load asks for, which
-    have processes of their own where that is said. The instance must exist.
+    `url` leads to its PostgreSQL database. `listener` replaces the stored endpoint. `keys` holds the private keys of
+    the instance's certificates. `shares` fixes the number of shares; by default the load decides. With `in_processes`
+    each share but the first runs in a child process. The instance must exist.
 
     Raises:
         InstanceError: the database cannot be reached.
@@ -117,13 +118,13 @@ class Daemon:
         self._inbox = self._inboxes.shares[0]
         self._names: frozenset[Address] = frozenset()
         with connect(url) as connection:
-            self._network = Network(seat(connection), uuid4(), self._inboxes, clock, instance_of(connection))
+            self._network = Network(daemon_id(connection), uuid4(), self._inboxes, clock, instance_of(connection))
         self._shares = Shares(
             url,
             clock,
             self._inboxes,
             partial(self._make_relay, keys),
-            self._carry,
+            self._run_share_round,
             shares,
             partial(self._start_process, keys) if in_processes else None,
         )
@@ -133,54 +134,62 @@ class Daemon:
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
         self._addresses: frozenset[Address] = frozenset()  # the addresses that routes use for this instance
-        self._listens_at: int | None = None
-        self._look_at = 0.0
-        self._answer_at = 0.0
-        self._sample_at = 0.0
+        self._listening_port: int | None = None
+        self._next_poll = 0.0
+        self._next_answer = 0.0
+        self._next_sample = 0.0
         self._reports = SelfReport(clock)
         self._reports.tell(Subject.VERSION, this_version())
-        self._tell_fault_at = 0.0
+        self._next_fault_log = 0.0
         self._outage = Outage(_log, "The connection to the database was lost; reconnecting")
-        self._shown: list[Observed] = []
-        self._serving: list[Serving] = []
-        self._membership: ToldMembership | None = None  # as the database has it
-        self._holds = False  # messages to pass on are shown
+        self._written_connections: list[Observed] = []
+        self._written_processes: list[Serving] = []
+        self._membership: ToldMembership | None = None  # as last written into the database
+        self._has_written_forwarding = False  # the last round wrote forwarded messages into the database
         self._principal_check = PrincipalCheck(self._network, self._reports)
-        self._standing = IN_DOUBT  # of the server, when it was asked last on the way to serving
+        self._server_role = IN_DOUBT  # the last answer of the server
         self._connection: psycopg.Connection[Any] | None = None
-        self._impatient: threading.Timer | None = None
+        self._commit_canceller: threading.Timer | None = None
 
     def _make_relay(self, keys: KeyFolder | None) -> Relay:
         return Relay(
-            self._network, self._clock, time.monotonic, Random(), self._here, keys=keys, peers=self._network.peers
+            self._network,
+            self._clock,
+            time.monotonic,
+            Random(),
+            self._local_instance,
+            keys=keys,
+            peers=self._network.peers,
         )
 
     def _start_process(self, keys: KeyFolder | None, division: Division, follows: bool) -> ShareProcess:
         begin = Begin(self._url, None if keys is None else keys.path, division, _log.getEffectiveLevel(), follows)
-        return ShareProcess(begin, self._network, self._network.peers, self._here, self._clock, time.monotonic)
+        return ShareProcess(
+            begin, self._network, self._network.peers, self._local_instance, self._clock, time.monotonic
+        )
 
     def listen(self, host: str, port: int, *names: str) -> Address:
         """Accept connections at once, without TLS, and ignore the stored endpoint; for embedding programs.
 
-        `names` are hosts under which routes may mean this instance. Port 0 takes a free one.
+        `names` are further hosts by which routes may name this instance. Port 0 takes a free one.
         """
         endpoint = NetworkEndpoint(STARTED, host, port, DISABLED)
-        found = self._network.obey(Policy(host, port))
-        assert found is not None
-        self._watch.listener = endpoint._replace(port=found)
-        self._names = frozenset(Address(name.lower(), found) for name in (host, *names) if name)
-        return Address(host or "0.0.0.0", found)  # the meaning of an empty host
+        bound_port = self._network.apply(Policy(host, port))
+        assert bound_port is not None
+        self._watch.listener = endpoint._replace(port=bound_port)
+        self._names = frozenset(Address(name.lower(), bound_port) for name in (host, *names) if name)
+        return Address(host or "0.0.0.0", bound_port)  # the meaning of an empty host
 
     def stop(self) -> None:
-        """End `run` soon; from any thread, but not inside of a signal's handler."""
+        """End `run` soon. May be called from any thread, but not from a signal handler."""
         self._stopped.set()
-        self._inbox.bell.set()
-        self._impatient = threading.Timer(STOP_TIMEOUT_S, self._interrupt)
-        self._impatient.daemon = True
-        self._impatient.start()
+        self._inbox.wake_event.set()
+        self._commit_canceller = threading.Timer(STOP_TIMEOUT_S, self._interrupt)
+        self._commit_canceller.daemon = True
+        self._commit_canceller.start()
 
     def _interrupt(self) -> None:
-        """A commit that waits for its standby would wait for ever."""
+        """Cancel commits that wait for a standby: without it they would wait for ever."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(psycopg.Error):
@@ -188,48 +197,48 @@ class Daemon:
         self._shares.interrupt(STOP_TIMEOUT_S)
 
     def run(self) -> None:
-        """Serve, also through restarts of the database, until `stop` is called."""
+        """Serve until `stop` is called. Reconnect after a restart of the database."""
         try:
             while not self._stopped.is_set():
                 try:
                     self._connect_and_serve()
-                except ProcessExited as problem:  # while conversations were divided again
+                except ProcessExited as problem:  # while the conversations were divided among other shares
                     _log.warning("%s All shares restart from the stored state.", problem)
-                    self._begin_anew()
+                    self._reset()
                 except (psycopg.Error, InstanceError) as problem:
                     self._outage.report(problem)
-                    self._begin_anew()
-                except Exception as problem:  # a bug here must not end the readers, nor all other peers
-                    self._failed(problem)
-                    self._begin_anew()
+                    self._reset()
+                except Exception as problem:  # a bug must not stop activated readers, nor the exchange with other peers
+                    self._report_bug(problem)
+                    self._reset()
         finally:
-            if self._impatient is not None:
-                self._impatient.cancel()
+            if self._commit_canceller is not None:
+                self._commit_canceller.cancel()
             self._network.close()
             _log.info("The broker is shut down.")
 
-    def _begin_anew(self) -> None:
-        """Put our role in doubt, end the shares, and wait before everything is started again from the database."""
-        self._network.stand(IN_DOUBT)
+    def _reset(self) -> None:
+        """Announce that the role is in doubt, end the shares, and wait before serving starts again."""
+        self._network.announce_role(IN_DOUBT)
         self._shares.end()
         self._stopped.wait(RECONNECT_INTERVAL_S)
 
-    def _failed(self, problem: Exception) -> None:
-        """A fault of this program: the log has where, once a minute; doctor tells of it as long as it happens."""
+    def _report_bug(self, problem: Exception) -> None:
+        """Report a bug: log the traceback at most once a minute, and show it in `doctor` while it occurs."""
         text = RULES[ROUND_FAILED].text.format(f"{type(problem).__name__}: {one_line(problem)}")
         self._network.refusals.note(RefusalKey(True, "servicebroker serve", ROUND_FAILED), text)
         now = time.monotonic()
-        if now >= self._tell_fault_at:
-            self._tell_fault_at = now + REPEAT_INTERVAL_S
+        if now >= self._next_fault_log:
+            self._next_fault_log = now + REPEAT_INTERVAL_S
             _log.error("%s The rounds restart from the stored state.", text, exc_info=problem)
 
     def _connect_and_serve(self) -> None:
         with connect(self._url, application_name=NAME) as connection:
-            check_home(find_home(connection), connection.info.dbname)  # a copy may have taken its name meanwhile
+            check_home(find_home(connection), connection.info.dbname)  # a copy may have this name now
             self._outage.end()
             try:
                 self._connection = connection
-                if self._take_over(connection, Act.SERVE):
+                if self._run_takeover(connection, TakeoverAction.SERVE):
                     _log.info("This process serves the instance.")
                     self._serve(connection)
             finally:
@@ -240,72 +249,78 @@ class Daemon:
         while not self._stopped.is_set():
             try:
                 with connect(self._url, application_name=NAME) as connection:
-                    return self._take_over(connection, Act.TRY_LEASE)
+                    return self._run_takeover(connection, TakeoverAction.TRY_LEASE)
             except (psycopg.Error, InstanceError) as problem:
                 self._outage.report(problem)
-                self._network.stand(IN_DOUBT)
+                self._network.announce_role(IN_DOUBT)
                 self._stopped.wait(RECONNECT_INTERVAL_S)
         return False
 
-    def _take_over(self, connection: psycopg.Connection[Any], goal: Act) -> bool:
-        """Carry out one act of `sharing/takeover.py` after the other. Returns whether the goal is the next one."""
-        takeover, acts = Takeover(), list(FIRST_ACTS)
-        while acts and not self._stopped.is_set():
-            act = acts.pop(0)
-            if act is goal:
+    def _run_takeover(self, connection: psycopg.Connection[Any], goal: TakeoverAction) -> bool:
+        """Carry out the actions of `sharing/takeover.py` in order. Returns True when `goal` is the next one."""
+        takeover, actions = Takeover(), list(FIRST_ACTIONS)
+        while actions and not self._stopped.is_set():
+            action = actions.pop(0)
+            if action is goal:
                 return True
-            event = self._approach(connection, act)
+            event = self._run_action(connection, action)
             if event is not None:
-                acts = list(takeover.happens(event))
+                actions = list(takeover.on_event(event))
         return False
 
-    def _approach(self, connection: psycopg.Connection[Any], act: Act) -> Event | None:
-        """Carry out an act on the way to serving. Returns the event that it ends with, if any."""
-        match act:
-            case Act.ASK_ROLE:
-                self._standing = run(connection, find_standing())
-                return Event.MIRROR if self._standing.role is Role.MIRROR else Event.PRIMARY
-            case Act.SAY_MIRROR:
-                self._network.stand(self._standing)
-            case Act.NOTE_MIRROR:
+    def _run_action(self, connection: psycopg.Connection[Any], action: TakeoverAction) -> Event | None:
+        """Carry out one action. Returns the event that ends it, if any."""
+        match action:
+            case TakeoverAction.ASK_ROLE:
+                self._server_role = run(connection, read_role())
+                return Event.MIRROR if self._server_role.role is Role.MIRROR else Event.PRIMARY
+            case TakeoverAction.ANNOUNCE_MIRROR:
+                self._network.announce_role(self._server_role)
+            case TakeoverAction.LOG_MIRROR:
                 _log.info("The server is a standby: this process waits as the mirror until it is promoted.")
-            case Act.DROP_ARRIVALS:
+            case TakeoverAction.DROP_ARRIVALS:
                 while self._inbox.take(ROUND_FRAMES):
                     pass
-            case Act.FOLLOW_POLICY:
-                self._follow(connection)
-            case Act.WAIT_FOR_PROMOTION:
+            case TakeoverAction.APPLY_POLICY:
+                self._apply_policy(connection)
+            case TakeoverAction.WAIT_FOR_PROMOTION:
                 self._stopped.wait(PROMOTION_INTERVAL_S)
-            case Act.NOTE_PROMOTED:
+            case TakeoverAction.LOG_PROMOTED:
                 _log.warning("The standby was promoted: this process takes over.")
-            case Act.SAY_DOUBT:
-                self._network.stand(IN_DOUBT)  # until it has the lease, and has committed
-            case Act.TRY_LEASE:
+            case TakeoverAction.ANNOUNCE_DOUBT:
+                self._network.announce_role(IN_DOUBT)  # until this process has the lease, and a commit has succeeded
+            case TakeoverAction.TRY_LEASE:
                 return Event.WON if _has_lease(connection) else Event.HELD
-            case Act.NOTE_STANDBY:
+            case TakeoverAction.LOG_STANDBY:
                 _log.warning("Another process serves the instance; this one stands by until that process ends.")
-            case Act.STOP_LISTENING:
-                self._policy, self._addresses, self._listens_at = OFF, frozenset(), None
-                self._network.obey(OFF)
+            case TakeoverAction.STOP_LISTENING:
+                self._policy, self._addresses, self._listening_port = OFF, frozenset(), None
+                self._network.apply(OFF)
                 self._watch.forget()
-            case Act.WAIT_FOR_LEASE:
+            case TakeoverAction.WAIT_FOR_LEASE:
                 self._stopped.wait(LEASE_INTERVAL_S)
-            case Act.PROVE:
+            case TakeoverAction.PROVE:
                 return self._principal_check.attempt(connection)
-            case Act.REPORT:
+            case TakeoverAction.REPORT:
                 self._principal_check.report(connection)
-            case Act.WAIT_FOR_PROOF:
+            case TakeoverAction.WAIT_FOR_PROOF:
                 self._stopped.wait(PROOF_INTERVAL_S)
         return None
 
-    def _here(self) -> LocalInstance:
+    def _local_instance(self) -> LocalInstance:
         policy = self._policy
         return LocalInstance(
             self._addresses | self._names, policy.forwards, self._network.unreachable, policy.forward_size
         )
 
     def _serve(self, connection: DirectConnection) -> None:
-        self._shown, self._serving, self._look_at, self._answer_at, self._sample_at = [], [], 0.0, 0.0, 0.0
+        self._written_connections, self._written_processes, self._next_poll, self._next_answer, self._next_sample = (
+            [],
+            [],
+            0.0,
+            0.0,
+            0.0,
+        )
         self._membership = run(connection, find_membership())
         kept = KeptDeliveries(self._url, self._clock)
         store = PostgresStore(connection, self._clock, kept=kept)
@@ -314,75 +329,75 @@ class Daemon:
         connections.write(connection, [])
         forwarding.write(connection, [])
         self._reports.write(connection, anew=True)
-        heard = listening(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name=NAME)
-        with contextlib.closing(kept), heard as ear:
-            kept.ask()  # left there by another process
-            self._look(connection)  # the report of the last round, should no round succeed
+        notifications = listening(self._url, ("servicebroker", DELIVERY_CHANNEL), self._on_notification, name=NAME)
+        with contextlib.closing(kept), notifications as listener:
+            kept.ask()  # for deliveries that another process has left unfinished
+            self._poll(connection)  # write the current state now, in case no round succeeds
             try:
                 self._shares.begin(store)
-                self._run_rounds(connection, ear)
+                self._run_rounds(connection, listener)
             finally:
                 self._shares.end()
         self._relay.forwarding.drop_all(11293)
         connections.write(connection, [])
         forwarding.write(connection, [])
 
-    def _look(self, connection: psycopg.Connection[Any]) -> None:
-        """Once a second: do as the endpoint and the certificates say, and tell how the connections stand."""
+    def _poll(self, connection: psycopg.Connection[Any]) -> None:
+        """Once a second: apply changes of endpoint and certificates, and write the daemon's state to the database."""
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._next_poll:
             return
-        self._look_at = now + POLICY_INTERVAL_S
+        self._next_poll = now + POLICY_POLL_INTERVAL_S
         follow(self._clock, connection)
         if ahead := take_clock_difference(self._clock):
             run_alone(connection, note_wrong_clock(ahead, self._clock()))
         self._principal_check.renew(connection)
-        self._keep(connection)
-        self._follow(connection)
+        self._save_peer_facts(connection)
+        self._apply_policy(connection)
         if self._watch.membership != self._membership:
             run_alone(connection, tell_membership(self._watch.membership))
             self._membership = self._watch.membership
         metrics.show_backlog(*self._network.backlog())
-        shown = self._network.observe()
-        if shown != self._shown:
-            connections.write(connection, shown)
-            self._shown = shown
+        observed = self._network.observe()
+        if observed != self._written_connections:
+            connections.write(connection, observed)
+            self._written_connections = observed
         serving = self._shares.serving()
-        if serving != self._serving:
+        if serving != self._written_processes:
             connections.show(connection, "serving_processes", Serving._fields, serving)
-            self._serving = serving
+            self._written_processes = serving
         self._shares.show()
         self._reports.write(connection)
         held = self._shares.forwarded()
-        if held or self._holds:
+        if held or self._has_written_forwarding:
             forwarding.write(connection, held)
-            self._holds = bool(held)
+            self._has_written_forwarding = bool(held)
         if refused := self._network.take_refused():
             connections.count(connection, refused, self._clock())
         if refusals := self._network.refusals.take():
             run_alone(connection, save_refusals(refusals, self._clock()))
-        if now >= self._sample_at:
-            self._sample_at = now + SAMPLE_INTERVAL_S
+        if now >= self._next_sample:
+            self._next_sample = now + SAMPLE_INTERVAL_S
             run_alone(connection, sample())
         self._take_answers(connection)
         self._shares.adapt()
 
-    def _keep(self, connection: psycopg.Connection[Any]) -> None:
-        """Save new facts about peers, and false claims."""
+    def _save_peer_facts(self, connection: psycopg.Connection[Any]) -> None:
+        """Save what peers have proved, and the claims that proved false."""
         peers = self._network.peers
         if answers := peers.take_answers():
             run_alone(connection, save_answers(answers, self._clock()))
         if mistrusted := peers.take_mistrusted():
             run_alone(connection, save_mistrusted(mistrusted, self._clock()))
-            for what, (times, detail) in mistrusted.items():
-                journal.mistrusted(what, times, detail)
+            for mistrust, (times, detail) in mistrusted.items():
+                journal.mistrusted(mistrust, times, detail)
 
-    def _follow(self, connection: psycopg.Connection[Any]) -> None:
-        policy = self._watch.look(connection, self._clock(), self._relay.snapshot)
+    def _apply_policy(self, connection: psycopg.Connection[Any]) -> None:
+        policy = self._watch.poll(connection, self._clock(), self._relay.snapshot)
         if self._network.peers.set_budgets(self._watch.budgets):
             _log.info("Budgets of peers, where they differ from the default: %s", self._watch.budgets or "none")
         if policy is not None or self._reports.has(Subject.ENDPOINT):
-            self._obey(policy or self._policy)
+            self._apply_endpoint(policy or self._policy)
 
     def _take_answers(self, connection: psycopg.Connection[Any]) -> None:
         """Apply the answers of the dynamic routing service."""
@@ -392,110 +407,110 @@ class Daemon:
             _log.error("%s", failure)
         for handle in answers.left:
             run_alone(connection, deliver_conversation(catalog, handle, self._clock()))
-            self._inboxes.ring()
+            self._inboxes.wake()
 
     def _answer(self, connection: psycopg.Connection[Any]) -> None:
-        """Let the built-in service answer, when it is notified of a message and at intervals."""
+        """Answer messages to the built-in service: after a notification, and every `ANSWER_INTERVAL_S`."""
         now = time.monotonic()
-        if now < self._answer_at:
+        if now < self._next_answer:
             return
-        self._answer_at = now + ANSWER_INTERVAL_S
+        self._next_answer = now + ANSWER_INTERVAL_S
         if run_alone(connection, answer_built_in(self._clock())):
-            self._answer_at = now + ROUND_PAUSE_S
+            self._next_answer = now + ROUND_PAUSE_S
 
-    def _obey(self, policy: Policy) -> None:
+    def _apply_endpoint(self, policy: Policy) -> None:
         self._policy, self._addresses = policy, policy.addresses
         try:
-            found = self._network.obey(policy)
+            bound_port = self._network.apply(policy)
         except InstanceError as problem:
-            self._listens_at = None
-            text = f"{problem} It is tried again every second; messages leave, but none come in."
+            self._listening_port = None
+            text = f"{problem} The daemon retries every second; messages leave, but none come in."
             self._reports.tell(Subject.LISTENS, "")
             if self._reports.tell(Subject.ENDPOINT, text):
                 _log.error("%s", text)
             return
         self._reports.tell(Subject.ENDPOINT, "")
-        where = "" if found is None else str(Address(policy.host or "0.0.0.0", found))
+        where = "" if bound_port is None else str(Address(policy.host or "0.0.0.0", bound_port))
         self._reports.tell(Subject.LISTENS, where)
-        if found == self._listens_at:
+        if bound_port == self._listening_port:
             return
-        if found is None:
+        if bound_port is None:
             _log.info("The Service Broker protocol transport has stopped listening for connections.")
         else:
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
-        self._listens_at = found
+        self._listening_port = bound_port
 
-    def _run_rounds(self, connection: DirectConnection, ear: Listener) -> None:
-        """Run rounds until `stop`: listen until there is much to do, then poll until there is little."""
+    def _run_rounds(self, connection: DirectConnection, listener: Listener) -> None:
+        """Run rounds until `stop`. Listen while the load is low, poll while it is high."""
         pace = DaemonPace()
-        self._go_over(connection, pace.mode)
+        self._change_mode(connection, pace.mode)
         while not self._stopped.is_set():
             mode = pace.mode
             if mode is Mode.LISTEN:
-                ear.check()
-            carried = self._round(connection)
-            rang = self._wait(pace.after_round(carried, self._wake_at, time.monotonic()))
-            pace.waited(self._wake_at, time.monotonic(), rang=rang)
+                listener.check()
+            handled = self._round(connection)
+            was_woken = self._wait(pace.after_round(handled, self._wake_at, time.monotonic()))
+            pace.waited(self._wake_at, time.monotonic(), was_woken=was_woken)
             if pace.mode is not mode:
-                self._go_over(connection, pace.mode)
+                self._change_mode(connection, pace.mode)
         if pace.mode is Mode.LISTEN:
             _register(connection, waits=False)
 
-    def _go_over(self, connection: DirectConnection, mode: Mode) -> None:
-        """Listen or poll from now on: senders notify while the daemon listens."""
+    def _change_mode(self, connection: DirectConnection, mode: Mode) -> None:
+        """Listen or poll from now on. Senders notify only while the daemon listens."""
         if mode is Mode.LISTEN:
-            self._inbox.bell.clear()
+            self._inbox.wake_event.clear()
             _register(connection, waits=True)
-            self._tell_others(is_polling=False)
+            self._set_polling(is_polling=False)
         else:
-            self._tell_others(is_polling=True)
+            self._set_polling(is_polling=True)
             _register(connection, waits=False)
 
     def _wait(self, wait: Wait) -> bool:
-        """Wait. Returns whether the bell has ended the wait."""
-        if not wait.hears_bell:
+        """Wait. Returns whether a notification or a received message has ended the wait."""
+        if not wait.is_interruptible:
             self._stopped.wait(wait.seconds)
             return False
-        if self._inbox.bell.wait(wait.seconds):
-            self._inbox.bell.clear()
+        if self._inbox.wake_event.wait(wait.seconds):
+            self._inbox.wake_event.clear()
             return True
         return False
 
     def _round(self, connection: DirectConnection) -> int:
-        """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
+        """Run one round. Returns the number of messages. `_poll` comes last, so that it delays no waiting message."""
         self._answer(connection)
         if self._shares.problem is not None:
             raise self._shares.problem
-        self._carry(self._shares.all[0])
-        self._look(connection)
-        return max(share.carried for share in self._shares.all)
+        self._run_share_round(self._shares.all[0])
+        self._poll(connection)
+        return max(share.handled for share in self._shares.all)
 
-    def _carry(self, share: Share) -> int:
-        """One round of a share, on its thread; how much there was to do, in messages."""
-        return share.carry(time.monotonic, self._principal_check.challenge)
+    def _run_share_round(self, share: Share) -> int:
+        """Run one round of a share, on its thread. Returns the number of messages."""
+        return share.run_round(time.monotonic, self._principal_check.challenge)
 
     @property
     def _wake_at(self) -> float:
-        """When there is something to do for the first share, if nothing happens."""
+        """The time when the first share has work, even if no message arrives."""
         return min(self._relay.wake_at, self._inbox.wake_at)
 
-    def _tell_others(self, *, is_polling: bool) -> None:
-        """Let the other shares poll while senders do not notify us, and once more when they do again."""
+    def _set_polling(self, *, is_polling: bool) -> None:
+        """Make the other shares poll while senders send no NOTIFY. Wake them at each change."""
         self._shares.is_polling = is_polling
         for share in self._shares.all[1:]:
-            share.inbox.bell.set()
+            share.inbox.wake_event.set()
 
-    def _heard(self, notice: psycopg.Notify) -> None:
-        """A SEND to another instance was committed, or one to the built-in service."""
+    def _on_notification(self, notice: psycopg.Notify) -> None:
+        """Handle a NOTIFY of a committed SEND: to another instance, or to the built-in service."""
         if notice.channel == DELIVERY_CHANNEL:
-            self._answer_at = 0.0
-            self._inbox.bell.set()
+            self._next_answer = 0.0
+            self._inbox.wake_event.set()
         elif notice.payload == str(TRANSMITTER_ID):
-            self._inboxes.ring()
+            self._inboxes.wake()
 
 
 def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
-    """While the daemon sleeps, a SEND to another instance notifies; while it works, it saves itself that."""
+    """Tell senders whether a SEND to another instance needs a NOTIFY: yes while the daemon listens."""
     if waits:
         execute(
             connection,
@@ -513,22 +528,22 @@ def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
 
 
 def _has_lease(connection: psycopg.Connection[Any]) -> bool:
-    """Try to get the lease. Returns whether this session has it: one daemon serves an instance."""
-    ((ours,),) = execute(connection, "daemon.has_lease", "select pg_try_advisory_lock($1, 0)", locks.BROKER_DAEMON)
-    return bool(ours)
+    """Try to get the lease, an advisory lock for the one daemon of an instance. Returns whether it was free."""
+    ((is_locked,),) = execute(connection, "daemon.has_lease", "select pg_try_advisory_lock($1, 0)", locks.BROKER_DAEMON)
+    return bool(is_locked)
 
 
 def instance_of(connection: psycopg.Connection[Any]) -> UUID:
-    """The identifier of the instance: the same in a primary and its standbys."""
+    """Return the identifier of the instance. A primary and its standbys have the same one."""
     ((instance,),) = execute(connection, "daemon.instance_of", "select instance_id from servicebroker.instance")
     return UUID(str(instance))
 
 
-def seat(connection: psycopg.Connection[Any]) -> UUID:
-    """The identifier under which the daemon of an instance greets others.
+def daemon_id(connection: psycopg.Connection[Any]) -> UUID:
+    """Return the identifier that the daemon sends in its greeting.
 
-    Two servers of one instance may be connected to one peer at a time; so it is derived from the instance's and from
-    where the daemon and its server are.
+    A primary and its standby may be connected to one peer at the same time, so each needs an identifier of its own. It
+    is derived from the instance, the host of the daemon and the server's address.
     """
-    place = f"{socket.gethostname()} {connection.info.host} {connection.info.port} {connection.info.dbname}"
-    return uuid5(instance_of(connection), place)
+    location = f"{socket.gethostname()} {connection.info.host} {connection.info.port} {connection.info.dbname}"
+    return uuid5(instance_of(connection), location)

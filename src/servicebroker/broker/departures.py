@@ -22,19 +22,19 @@ from servicebroker.protocol.dialog import SENDS
 from servicebroker.protocol.envelope import CAPABILITIES, Content, Header, Part, encode
 from servicebroker.protocol.outgoing import NEVER, Cut
 
-PAGE_CONVERSATIONS = 500  # conversations that a round looks for among those that wait for long
-MAX_ENTERED = 500  # conversations that a round brings into memory: 0.2 s of work, which all others wait for
-AT_ONCE = 1_000  # messages of one conversation that a round reads
+PAGE_CONVERSATIONS = 500  # waiting conversations that a round reads from the database as one page
+MAX_ENTERED = 500  # conversations that a round loads into memory: 0.2 s, during which all others wait
+MAX_MESSAGES_READ = 1_000  # messages of one conversation that a round reads
 BODY_BUDGET_BYTES = 64 * 1024 * 1024  # bytes of bodies that wait in memory for a link
-# Bytes under way on a link, of all shares; of each where its peer takes as much in half a second. Much more only makes
-# acknowledgements late, and what is late is sent again.
-PIPELINE_BYTES = 4 * 1024 * 1024
-FIRST_SHARE = 64 * 1024  # bytes that a conversation may always have under way
-MAX_FRAGMENTS_READ = 8  # by a round for each link: a small message does not wait for a large one's megabyte
+# Bytes in flight on a link, of all shares together. A share alone may have as much if the peer acknowledges as much in
+# half a second. More would only make acknowledgements late, and late messages are sent again.
+IN_FLIGHT_BYTES = 4 * 1024 * 1024
+MIN_IN_FLIGHT_BYTES = 64 * 1024  # bytes that a conversation may always have in flight
+MAX_FRAGMENTS_READ = 8  # per round and link, so that small messages need not wait for a large one
 
 
 class Finding:
-    """Brings conversations with messages into memory. Those that wait for long, or had no place, come page by page."""
+    """Loads conversations with messages into memory: new ones in each round, old or evicted ones page by page."""
 
     def __init__(self, conversations: Conversations, security: DialogSecurity, seconds: Callable[[], float]) -> None:
         self._conversations = conversations
@@ -45,13 +45,13 @@ class Finding:
 
     @property
     def wake_at(self) -> float:
-        """The time of the next page, or when a route expires that led conversations to this instance."""
+        """The time of the next page, or of the next expiry of a route to a local target."""
         if self._conversations.wanted:
             return self._seconds()
-        return min(self._page_at, self._conversations.home_until)
+        return min(self._page_at, self._conversations.local_route_expiry)
 
     def missed(self) -> None:
-        """Note that waiting conversations had to leave the memory; they are found again later."""
+        """Record that waiting conversations were evicted from memory: a later page loads them again."""
         self._page_missed = True
         self._page_at = min(self._page_at, self._seconds() + MATCH_AGAIN)
 
@@ -61,28 +61,28 @@ class Finding:
             self._page_at = 0.0
 
     def due(self, store: Store) -> set[UUID]:
-        """Return the conversations whose alarm is due, after their timers ran."""
+        """Run the due timers. Returns their conversations."""
         now = self._seconds()
-        due, strangers = set(), []
-        for handle, entry in self._conversations.ringing(now):
+        due, unacknowledged = set(), []
+        for handle, entry in self._conversations.due_alarms(now):
             if entry.match_at <= now or entry.session is None:
-                self._conversations.wanted.add(handle)  # its service may have come into being here
+                self._conversations.wanted.add(handle)  # its service may have been created in this instance
             entry.dialog.tick(now)
             due.add(handle)
             if entry.link is not None and entry.dialog.is_unanswered:
-                self._conversations.say(entry, UNANSWERED)
+                self._conversations.set_status(entry, UNANSWERED)
             if entry.link is not None and entry.dialog.introduction is not None:
-                strangers.append(entry)
-        if strangers:
-            self._introduce_again(store, strangers)
+                unacknowledged.append(entry)
+        if unacknowledged:
+            self._introduce_again(store, unacknowledged)
         return due
 
     def _introduce_again(self, store: Store, entries: list[Entry]) -> None:
-        """Remake key exchanges that are not acknowledged, since their certificates may have been replaced."""
+        """Repeat key exchanges without acknowledgement: their certificates may have been replaced."""
         introductions = [
-            Introduction(one.endpoint, key, one.dialog.is_unanswered)
-            for one in entries
-            if (key := one.dialog.introduction) is not None
+            Introduction(entry.endpoint, key, entry.dialog.is_unanswered)
+            for entry in entries
+            if (key := entry.dialog.introduction) is not None
         ]
         renewed = self._security.renew(store, introductions)
         for entry in entries:
@@ -91,19 +91,19 @@ class Finding:
                     entry.secure(entry.endpoint._replace(keys=keys), entry.session)
                     entry.dialog.secure(exchange)
                 case str(why):
-                    self._conversations.say(entry, why)
+                    self._conversations.set_status(entry, why)
 
-    def find(self, store: Store, found: list[WaitingConversation]) -> set[UUID]:
-        """Enter the conversations of the look and of a page, and look up the wanted ones again.
+    def find(self, store: Store, waiting: list[WaitingConversation]) -> set[UUID]:
+        """Load the conversations with new messages, a page of old ones, and those that were marked for a reload.
 
-        Those beyond `MAX_ENTERED` are left for the next round.
+        At most `MAX_ENTERED` are loaded; the others follow in the next round.
         """
-        for waiting in found:
-            if entry := self._conversations.get(waiting.conversation_handle):
-                entry.waits_to(waiting.last)
-                if waiting.has_end:
+        for conversation in waiting:
+            if entry := self._conversations.get(conversation.conversation_handle):
+                entry.waits_to(conversation.last)
+                if conversation.has_end:
                     entry.dialog.end()
-        touched = {one.conversation_handle for one in found}
+        touched = {conversation.conversation_handle for conversation in waiting}
         touched |= self._turn_page(store)
         unknown = self._conversations.wanted | {handle for handle in touched if handle not in self._conversations}
         now = list(islice(unknown, MAX_ENTERED))
@@ -115,10 +115,10 @@ class Finding:
         return touched
 
     def _turn_page(self, store: Store) -> set[UUID]:
-        """Return a page of conversations that wait since before the start, or had no place in memory."""
+        """Return the next page of conversations that waited before the start, or were evicted."""
         now = self._seconds()
-        if self._conversations.home_until <= now:
-            self._conversations.look_again()
+        if self._conversations.local_route_expiry <= now:
+            self._conversations.recheck_local_targets()
         is_first = self._page_after == UUID(int=0)
         if self._conversations.is_missing and is_first:
             self._conversations.is_missing = False
@@ -133,16 +133,16 @@ class Finding:
             self._page_after = UUID(int=0)
             self._page_at = now + MATCH_AGAIN if self._page_missed else NEVER
             self._page_missed = False
-            if self._conversations.is_missing:  # meanwhile: pages that were left would never have been reached else
+            if self._conversations.is_missing:  # set while these pages were read: begin with the first page again
                 self._page_at = now
         return {handle for handle in handles if handle not in self._conversations}
 
 
 class Readahead:
-    """Reads messages of all conversations in turns, bodies up to `longest` bytes, and offers them to their dialogs.
+    """Reads messages of all conversations in turn, bodies up to `longest` bytes, and offers them to their dialogs.
 
-    It has one of so many `shares` of the `budget` of bytes that may wait, and of what may be under way; of the latter
-    more where the peer takes more.
+    `budget` bounds the bytes of bodies in memory, for all `shares` together. The bytes in flight are divided among the
+    shares as well; a share has more of them if the peer acknowledges fast.
     """
 
     def __init__(
@@ -151,52 +151,52 @@ class Readahead:
         self._conversations = conversations
         self._longest = longest
         self._seconds = seconds
-        self._budget, self._pipeline = budget // shares, PIPELINE_BYTES // shares
+        self._budget, self._pipeline = budget // shares, IN_FLIGHT_BYTES // shares
 
     @property
     def wake_at(self) -> float:
-        """When there is more to read, and room for it."""
+        """Now if there are messages to read and room for them, else never."""
         has_room = self._conversations.waiting_bytes < self._budget
-        return self._seconds() if self._conversations.hungry and has_room else NEVER
+        return self._seconds() if self._conversations.to_read and has_room else NEVER
 
     def offer(self, store: Store, touched: Iterable[UUID]) -> set[UUID]:
         """Read waiting messages that may be sent, a part at a time, so that memory stays bounded.
 
-        Returns for whom something was read: those whose turn has come, too, and whom nothing else has touched.
+        Returns the conversations of which messages were read: of the touched ones and of those whose turn it is.
         """
-        self._conversations.hungry.update(dict.fromkeys(touched))
+        self._conversations.to_read.update(dict.fromkeys(touched))
         wanted: dict[UUID, Reading] = {}
         budget = self._budget - self._conversations.waiting_bytes
-        for handle in list(self._conversations.hungry):
+        for handle in list(self._conversations.to_read):
             if budget <= 0:
                 break
-            del self._conversations.hungry[handle]
+            del self._conversations.to_read[handle]
             entry = self._conversations.get(handle)
             if entry is not None and (reading := self._reading(entry)) is not None:
                 wanted[handle] = reading
                 budget -= min(reading.room, (entry.end - reading.first) * self._longest)
         if not wanted:
             return set()
-        found = store.read(wanted, self._longest)
+        by_handle = store.read(wanted, self._longest)
         for handle, reading in wanted.items():
             entry = self._conversations.get(handle)
             assert entry is not None
-            leaving = found.get(handle, NO_MESSAGES)
+            leaving = by_handle.get(handle, NO_MESSAGES)
             self._offer_read(entry, leaving)
             was_all = len(leaving.numbers) < reading.most and sum(leaving.sizes) < reading.room
             if was_all and entry.dialog.room > 0:
                 entry.has_no_more()
-            elif entry.link is not None and entry.wants_more and entry.dialog.room > 0:
-                self._conversations.hungry[handle] = None
+            elif entry.link is not None and entry.has_unread and entry.dialog.room > 0:
+                self._conversations.to_read[handle] = None
         return set(wanted)
 
     def _reading(self, entry: Entry) -> Reading | None:
-        """Return the messages to read of a conversation; without a link only one, so that it is tried again."""
+        """Return what to read of a conversation. Without a link one message is enough to make the daemon connect."""
         dialog = entry.dialog
         if (
             entry.address is None
             or dialog.sending not in SENDS
-            or not entry.wants_more
+            or not entry.has_unread
             or not self._conversations.is_enabled(entry)
         ):
             return None
@@ -204,25 +204,25 @@ class Readahead:
             return Reading(dialog.next_to_offer, 1, 1)
         assert entry.link is not None
         room = max(dialog.room, 1)
-        if self._conversations.load(entry.link) >= self._most(entry.link):
-            room = min(room, FIRST_SHARE)
-            if entry.load:  # its acknowledgement will bring it here again
+        if self._conversations.load(entry.link) >= self._max_in_flight(entry.link):
+            room = min(room, MIN_IN_FLIGHT_BYTES)
+            if entry.load:  # its acknowledgement will make it read on
                 return None
-        return Reading(dialog.next_to_offer, AT_ONCE, room)
+        return Reading(dialog.next_to_offer, MAX_MESSAGES_READ, room)
 
-    def _most(self, link: Link) -> int:
-        """Bytes under way on it, at most."""
-        if self._pipeline == PIPELINE_BYTES:
-            return PIPELINE_BYTES
-        return max(self._pipeline, min(PIPELINE_BYTES, self._conversations.lately_taken(link)))
+    def _max_in_flight(self, link: Link) -> int:
+        """Return the most bytes in flight on a link."""
+        if self._pipeline == IN_FLIGHT_BYTES:
+            return IN_FLIGHT_BYTES
+        return max(self._pipeline, min(IN_FLIGHT_BYTES, self._conversations.recent_bytes(link)))
 
     def _offer_read(self, entry: Entry, leaving: Leaving) -> None:
-        """The application's messages as far as there is room for them, and what ends the conversation."""
+        """Offer read messages to the dialog as far as it has room, and the EndDialog or Error behind them."""
         dialog, (numbers, sizes, parts) = entry.dialog, leaving
         ends = bool(parts) and parts[-1].content is not Content.DATA
         count = len(parts) - ends
         if count and dialog.room > 0 and numbers[0] == dialog.next_to_offer:
-            following = next((place for place in range(count) if numbers[place] != numbers[0] + place), count)
+            following = next((index for index in range(count) if numbers[index] != numbers[0] + index), count)
             offered = dialog.offer_run(numbers[0], sizes[:following], [part.token for part in parts[:following]])
             self._conversations.hold(entry, numbers[:offered], parts)
         if ends:
@@ -230,7 +230,7 @@ class Readahead:
         self._conversations.weigh(entry)
 
     def _offer_end(self, entry: Entry, number: int, size: int, part: Part) -> None:
-        """An Error needs no room and may leave messages out; an EndDialog waits for room and its turn."""
+        """Offer an EndDialog when it is next and has room. An Error needs no room, and may skip messages."""
         dialog = entry.dialog
         if part.content is Content.ERROR:
             self._conversations.release(entry)
@@ -263,11 +263,11 @@ class Frames:
         self._longest = longest
         self._clock = clock
         self._seconds = seconds
-        self._fragments = 0  # that this round has read for the link in turn
+        self._fragments = 0  # read in this round for the present link
         self._is_traced = False  # messages have trace contexts
 
     def send(self, store: Store, *, is_traced: bool) -> int:
-        """Send queued messages, as far as links accept them. Returns the number of messages, at least one a frame."""
+        """Send queued messages, as far as links accept them. Returns their number, at least one for each frame."""
         self._is_traced = is_traced
         sent = 0
         for link, line in self._conversations.lines:
@@ -281,13 +281,13 @@ class Frames:
                     link.send(frame.body)
                     metrics.PRIORITY_SENDS.labels(entry.priority).inc()
                     sent += frame.messages
-                self._conversations.line_up(turn.key)
+                self._conversations.enqueue(turn.key)
         return sent
 
     def _frame(self, store: Store, handle: UUID, entry: Entry) -> _Frame | None:
         began = self._seconds()
         transmission = None if entry.session is None else entry.dialog.transmit(began)
-        self._charges.charge_for(handle, began)  # an acknowledgement may have many gaps
+        self._charges.charge_for(handle, began)  # a frame that acknowledges many gaps is costly
         if transmission is None or entry.session is None:
             return None
         cut = transmission.cut
@@ -296,7 +296,7 @@ class Frames:
             journal.acknowledgement(header, is_sent=True)
             return _Frame(encode(header, transmission.payload, entry.session.of(header)), 1)
         parts = self._parts(store, handle, entry, cut)
-        if parts is None:  # END CONVERSATION has dropped what was not acknowledged
+        if parts is None:  # END CONVERSATION has deleted messages without acknowledgement
             self._conversations.forget(handle)
             self._conversations.wanted.add(handle)
             return None
@@ -308,9 +308,9 @@ class Frames:
         return _Frame(encode(header, parts, entry.session.of(header)), len(parts))
 
     def _dated(self, entry: Entry, header: Header) -> Header:
-        """Return the header, with the present time if it opens a secured conversation.
+        """Return the header with the present time, if the frame opens a secured conversation.
 
-        A frame that travels again is sealed anew, with the time of then.
+        A repeated frame gets the time of its repetition.
         """
         if header.opening is None or not header.is_secured:
             return header
@@ -324,21 +324,21 @@ class Frames:
         return structs.replace(header, opening=opening)
 
     def _with_traces(self, store: Store, header: Header, cut: Cut) -> Header:
-        """The header with the trace contexts of the messages, where they have any."""
-        found = store.read_traces(header, cut.first, cut.last)
-        if not found:
+        """Return the header with the trace contexts of its messages, if any."""
+        contexts = store.read_traces(header, cut.first, cut.last)
+        if not contexts:
             return header
-        return structs.replace(header, traces=tuple((number - cut.first, context) for number, context in found))
+        return structs.replace(header, traces=tuple((number - cut.first, context) for number, context in contexts))
 
     def _parts(self, store: Store, handle: UUID, entry: Entry, cut: Cut) -> tuple[Part, ...] | None:
-        """The messages that a cut names, or its fragment of one; None when they are not there any more."""
+        """Return the messages of a cut, or its fragment of one message; None if they were deleted."""
         numbers = range(cut.first, cut.last + 1)
-        if not entry.parts.keys() >= set(numbers):  # they travel again
+        if not entry.parts.keys() >= set(numbers):  # sent before: their bodies were freed
             reading = Reading(cut.first, len(numbers), 2**40)
-            found = store.read({handle: reading}, self._longest).get(handle, NO_MESSAGES)
-            if found.numbers != tuple(numbers):
+            read = store.read({handle: reading}, self._longest).get(handle, NO_MESSAGES)
+            if read.numbers != tuple(numbers):
                 return None
-            self._conversations.hold(entry, found.numbers, found.parts)
+            self._conversations.hold(entry, read.numbers, read.parts)
         if cut.fragments == 1:
             return self._conversations.take(entry, numbers)
         whole = entry.parts[cut.first]

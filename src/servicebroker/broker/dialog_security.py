@@ -1,12 +1,12 @@
-"""Dialog security: make session keys, wrap them for the peer, learn the peer's, and store them under master keys.
+"""Dialog security: create session keys, wrap them for the peer, unwrap the peer's, and store them under master keys.
 
-The protection of a conversation is decided once, before its first message is sent. The sender of a message is proven by
-the signature of its session key. A message that cannot be verified is dropped without an answer; its sender repeats it.
+The protection of a conversation is decided once, before its first message is sent. The signature of the session key
+proves the sender of a message. A message that cannot be verified is dropped without an answer; its sender repeats it.
 
 Each conversation has session keys of its own. Conversations share key exchange keys and signatures (`exchanges.py`) if
-the peer's broker supports that. A target announces the support in its first acknowledgement. So the first conversations
-after a start use the form that every version knows. So does an exchange that gets no answer, since the peer may have
-been downgraded.
+the peer's broker supports that (batched exchanges). A target announces the support in its first acknowledgement. So the
+first conversations after a start use single exchanges, which every version supports. An exchange without an answer is
+repeated as a single one, since the peer may have been downgraded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from servicebroker.store.keys.x509_certificates import public_key
 
 
 class Secured(NamedTuple):
-    """The protection of a conversation: to be stored with its endpoint, and to be used."""
+    """The protection of a conversation: `keys` to store with its endpoint, `session` to encrypt with."""
 
     security: Security
     session: SessionKeys
@@ -71,14 +71,14 @@ class Introduction(NamedTuple):
 
 
 class Misdated(NamedTuple):
-    """The reason to refuse an opening by its date. `clock` is our time for the initiator, in seconds since 1970."""
+    """The reason to refuse an opening by its date. `clock`: local seconds since 1970, which the initiator gets."""
 
     reason: str
     clock: int | None = None
 
 
 class _Opened(NamedTuple):
-    """A verified exchange: our certificate that it is wrapped for, the signer's (None if unsigned), the session key."""
+    """A verified exchange: the own certificate it is wrapped for, the signer's (None if unsigned), and the keys."""
 
     own: UserCertificate
     peer: UserCertificate | None
@@ -87,13 +87,13 @@ class _Opened(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A first message whose sender may begin a conversation. `back` is the header of an answer."""
+    """A first message whose sender may begin a conversation. `back` is the header for answers."""
 
     session: SessionKeys
     back: Header
-    is_batched: bool = False  # the initiator's broker understands exchanges of a batch
-    opened: _Opened | None = None  # None: it is not secured
-    key_id: UUID | None = None  # of the session key that it brings
+    is_batched: bool = False  # the initiator's broker supports batched exchanges
+    opened: _Opened | None = None  # None: the message is not secured
+    key_id: UUID | None = None  # of the session key in the message
 
     @property
     def signer(self) -> UserCertificate | None:
@@ -108,31 +108,31 @@ class Denied(NamedTuple):
     session: SessionKeys
 
 
-MOST_BROKERS = 10_000  # that a daemon remembers: a few hundred bytes each
-MAX_BROKERS_OF_SERVICE = 100  # brokers whose capabilities are remembered
+MAX_BROKERS = 10_000  # brokers in memory; a few hundred bytes each
+MAX_BROKERS_OF_SERVICE = 100  # brokers of one service whose capabilities are in memory
 PLAIN = Secured(Security.NONE, UNSECURED)
-Learned = tuple[UUID, bytes]  # a target's key: its identifier, and as it is stored
+Learned = tuple[UUID, bytes]  # a target's key: its identifier, and its encrypted form
 
 
 class DialogSecurity:
-    """Makes and opens session keys. `keys` has the service master key, which secured conversations need."""
+    """Creates and decrypts session keys. `keys` has the service master key, which secured conversations need."""
 
     def __init__(self, keys: KeyFolder | None, clock: Callable[[], datetime]) -> None:
         self._keys = OpenedKeys(keys, journal.trouble)
         self._clock = clock
         self._exchanges = Exchanges(clock)
-        self._brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate, as they are stored
-        # By our database and the far service: for each broker, whether it understands exchanges of a batch.
+        self._brokers: dict[tuple[int, UUID], KnownBroker] = {}  # (certificate id, broker) -> stored facts
+        # (local database, far service) -> broker -> whether it supports batched exchanges
         self._batching: dict[tuple[int, str], dict[UUID, bool]] = {}
-        self.learned: dict[UUID, Learned] = {}  # by handle, to be saved
+        self.learned: dict[UUID, Learned] = {}  # by handle, until `save`
 
     def forget(self) -> None:
-        """Forget everything that was written and may not have been committed."""
+        """Drop everything from memory that was written but perhaps not committed."""
         self._brokers.clear()
         self.learned.clear()
 
     def session(self, endpoint: RemoteEndpoint) -> SessionKeys | None:
-        """Return the keys of a conversation; None while its master key cannot be opened."""
+        """Return the keys of a conversation; None while its master key cannot be decrypted."""
         keys = endpoint.keys
         if endpoint.security in (None, Security.NONE) or keys is None:
             return UNSECURED if endpoint.security in (None, Security.NONE) else None
@@ -140,7 +140,7 @@ class DialogSecurity:
         if master is None:
             return None
         sealed = [keys.first_key] if keys.second_key is None else [keys.first_key, keys.second_key]
-        opened = [unseal(master, one, SESSION_KEY) for one in sealed]
+        opened = [unseal(master, key, SESSION_KEY) for key in sealed]
         if None in opened:
             return None
         first, *second = [_session_key(key) for key in opened if key is not None]
@@ -149,22 +149,27 @@ class DialogSecurity:
     # ---------------------------------------------------------------- the initiator
 
     def begin(self, store: Store, endpoints: Sequence[RemoteEndpoint]) -> dict[UUID, Secured | str]:
-        """Decide the security of conversations that begin. For one that has to wait, the result is its status text."""
-        beginnings = store.find_beginnings([one.conversation_handle for one in endpoints])
-        owners = [(one.database_id, owner) for one in beginnings for owner in (one.owner_id, one.remote_id) if owner]
-        found = store.find_certificates_of(owners)
-        by_handle = {one.conversation_handle: one for one in endpoints}
+        """Decide the security of new conversations. A str is the transmission_status of one that must wait."""
+        beginnings = store.find_beginnings([endpoint.conversation_handle for endpoint in endpoints])
+        owners = [
+            (dialog.database_id, owner)
+            for dialog in beginnings
+            for owner in (dialog.owner_id, dialog.remote_id)
+            if owner
+        ]
+        certificates = store.find_certificates_of(owners)
+        by_handle = {endpoint.conversation_handle: endpoint for endpoint in endpoints}
         decided: dict[UUID, Secured | str] = {}
         drafts: dict[UUID, tuple[Secured, Draft]] = {}
-        for one in beginnings:
-            handle, endpoint = one.conversation_handle, by_handle[one.conversation_handle]
-            own = found[one.database_id, one.owner_id]
-            remote = found.get((one.database_id, one.remote_id or 0), [])
+        for dialog in beginnings:
+            handle, endpoint = dialog.conversation_handle, by_handle[dialog.conversation_handle]
+            own = certificates[dialog.database_id, dialog.owner_id]
+            remote = certificates.get((dialog.database_id, dialog.remote_id or 0), [])
             try:
-                begun = self._begin_one(one, endpoint, own, remote)
+                begun = self._decide(dialog, endpoint, own, remote)
             except BrokerError as reason:
                 decided[handle] = reason.text
-                if reason.number == NO_BINDING and store.ask_for_binding(one.database_id, endpoint.far_service):
+                if reason.number == NO_BINDING and store.ask_for_binding(dialog.database_id, endpoint.far_service):
                     decided[handle] = RULES[9770].text
                 continue
             if isinstance(begun, Secured):
@@ -176,42 +181,53 @@ class DialogSecurity:
             decided[handle] = _introduced(secured, exchange)
         return decided
 
-    def _begin_one(
-        self, one: UndecidedDialog, endpoint: RemoteEndpoint, own: list[UserCertificate], remote: list[UserCertificate]
+    def _decide(
+        self,
+        dialog: UndecidedDialog,
+        endpoint: RemoteEndpoint,
+        own: list[UserCertificate],
+        remote: list[UserCertificate],
     ) -> Secured | tuple[Secured, Draft]:
         """Return the protection of one conversation, with the unsigned exchange if it is secured."""
-        decision = TABLE[bool(own), one.encryption, one.binding]
+        decision = TABLE[bool(own), dialog.encryption, dialog.binding]
         if not isinstance(decision, Security):
-            raise BrokerError(decision, one.owner_id)
+            raise BrokerError(decision, dialog.owner_id)
         if decision is Security.NONE:
             return PLAIN
         now = self._clock()
-        theirs = session_keys.choose_certificate(remote, one.remote_id, now)
-        ours = session_keys.choose_signer(own, one.owner_id, now) if decision is Security.FULL else None
-        if one.master_key is None:
+        peer_certificate = session_keys.choose_certificate(remote, dialog.remote_id, now)
+        own_certificate = session_keys.choose_signer(own, dialog.owner_id, now) if decision is Security.FULL else None
+        if dialog.master_key is None:
             raise BrokerError(28050 if decision is Security.FULL else 28051)
-        master = self._keys.master_key(one.master_key.by_service_master_key)
+        master = self._keys.master_key(dialog.master_key.by_service_master_key)
         if master is None:
-            raise BrokerError(28054, one.database, NO_SERVICE_MASTER_KEY)
+            raise BrokerError(28054, dialog.database, NO_SERVICE_MASTER_KEY)
         key, key_id = os.urandom(KEY_SIZE), uuid4()
         draft = self._exchanges.draft(
-            key, key_id, theirs, self._signer(ours, master), _header(endpoint), is_batched=self._is_batching(endpoint)
+            key,
+            key_id,
+            peer_certificate,
+            self._signer(own_certificate, master),
+            _header(endpoint),
+            is_batched=self._is_batching(endpoint),
         )
-        keys = Keys(one.owner_id if ours else 0, one.remote_id or 0, key_id, seal(master, key, SESSION_KEY))
+        keys = Keys(
+            dialog.owner_id if own_certificate else 0, dialog.remote_id or 0, key_id, seal(master, key, SESSION_KEY)
+        )
         return Secured(decision, SessionKeys(_session_key(key), None, decision is Security.FULL), keys), draft
 
-    def _signer(self, ours: UserCertificate | None, master: bytes) -> Signer | None:
-        """Return our certificate with its private key; None without a certificate.
+    def _signer(self, certificate: UserCertificate | None, master: bytes) -> Signer | None:
+        """Return the own certificate with its private key; None without a certificate.
 
         Raises:
-            BrokerError: 9733 the key cannot be opened.
+            BrokerError: 9733 the key cannot be decrypted.
         """
-        if ours is None:
+        if certificate is None:
             return None
-        secret = self._keys.private_key(ours.key.private_key, master)
+        secret = self._keys.private_key(certificate.key.private_key, master)
         if secret is None:
-            raise BrokerError(9733, ours.owner_id)
-        return Signer(ours, secret)
+            raise BrokerError(9733, certificate.owner_id)
+        return Signer(certificate, secret)
 
     def _is_batching(self, endpoint: RemoteEndpoint) -> bool:
         """Return whether every known broker of the far service supports batched exchanges."""
@@ -219,10 +235,10 @@ class DialogSecurity:
         return bool(known) and all(known.values())
 
     def note_capabilities(self, endpoint: RemoteEndpoint, header: Header) -> None:
-        """Remember the capabilities of a target's broker, from its first acknowledgement of a secured conversation."""
+        """Keep the capabilities of a target's broker, from its first acknowledgement of a secured conversation."""
         if header.is_from_initiator or header.acknowledgement is None:
             return
-        if len(self._batching) >= MOST_BROKERS:
+        if len(self._batching) >= MAX_BROKERS:
             self._batching.clear()
         known = self._batching.setdefault((endpoint.database_id, endpoint.far_service), {})
         if len(known) >= MAX_BROKERS_OF_SERVICE:
@@ -230,30 +246,30 @@ class DialogSecurity:
         known[header.from_broker] = BATCHED in header.capabilities
 
     def renew(self, store: Store, introductions: Sequence[Introduction]) -> dict[UUID, tuple[Keys, Exchange] | str]:
-        """Remake unacknowledged exchanges for the present certificates, since the peer may have replaced its own.
+        """Repeat unacknowledged exchanges for the present certificates, since the peer may have replaced its own.
 
-        If the peer does not answer, it gets the form that every version knows. Returns the changed protection of each
-        conversation, or the transmission_status if no certificate fits any more.
+        A peer that does not answer gets a single exchange, which every version supports. Returns the changed
+        protection of each conversation, or the transmission_status if no certificate fits any more.
         """
         owners = [
-            (one.endpoint.database_id, owner)
-            for one in introductions
-            if one.endpoint.keys
-            for owner in (one.endpoint.keys.principal_id, one.endpoint.keys.far_principal_id)
+            (introduction.endpoint.database_id, owner)
+            for introduction in introductions
+            if introduction.endpoint.keys
+            for owner in (introduction.endpoint.keys.principal_id, introduction.endpoint.keys.far_principal_id)
         ]
-        found = store.find_certificates_of(owners)
+        certificates = store.find_certificates_of(owners)
         renewed: dict[UUID, tuple[Keys, Exchange] | str] = {}
-        for one in introductions:
-            endpoint = one.endpoint
+        for introduction in introductions:
+            endpoint = introduction.endpoint
             assert endpoint.keys is not None
-            own = found[endpoint.database_id, endpoint.keys.principal_id]
-            remote = found[endpoint.database_id, endpoint.keys.far_principal_id]
+            own = certificates[endpoint.database_id, endpoint.keys.principal_id]
+            remote = certificates[endpoint.database_id, endpoint.keys.far_principal_id]
             try:
-                new = self._renew_one(store, one, endpoint.keys, own, remote)
+                new = self._renew_one(store, introduction, endpoint.keys, own, remote)
             except BrokerError as reason:
                 renewed[endpoint.conversation_handle] = reason.text
                 continue
-            if new is not one.exchange:
+            if new is not introduction.exchange:
                 keys = endpoint.keys._replace(exchange=pack_exchange(new))
                 store.save_exchange(endpoint.conversation_handle, pack_exchange(new))
                 renewed[endpoint.conversation_handle] = keys, new
@@ -262,17 +278,17 @@ class DialogSecurity:
     def _renew_one(
         self,
         store: Store,
-        one: Introduction,
+        introduction: Introduction,
         keys: Keys,
         own: list[UserCertificate],
         remote: list[UserCertificate],
     ) -> Exchange:
-        endpoint, exchange, now = one.endpoint, one.exchange, self._clock()
-        theirs = session_keys.choose_certificate(remote, keys.far_principal_id, now)
-        ours = session_keys.choose_signer(own, keys.principal_id, now) if exchange.source else None
-        source = b"" if ours is None else ours.facts.thumbprint
-        is_same = (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination)
-        is_misunderstood = one.is_unanswered and exchange.siblings is not None
+        endpoint, exchange, now = introduction.endpoint, introduction.exchange, self._clock()
+        peer_certificate = session_keys.choose_certificate(remote, keys.far_principal_id, now)
+        own_certificate = session_keys.choose_signer(own, keys.principal_id, now) if exchange.source else None
+        source = b"" if own_certificate is None else own_certificate.facts.thumbprint
+        is_same = (source, peer_certificate.facts.thumbprint) == (exchange.source, exchange.destination)
+        is_misunderstood = introduction.is_unanswered and exchange.siblings is not None
         if is_same and not is_misunderstood:
             return exchange
         master_key = store.find_master_key(endpoint.database_id)
@@ -284,8 +300,8 @@ class DialogSecurity:
         if key is None:
             return exchange
         self._batching.pop((endpoint.database_id, endpoint.far_service), None)
-        signer, header = self._signer(ours, master), _header(endpoint)
-        draft = self._exchanges.draft(key, exchange.key_id, theirs, signer, header, is_batched=False)
+        signer, header = self._signer(own_certificate, master), _header(endpoint)
+        draft = self._exchanges.draft(key, exchange.key_id, peer_certificate, signer, header, is_batched=False)
         return self._exchanges.sign([draft])[0]
 
     def learn(
@@ -325,7 +341,7 @@ class DialogSecurity:
     def admit(
         self, store: Store, home: LocalService, broker: UUID, header: Header, link: Link
     ) -> Admitted | Denied | None:
-        """Judge the first message of a conversation with one of our services. Returns None if it gets no answer.
+        """Check the first message of a conversation with a local service. Returns None if it gets no answer.
 
         `broker` is the identifier of the database that has the service.
         """
@@ -357,46 +373,48 @@ class DialogSecurity:
         return Admitted(session, refusal(header, broker), is_batched, opened, key_id)
 
     def secure(self, admitted: Sequence[Admitted]) -> list[Secured]:
-        """Make the stored security of these conversations; with full security, also a key for the answers."""
-        secured = [PLAIN if one.opened is None else self._secured(one, one.opened) for one in admitted]
+        """Create the stored security of new conversations; with full security, also a key for the answers."""
+        secured = [PLAIN if dialog.opened is None else self._secured(dialog, dialog.opened) for dialog in admitted]
         answers = [
-            (place, one.opened)
-            for place, one in enumerate(admitted)
-            if one.opened is not None and one.opened.peer is not None
+            (index, dialog.opened)
+            for index, dialog in enumerate(admitted)
+            if dialog.opened is not None and dialog.opened.peer is not None
         ]
         fresh = [os.urandom(KEY_SIZE) for _ in answers]
         drafts = [
-            self._answer(admitted[place], opened, key) for (place, opened), key in zip(answers, fresh, strict=True)
+            self._answer(admitted[index], opened, key) for (index, opened), key in zip(answers, fresh, strict=True)
         ]
         signed = self._exchanges.sign(drafts)
-        for (place, opened), key, exchange in zip(answers, fresh, signed, strict=True):
-            one = secured[place]
-            assert one.keys is not None
-            keys = one.keys._replace(second_key_id=exchange.key_id, second_key=seal(opened.master, key, SESSION_KEY))
-            session = one.session._replace(second=_session_key(key))
-            secured[place] = _introduced(Secured(Security.FULL, session, keys), exchange)
+        for (index, opened), key, exchange in zip(answers, fresh, signed, strict=True):
+            initial = secured[index]
+            assert initial.keys is not None
+            keys = initial.keys._replace(
+                second_key_id=exchange.key_id, second_key=seal(opened.master, key, SESSION_KEY)
+            )
+            session = initial.session._replace(second=_session_key(key))
+            secured[index] = _introduced(Secured(Security.FULL, session, keys), exchange)
         return secured
 
     @staticmethod
-    def _secured(one: Admitted, opened: _Opened) -> Secured:
+    def _secured(admitted: Admitted, opened: _Opened) -> Secured:
         """Return the protection with only the initiator's key."""
-        assert one.key_id is not None
+        assert admitted.key_id is not None
         peer_id = 0 if opened.peer is None else opened.peer.owner_id
-        keys = Keys(opened.own.owner_id, peer_id, one.key_id, seal(opened.master, opened.key, SESSION_KEY))
-        return Secured(Security.ANONYMOUS, one.session, keys)
+        keys = Keys(opened.own.owner_id, peer_id, admitted.key_id, seal(opened.master, opened.key, SESSION_KEY))
+        return Secured(Security.ANONYMOUS, admitted.session, keys)
 
-    def _answer(self, one: Admitted, opened: _Opened, key: bytes) -> Draft:
+    def _answer(self, admitted: Admitted, opened: _Opened, key: bytes) -> Draft:
         """Draft the exchange of the target's own key."""
         assert opened.peer is not None
         signer = self._signer(opened.own, opened.master)
-        return self._exchanges.draft(key, uuid4(), opened.peer, signer, one.back, is_batched=one.is_batched)
+        return self._exchanges.draft(key, uuid4(), opened.peer, signer, admitted.back, is_batched=admitted.is_batched)
 
     def judge_date(self, store: Store, header: Header, signer: UserCertificate | None) -> Misdated | None:
         """Return why a verified opening is refused by its date: too old, ahead, or missing. None if it is accepted.
 
         A broker that has once sent a date always sends one, so an opening without one may be a recorded replay.
-        An opening dated in the future could be replayed when that time has come. So the latest date of a broker whose
-        clock is ahead is remembered.
+        An opening dated in the future could be replayed at that time. So the latest date of a broker whose clock is
+        ahead is stored.
         """
         opening, broker, now = header.opening, header.from_broker, self._clock()
         assert opening is not None
@@ -424,7 +442,7 @@ class DialogSecurity:
         """Return the facts known of the signer's broker. For an opening without a date, read them from the database."""
         key, opening = (signer.certificate_id, header.from_broker), header.opening
         if key not in self._brokers or opening is None or opening.sealed_at is None:
-            if len(self._brokers) >= MOST_BROKERS:
+            if len(self._brokers) >= MAX_BROKERS:
                 self._brokers.clear()
             self._brokers[key] = store.find_broker(*key)
         return self._brokers[key]
@@ -440,10 +458,10 @@ class DialogSecurity:
         if bool(exchange.source) != bool(exchange.signature):
             journal.corrupted(CorruptedMessage(11251), link)
             return None
-        found = store.find_certificates(database_id, [exchange.source, exchange.destination])
+        by_thumbprint = store.find_certificates(database_id, [exchange.source, exchange.destination])
         now = self._clock()
-        known = {name: one for name, one in found.items() if one.facts.is_valid(now)}
-        own, peer = known.get(exchange.destination), known.get(exchange.source)
+        valid = {name: certificate for name, certificate in by_thumbprint.items() if certificate.facts.is_valid(now)}
+        own, peer = valid.get(exchange.destination), valid.get(exchange.source)
         has_signer = peer is not None and public_key(peer.facts.der) is not None
         if own is None or own.key.encryption != BY_MASTER_KEY or (exchange.source and not has_signer):
             journal.conversation("No Certificate", header, link)
@@ -465,7 +483,7 @@ class DialogSecurity:
 
 
 def _introduced(secured: Secured, exchange: Exchange) -> Secured:
-    """Return the protection with our key, wrapped for the peer."""
+    """Return the protection with the own key, wrapped for the peer."""
     assert secured.keys is not None
     return secured._replace(keys=secured.keys._replace(exchange=pack_exchange(exchange)), exchange=exchange)
 
@@ -476,7 +494,16 @@ def _session_key(key: bytes) -> SessionKey:
 
 def _header(endpoint: RemoteEndpoint) -> Header:
     """Return the header of a message of this side, with the fields that an exchange is bound to."""
-    one, kind = endpoint, Kind.RUN
+    side, kind = endpoint, Kind.RUN
     return Header(
-        *(one.conversation_id, one.is_initiator, kind, True, one.far_service, None, one.own_service, one.own_broker)
+        *(
+            side.conversation_id,
+            side.is_initiator,
+            kind,
+            True,
+            side.far_service,
+            None,
+            side.own_service,
+            side.own_broker,
+        )
     )

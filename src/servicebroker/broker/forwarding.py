@@ -15,7 +15,7 @@ from servicebroker.broker.transport.links import Links
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.budgets import NamedAddresses
-from servicebroker.protocol.forwarding import MEGABYTE_BYTES, Forwarder, Passage, Refusal
+from servicebroker.protocol.forwarding import MEGABYTE_BYTES, DroppedMessage, Forwarder, Passage
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Ask, Decision, Dropped, Elsewhere
 
@@ -90,7 +90,7 @@ class Forwarding:
             self.drop_all(9792)
         now, sent = self._seconds(), False
         for hop in self._forwarder.hops:
-            address = self._mirrors.way(hop)
+            address = self._mirrors.address_of(hop)
             if isinstance(address, str) or not (address in self._linked or self._may_reach(hop, address, now)):
                 continue
             link = self._links.reach(address)
@@ -100,7 +100,7 @@ class Forwarding:
                 continue
             self._note_link(address)
             while link.room > 0 and (found := self._forwarder.pass_on(hop, now)) is not None:
-                if isinstance(found, Refusal):
+                if isinstance(found, DroppedMessage):
                     _dropped(found)
                     continue
                 header, body = found
@@ -170,5 +170,5 @@ def write(connection: psycopg.Connection[tuple[object, ...]], rows: Sequence[Row
     show(connection, "forwarded_messages", _COLUMNS, rows)
 
 
-def _dropped(refusal: Refusal) -> None:
+def _dropped(refusal: DroppedMessage) -> None:
     journal.forwarded_dropped(refusal.error, refusal.header)

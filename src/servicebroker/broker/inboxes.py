@@ -17,7 +17,7 @@ from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.protocol.division import share_of
 from servicebroker.protocol.envelope import conversation_of
 from servicebroker.protocol.forwarding import unwrap
-from servicebroker.protocol.mirroring import NEVER, Known, Standing
+from servicebroker.protocol.mirroring import NEVER, KnownTimeline, RoleReport
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
@@ -25,14 +25,16 @@ INBOX_BYTES = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whos
 ROUND_BYTES = 512 * 1024  # that a round takes: peers send more while the next round stores
 FRAME_OVERHEAD_BYTES = 500  # bytes that a frame counts for beside its body
 ACTIVE_S = 30.0  # seconds for which a peer that has brought something has its share
-OVER = float("-inf")  # when it brought something, of a link that is over: who has proved nothing comes with another one
+CLOSED_LINK_TIME = float(
+    "-inf"
+)  # when it brought something, of a link that is over: who has proved nothing comes with another one
 TURN_S = 0.02  # seconds that the frames of a peer may take of a round, while there are others
 FIRST_PORTION, MIN_PORTION, MAX_PORTION = 16, 1, 2_000  # frames of a peer in a round: at first, at least, and at most
 RECENT_WEIGHT = 0.2  # the weight of the last round in the moving average of a peer's use
-LIGHT_USE = 0.5  # a peer below this part of the average use does not wait for others
-VAIN_PART = 0.1  # a peer with a larger part of useless frames waits for its turn in any case
+LIGHT_FRACTION = 0.5  # a peer below this part of the average use does not wait for others
+USELESS_FRACTION = 0.1  # a peer with a larger part of useless frames waits for its turn in any case
 NOISE_FRAMES = 200  # frames for nothing of one peer that are read between two ticks of the network
-LEAST_S = 0.0005  # charged to a link in a round: what is less is divided among all by their frames
+MIN_CHARGE_S = 0.0005  # charged to a link in a round: what is less is divided among all by their frames
 WASTE_FACTOR = 2.0  # the pause after a turn is this many times as long for useless frames
 
 
@@ -60,13 +62,13 @@ class Answered(NamedTuple):
     """A broker at this address has stated its role."""
 
     address: Address
-    standing: Standing
+    role_report: RoleReport
 
 
 class Outdated(NamedTuple):
     """The event that a peer has seen a higher timeline of our cluster: another server was promoted."""
 
-    known: Known
+    known: KnownTimeline
 
 
 NetworkEvent = Arrival | Lost | Reached | Unreached | Answered | Outdated
@@ -83,9 +85,9 @@ class _Line:
         self.taken = 0  # by the round that runs
         self.wasted = 0.0  # of that
         self.charged = 0.0  # seconds of the round that runs that were measured for it
-        self.use = 0.0  # seconds of a round that it has lately had
-        self.vain = 0.0  # which part of its frames has lately been for nothing
-        self.rests_until = 0.0  # 0: it does not rest
+        self.round_seconds = 0.0  # seconds of a round that it has lately had
+        self.useless_fraction = 0.0  # which part of its frames has lately been for nothing
+        self.paused_until = 0.0  # 0: it does not rest
 
     @property
     def weight(self) -> int:
@@ -114,53 +116,53 @@ class Inbox:
     ) -> None:
         self.relieved = relieved
         self._seconds = seconds
-        self._name_taker = taker
+        self._current_taker = taker
         self.count = 1  # of inboxes that share the room
         self._lock = threading.Lock()
-        self._happened: dict[object, NetworkEvent] = {}  # of each address and link the last
+        self._events: dict[object, NetworkEvent] = {}  # of each address and link the last
         self._lines: dict[object, _Line] = {}
-        self._is_shared = False  # a peer sends little, and must not wait for the others
+        self._limits_portions = False  # a peer sends little, and must not wait for the others
         self._taker = 0  # that has taken last
         self._has_more = False  # than the last round took, of those who do not rest
-        self.bell = threading.Event()
+        self.wake_event = threading.Event()
 
     def put(self, item: NetworkEvent) -> None:
         """Add one, and ring, unless it has to wait."""
         now = self._seconds()
         with self._lock:
             if not isinstance(item, Arrival):
-                key = _about(item)
-                self._happened.pop(key, None)
-                self._happened[key] = item
+                key = _event_key(item)
+                self._events.pop(key, None)
+                self._events[key] = item
                 if isinstance(item, Lost) and item.link in self._lines:
-                    self._lines[item.link].active_at = OVER
-                self.bell.set()
+                    self._lines[item.link].active_at = CLOSED_LINK_TIME
+                self.wake_event.set()
                 return
             line = self._lines.setdefault(line_of(item.link), _Line())
             line.arrivals.append(item)
             line.size += len(item.body)
             line.active_at = now
-            if line.rests_until <= now:
-                self.bell.set()
+            if line.paused_until <= now:
+                self.wake_event.set()
 
     def take(self, most: int) -> list[NetworkEvent]:
         """Take at most `most` items: first events, then frames of each peer in turns, until the round has enough.
 
         Who gets least of a round is the first in the next one.
         """
-        now, self._taker = self._seconds(), self._name_taker()
+        now, self._taker = self._seconds(), self._current_taker()
         with self._lock:
             full = [line for line in self._lines.values() if self._is_full(line)]
-            taken = [self._happened.pop(key) for key in list(self._happened)[:most]]
+            taken = [self._events.pop(key) for key in list(self._events)[:most]]
             self._lines = {
                 key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE_S > now
             }
-            self._is_shared = self._has_light_one()
+            self._limits_portions = self._has_light_peer()
             for line in self._lines.values():
                 line.taken, line.wasted, line.charged = 0, 0.0, 0.0
-            turns = [line for line in self._lines.values() if line.arrivals and line.rests_until <= now]
+            turns = [line for line in self._lines.values() if line.arrivals and line.paused_until <= now]
             for line in turns:
-                line.rests_until = 0.0
+                line.paused_until = 0.0
             size = 0
             while turns and len(taken) < most and size < ROUND_BYTES:
                 for line in turns[: most - len(taken)]:
@@ -174,7 +176,7 @@ class Inbox:
                 turns = [
                     line
                     for line in turns
-                    if line.arrivals and not (line.taken >= line.portion and self._has_turns(line))
+                    if line.arrivals and not (line.taken >= line.portion and self._is_limited(line))
                 ]
             self._has_more = bool(turns)
             if turns:
@@ -187,19 +189,19 @@ class Inbox:
     def empty(self) -> list[Arrival]:
         """All that was brought, to be put elsewhere."""
         with self._lock:
-            brought = [arrival for line in self._lines.values() for arrival in line.arrivals]
+            arrivals = [arrival for line in self._lines.values() for arrival in line.arrivals]
             for line in self._lines.values():
                 line.arrivals.clear()
                 line.size = 0
             self._has_more = False
-        return brought
+        return arrivals
 
     def forget_links(self) -> None:
         """Forget lost links: after a restart of the relays nothing was under way on them."""
         with self._lock:
-            self._happened = {key: one for key, one in self._happened.items() if not isinstance(one, Lost)}
+            self._events = {key: one for key, one in self._events.items() if not isinstance(one, Lost)}
 
-    def took(self, seconds: float) -> None:
+    def account_round(self, seconds: float) -> None:
         """Note how long the round has worked on the taken items.
 
         Each line is charged for what was measured for it, and for its part of the rest by the number of its frames.
@@ -210,35 +212,35 @@ class Inbox:
             rest = max(seconds - sum(line.charged for line in served), 1e-6)
             each_of_rest = rest / max(1, sum(line.taken for line in served))
             for line in self._lines.values():
-                line.use += RECENT_WEIGHT * (line.charged + each_of_rest * line.taken - line.use)
+                line.round_seconds += RECENT_WEIGHT * (line.charged + each_of_rest * line.taken - line.round_seconds)
             for line in served:
                 each = each_of_rest + line.charged / line.taken
                 has_had_its_turn = line.taken >= line.portion or line.wasted > 0
                 line.portion = min(max(int(TURN_S / each), MIN_PORTION), MAX_PORTION)
-                line.vain += RECENT_WEIGHT * (line.wasted / line.taken - line.vain)
-                if line.arrivals and has_had_its_turn and self._has_turns(line):
-                    line.rests_until = now + each * (line.taken + WASTE_FACTOR * line.wasted)
-            self._has_more &= any(line.arrivals and not line.rests_until for line in self._lines.values())
+                line.useless_fraction += RECENT_WEIGHT * (line.wasted / line.taken - line.useless_fraction)
+                if line.arrivals and has_had_its_turn and self._is_limited(line):
+                    line.paused_until = now + each * (line.taken + WASTE_FACTOR * line.wasted)
+            self._has_more &= any(line.arrivals and not line.paused_until for line in self._lines.values())
 
     def charge(self, link: Link, seconds: float) -> None:
         """Charge a peer for seconds of this thread's round."""
         with self._lock:
-            if self._taker == self._name_taker() and (line := self._lines.get(line_of(link))) is not None:
+            if self._taker == self._current_taker() and (line := self._lines.get(line_of(link))) is not None:
                 line.charged += seconds
 
-    def _has_light_one(self) -> bool:
+    def _has_light_peer(self) -> bool:
         """Return whether some line has had much less than the others, or nobody knows yet."""
-        uses = [line.use for line in self._lines.values()]
-        return len(uses) > 1 and min(uses) <= LIGHT_USE * sum(uses) / len(uses)
+        uses = [line.round_seconds for line in self._lines.values()]
+        return len(uses) > 1 and min(uses) <= LIGHT_FRACTION * sum(uses) / len(uses)
 
-    def _has_turns(self, line: _Line) -> bool:
+    def _is_limited(self, line: _Line) -> bool:
         """Return whether a round takes no more than its portion of that line, and lets it rest then."""
-        return self._is_shared or (len(self._lines) > 1 and line.vain > VAIN_PART)
+        return self._limits_portions or (len(self._lines) > 1 and line.useless_fraction > USELESS_FRACTION)
 
     def waste(self, link: Link, share: float) -> None:
         """A frame of this thread's round has cost more than it was worth."""
         with self._lock:
-            if self._taker == self._name_taker() and (line := self._lines.get(line_of(link))) is not None:
+            if self._taker == self._current_taker() and (line := self._lines.get(line_of(link))) is not None:
                 line.wasted += share
 
     @property
@@ -250,7 +252,7 @@ class Inbox:
         with self._lock:
             if self._has_more:
                 return 0.0
-            rests = [line.rests_until for line in self._lines.values() if line.arrivals and line.rests_until]
+            rests = [line.paused_until for line in self._lines.values() if line.arrivals and line.paused_until]
         return min(rests, default=NEVER)
 
     @property
@@ -270,7 +272,7 @@ class Inbox:
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._happened) + sum(len(line.arrivals) for line in self._lines.values())
+            return len(self._events) + sum(len(line.arrivals) for line in self._lines.values())
 
 
 class Inboxes:
@@ -300,11 +302,11 @@ class Inboxes:
         """Keep or add inboxes for `count` shares, and divide the waiting frames among them. No frame is lost."""
         with self._lock:
             kept, gone = self.shares[:count], self.shares[count:]
-            brought = [arrival for inbox in (*kept, *gone) for arrival in inbox.empty()]
+            arrivals = [arrival for inbox in (*kept, *gone) for arrival in inbox.empty()]
             self.shares = (*kept, *(self._new() for _ in range(count - len(kept))))
             for inbox in self.shares:
                 inbox.count = count
-            for arrival in brought:
+            for arrival in arrivals:
                 self.shares[share_for(arrival, count)].put(arrival)
         self.relieved()
 
@@ -317,10 +319,10 @@ class Inboxes:
             for inbox in self.shares[:1] if isinstance(item, Outdated) else self.shares:
                 inbox.put(item)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake all shares, since one may wait until a link accepts more."""
         for inbox in self.shares:
-            inbox.bell.set()
+            inbox.wake_event.set()
 
     def forget_links(self) -> None:
         """Forget lost links in all inboxes."""
@@ -335,7 +337,7 @@ class Inboxes:
         """Return whether a peer brings too much noise, on all of its connections together, to be read now."""
         return self._noise[line_of(link)] > NOISE_FRAMES
 
-    def forgive(self) -> bool:
+    def reset_noise(self) -> bool:
         """Reset the counts of useless frames. Returns whether there were any."""
         was_noise = bool(self._noise)
         self._noise.clear()
@@ -374,7 +376,7 @@ class Charges:
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
         self._of_link: defaultdict[Link, float] = defaultdict(float)
-        self._brought_by: dict[UUID, Link] = {}
+        self._link_of: dict[UUID, Link] = {}
 
     @property
     def now(self) -> float:
@@ -389,11 +391,11 @@ class Charges:
     def begin(self) -> None:
         """Begin another round."""
         self._of_link.clear()
-        self._brought_by.clear()
+        self._link_of.clear()
 
-    def note_bringer(self, handle: UUID, link: Link) -> None:
+    def note_sender(self, handle: UUID, link: Link) -> None:
         """Charge that link for the conversation, in this round."""
-        self._brought_by[handle] = link
+        self._link_of[handle] = link
 
     def charge(self, link: Link, since: float) -> None:
         """Charge a link for the time since then."""
@@ -407,7 +409,7 @@ class Charges:
 
     def charge_for(self, handle: UUID, since: float) -> None:
         """Charge the peer that has sent frames of that conversation in this round, if any."""
-        if (link := self._brought_by.get(handle)) is not None:
+        if (link := self._link_of.get(handle)) is not None:
             self.charge(link, since)
 
     def charge_by_weight(self, weights: Mapping[UUID, float], since: float) -> None:
@@ -417,13 +419,13 @@ class Charges:
         if total <= 0 or seconds <= 0:
             return
         for handle, weight in weights.items():
-            if (link := self._brought_by.get(handle)) is not None:
+            if (link := self._link_of.get(handle)) is not None:
                 self._of_link[link] += seconds * weight / total
 
     def tell(self) -> None:
         """Tell the links, at the end of the round."""
         for link, seconds in self._of_link.items():
-            if seconds >= LEAST_S:
+            if seconds >= MIN_CHARGE_S:
                 link.charge(seconds)
 
 
@@ -443,7 +445,7 @@ def line_of(link: Link) -> object:
     return link.owner or link
 
 
-def _about(item: Lost | Reached | Unreached | Answered | Outdated) -> object:
+def _event_key(item: Lost | Reached | Unreached | Answered | Outdated) -> object:
     """Return the subject of an event: the next event of the same subject replaces it, so that none pile up."""
     match item:
         case Lost():

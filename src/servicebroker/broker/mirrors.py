@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from servicebroker.broker.transport.links import Links
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.protocol import mirroring
-from servicebroker.protocol.mirroring import NEVER, Known, Pair, Standing
+from servicebroker.protocol.mirroring import NEVER, KnownTimeline, Pair, RoleReport
 from servicebroker.protocol.routing import Address, Elsewhere
 
 _log = logging.getLogger("servicebroker.broker")
@@ -39,7 +39,7 @@ class Mirrors:
         """Return the pairs of which nothing is known yet, each once: `begin` them first."""
         return [one for one in dict.fromkeys(destinations) if one.mirror is not None and one not in self._pairs]
 
-    def begin(self, known: Mapping[Elsewhere, Known]) -> None:
+    def begin(self, known: Mapping[Elsewhere, KnownTimeline]) -> None:
         """Pairs that are used for the first time, and the highest timeline that was seen of each."""
         self.are_used = True
         for one, highest in known.items():
@@ -54,7 +54,7 @@ class Mirrors:
             del self._pairs[one], self._told[one]
             self._changed.add(one)
 
-    def way(self, destination: Elsewhere) -> Address | str:
+    def address_of(self, destination: Elsewhere) -> Address | str:
         """The address to send to; for a pair that of the principal, or why there is none."""
         if destination.mirror is None:
             return destination.address
@@ -65,10 +65,10 @@ class Mirrors:
             return mirroring.explained(pair, (destination.address, destination.mirror))
         return destination.mirror if pair.chosen else destination.address
 
-    def heard(self, address: Address, standing: Standing) -> None:
+    def heard(self, address: Address, role_report: RoleReport) -> None:
         """Note the role that the broker at that address has stated."""
         for one, side in self._sides(address):
-            self._becomes(one, mirroring.heard(self._pairs[one], side, standing, self._seconds()))
+            self._becomes(one, mirroring.heard(self._pairs[one], side, role_report, self._seconds()))
 
     def unreached(self, address: Address, status: str) -> None:
         """Note that nobody answers at that address, and why."""
@@ -110,7 +110,7 @@ class Mirrors:
 
     def _becomes(self, one: Elsewhere, pair: Pair) -> None:
         before, self._pairs[one] = self._pairs[one], pair
-        if (pair.words, pair.standings, pair.reasons) != (before.words, before.standings, before.reasons):
+        if (pair.statuses, pair.role_reports, pair.reasons) != (before.statuses, before.role_reports, before.reasons):
             self._news.add(one)
             if pair.chosen is None:
                 self._changed.add(one)  # messages that wait show why

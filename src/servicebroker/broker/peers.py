@@ -40,7 +40,7 @@ class Peers:
         self._news: dict[Address, Answer] = {}  # not kept in the database yet
         self._mistrusted: dict[Mistrust, tuple[int, str]] = {}
 
-    def obey(self, policy: Policy) -> None:
+    def apply(self, policy: Policy) -> None:
         """Apply imported, dropped and accepted certificates, and the stored facts about peers."""
         with self._lock:
             self.proves = policy.proves
@@ -55,7 +55,7 @@ class Peers:
         with self._lock:
             if amounts == self.budgets.amounts:
                 return False
-            self.budgets.obey(amounts)
+            self.budgets.apply(amounts)
             self.version += 1
             return True
 
@@ -73,7 +73,7 @@ class Peers:
         with self._lock:
             return self._judged(owner, instance) if self.proves else None
 
-    def doubt(self, address: Address | None, proved: Proved, instance: UUID) -> str | None:
+    def objection_to(self, address: Address | None, proved: Proved, instance: UUID) -> str | None:
         """A peer says which instance it is, where we connected to or, without `address`, to us: why not to believe."""
         if proved.is_vouched and proved.instance not in (None, instance):
             return self.contradicted(proved.owner, instance)

@@ -47,15 +47,16 @@ class Policy(NamedTuple):
     """The settings of the network.
 
     Attributes:
-        port: where it listens, None for nowhere; `host` is '' for every address of the machine.
-        refusal: the number of the error that every peer is answered with, 0 for none.
-        silence: the number of the reason why nothing leaves, 0 when it does.
+        host: the address to listen at, '' for all interfaces.
+        port: None if the daemon does not listen.
+        refusal: number of the error with which every peer is refused, 0 for none.
+        silence: number of the reason why nothing is sent, 0 if messages are sent.
         encryption: DISABLED, SUPPORTED or REQUIRED.
-        tls: None while there is no certificate to show.
-        owners: of the certificates that are imported.
-        named: for an instance, the owners of the imported certificates that name it.
-        accepted: for an instance that several have claimed, whose it is.
-        answers: who has answered where we connected, as it was kept.
+        tls: None if there is no certificate to show.
+        owners: owners of the imported certificates.
+        named: instance -> owners of the imported certificates that name it.
+        accepted: instance -> the owner that an administrator has accepted for it.
+        answers: address -> the last identity that answered there, as stored.
     """
 
     host: str = ""
@@ -73,12 +74,12 @@ class Policy(NamedTuple):
 
     @property
     def proves(self) -> bool:
-        """Return whether connections prove who their peers are."""
+        """Return whether connections prove the identities of peers."""
         return self.tls is not None and self.encryption != DISABLED
 
     @property
     def addresses(self) -> frozenset[Address]:
-        """The addresses by which routes mean this instance."""
+        """The addresses that routes use for this instance."""
         if self.port is None:
             return frozenset()
         return own_addresses(self.host, self.port)
@@ -93,14 +94,14 @@ class _Stored(NamedTuple):
     budgets: Mapping[str, Mapping[str, int]] = EMPTY
 
 
-OFF = Policy(silence=9666)  # no endpoint, or not the daemon that serves the instance
+OFF = Policy(silence=9666)  # there is no endpoint, or another daemon serves the instance
 
 
 class PolicyWatch:
-    """Makes the policy of what the database holds. `listener` stands for the stored endpoint when it is given.
+    """Makes the policy from the database. `listener` replaces the stored endpoint, if given.
 
     Attributes:
-        membership: how the instance stands in its domain, None while its endpoint does not ask for one.
+        membership: the state of the instance in its domain; None unless the endpoint has AUTHENTICATION = WINDOWS.
     """
 
     def __init__(self, keys: KeyFolder | None, listener: NetworkEndpoint | None = None) -> None:
@@ -109,7 +110,7 @@ class PolicyWatch:
         self._keys = keys
         self._member: Membership | None = None
         self._basis: tuple[object, ...] | None = None
-        self._seen: Snapshot | None = None  # before `_stored` was read
+        self._seen: Snapshot | None = None  # taken before `_stored` was read
         self._stored = _Stored(None, [], Connect(None, {}))
 
     @property
@@ -117,61 +118,61 @@ class PolicyWatch:
         """Return the amounts that single owners have instead of the default budget."""
         return self._stored.budgets
 
-    def look(
+    def poll(
         self, connection: psycopg.Connection[Any], now: datetime, snapshot: Snapshot | None = None
     ) -> Policy | None:
-        """The policy, when it is another one than at the last look; else None.
+        """Return the policy if it has changed since the last poll; else None.
 
-        `snapshot` is that of the last round: while it stays the same nothing was committed, and nothing is read again.
+        `snapshot`: that of the last round. If it has not changed, nothing was committed and the database is not read.
         """
         if snapshot is None or snapshot != self._seen:
             self._stored, self._seen = _read(connection), snapshot
         endpoint = self.listener or self._stored.endpoint
-        found = self._stored.certificates
-        certificates = found if endpoint is None or _takes(endpoint, Method.CERTIFICATE) else []
+        stored = self._stored.certificates
+        certificates = stored if endpoint is None or _accepts(endpoint, Method.CERTIFICATE) else []
         own = choose_own(endpoint, certificates, now)
-        standing = self._stand(connection, now) if _takes(endpoint, Method.WINDOWS) else None
-        if not _takes(endpoint, Method.WINDOWS):
+        membership = self._membership_state(connection, now) if _accepts(endpoint, Method.WINDOWS) else None
+        if not _accepts(endpoint, Method.WINDOWS):
             self.membership = None
         connect = self._stored.connect
-        basis = (endpoint, certificates, own, _essence(standing), connect)
+        basis = (endpoint, certificates, own, _essence(membership), connect)
         if basis == self._basis:
             return None
         if self._basis is not None:
             _log.info(RULES[11295 if self._basis[0] != endpoint else 11296].text)
         self._basis = basis
-        policy = self._policy(endpoint, certificates, own, standing, connect)
+        policy = self._policy(endpoint, certificates, own, membership, connect)
         if policy.tls is not None and own is not None:
-            _tell_which(own, certificates, now)
+            _log_shown_certificate(own, certificates, now)
         return policy._replace(**trusted(certificates), answers=run(connection, find_answers()))
 
     def forget(self) -> None:
         """Read the whole policy again at the next poll."""
         self._basis = self._seen = None
 
-    def _stand(self, connection: psycopg.Connection[Any], now: datetime) -> MemberState | None:
+    def _membership_state(self, connection: psycopg.Connection[Any], now: datetime) -> MemberState | None:
         """Return the state of this instance in its domain. A new problem is logged once."""
         if self._keys is None:
             return None
         if self._member is None:
             self._member = Membership(self._keys, run(connection, find_instance()))
-        standing = None
+        membership = None
         try:
-            standing = self._member.look(now)
-            told = _told(standing)
+            membership = self._member.look(now)
+            report = _to_report(membership)
         except (DomainError, InstanceError, OSError) as trouble:
-            told = ToldMembership(None, None, None, None, str(trouble))
-        if told.problem and (self.membership is None or self.membership.problem != told.problem):
-            _log.error("AUTHENTICATION = WINDOWS: %s", told.problem)
-        self.membership = told
-        return standing
+            report = ToldMembership(None, None, None, None, str(trouble))
+        if report.problem and (self.membership is None or self.membership.problem != report.problem):
+            _log.error("AUTHENTICATION = WINDOWS: %s", report.problem)
+        self.membership = report
+        return membership
 
     def _policy(
         self,
         endpoint: NetworkEndpoint | None,
         certificates: list[TransportCertificate],
         own: TransportCertificate | None,
-        standing: MemberState | None,
+        membership: MemberState | None,
         connect: Connect,
     ) -> Policy:
         if endpoint is None:
@@ -184,7 +185,7 @@ class PolicyWatch:
             0,
             0,
             endpoint.encryption,
-            self._tls(endpoint, certificates, own, standing, connect),
+            self._tls(endpoint, certificates, own, membership, connect),
             endpoint.forwards,
             endpoint.forward_size,
         )
@@ -197,8 +198,8 @@ class PolicyWatch:
                 "There is no valid certificate of this instance with its key, and the endpoint requires encryption: "
                 "make one with servicebroker certificate create, or set ENCRYPTION = DISABLED."
             )
-            is_old = any(one.is_own for one in certificates)
-            return policy._replace(refusal=28036, silence=9763 if is_old else 9762)
+            is_expired = any(certificate.is_own for certificate in certificates)
+            return policy._replace(refusal=28036, silence=9763 if is_expired else 9762)
         return policy
 
     def _tls(
@@ -206,12 +207,12 @@ class PolicyWatch:
         endpoint: NetworkEndpoint,
         certificates: list[TransportCertificate],
         own: TransportCertificate | None,
-        standing: MemberState | None,
+        membership: MemberState | None,
         connect: Connect,
     ) -> Tls | None:
         if endpoint.encryption == DISABLED:
             return None
-        domain = standing if standing is not None and standing.identity is not None else None
+        domain = membership if membership is not None and membership.identity is not None else None
         identity = None if own is None else self._identity(own)
         if identity is None and domain is None:
             _warn_of_passwords(certificates)
@@ -219,8 +220,8 @@ class PolicyWatch:
         try:
             made = Tls(
                 identity,
-                [one for one in certificates if not one.is_own],
-                [one for one in certificates if one.is_own],
+                [certificate for certificate in certificates if not certificate.is_own],
+                [certificate for certificate in certificates if certificate.is_own],
                 domain=domain,
                 authentication=endpoint.authentication,
                 connect=connect,
@@ -234,7 +235,7 @@ class PolicyWatch:
         return made
 
     def _identity(self, own: TransportCertificate) -> Path | None:
-        """The file with the key of a certificate of ours."""
+        """Return the file with the private key of a certificate of this instance, or None."""
         if self._keys is None:
             return None
         try:
@@ -247,50 +248,50 @@ class PolicyWatch:
         return identity
 
 
-def _takes(endpoint: NetworkEndpoint | None, method: Method) -> bool:
+def _accepts(endpoint: NetworkEndpoint | None, method: Method) -> bool:
     return endpoint is not None and method in endpoint.authentication.methods
 
 
-def _told(standing: MemberState) -> ToldMembership:
-    account = None if standing.member is None else standing.member.account
-    facts = standing.facts
+def _to_report(membership: MemberState) -> ToldMembership:
+    account = None if membership.member is None else membership.member.account
+    facts = membership.facts
     if facts is None:
-        return ToldMembership(account, None, None, None, standing.problem)
-    return ToldMembership(account, facts.thumbprint, facts.start_date, facts.expiry_date, standing.problem)
+        return ToldMembership(account, None, None, None, membership.problem)
+    return ToldMembership(account, facts.thumbprint, facts.start_date, facts.expiry_date, membership.problem)
 
 
-def _essence(standing: MemberState | None) -> object:
+def _essence(membership: MemberState | None) -> object:
     """Return the part of a membership on which connections depend: all but the problem."""
-    return None if standing is None else standing._replace(problem="")
+    return None if membership is None else membership._replace(problem="")
 
 
-def _tell_which(own: TransportCertificate, certificates: list[TransportCertificate], now: datetime) -> None:
-    """Which of our certificates is shown, of several that could be."""
-    others = ", ".join(one.name for one in certificates if one.is_usable(now) and one != own)
+def _log_shown_certificate(own: TransportCertificate, certificates: list[TransportCertificate], now: datetime) -> None:
+    """Log which certificate peers see, and which others would be valid."""
+    others = ", ".join(other.name for other in certificates if other.is_usable(now) and other != own)
     until = f"{own.facts.expiry_date:%Y-%m-%d %H:%M} UTC"
     also = f" Valid too, and not shown: {others}." if others else ""
     _log.info("Peers are shown the certificate %s, until %s.%s", own.name, until, also)
 
 
 def _warn_of_passwords(certificates: list[TransportCertificate]) -> None:
-    for one in certificates:
-        if one.by_password:
+    for certificate in certificates:
+        if certificate.by_password:
             _log.error(
                 "The private key of certificate %s lies under a password, so that the endpoint cannot use it: "
                 "ALTER CERTIFICATE ... WITH PRIVATE KEY (DECRYPTION BY PASSWORD = ...).",
-                one.name,
+                certificate.name,
             )
 
 
 def trusted(certificates: list[TransportCertificate]) -> dict[str, Any]:
     """Return the fields of the policy that the imported certificates decide."""
-    imported = [one for one in certificates if not one.is_own]
+    imported = [certificate for certificate in certificates if not certificate.is_own]
     named: dict[UUID, frozenset[str]] = {}
-    for owner, instance, _ in (one.proved for one in imported):
+    for owner, instance, _ in (certificate.proved for certificate in imported):
         if instance is not None:
             named[instance] = named.get(instance, frozenset()) | {owner}
-    accepted = {instance: one.proved.owner for one in imported for instance in one.accepted_instances}
-    return {"owners": frozenset(one.proved.owner for one in imported), "named": named, "accepted": accepted}
+    accepted = {instance: peer.proved.owner for peer in imported for instance in peer.accepted_instances}
+    return {"owners": frozenset(peer.proved.owner for peer in imported), "named": named, "accepted": accepted}
 
 
 def _read(connection: psycopg.Connection[Any]) -> _Stored:

@@ -45,7 +45,7 @@ from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Header
 from servicebroker.protocol.incoming import Batch
 from servicebroker.protocol.limits import LIMITS
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, RoutingTable
 from servicebroker.protocol.unfinished import Stored
 from servicebroker.store.direct import DirectConnection, QueuedCommand, run_command
@@ -173,7 +173,7 @@ class PostgresStore(Store):
     def ask(self, database_id: int, missing: Ask) -> None:
         self._do(missing_routes.ask(database_id, missing, self._clock()))
 
-    def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, Known]:
+    def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, KnownTimeline]:
         return self._do(mirrored_pairs.known(pairs))
 
     def pairs(self) -> list[Elsewhere]:

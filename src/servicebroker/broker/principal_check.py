@@ -11,14 +11,14 @@ import psycopg
 from servicebroker.broker.self_report import SelfReport
 from servicebroker.broker.sharing.takeover import Challenges, Event
 from servicebroker.broker.transport.sockets import Network
-from servicebroker.engine.remote.mirrored_pairs import find_standing, proof
+from servicebroker.engine.remote.mirrored_pairs import proof, read_role
 from servicebroker.model.daemon_reports import Subject
-from servicebroker.protocol.mirroring import Known, Role
+from servicebroker.protocol.mirroring import KnownTimeline, Role
 from servicebroker.store.running import run
 
 COMMIT_TIMEOUT_S = 5.0  # seconds that a proof may wait for the synchronous standby before that is said
 
-UNGUARDED = (
+NOT_SYNCHRONOUS = (
     "A peer sends to this instance by a mirrored route, and no commit here waits for a synchronous standby "
     "(synchronous_standby_names, synchronous_commit): what is acknowledged may be lost with this server."
 )
@@ -36,15 +36,15 @@ class PrincipalCheck:
 
     def attempt(self, connection: psycopg.Connection[Any]) -> Event:
         """Wait for a commit that a synchronous standby has, where there is one. Returns how that went."""
-        standing = run(connection, find_standing())
-        if standing.role is Role.MIRROR:
+        role_report = run(connection, read_role())
+        if role_report.role is Role.MIRROR:
             return Event.MIRROR
-        problem = self._challenges.objection(standing) or self._commit(connection)
+        problem = self._challenges.objection(role_report) or self._commit(connection)
         self._tell(Subject.PRINCIPAL, problem)
         if problem:
             return Event.UNPROVED
         self._challenges.refute()
-        self._network.stand(standing)
+        self._network.announce_role(role_report)
         return Event.PROVED
 
     def report(self, connection: psycopg.Connection[Any]) -> None:
@@ -53,12 +53,12 @@ class PrincipalCheck:
 
     def renew(self, connection: psycopg.Connection[Any]) -> None:
         """Note that a commit has succeeded. It may be the first one after a promotion of this server."""
-        standing = run(connection, find_standing())
-        self._network.stand(standing)
-        is_unguarded = self._network.was_asked and not standing.is_guarded
-        self._tell(Subject.MIRROR, UNGUARDED if is_unguarded else "")
+        role_report = run(connection, read_role())
+        self._network.announce_role(role_report)
+        is_unguarded = self._network.was_asked and not role_report.is_synchronous
+        self._tell(Subject.MIRROR, NOT_SYNCHRONOUS if is_unguarded else "")
 
-    def challenge(self, known: Known) -> None:
+    def challenge(self, known: KnownTimeline) -> None:
         """Handle the report of a peer that it has seen a higher timeline of our cluster.
 
         Raises:

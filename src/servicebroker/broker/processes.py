@@ -123,7 +123,7 @@ class ShareProcess(RemoteRelay):
                 int(CLOSE_TIMEOUT_S * 1000),
             )
 
-    def interrupt(self, patience: float) -> None:
+    def interrupt(self, timeout: float) -> None:
         """A commit that waits for a standby would wait for ever: whose thread this is ends its session."""
         self._process.kill()
 

@@ -13,7 +13,7 @@ from servicebroker.broker import journal
 from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Link
-from servicebroker.protocol.on_its_way import Storing
+from servicebroker.protocol.conversation_states import Storing
 from servicebroker.protocol.unfinished import UnfinishedMessages
 
 

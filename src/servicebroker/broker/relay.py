@@ -31,7 +31,7 @@ from servicebroker.engine.remote.departing import Snapshot
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.protocol.budgets import Budgets, NamedAddresses, RouteRequests, over_budget
 from servicebroker.protocol.limits import LIMITS, Limits
-from servicebroker.protocol.mirroring import Standing
+from servicebroker.protocol.mirroring import RoleReport
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Ask, Decision
 from servicebroker.protocol.unfinished import UnfinishedMessages
@@ -42,9 +42,13 @@ from servicebroker.store.keys.key_files import KeyFolder
 class Relay:
     """The conversations of one instance with others. Not thread-safe: one thread runs its rounds.
 
-    `seconds` never goes back; `capacity` is how many conversations it remembers at a time, `budget` how many bytes of
-    bodies that wait for links, and of those that wait for rows; `keys` has the service master key, for secure
-    conversations; `peers` says what links prove, nothing without it. `budgets` take the place of those of `peers`.
+    Args:
+        seconds: a clock that never goes back.
+        capacity: the number of conversations in memory.
+        budget: bytes of bodies that wait for links, and as many that wait for row locks.
+        keys: the service master key, for secured conversations.
+        peers: what connections prove about peers; without it nothing is proved.
+        budgets: replace those of `peers`.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class Relay:
     def forget(self, shares: int = 1) -> None:
         """Drop all memory and restart from the database, after a lost connection or a write by another process.
 
-        So many relays share the instance, and what memory there is for it.
+        `shares`: the number of relays of this instance, which divide the memory among them.
         """
         clock, seconds, security = self._clock, self._seconds, self._security
         capacity = max(1, self._capacity // shares)
@@ -105,22 +109,22 @@ class Relay:
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
         self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, self._budget, shares)
         self._frames = Frames(self._conversations, self._charges, self._limits.fragment_size, clock, seconds)
-        self._routes = 0  # their version
-        self.snapshot: Snapshot | None = None  # of the last round: while it stays the same nothing was committed
+        self._routes = 0  # version of the routes
+        self.snapshot: Snapshot | None = None  # of the last round; an equal snapshot means that nothing was committed
         self._is_traced = False  # messages have trace contexts
         self.mirrors.forget_told()
         self.forwarding.shares = self._named.shares = self._route_requests.shares = shares
 
     def round(self, store: Store, arrivals: Iterable[Arrival]) -> int:
-        """One transaction, and what may be sent after it. Returns how much there was to do, in messages; 0 if nothing.
+        """Run one transaction, and send what it allows. Returns the number of handled messages.
 
         Raises:
-            psycopg.Error, InstanceError: nothing of it is to count. Call `forget`; the arrivals will come again.
+            psycopg.Error, InstanceError: nothing was committed. Call `forget`; peers will send the messages again.
         """
         began = self._seconds()
         self._charges.begin()
         with store.transaction():
-            if self.snapshot is None:  # conversations entered from here on have all that this look has seen
+            if self.snapshot is None:  # conversations entered from here on include all that this snapshot shows
                 self.snapshot = store.look(None).snapshot
                 self._writer.quotas.load(store)
             touched = self._take(store, list(arrivals))
@@ -128,9 +132,9 @@ class Relay:
             settled, ended = self._writer.settle(store, is_traced=self._is_traced)
             look = store.look(self.snapshot)
             touched |= self._conversations.enable(look.disabled)
-            touched |= self._matching.see_routes(store, look.routes)
+            touched |= self._matching.on_routes(store, look.routes)
             if self.mirrors.are_used:
-                touched |= self._matching.see_mirrors(store)
+                touched |= self._matching.on_mirrors(store)
             touched |= self._finding.due(store)
             touched |= self._finding.find(store, look.waiting)
             self._matching.match(store, touched)
@@ -147,7 +151,7 @@ class Relay:
             if entry := self._conversations.get(handle):
                 entry.dialog.deleted(event)
         for handle in touched:
-            self._conversations.line_up(handle)
+            self._conversations.enqueue(handle)
         sent = self._frames.send(store, is_traced=self._is_traced)
         if self.forwarding.wake_at < NEVER:
             sent += self.forwarding.send(self._here())
@@ -156,33 +160,33 @@ class Relay:
         if self._conversations.make_room():
             self._finding.missed()
         self._charges.tell()
-        self._writer.plan_again()
-        self._waiting.plan_again()
+        self._writer.schedule()
+        self._waiting.schedule()
         return max(len(touched), self._writer.stored + sent)
 
     @property
     def remembered(self) -> int:
-        """Return how many conversations it has in memory."""
+        """The number of conversations in memory."""
         return len(self._conversations)
 
     @property
     def wake_at(self) -> float:
-        """When the next round has something to do, if nothing arrives and nothing is sent."""
-        arriving = self._waiting, self._writer, self._unfinished
-        leaving = self._conversations, self._finding, self._readahead, self.forwarding
-        at = min(part.wake_at for part in (*arriving, *leaving))
-        return min(at, self.mirrors.wake_at) if self.mirrors.are_used else at
+        """The time when the next round has work, even if no message arrives."""
+        inbound = self._waiting, self._writer, self._unfinished
+        outbound = self._conversations, self._finding, self._readahead, self.forwarding
+        next_timer = min(part.wake_at for part in (*inbound, *outbound))
+        return min(next_timer, self.mirrors.wake_at) if self.mirrors.are_used else next_timer
 
-    def on_peer_role(self, address: Address, standing: Standing) -> None:
-        """Handle the answer of a broker whether it is the principal of its pair."""
-        self.mirrors.heard(address, standing)
+    def on_peer_role(self, address: Address, role_report: RoleReport) -> None:
+        """Handle the answer of a mirrored pair's broker: whether it is the principal."""
+        self.mirrors.heard(address, role_report)
 
     def reached(self, address: Address) -> None:
         """Handle a new link to an address: conversations that wait for it may send at once."""
         self._named.reached(address)
         self._conversations.reached(address)
         self._finding.reached()
-        self._waiting.hurry()
+        self._waiting.retry_now()
 
     def unreached(self, address: Address, status: str) -> None:
         """Handle the failure to connect to an address, with the reason."""
@@ -190,68 +194,68 @@ class Relay:
         self._conversations.unreached(address, status)
 
     def lost(self, link: Link, status: str) -> None:
-        """Handle the end of a link: its messages are sent again, at once if another link has taken its place."""
+        """Handle the end of a link: its messages are sent again, immediately if there is another link."""
         for address in self._conversations.lost(link, status):
             if not isinstance(self._links.reach(address), str):
                 self.reached(address)
 
     def _take(self, store: Store, arrivals: list[Arrival]) -> set[UUID]:
-        came, now = self._waiting.take(), self._seconds()
+        messages, now = self._waiting.take(), self._seconds()
         for arrival in arrivals:
             try:
-                came.append(parsed(arrival, now))
+                messages.append(parsed(arrival, now))
             except CorruptedMessage as problem:
                 journal.not_taken(problem, arrival.link)
                 arrival.link.complain()
-        unknown = [key for key in {one.key for one in came} if self._conversations.find(*key) is None]
-        # also if its message is not taken: no page finds what it sends while it is in memory
+        unknown = [key for key in {message.key for message in messages} if self._conversations.find(*key) is None]
+        # touched even if the message is dropped: pages skip the waiting messages of a conversation in memory
         touched = {self._conversations.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}
-        ours = self._pass_on(store, came)
-        opened = self._opener.begin(store, ours)
-        for place, one in enumerate(ours):
+        local = self._pass_on(store, messages)
+        opened = self._opener.begin(store, local)
+        for index, message in enumerate(local):
             began = self._seconds()
-            received = opened[place] if place in opened else self._opener.open(store, one)
+            received = opened[index] if index in opened else self._opener.open(store, message)
             if received is not None:
-                self._writer.arrived(store, one.link, received)
-                self._charges.note_bringer(received.handle, one.link)
+                self._writer.arrived(store, message.link, received)
+                self._charges.note_sender(received.handle, message.link)
                 touched.add(received.handle)
-            self._charges.charge(one.link, began)
+            self._charges.charge(message.link, began)
         if self._security.learned:
             self._security.save(store)
         return touched
 
-    def _pass_on(self, store: Store, came: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Hand messages for other instances to the forwarder, and drop those that their peer may not bring.
+    def _pass_on(self, store: Store, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Hand messages for other instances to the forwarder, and drop those that their peer may not send.
 
-        Returns the others.
+        Returns the messages for this instance.
         """
         here, proves = self._here(), self._peers.proves
         if proves:
-            self._trust.see_routes(self._routes)
-        strangers = [one for one in came if self._conversations.find(*one.key) is None]
+            self._trust.on_routes(self._routes)
+        unknown = [message for message in messages if self._conversations.find(*message.key) is None]
         decided: dict[int, Decision] = {}
-        if strangers:
+        if unknown:
             decisions = store.route_arrivals(
-                [one.header for one in strangers], here, lambda place, missing: self._may_ask(strangers[place], missing)
+                [message.header for message in unknown], here, lambda index, ask: self._may_ask(unknown[index], ask)
             )
-            self._matching.acquaint(store, decisions)
-            decided = {id(one): decision for one, decision in zip(strangers, decisions, strict=True)}
-        ours = []
-        for one in came:
-            decision, handle = decided.get(id(one)), self._conversations.find(*one.key)
+            self._matching.ask_new_pairs(store, decisions)
+            decided = {id(message): decision for message, decision in zip(unknown, decisions, strict=True)}
+        local = []
+        for message in messages:
+            decision, handle = decided.get(id(message)), self._conversations.find(*message.key)
             entry = None if handle is None else self._conversations.get(handle)
-            if proves and not self._trust.takes(store, one, entry, decision):
+            if proves and not self._trust.takes(store, message, entry, decision):
                 continue
-            if decision is None or not self.forwarding.takes(one, decision, here):
-                ours.append(one)
-        return ours
+            if decision is None or not self.forwarding.takes(message, decision, here):
+                local.append(message)
+        return local
 
-    def _may_ask(self, came: ReceivedMessage, missing: Ask) -> bool:
+    def _may_ask(self, message: ReceivedMessage, missing: Ask) -> bool:
         """Return whether a message may cause a request for a missing route, and report it if not."""
-        owner = came.link.owner
+        owner = message.link.owner
         if self._route_requests.may_ask(owner, missing, self._seconds()):
             return True
         journal.over_budget(
-            over_budget("route_requests", self._budgets.of(owner).route_requests), came.header, came.link
+            over_budget("route_requests", self._budgets.of(owner).route_requests), message.header, message.link
         )
         return False

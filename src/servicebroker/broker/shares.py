@@ -29,7 +29,7 @@ from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.processes import ShareProcess
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.sharing.growth import Growth, Load
-from servicebroker.broker.sharing.lifecycle import FIRST_ACTS, Act, Event, ShareLife
+from servicebroker.broker.sharing.lifecycle import FIRST_ACTIONS, Event, ShareAction, ShareLife
 from servicebroker.broker.sharing.messages import ProcessExited, Unstartable
 from servicebroker.broker.sharing.pace import SharePace, Wait
 from servicebroker.broker.sharing.share import Share, ShareSet
@@ -65,10 +65,10 @@ class _Opened(NamedTuple):
         """Close the connection."""
         self.connection.close()
 
-    def interrupt(self, patience: float) -> None:
+    def interrupt(self, timeout: float) -> None:
         """Cancel what the server is at."""
         with suppress(psycopg.Error):
-            self.connection.cancel_safe(timeout=patience)
+            self.connection.cancel_safe(timeout=timeout)
 
 
 def open_share(
@@ -123,14 +123,14 @@ class Shares:
         clock: Callable[[], datetime],
         inboxes: Inboxes,
         make: Callable[[], Relay],
-        carry: Callable[[Share], int],
+        run_round: Callable[[Share], int],
         count: int | None,
         start: Callable[[Division, bool], ShareProcess] | None = None,
     ) -> None:
         self._url = url
         self._clock = clock
         self._inboxes = inboxes
-        self._carry = carry
+        self._run_share_round = run_round
         self._start = start
         self._set = ShareSet(make, inboxes, in_processes=start is not None)
         self.is_polling = False
@@ -166,15 +166,17 @@ class Shares:
         self._set.unite()
         self._growth.begin(self._new_load())
 
-    def interrupt(self, patience: float) -> None:
+    def interrupt(self, timeout: float) -> None:
         """Commits that wait for a standby would wait for ever. From any thread; nobody replaces who is killed here."""
         self._over.set()
         for one in list(self._opened):
-            one.interrupt(patience)
+            one.interrupt(timeout)
 
     def _new_load(self) -> Load:
         in_processes = self._start is not None
-        return Load(most(in_processes=in_processes), time.monotonic(), time.process_time(), in_processes=in_processes)
+        return Load(
+            max_shares(in_processes=in_processes), time.monotonic(), time.process_time(), in_processes=in_processes
+        )
 
     def _divide(self, opened: list[_Opened | ShareProcess]) -> None:
         """Divide the conversations among the first share and these, between rounds. Each restarts from the database.
@@ -231,7 +233,7 @@ class Shares:
 
     def _stop(self) -> None:
         self._over.set()
-        self._inboxes.ring()
+        self._inboxes.wake()
         for thread in self._threads:
             thread.join()
         self._threads, self._opened = [], []
@@ -270,7 +272,7 @@ class Shares:
         try:
             if self._opening is None:
                 worked = [share.worked for share in self.all]
-                wanted = self._growth.look(worked, time.monotonic(), time.process_time())
+                wanted = self._growth.wanted_now(worked, time.monotonic(), time.process_time())
                 if wanted is not None:
                     self._opening = self._open(wanted)
                 return
@@ -289,7 +291,7 @@ class Shares:
     def fail(self, problem: Exception) -> None:
         """Note that the thread of a share has failed, so that all shares are restarted."""
         self.problem = problem
-        self._inboxes.ring()
+        self._inboxes.wake()
 
     def note_killed(self, number: int, ending: str) -> None:
         """Count a killed process."""
@@ -300,12 +302,12 @@ class Shares:
 
     def rounds(self, share: Share, over: threading.Event) -> None:
         """Run the rounds of a share until it ends."""
-        pace, bell = SharePace(), share.inbox.bell
+        pace, wake_event = SharePace(), share.inbox.wake_event
         while not over.is_set():
-            carried = self._carry(share)
-            wait = pace.after_round(carried, share.wake_at, time.monotonic(), is_polling=self.is_polling)
-            if _rang(wait, bell, over):
-                pace.rang()
+            handled = self._run_share_round(share)
+            wait = pace.after_round(handled, share.wake_at, time.monotonic(), is_polling=self.is_polling)
+            if _wait(wait, wake_event, over):
+                pace.on_wake()
 
     def opened_at(self, number: int) -> _Opened | ShareProcess:
         """Return the connection or process of a share."""
@@ -325,7 +327,7 @@ class Shares:
         """Go on in this process: no other one can be had."""
         count, share = len(self.all), self.all[number]
         _log.warning("The daemon itself does the work of process %d of %d: %s", number + 1, count, problem)
-        self._set.goes_on_here(share)
+        self._set.move_into_daemon(share)
         self._opened[number - 1] = opened = open_share(self._url, self._clock, Division(number, count), follows=True)
         return opened
 
@@ -344,16 +346,16 @@ class _ShareThread:
 
     def run(self) -> None:
         """Carry out the acts of one step after the other."""
-        life, acts = ShareLife(), list(FIRST_ACTS)
+        life, actions = ShareLife(), list(FIRST_ACTIONS)
         try:
-            while acts:
-                event = self._attempt(acts.pop(0))
+            while actions:
+                event = self._attempt(actions.pop(0))
                 if event is not None:
-                    acts = list(life.happens(event))
+                    actions = list(life.on_event(event))
         except RuntimeError as problem:  # an event that cannot be: a share that nobody serves must not go unnoticed
             self._shares.fail(problem)
 
-    def _attempt(self, act: Act) -> Event | None:
+    def _attempt(self, act: ShareAction) -> Event | None:
         try:
             return self._do(act)
         except ProcessExited as problem:
@@ -366,34 +368,34 @@ class _ShareThread:
             self._problem = problem
             return Event.ERROR
 
-    def _do(self, act: Act) -> Event | None:
+    def _do(self, act: ShareAction) -> Event | None:
         """Carry out an act. Returns the event that it ends with, if any."""
         match act:
-            case Act.AWAIT:
+            case ShareAction.AWAIT:
                 assert self._opened is not None
                 self._opened.ready()
                 return Event.READY
-            case Act.RUN_ROUNDS:
+            case ShareAction.RUN_ROUNDS:
                 assert self._opened is not None
-                self._share.works_with(self._opened)
+                self._share.use_connection(self._opened)
                 self._shares.rounds(self._share, self._over)
-                return Event.TOLD_TO_END
-            case Act.CLOSE:
+                return Event.STOP_REQUESTED
+            case ShareAction.CLOSE:
                 opened, self._opened = self._opened, None
                 if opened is not None:
                     opened.close()
-            case Act.NOTE_KILLED:
+            case ShareAction.COUNT_KILLED:
                 self._shares.note_killed(self._number + 1, self._ending)
-            case Act.PAUSE:
+            case ShareAction.PAUSE:
                 is_over = self._over.wait(max(0.0, self._began + RESTART_INTERVAL_S - time.monotonic()))
-                return Event.TOLD_TO_END if is_over else Event.PAUSED
-            case Act.REPLACE:
+                return Event.STOP_REQUESTED if is_over else Event.PAUSED
+            case ShareAction.REPLACE:
                 self._began = time.monotonic()
                 self._opened = self._shares.replace(self._number)
-            case Act.OPEN_HERE:
+            case ShareAction.OPEN_IN_DAEMON:
                 self._began = time.monotonic()
                 self._opened = self._shares.open_here(self._number, self._problem)
-            case Act.TELL_PROBLEM:
+            case ShareAction.REPORT_PROBLEM:
                 assert self._problem is not None
                 self._shares.fail(self._problem)
         return None
@@ -406,13 +408,13 @@ class _ShareThread:
         return ended.ending
 
 
-def _rang(wait: Wait, bell: threading.Event, over: threading.Event) -> bool:
+def _wait(wait: Wait, wake_event: threading.Event, over: threading.Event) -> bool:
     """Wait. Returns whether the bell has ended the wait."""
-    if not wait.hears_bell:
+    if not wait.is_interruptible:
         over.wait(wait.seconds)
         return False
-    if bell.wait(wait.seconds):
-        bell.clear()
+    if wake_event.wait(wait.seconds):
+        wake_event.clear()
         return True
     return False
 
@@ -433,7 +435,7 @@ def _resident(pid: int) -> int | None:
     return (pages * os.sysconf("SC_PAGE_SIZE") >> 20) << 20
 
 
-def most(*, in_processes: bool = False) -> int:
+def max_shares(*, in_processes: bool = False) -> int:
     """Shares at most, on the cores that this process may use."""
     return max(1, min(MAX_PROCESSES if in_processes else MAX_THREADS, cores() // CORES_PER_SHARE))
 

@@ -27,7 +27,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.envelope import BrokerFailure, Header
 from servicebroker.protocol.incoming import Batch
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, RoutingTable
 from servicebroker.protocol.unfinished import Stored
 
@@ -86,7 +86,7 @@ class Store(Protocol):
     def ask(self, database_id: int, missing: Ask) -> None:
         """Ask the dynamic routing service for a route, unless that was done."""
 
-    def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, Known]:
+    def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, KnownTimeline]:
         """Return the highest timeline seen of each mirrored pair."""
 
     def pairs(self) -> list[Elsewhere]:

@@ -66,7 +66,7 @@ class Trust:
         self._routes = 0
         self._over: BrokerError | None = None  # why the message that is judged cannot become right
 
-    def see_routes(self, version: int) -> None:
+    def on_routes(self, version: int) -> None:
         """A round begins, and the routes were of that version when the last one looked."""
         self._is_fresh = False
         if version != self._routes:

@@ -24,7 +24,7 @@ from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.fact_types import HostFacts, UnseenFacts
 from servicebroker.engine.diagnosis.facts import find_timeouts
-from servicebroker.engine.remote.mirrored_pairs import find_standing
+from servicebroker.engine.remote.mirrored_pairs import read_role
 from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.protocol.mirroring import Role
 from servicebroker.store.connection import connect, is_url, one_line, urls_of_hosts
@@ -125,7 +125,7 @@ class DiagnosedInstance:
                 connect(url, application_name=self._program) as connection,
                 self._deadline(connection),
             ):
-                standing = run(connection, find_standing())
+                standing = run(connection, read_role())
                 servers.append(HostFacts(host, standing.role is Role.MIRROR, standing.system, standing.timeline))
         return servers
 

@@ -15,13 +15,13 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from servicebroker.broker.transport.accepting import Acceptor, Terms, Visitor, Why
+from servicebroker.broker.transport.accepting import Acceptor, EndReason, Terms, Visitor
 from servicebroker.protocol.admission import Places
 
 REQUEST_TIMEOUT_S = 10.0  # for the TLS handshake, for the head of a request, and for its body
 READ_TIMEOUT_S = 30.0  # for the browser to read a part of a waiting answer
 LINGER_TIMEOUT_S = 2.0  # for the browser to read an answer to a request that is not sent completely
-TERMS = Terms(Places(in_all=100, of_network=50), first_step=REQUEST_TIMEOUT_S, most=400)
+TERMS = Terms(Places(in_all=100, of_network=50), first_step=REQUEST_TIMEOUT_S, max_connections=400)
 
 _UNFINISHED = (h11.IDLE, h11.SEND_BODY)  # states of a browser whose request is incomplete
 
@@ -97,7 +97,7 @@ class _DeadlineProtocol(H11Protocol):
         self._visitor.leave()
         super().connection_lost(exc)
 
-    def _end(self, why: Why) -> None:
+    def _end(self, why: EndReason) -> None:
         self.transport.abort()
 
     def _linger(self) -> None:

@@ -21,9 +21,10 @@ acknowledges. `Dialog` (`dialog.py`) joins both halves for one endpoint.
 * A forwarder acknowledges nothing and opens nothing (`forwarding.py`).
 
 **Where.** Routes: `routing.py`, explained by `explanation.py`. Bytes: `frames.py`, `envelope.py`, `integrity.py`. One
-connection: `adjacent.py`; one of two: `arbitration.py`. States of a conversation in a daemon: `on_its_way.py`. Mirrored
-routes: `mirroring.py`. Replays of a first message: `freshness.py`. Limits for strangers and peers: `admission.py`,
-`unfinished.py`. When a queue gets another reader: `queue_monitor.py`. Begin with `dialog.py`, then `incoming.py`.
+connection: `adjacent.py`; the choice between two with one peer: `arbitration.py`. States of a conversation in a
+daemon: `conversation_states.py`. Mirrored routes: `mirroring.py`. Replays of a first message: `freshness.py`. Limits
+for unknown and known peers: `admission.py`, `unfinished.py`. Another reader for a queue: `queue_monitor.py`. Begin with
+`dialog.py`, then `incoming.py`.
 
 **How to drive it.** One `Dialog` for each conversation endpoint that sends or receives remotely.
 

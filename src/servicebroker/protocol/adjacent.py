@@ -17,21 +17,21 @@ from msgspec import Meta, Struct
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.wording import cleaned
 from servicebroker.protocol.frames import MAXIMUM_BODY, MAXIMUM_GREETING, Frame, FrameKind, FrameReader, encode_frame
-from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
+from servicebroker.protocol.mirroring import IN_DOUBT, KnownTimeline, Role, RoleReport
 from servicebroker.protocol.wire_errors import WireError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 1
-HANDSHAKE_TIME = 15.0  # seconds from the start of a connection until it must be online
+HANDSHAKE_TIME = 15.0  # seconds from the start of a connection until it must be ONLINE
 KEEP_ALIVE = 15.0  # seconds without an outgoing frame, after which a keepalive is sent
 SILENCE_TIMEOUT_S = 50.0  # seconds without received bytes: the connection is closed
 IDLE_TIMEOUT_S = 90.0  # seconds without a message of a conversation: the connection is closed
-MAX_FRAMES = 2**31  # frames; in effect no limit
+NO_FRAME_LIMIT = 2**31  # the default of `receive`: no limit in practice
 MIRRORING = "mirroring"  # the capability to answer a QUESTION frame: which of a mirrored pair is primary
 
 Version = Annotated[int, Meta(ge=0, le=65_535)]
 Capabilities = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=32)]
 Counter = Annotated[int, Meta(ge=0, le=2**62)]
-Evidence = Annotated[bytes, Meta(max_length=1_024)]
+Signature = Annotated[bytes, Meta(max_length=1_024)]
 System = Annotated[str, Meta(max_length=64, pattern=r"\A[ -~]*\Z")]
 
 
@@ -48,13 +48,14 @@ class Phase(StrEnum):
 class Hello(Struct, array_like=True, frozen=True):
     """The first frame of the side that connected.
 
-    `seat`: the UUID of a daemon's instance, host and server. `incarnation`: a new UUID for each start of the daemon.
-    `moment`: a count, no time: the connections that this daemon opened or accepted. `instance` is None if unknown.
+    `daemon_id`: the UUID of a daemon's instance, host and server. `incarnation`: a new UUID for each start of the
+    daemon. `connection_number`: a count of the connections that this daemon opened or accepted. `instance` is None if
+    unknown.
     """
 
-    seat: UUID
+    daemon_id: UUID
     incarnation: UUID
-    moment: Counter
+    connection_number: Counter
     oldest: Version
     newest: Version
     capabilities: Capabilities = ()
@@ -64,9 +65,9 @@ class Hello(Struct, array_like=True, frozen=True):
 class Welcome(Struct, array_like=True, frozen=True):
     """The answer that accepts a connection, with the version and the capabilities that both sides support."""
 
-    seat: UUID
+    daemon_id: UUID
     incarnation: UUID
-    moment: Counter
+    connection_number: Counter
     version: Version
     capabilities: Capabilities = ()
     instance: UUID | None = None
@@ -79,28 +80,31 @@ class Goodbye(Struct, array_like=True, frozen=True):
     text: Annotated[str, Meta(max_length=500)]
 
 
-class Highest(Struct, array_like=True, frozen=True):
+class QuestionBody(Struct, array_like=True, frozen=True):
     """The body of QUESTION: the highest timeline that the asking side has seen of a cluster."""
 
     system: System
     timeline: Counter
-    evidence: Evidence = b""
+    signature: Signature = b""
 
 
-class Says(Struct, array_like=True, frozen=True):
-    """The body of STANDING: the role and the timeline that a side states."""
+class StandingBody(Struct, array_like=True, frozen=True):
+    """The body of STANDING: the role, the cluster (`system`) and the timeline of the sender's server."""
 
     role: Role
     system: System
     timeline: Counter
-    is_guarded: bool
-    evidence: Evidence = b""
+    is_synchronous: bool
+    signature: Signature = b""
 
 
-class Myself(NamedTuple):
-    """Our identity in this start of the daemon. A primary and its standbys share `instance`, and differ in `seat`."""
+class LocalIdentity(NamedTuple):
+    """The identity of this daemon since its start.
 
-    seat: UUID
+    A primary and its standbys have an equal `instance`, and each its own `daemon_id`.
+    """
+
+    daemon_id: UUID
     incarnation: UUID
     capabilities: tuple[str, ...] = (MIRRORING,)
     oldest: int = OLDEST_VERSION
@@ -115,11 +119,14 @@ class Greeted(NamedTuple):
 
 
 class Online(NamedTuple):
-    """An established connection, with the values of the peer's greeting. `moment`: the peer's count (see Hello)."""
+    """An established connection, with the values of the peer's greeting.
 
-    seat: UUID
+    `connection_number` is the peer's count (see Hello).
+    """
+
+    daemon_id: UUID
     incarnation: UUID
-    moment: int
+    connection_number: int
 
 
 class Arrived(NamedTuple):
@@ -129,16 +136,16 @@ class Arrived(NamedTuple):
     is_forwarded: bool = False
 
 
-class Asked(NamedTuple):
-    """The peer's question whether this server is the primary. Answer with `tell`, now and after each change."""
+class QuestionReceived(NamedTuple):
+    """The peer asks whether this server is the primary. Answer with `send_role` now, and after each change."""
 
-    known: Known
+    known: KnownTimeline
 
 
-class Told(NamedTuple):
+class StandingReceived(NamedTuple):
     """The role and timeline that the peer has stated."""
 
-    standing: Standing
+    role_report: RoleReport
 
 
 class Alive(NamedTuple):
@@ -152,49 +159,51 @@ class Corrupted(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The event that the connection ends: close the stream once `outgoing` is written. Number 0 is no error."""
+    """The connection has ended: close the stream once `outgoing` is written. `number` 0: without an error."""
 
     number: int
     text: str
     is_by_peer: bool = False  # True if the peer sent CLOSE or REJECT
 
 
-Event = Greeted | Online | Arrived | Asked | Told | Alive | Corrupted | Closed
+Event = Greeted | Online | Arrived | QuestionReceived | StandingReceived | Alive | Corrupted | Closed
 
-CARRYING = (FrameKind.DIALOG, FrameKind.FORWARDED)
-ONLINE = frozenset({*CARRYING, FrameKind.QUESTION, FrameKind.STANDING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE})
+MESSAGE_FRAMES = (FrameKind.DIALOG, FrameKind.FORWARDED)
+ONLINE_FRAMES = frozenset(
+    {*MESSAGE_FRAMES, FrameKind.QUESTION, FrameKind.STANDING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE}
+)
 
 # (phase, is_opener) -> the accepted kinds of frames. INITIAL and CLOSED accept none.
-TAKES: dict[tuple[Phase, bool], frozenset[FrameKind]] = {
+ACCEPTED_FRAMES: dict[tuple[Phase, bool], frozenset[FrameKind]] = {
     (Phase.NEGOTIATING, True): frozenset({FrameKind.WELCOME, FrameKind.REJECT, FrameKind.CLOSE}),
     (Phase.NEGOTIATING, False): frozenset({FrameKind.HELLO, FrameKind.CLOSE}),
     (Phase.ARBITRATING, False): frozenset({FrameKind.CLOSE}),
-    (Phase.ONLINE, True): ONLINE,
-    (Phase.ONLINE, False): ONLINE,
+    (Phase.ONLINE, True): ONLINE_FRAMES,
+    (Phase.ONLINE, False): ONLINE_FRAMES,
 }
 
 _hellos = msgspec.msgpack.Decoder(Hello)
 _welcomes = msgspec.msgpack.Decoder(Welcome)
 _goodbyes = msgspec.msgpack.Decoder(Goodbye)
-_questions = msgspec.msgpack.Decoder(Highest)
-_standings = msgspec.msgpack.Decoder(Says)
+_questions = msgspec.msgpack.Decoder(QuestionBody)
+_standings = msgspec.msgpack.Decoder(StandingBody)
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 
 
 class Connection:
-    """One connection; `is_opener` on the side that connected.
+    """One connection. `is_opener` is True on the side that connected.
 
-    The caller writes the bytes of `outgoing()` to the stream. The calls return the events that occurred.
+    The caller writes the bytes of `outgoing()` to the stream. The other methods return the events that occurred.
     """
 
     __slots__ = (
         "_active_at",
         "_begun_at",
-        "_heard_at",
         "_me",
         "_out",
         "_reader",
-        "_said_at",
+        "_received_at",
+        "_sent_at",
         "capabilities",
         "is_opener",
         "peer",
@@ -202,7 +211,7 @@ class Connection:
         "version",
     )
 
-    def __init__(self, me: Myself, *, is_opener: bool, now: float) -> None:
+    def __init__(self, me: LocalIdentity, *, is_opener: bool, now: float) -> None:
         self.is_opener = is_opener
         self.phase = Phase.INITIAL
         self.peer: Hello | Welcome | None = None
@@ -211,70 +220,72 @@ class Connection:
         self._me = me
         self._reader = FrameReader(MAXIMUM_GREETING)
         self._out: list[bytes] = []
-        self._begun_at = self._heard_at = self._said_at = self._active_at = now
+        self._begun_at = self._received_at = self._sent_at = self._active_at = now
 
     # --- sending
 
-    def begin(self, moment: int, now: float) -> None:
+    def begin(self, connection_number: int, now: float) -> None:
         """Start the handshake on an open stream. The opener sends HELLO."""
         self._expect(Phase.INITIAL)
         self.phase = Phase.NEGOTIATING
         if self.is_opener:
             me = self._me
-            hello = Hello(me.seat, me.incarnation, moment, me.oldest, me.newest, me.capabilities, me.instance)
-            self._say(FrameKind.HELLO, _encoder.encode(hello), now)
+            hello = Hello(
+                me.daemon_id, me.incarnation, connection_number, me.oldest, me.newest, me.capabilities, me.instance
+            )
+            self._append_frame(FrameKind.HELLO, _encoder.encode(hello), now)
 
-    def welcome(self, moment: int, now: float) -> Online:
+    def welcome(self, connection_number: int, now: float) -> Online:
         """Accept the peer that sent HELLO."""
         self._expect(Phase.ARBITRATING)
         assert isinstance(self.peer, Hello)
         me, peer = self._me, self.peer
-        common = tuple(one for one in me.capabilities if one in peer.capabilities)
-        answer = Welcome(me.seat, me.incarnation, moment, self.version, common, me.instance)
-        self._say(FrameKind.WELCOME, _encoder.encode(answer), now)
+        common = tuple(capability for capability in me.capabilities if capability in peer.capabilities)
+        answer = Welcome(me.daemon_id, me.incarnation, connection_number, self.version, common, me.instance)
+        self._append_frame(FrameKind.WELCOME, _encoder.encode(answer), now)
         return self._go_online(peer, common, now)
 
     def reject(self, why: BrokerError, now: float) -> Closed:
         """Refuse the peer that sent HELLO, and close the connection."""
         self._expect(Phase.ARBITRATING)
-        return self._part(FrameKind.REJECT, why, now)
+        return self._close_with_error(FrameKind.REJECT, why, now)
 
     def send(self, body: bytes, now: float, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one."""
         self._expect(Phase.ONLINE)
         self._active_at = now
-        self._say(FrameKind.FORWARDED if is_forwarded else FrameKind.DIALOG, body, now)
+        self._append_frame(FrameKind.FORWARDED if is_forwarded else FrameKind.DIALOG, body, now)
 
-    def ask(self, known: Known, now: float) -> list[Event]:
+    def ask(self, known: KnownTimeline, now: float) -> list[Event]:
         """Ask the peer whether it is the primary. For a peer without that capability, return IN_DOUBT."""
         self._expect(Phase.ONLINE)
         if MIRRORING not in self.capabilities:
-            return [Told(IN_DOUBT)]
-        self._say(FrameKind.QUESTION, _encoder.encode(Highest(*known)), now)
+            return [StandingReceived(IN_DOUBT)]
+        self._append_frame(FrameKind.QUESTION, _encoder.encode(QuestionBody(*known)), now)
         return []
 
-    def tell(self, standing: Standing, now: float) -> None:
+    def send_role(self, role_report: RoleReport, now: float) -> None:
         """Send this server's role and timeline to a peer that has asked."""
         self._expect(Phase.ONLINE)
-        self._say(FrameKind.STANDING, _encoder.encode(Says(*standing)), now)
+        self._append_frame(FrameKind.STANDING, _encoder.encode(StandingBody(*role_report)), now)
 
     def close(self, number: int, text: str, now: float) -> Closed:
-        """End the connection and tell the peer why."""
-        self._say(FrameKind.CLOSE, _encoder.encode(Goodbye(number, text[:500])), now)
+        """End the connection, and send the reason to the peer."""
+        self._append_frame(FrameKind.CLOSE, _encoder.encode(Goodbye(number, text[:500])), now)
         return self._closed(number, text)
 
     def outgoing(self) -> bytes:
-        """Return the bytes to write to the stream, and forget them."""
+        """Return the bytes to write to the stream, and clear the buffer."""
         out, self._out = self._out, []
         return b"".join(out)
 
     # --- receiving
 
-    def receive(self, data: bytes, now: float, most: int = MAX_FRAMES) -> list[Event]:
-        """Handle received bytes, in any portions, up to `most` frames. `resume` handles the rest."""
+    def receive(self, data: bytes, now: float, most: int = NO_FRAME_LIMIT) -> list[Event]:
+        """Handle received bytes, cut anywhere, up to `most` frames. `resume` handles the remaining frames."""
         if self.phase is Phase.CLOSED:
             return []
-        self._heard_at = now
+        self._received_at = now
         self._reader.feed(data)
         return self._read(now, most)
 
@@ -290,25 +301,29 @@ class Connection:
             return []
         if self.phase is not Phase.ONLINE:
             late = now >= self._begun_at + HANDSHAKE_TIME
-            return [self._part(FrameKind.CLOSE, BrokerError(28029, "timeout", self.phase), now)] if late else []
-        if now >= self._heard_at + SILENCE_TIMEOUT_S:
+            return (
+                [self._close_with_error(FrameKind.CLOSE, BrokerError(28029, "timeout", self.phase), now)]
+                if late
+                else []
+            )
+        if now >= self._received_at + SILENCE_TIMEOUT_S:
             return [self.close(9753, BrokerError(9753).text, now)]
         if now >= self._active_at + IDLE_TIMEOUT_S:
             return [self.close(0, "The connection was idle.", now)]
-        if now >= self._said_at + KEEP_ALIVE:
-            self._say(FrameKind.KEEP_ALIVE, b"", now)
+        if now >= self._sent_at + KEEP_ALIVE:
+            self._append_frame(FrameKind.KEEP_ALIVE, b"", now)
         return []
 
     @property
     def wake_at(self) -> float:
-        """Return the time of the next call of `tick` if no event occurs before."""
+        """The time at which `tick` must be called next, if no other call comes first."""
         if self.phase is Phase.CLOSED:
             return float("inf")
         if self.phase is not Phase.ONLINE:
             return self._begun_at + HANDSHAKE_TIME
-        return min(self._heard_at + SILENCE_TIMEOUT_S, self._active_at + IDLE_TIMEOUT_S, self._said_at + KEEP_ALIVE)
+        return min(self._received_at + SILENCE_TIMEOUT_S, self._active_at + IDLE_TIMEOUT_S, self._sent_at + KEEP_ALIVE)
 
-    def resume(self, now: float, most: int = MAX_FRAMES) -> list[Event]:
+    def resume(self, now: float, most: int = NO_FRAME_LIMIT) -> list[Event]:
         """Handle bytes already received: those that followed the greeting, or frames beyond `most`."""
         return self._read(now, most)
 
@@ -321,13 +336,13 @@ class Connection:
                     break
                 events += self._take(frame, now)
         except WireError as problem:
-            events.append(self._part(FrameKind.CLOSE, problem, now))
+            events.append(self._close_with_error(FrameKind.CLOSE, problem, now))
         return events
 
     def _take(self, frame: Frame, now: float) -> list[Event]:
-        if frame.kind not in TAKES.get((self.phase, self.is_opener), ()):
-            return [self._part(FrameKind.CLOSE, BrokerError(28029, frame.kind.name, self.phase), now)]
-        if frame.kind in CARRYING:
+        if frame.kind not in ACCEPTED_FRAMES.get((self.phase, self.is_opener), ()):
+            return [self._close_with_error(FrameKind.CLOSE, BrokerError(28029, frame.kind.name, self.phase), now)]
+        if frame.kind in MESSAGE_FRAMES:
             self._active_at = now
             is_forwarded = frame.kind is FrameKind.FORWARDED
             return [Arrived(frame.body, is_forwarded)] if frame.is_intact else [Corrupted(len(frame.body))]
@@ -348,10 +363,14 @@ class Connection:
                 return [Alive()]
             case FrameKind.QUESTION:
                 question = _questions.decode(frame.body)
-                return [Asked(Known(question.system, question.timeline, question.evidence))]
+                return [QuestionReceived(KnownTimeline(question.system, question.timeline, question.signature))]
             case FrameKind.STANDING:
                 said = _standings.decode(frame.body)
-                return [Told(Standing(said.role, said.system, said.timeline, said.is_guarded, said.evidence))]
+                return [
+                    StandingReceived(
+                        RoleReport(said.role, said.system, said.timeline, said.is_synchronous, said.signature)
+                    )
+                ]
             case _:
                 goodbye = _goodbyes.decode(frame.body)
                 return [self._closed(goodbye.number, cleaned(goodbye.text), is_by_peer=True)]
@@ -359,15 +378,15 @@ class Connection:
     def _greeted(self, hello: Hello, now: float) -> Event:
         version = min(hello.newest, self._me.newest)
         if version < max(hello.oldest, self._me.oldest):
-            return self._part(FrameKind.REJECT, BrokerError(28027, "protocol version"), now)
+            return self._close_with_error(FrameKind.REJECT, BrokerError(28027, "protocol version"), now)
         self.peer, self.version, self.phase = hello, version, Phase.ARBITRATING
         return Greeted(hello)
 
     def _welcomed(self, welcome: Welcome, now: float) -> Event:
         if not self._me.oldest <= welcome.version <= self._me.newest:
-            return self._part(FrameKind.CLOSE, BrokerError(28027, "protocol version"), now)
+            return self._close_with_error(FrameKind.CLOSE, BrokerError(28027, "protocol version"), now)
         self.version = welcome.version
-        common = tuple(one for one in self._me.capabilities if one in welcome.capabilities)
+        common = tuple(capability for capability in self._me.capabilities if capability in welcome.capabilities)
         return self._go_online(welcome, common, now)
 
     def _go_online(self, peer: Hello | Welcome, capabilities: tuple[str, ...], now: float) -> Online:
@@ -375,21 +394,21 @@ class Connection:
         self.capabilities = frozenset(capabilities)
         self._reader.limit = MAXIMUM_BODY
         self._active_at = now
-        return Online(peer.seat, peer.incarnation, peer.moment)
+        return Online(peer.daemon_id, peer.incarnation, peer.connection_number)
 
     def _expect(self, phase: Phase) -> None:
         if self.phase is not phase:
             raise ValueError(f"the connection is {self.phase}, not {phase}")
 
-    def _part(self, kind: FrameKind, why: BrokerError, now: float) -> Closed:
-        self._say(kind, _encoder.encode(Goodbye(why.number, why.text[:500])), now)
+    def _close_with_error(self, kind: FrameKind, why: BrokerError, now: float) -> Closed:
+        self._append_frame(kind, _encoder.encode(Goodbye(why.number, why.text[:500])), now)
         return self._closed(why.number, why.text)
 
     def _closed(self, number: int, text: str, *, is_by_peer: bool = False) -> Closed:
         self.phase = Phase.CLOSED
         return Closed(number, text, is_by_peer)
 
-    def _say(self, kind: FrameKind, body: bytes, now: float) -> None:
+    def _append_frame(self, kind: FrameKind, body: bytes, now: float) -> None:
         if self.phase is not Phase.CLOSED:
-            self._said_at = now
+            self._sent_at = now
             self._out.append(encode_frame(kind, body))

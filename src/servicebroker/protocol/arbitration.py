@@ -1,15 +1,16 @@
 """The choice between two connections with one peer: both sides keep the same one and close the other.
 
 **The problem.** Two daemons may connect to each other at the same time. Or a peer has lost a connection and opens a new
-one, while this side has not noticed the loss. In the first case any of the two will do, if both sides choose the same;
-in the second case the new one must win.
+one, while this side has not noticed the loss. In the first case either connection may survive, if both sides choose
+alike. In the second case the new connection must win.
 
-**The rule.** Each side counts its openings and welcomes; such a count is a moment, and the greeting carries it. A
-connection that was opened after the other one was welcomed is a replacement, and wins. Of two connections that were
-opened at once, the one of the lower seat wins.
+**The rule.** Each side counts the connections that it opens or accepts, and sends the count in its greeting (the
+connection number). A connection that was opened after the old one was accepted is a replacement, and wins. Of two
+connections that were opened at the same time, that of the daemon with the lower `daemon_id` wins.
 
-A seat is the UUID of a daemon's instance, host and server. A peer is a seat with the owner of its certificate. So a
-stranger that greets under the seat of another owner is a different peer, and replaces nothing (decision 150).
+`daemon_id` is the UUID of a daemon's instance, host and server. A peer is a daemon_id together with the owner of its
+certificate. So a stranger that sends the daemon_id of another owner is a different peer, and replaces nothing
+(decision 150).
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ Key = TypeVar("Key")
 
 
 class _Link(NamedTuple, Generic[Key]):
-    """A connection with the moments (counts) at which each side opened or welcomed it."""
+    """A connection, with the number that each side has given it."""
 
     key: Key
     is_opener: bool
-    own_moment: int
+    local_number: int
     incarnation: UUID
-    peer_moment: int
+    peer_number: int
 
 
 class Arbiter(Generic[Key]):
-    """The established connections of this daemon, one for each peer. Keys are chosen by the caller.
+    """The established connections of this daemon, one for each peer. The caller chooses the keys.
 
-    `seat` is that of this daemon. `owner` is the owner of the certificate that the peer has shown.
+    `daemon_id` identifies this daemon. `owner` is the owner of the peer's certificate.
     """
 
-    def __init__(self, seat: UUID) -> None:
-        self.seat = seat
-        self._moment = 0
+    def __init__(self, daemon_id: UUID) -> None:
+        self.daemon_id = daemon_id
+        self._connection_number = 0
         self._online: dict[Peer, _Link[Key]] = {}
 
-    def moment(self) -> int:
-        """Count an opening or a welcome, and return the count."""
-        self._moment += 1
-        return self._moment
+    def count_connection(self) -> int:
+        """Count a connection that is opened or accepted. Returns its number."""
+        self._connection_number += 1
+        return self._connection_number
 
     def find(self, peer: Peer) -> Key | None:
         """Return the connection with a peer, or None."""
@@ -55,22 +56,24 @@ class Arbiter(Generic[Key]):
         return None if link is None else link.key
 
     def greeted(self, hello: Hello, owner: str = NOBODY) -> int:
-        """Judge the greeting of a peer. Return 0 to welcome it, or 28032, the error to reject it with."""
-        if hello.seat == self.seat:
+        """Return 0 to accept the peer that sent this HELLO, or 28032, the error to reject it with."""
+        if hello.daemon_id == self.daemon_id:
             return 28032
-        link = self._online.get(Peer(owner, hello.seat))
-        new = _Link(None, False, self._moment + 1, hello.incarnation, hello.moment)
-        return 0 if link is None or self._wins(new, link, hello.seat) else 28032
+        link = self._online.get(Peer(owner, hello.daemon_id))
+        new = _Link(None, False, self._connection_number + 1, hello.incarnation, hello.connection_number)
+        return 0 if link is None or self._wins(new, link, hello.daemon_id) else 28032
 
-    def online(self, key: Key, event: Online, *, is_opener: bool, moment: int, owner: str = NOBODY) -> Key | None:
-        """Note an established connection; `moment` is our own count for it.
+    def online(
+        self, key: Key, event: Online, *, is_opener: bool, connection_number: int, owner: str = NOBODY
+    ) -> Key | None:
+        """Record an established connection. `connection_number` is this side's number for it.
 
-        Returns the connection to close with 28033: the replaced one, this one, or None.
+        Returns the connection to close with error 28033: the replaced one, this one, or None.
         """
-        peer = Peer(owner, event.seat)
+        peer = Peer(owner, event.daemon_id)
         link = self._online.get(peer)
-        new = _Link(key, is_opener, moment, event.incarnation, event.moment)
-        if link is not None and not self._wins(new, link, event.seat):
+        new = _Link(key, is_opener, connection_number, event.incarnation, event.connection_number)
+        if link is not None and not self._wins(new, link, event.daemon_id):
             return key
         self._online[peer] = new
         return None if link is None else link.key
@@ -83,10 +86,10 @@ class Arbiter(Generic[Key]):
         """Return whether the new connection wins. Both sides come to the same result, by the rule above."""
         if new.incarnation != old.incarnation or new.is_opener == old.is_opener:
             return True
-        ours, theirs = (new, old) if new.is_opener else (old, new)
-        if theirs.peer_moment > ours.peer_moment:  # opened after the peer had welcomed ours, so the peer has lost ours
-            return theirs is new
-        if ours.own_moment > theirs.own_moment:
-            return ours is new
-        survivor = ours if self.seat < peer else theirs
+        outgoing, incoming = (new, old) if new.is_opener else (old, new)
+        if incoming.peer_number > outgoing.peer_number:  # opened after the peer accepted `outgoing`: it has lost that
+            return incoming is new
+        if outgoing.local_number > incoming.local_number:
+            return outgoing is new
+        survivor = outgoing if self.daemon_id < peer else incoming
         return survivor is new

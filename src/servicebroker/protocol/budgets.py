@@ -74,7 +74,7 @@ class Budgets:
         """Return the budget of an owner."""
         return self._by_owner.get(owner, self._default)
 
-    def obey(self, amounts: Mapping[str, Mapping[str, int]]) -> None:
+    def apply(self, amounts: Mapping[str, Mapping[str, int]]) -> None:
         """Set the amounts that single owners have instead of the default; all others get the default back."""
         self.amounts = amounts
         self._by_owner = {owner: self._default._replace(**some) for owner, some in amounts.items()}

@@ -90,12 +90,12 @@ class Held(NamedTuple, Generic[Hop]):
         return self.passage.time_consumed + (now - self.since)
 
     @property
-    def dies_at(self) -> float:
+    def expires_at(self) -> float:
         """The time when its time to live ends."""
         return self.since + self.passage.time_to_live - self.passage.time_consumed
 
 
-class Refusal(NamedTuple):
+class DroppedMessage(NamedTuple):
     """A message that was dropped, and why: Broker:Forwarded Message Dropped."""
 
     header: Header
@@ -112,7 +112,7 @@ class Forwarder(Generic[Hop]):
         self._waiting: dict[Hop, OrderedDict[tuple[object, ...], None]] = {}
         self._bytes: Counter[str] = Counter()  # by owner
         self._owners: dict[Hop, Counter[str]] = {}  # messages for each hop by owner
-        self._brought: dict[str, dict[tuple[object, ...], None]] = {}  # by owner, the newest last
+        self._keys_by_owner: dict[str, dict[tuple[object, ...], None]] = {}  # by owner, the newest last
 
     def __len__(self) -> int:
         return len(self._held)
@@ -136,9 +136,9 @@ class Forwarder(Generic[Hop]):
     @property
     def wake_at(self) -> float:
         """When `expire` may have something to do: at the latest then, for some earlier than need be."""
-        return min((held.dies_at for held in self._held.values()), default=float("inf"))
+        return min((held.expires_at for held in self._held.values()), default=float("inf"))
 
-    def make_room(self, body: bytes, owner: str) -> list[Refusal]:
+    def make_room(self, body: bytes, owner: str) -> list[DroppedMessage]:
         """After 11289 of `take_in`: who holds most gives way, unless the other would then hold as much.
 
         So no certificate keeps the messages of all others out, and one alone may fill everything; peers that have
@@ -146,7 +146,7 @@ class Forwarder(Generic[Hop]):
         """
         size, left = len(body) + MESSAGE_OVERHEAD_BYTES, Counter(self._bytes)
         needed, going = self.held_bytes + size - self.limit, list[tuple[object, ...]]()
-        newest = {brought: reversed(keys) for brought, keys in self._brought.items()}
+        newest = {brought: reversed(keys) for brought, keys in self._keys_by_owner.items()}
         while needed > 0:
             most = max(left, key=left.__getitem__, default=owner)
             if left[most] <= left[owner] + size:
@@ -154,11 +154,11 @@ class Forwarder(Generic[Hop]):
             going.append(key := next(newest[most]))
             needed -= self._held[key].size
             left[most] -= self._held[key].size
-        return [Refusal(self._remove(key).header, BrokerError(11289, self.limit)) for key in going]
+        return [DroppedMessage(self._remove(key).header, BrokerError(11289, self.limit)) for key in going]
 
     def take_in(
         self, header: Header, body: bytes, passage: Passage, hop: Hop, now: float, owner: str = ""
-    ) -> Refusal | None:
+    ) -> DroppedMessage | None:
         """Hold a message until its hop is reached; or why it is dropped.
 
         `owner`: whose certificate the peer that brought it has shown.
@@ -166,15 +166,15 @@ class Forwarder(Generic[Hop]):
         passage = passage.bounded()
         held = Held(header, body, passage, hop, now, owner)
         if passage.hops_remaining == 0:
-            return Refusal(header, BrokerError(11285))
-        if held.dies_at <= now:
-            return Refusal(header, _too_late(held, now))
+            return DroppedMessage(header, BrokerError(11285))
+        if held.expires_at <= now:
+            return DroppedMessage(header, _too_late(held, now))
         key = _key(header)
         before = self._held.get(key)
         if before is not None and header.kind in (Kind.RUN, Kind.FRAGMENT):
-            return Refusal(header, BrokerError(11288))
+            return DroppedMessage(header, BrokerError(11288))
         if self.held_bytes + held.size - (before.size if before else 0) > self.limit:
-            return Refusal(header, BrokerError(11289, self.limit))
+            return DroppedMessage(header, BrokerError(11289, self.limit))
         if before is not None:  # a later acknowledgement says more
             self._remove(key)
         self._held[key] = held
@@ -182,45 +182,45 @@ class Forwarder(Generic[Hop]):
         self._owners.setdefault(hop, Counter())[owner] += 1
         self.held_bytes += held.size
         self._bytes[owner] += held.size
-        self._brought.setdefault(owner, {})[key] = None
+        self._keys_by_owner.setdefault(owner, {})[key] = None
         return None
 
-    def pass_on(self, hop: Hop, now: float) -> tuple[Header, bytes] | Refusal | None:
+    def pass_on(self, hop: Hop, now: float) -> tuple[Header, bytes] | DroppedMessage | None:
         """Return the next message for a connected hop, or one whose time to live is over; None if none waits."""
         line = self._waiting.get(hop)
         if not line:
             return None
         held = self._remove(next(iter(line)))
-        if held.dies_at <= now:
-            return Refusal(held.header, _too_late(held, now))
+        if held.expires_at <= now:
+            return DroppedMessage(held.header, _too_late(held, now))
         passage = held.passage
         next_passage = Passage(passage.message_id, passage.hops_remaining - 1, passage.time_to_live, held.consumed(now))
         return held.header, wrap(next_passage, held.body)
 
-    def expire(self, now: float) -> list[Refusal]:
+    def expire(self, now: float) -> list[DroppedMessage]:
         """Drop what could not be passed on in time."""
-        late = [(key, held) for key, held in self._held.items() if held.dies_at <= now]
+        late = [(key, held) for key, held in self._held.items() if held.expires_at <= now]
         for key, _ in late:
             self._remove(key)
-        return [Refusal(held.header, BrokerError(11290)) for _, held in late]
+        return [DroppedMessage(held.header, BrokerError(11290)) for _, held in late]
 
-    def drop_all(self, number: int) -> list[Refusal]:
+    def drop_all(self, number: int) -> list[DroppedMessage]:
         """Drop everything: 9792 forwarding was switched off, 11293 the transport ends."""
         held, self._held = self._held, {}
         self._waiting.clear()
         self._owners.clear()
         self._bytes.clear()
-        self._brought.clear()
+        self._keys_by_owner.clear()
         self.held_bytes = 0
-        return [Refusal(one.header, BrokerError(number)) for one in held.values()]
+        return [DroppedMessage(one.header, BrokerError(number)) for one in held.values()]
 
     def _remove(self, key: tuple[object, ...]) -> Held[Hop]:
         held = self._held.pop(key)
         self.held_bytes -= held.size
         self._bytes[held.owner] -= held.size
-        del self._brought[held.owner][key]
-        if not self._brought[held.owner]:
-            del self._bytes[held.owner], self._brought[held.owner]
+        del self._keys_by_owner[held.owner][key]
+        if not self._keys_by_owner[held.owner]:
+            del self._bytes[held.owner], self._keys_by_owner[held.owner]
         line, owners = self._waiting[held.hop], self._owners[held.hop]
         del line[key]
         owners[held.owner] -= 1

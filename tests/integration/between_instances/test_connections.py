@@ -28,7 +28,7 @@ from daemons import wait_for
 from fault_proxy import FaultProxy
 from many_sites import Pipe
 from servicebroker.broker import inboxes, metrics
-from servicebroker.broker.daemon import Daemon, seat
+from servicebroker.broker.daemon import Daemon, daemon_id
 from servicebroker.broker.inboxes import Inbox
 from servicebroker.broker.transport import sockets
 from servicebroker.broker.transport import stream as streams
@@ -37,11 +37,11 @@ from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import Finding
 from servicebroker.engine.diagnosis.judgement import judge
 from servicebroker.protocol import adjacent, twins
-from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online
+from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, LocalIdentity, Online
 from servicebroker.protocol.envelope import Content, Header, Kind, Part, encode
 from servicebroker.protocol.frames import FrameKind, encode_frame
 from servicebroker.protocol.integrity import CHECKSUM
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.store.running import run
 from support import (
     CONTRACT,
@@ -69,7 +69,7 @@ class Site:
         self.instance = sb.open(url, clock=lambda: datetime.now(UTC), upkeep=None)
         self.database = standard_database(self.instance)
         with self.instance.connection() as connection:
-            self.identifier = seat(connection)
+            self.identifier = daemon_id(connection)
         self.daemon = Daemon(url, lambda: datetime.now(UTC))
         self.port = self.daemon.listen("127.0.0.1", 0).port
         self._thread = threading.Thread(target=self.daemon.run)
@@ -188,7 +188,9 @@ class Peer:
         self.stream = stream
         stream.settimeout(30)
         self.identifier = identifier or uuid4()
-        self.connection = Connection(Myself(self.identifier, uuid4(), **me), is_opener=is_opener, now=time.monotonic())
+        self.connection = Connection(
+            LocalIdentity(self.identifier, uuid4(), **me), is_opener=is_opener, now=time.monotonic()
+        )
         self.events: list[Event] = []
 
     def close(self) -> None:
@@ -402,7 +404,7 @@ def test_a_greeting_in_single_bytes_is_one(two: Two) -> None:
         peer.connection.begin(1, time.monotonic())
         for byte in peer.connection.outgoing():
             peer.stream.sendall(bytes([byte]))
-        assert peer.hears(Online).seat == two.east.identifier
+        assert peer.hears(Online).daemon_id == two.east.identifier
 
 
 @pytest.mark.parametrize(
@@ -523,7 +525,7 @@ def faults(site: Site) -> list[Finding]:
 def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPatch, *, asks: bool) -> None:
     """Answers to questions, and to messages of conversations that nobody knows: they do not pile up."""
     monkeypatch.setattr(inboxes, "NOISE_FRAMES", 10**9)
-    monkeypatch.setattr(streams, "FRAMES_AT_ONCE", 1)
+    monkeypatch.setattr(streams, "FRAMES_PER_NOISE_CHECK", 1)
     limit = 16 * 1024
     monkeypatch.setattr(streams, "OUTBOX_BYTES", limit)
     header = Header(uuid4(), False, Kind.RUN, False, ORDERS, uuid4(), "//test/Nobody", uuid4(), number=1)
@@ -536,7 +538,7 @@ def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPat
         stream._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         for _ in range(4_000 if asks else 1_200):
             if asks:
-                peer.connection.ask(Known("c", 1), time.monotonic())
+                peer.connection.ask(KnownTimeline("c", 1), time.monotonic())
             else:
                 peer.connection.send(stranger, time.monotonic())
         said = peer.connection.outgoing()

@@ -14,7 +14,7 @@ import servicebroker as sb
 from many_sites import Site, rounds
 from servicebroker.broker import forwarding, metrics
 from servicebroker.protocol.forwarding import unwrap
-from servicebroker.protocol.mirroring import ANSWER_TIMEOUT_S, ASK_AGAIN, Role, Standing
+from servicebroker.protocol.mirroring import ANSWER_TIMEOUT_S, ASK_AGAIN, Role, RoleReport
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect
@@ -335,7 +335,7 @@ def test_a_transport_route_dials_the_address_in_the_service_s_name(three: Three)
 # ---------------------------------------------------------------- mirrored pairs
 
 EAST, NOBODY = Address("east", 4022), Address("nobody", 4022)
-MIRROR = Standing(Role.MIRROR, "c", 1)
+MIRROR = RoleReport(Role.MIRROR, "c", 1)
 
 
 @contextmanager
@@ -354,8 +354,8 @@ def mirrored(three: Three, site: Site, table: sb.Database, before: str) -> Itera
         site.route(STOCK, before, outside=table is site.msdb)
 
 
-def principal(timeline: int) -> Standing:
-    return Standing(Role.PRINCIPAL, "c", timeline)
+def principal(timeline: int) -> RoleReport:
+    return RoleReport(Role.PRINCIPAL, "c", timeline)
 
 
 @pytest.mark.feature(122)

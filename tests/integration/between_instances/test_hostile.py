@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from daemons import Site, Two, free_port, two_sites
 from hostile import Forwarder, Hostile, HostileProcess, Orders, Talk, context
-from servicebroker.broker.daemon import instance_of, seat
+from servicebroker.broker.daemon import daemon_id, instance_of
 from servicebroker.cli.main import app
 from servicebroker.protocol.dialog_keys import UNSECURED
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
@@ -81,7 +81,7 @@ class World:
             self.east.database.grant("SEND", "public", service=name)
         self.west.database.create_route(LOAD, service_name=LOAD, address=self.east.address)
         with connect(self.west.url) as west:
-            self.claimed = seat(west), instance_of(west)
+            self.claimed = daemon_id(west), instance_of(west)
         for site in (self.west, self.east):
             site.serve()
         self.handle = two.send("0")
@@ -175,7 +175,7 @@ def test_who_answers_at_the_address_of_another_gets_nothing(world: World) -> Non
             for name in (world.claimed, (uuid4(), None)):
                 raw, _ = listening.accept()
                 stream = context(world.identity, is_opener=False).wrap_socket(raw, server_side=True)
-                heard.append(Hostile(stream, is_opener=False, seat=name[0], instance=name[1]))
+                heard.append(Hostile(stream, is_opener=False, daemon_id=name[0], instance=name[1]))
                 while not heard[-1].is_over:
                     heard[-1].read()
                 heard[-1].close()
@@ -334,7 +334,7 @@ def answering_at_its_address(world: World) -> Iterator[None]:
                 with suppress(TimeoutError, OSError):
                     raw, _ = listening.accept()
                     stream = context(world.identity, is_opener=False).wrap_socket(raw, server_side=True)
-                    peers.append(Hostile(stream, is_opener=False, seat=uuid4(), instance=None))
+                    peers.append(Hostile(stream, is_opener=False, daemon_id=uuid4(), instance=None))
                 for peer in peers:
                     peer.read()
             for peer in peers:

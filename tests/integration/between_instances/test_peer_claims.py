@@ -52,10 +52,10 @@ def proved(site: Site) -> dict[str, Proved]:
 def known(site: Site) -> Peers:
     """Return the peers that a daemon of this instance would know."""
     with connect(site.url) as connection:
-        policy = PolicyWatch(site.instance.key_folder()).look(connection, site.instance.clock())
+        policy = PolicyWatch(site.instance.key_folder()).poll(connection, site.instance.clock())
     assert policy is not None
     found = Peers()
-    found.obey(policy)
+    found.apply(policy)
     found.proves = True
     return found
 
@@ -165,7 +165,7 @@ def test_the_budget_of_a_peer_is_set_and_shown(site: Site, shop: Site, tmp_path:
     assert [line.split() for line in shown.splitlines() if "openings" in line] == [["openings", "5,000", "1,000"]]
     watch = PolicyWatch(None)
     with connect(site.url) as connection:
-        watch.look(connection, site.instance.clock())
+        watch.poll(connection, site.instance.clock())
         assert watch.budgets == {"certificate shop": {"openings": 5_000, "addresses": 7}}
         refusal = {RefusalKey(True, "certificate shop", 10928): (12, over_budget("openings", 5_000).text)}
         run_alone(connection, save_refusals(refusal, site.instance.clock()))

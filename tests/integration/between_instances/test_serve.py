@@ -17,7 +17,7 @@ import pytest
 
 from daemons import Served, Site, Two
 from forked import ran
-from servicebroker.broker.daemon import seat
+from servicebroker.broker.daemon import daemon_id
 from servicebroker.broker.shares import pin_plans
 from servicebroker.engine.remote import departing
 from servicebroker.engine.remote.departing import Reading
@@ -190,7 +190,7 @@ def test_the_connections_are_shown(two: Two) -> None:
         "login_time >= connect_time from sys.dm_broker_connections"
     )
     with connect(two.east.url) as connection:
-        east = seat(connection)
+        east = daemon_id(connection)
     eventually(lambda: query(two.west.database, text) == [(east, True, True, True, True)])
     shown = ran("status", "--instance", two.west.url, "--json").stdout
     (link,) = json.loads(shown)["connections"]

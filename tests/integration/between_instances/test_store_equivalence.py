@@ -26,7 +26,7 @@ from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind, Opening, Part
 from servicebroker.protocol.incoming import Batch, Begun, Complete, Deliver, Discard, Incoming, Keep, Progress
 from servicebroker.protocol.limits import LIMITS
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.protocol.routing import Address, Elsewhere, Route
 from servicebroker.protocol.unfinished import Stored
 from servicebroker.store.connection import connect
@@ -475,9 +475,9 @@ def test_the_highest_timeline_of_a_pair_stays_whoever_writes_last(both: Both) ->
 
     late = first._replace(timeline=2, evidence=b"older", explanation="Late.")
     anew = late._replace(system="8")
-    assert known(first) == [Known("7", 3, b"signed")] * 2
-    assert known(late) == [Known("7", 3, b"signed")] * 2
-    assert known(anew) == [Known("8", 2, b"older")] * 2
+    assert known(first) == [KnownTimeline("7", 3, b"signed")] * 2
+    assert known(late) == [KnownTimeline("7", 3, b"signed")] * 2
+    assert known(anew) == [KnownTimeline("8", 2, b"older")] * 2
 
 
 def test_what_was_written_of_a_pair_while_its_route_was_dropped_is_not_read(both: Both) -> None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.engine.remote.mirrored_pairs import Row
-from servicebroker.protocol.mirroring import ANSWER_TIMEOUT_S, ASK_AGAIN, NEVER, Known, Role, Standing
+from servicebroker.protocol.mirroring import ANSWER_TIMEOUT_S, ASK_AGAIN, NEVER, KnownTimeline, Role, RoleReport
 from servicebroker.protocol.routing import Address, Elsewhere
 
 A, B, C = Address("a", 1), Address("b", 1), Address("c", 1)
 PAIR, PLAIN = Elsewhere(A, B), Elsewhere(C)
-FIRST = Standing(Role.PRINCIPAL, "c", 1, is_guarded=True)
-MIRROR = Standing(Role.MIRROR, "c", 1)
+FIRST = RoleReport(Role.PRINCIPAL, "c", 1, is_synchronous=True)
+MIRROR = RoleReport(Role.MIRROR, "c", 1)
 
 
 class Links:
     """Links without peers that note each question."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Address, Known]] = []
+        self.asked: list[tuple[Address, KnownTimeline]] = []
 
     def reach(self, address: Address) -> str:
         return "nobody is there"
 
-    def ask(self, address: Address, known: Known) -> None:
+    def ask(self, address: Address, known: KnownTimeline) -> None:
         self.asked.append((address, known))
 
 
@@ -32,16 +32,16 @@ class World:
         self.mirrors = Mirrors(self.links, lambda: self.now)
 
 
-def begun(known: Known | None = None) -> World:
+def begun(known: KnownTimeline | None = None) -> World:
     world = World()
     assert world.mirrors.strangers([PAIR, PLAIN, PAIR]) == [PAIR]
-    world.mirrors.begin({PAIR: known or Known()})
+    world.mirrors.begin({PAIR: known or KnownTimeline()})
     return world
 
 
 def test_both_are_asked_once_and_then_only_while_neither_is_chosen() -> None:
-    world = begun(Known("c", 4))
-    assert world.links.asked == [(A, Known("c", 4)), (B, Known("c", 4))]
+    world = begun(KnownTimeline("c", 4))
+    assert world.links.asked == [(A, KnownTimeline("c", 4)), (B, KnownTimeline("c", 4))]
     assert world.mirrors.strangers([PAIR]) == []
     world.mirrors.heard(B, MIRROR)
     world.now = ANSWER_TIMEOUT_S
@@ -50,7 +50,7 @@ def test_both_are_asked_once_and_then_only_while_neither_is_chosen() -> None:
     world.now += ASK_AGAIN
     world.mirrors.tick()
     assert len(world.links.asked) == 6
-    world.mirrors.heard(A, Standing(Role.PRINCIPAL, "c", 5))
+    world.mirrors.heard(A, RoleReport(Role.PRINCIPAL, "c", 5))
     assert world.mirrors.wake_at == NEVER
     world.now += 1000.0
     world.mirrors.tick()
@@ -60,16 +60,16 @@ def test_both_are_asked_once_and_then_only_while_neither_is_chosen() -> None:
 def test_the_way_is_that_of_the_principal_or_a_reason() -> None:
     world = begun()
     mirrors = world.mirrors
-    assert mirrors.way(PLAIN) == C
-    assert "has not answered yet" in str(mirrors.way(PAIR))
+    assert mirrors.address_of(PLAIN) == C
+    assert "has not answered yet" in str(mirrors.address_of(PAIR))
     mirrors.heard(A, FIRST)
     mirrors.unreached(B, "refused")
-    assert mirrors.way(PAIR) == A
+    assert mirrors.address_of(PAIR) == A
     assert mirrors.take_changed() == {PAIR}
     mirrors.unreached(A, "cut")
-    assert "a:1 cannot be reached (cut)" in str(mirrors.way(PAIR))
+    assert "a:1 cannot be reached (cut)" in str(mirrors.address_of(PAIR))
     mirrors.heard(B, FIRST._replace(timeline=2))
-    assert mirrors.way(PAIR) == B
+    assert mirrors.address_of(PAIR) == B
     assert mirrors.take_changed() == {PAIR}
     assert mirrors.take_changed() == set()
 
@@ -104,7 +104,7 @@ def test_who_makes_the_route_anew_begins_without_what_was_seen() -> None:
     mirrors.keep([])
     assert mirrors.take_changed() == {PAIR}
     assert mirrors.strangers([PAIR]) == [PAIR]
-    assert mirrors.way(PAIR) == "Its route has gone."
+    assert mirrors.address_of(PAIR) == "Its route has gone."
     mirrors.heard(A, FIRST)  # of a pair that is not asked about any more
     assert mirrors.take_news() == []
 
@@ -117,5 +117,5 @@ def test_a_pair_whose_route_went_while_the_database_was_away_is_asked_no_more() 
     mirrors.keep([])
     assert mirrors.take_news() == []
     assert mirrors.wake_at == NEVER
-    assert mirrors.way(PAIR) == "Its route has gone."
+    assert mirrors.address_of(PAIR) == "Its route has gone."
     assert mirrors.take_changed() == {PAIR}

@@ -42,9 +42,9 @@ class End:
         name = f"end{number}"
         self.certificate = TransportCertificate(number, name, True, None, True, facts, Proved(f"certificate {name}"))
 
-    def obey(self, peer: End) -> int | None:
+    def apply(self, peer: End) -> int | None:
         tls = Tls(self.file, [peer.certificate])
-        return self.network.obey(Policy("127.0.0.1", 0, encryption="REQUIRED", tls=tls))
+        return self.network.apply(Policy("127.0.0.1", 0, encryption="REQUIRED", tls=tls))
 
     @property
     def is_online(self) -> bool:
@@ -59,9 +59,9 @@ def heard(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[tuple[End, End, Address]]:
     opener, acceptor = (End(number, tmp_path / str(number)) for number in (1, 2))
-    port = acceptor.obey(opener)
+    port = acceptor.apply(opener)
     assert port is not None
-    opener.obey(acceptor)
+    opener.apply(acceptor)
     yield opener, acceptor, Address("127.0.0.1", port)
     for end in (opener, acceptor):
         end.network.close()
@@ -96,9 +96,9 @@ def test_no_link_begins_with_a_certificate_that_is_not_valid_where_it_is_shown(
     monkeypatch.setattr(sockets, "TICK_INTERVAL_S", 3600.0)
     opener, acceptor = (End(number, tmp_path / str(number)) for number in (1, 2))
     try:
-        port = acceptor.obey(opener)
+        port = acceptor.apply(opener)
         assert port is not None
-        opener.obey(acceptor)
+        opener.apply(acceptor)
         (opener, acceptor)[judge].clock.ahead = PAST[why]
         address = Address("127.0.0.1", port)
         seen = []

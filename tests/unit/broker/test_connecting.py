@@ -30,10 +30,10 @@ def test_a_connection_that_is_made_after_the_endpoint_was_stopped_carries_nothin
     """The connection would begin in the clear, though the stopped endpoint asked for TLS."""
     with ExitStack() as stack:
         west, east = networks(stack, 1, 2)
-        port = east.obey(Policy("127.0.0.1", 0))
+        port = east.apply(Policy("127.0.0.1", 0))
         assert port is not None
         address = Address("127.0.0.1", port)
-        west.obey(Policy(encryption="REQUIRED"))
+        west.apply(Policy(encryption="REQUIRED"))
         connect, made = west.loop.create_connection, []
 
         async def late(*values: Any) -> object:
@@ -43,7 +43,7 @@ def test_a_connection_that_is_made_after_the_endpoint_was_stopped_carries_nothin
 
         west.loop.create_connection = late  # type: ignore[method-assign, assignment]
         assert west.reach(address) == ""
-        west.obey(Policy(silence=9748))
+        west.apply(Policy(silence=9748))
         eventually(lambda: bool(made))
         for _ in range(20):
             assert isinstance(west.reach(address), str)
@@ -56,7 +56,7 @@ def test_a_connection_that_is_made_after_the_endpoint_was_stopped_carries_nothin
 def test_a_name_that_no_host_can_have_is_unreachable(host: str) -> None:
     with ExitStack() as stack:
         (west,) = networks(stack, 1)
-        west.obey(Policy())
+        west.apply(Policy())
         address = Address(host, 4022)
         assert west.reach(address) == ""
         eventually(lambda: address in west.unreachable)

@@ -15,7 +15,7 @@ from servicebroker.broker import departures
 from servicebroker.broker.conversations import MATCH_AGAIN
 from servicebroker.broker.relay import Relay
 from servicebroker.protocol.envelope import Content, parse
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import LOCAL, Address, Route
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
@@ -31,7 +31,7 @@ class OneLink:
     def reach(self, address: Address) -> Wire:
         return self.wire
 
-    def ask(self, address: Address, known: Known) -> None:
+    def ask(self, address: Address, known: KnownTimeline) -> None:
         """No route is mirrored."""
 
 
@@ -90,7 +90,7 @@ def test_what_is_read_in_a_later_round_is_sent_in_that_round() -> None:
 
 
 def test_a_new_link_hastens_those_that_had_to_leave_the_memory_and_nobody_else() -> None:
-    conversations: Any = SimpleNamespace(home_until=NEVER, is_missing=False, wanted=set())
+    conversations: Any = SimpleNamespace(local_route_expiry=NEVER, is_missing=False, wanted=set())
     store: Any = SimpleNamespace(page=lambda after, count: [])
     security: Any = None
     finding = departures.Finding(conversations, security, lambda: 100.0)

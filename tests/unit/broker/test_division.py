@@ -17,7 +17,7 @@ import pytest
 from many_sites import Pipe
 from servicebroker.broker import inboxes, shares
 from servicebroker.broker.conversations import Conversations
-from servicebroker.broker.departures import BODY_BUDGET_BYTES, PIPELINE_BYTES, Readahead
+from servicebroker.broker.departures import BODY_BUDGET_BYTES, IN_FLIGHT_BYTES, Readahead
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
 from servicebroker.broker.processes import ShareProcess
 from servicebroker.broker.shares import CORES_OF_ONE_PROCESS, MAX_PROCESSES, MAX_THREADS, Shares, _Opened
@@ -25,9 +25,9 @@ from servicebroker.broker.sharing import worker
 from servicebroker.broker.sharing.growth import (
     FULL_CPU,
     FULL_LOAD,
-    LOOKS_TO_GROW,
-    LOOKS_TO_SHRINK,
     LOW_LOAD,
+    POLLS_TO_GROW,
+    POLLS_TO_SHRINK,
     Load,
 )
 from servicebroker.broker.sharing.messages import ProcessExited
@@ -39,7 +39,7 @@ from servicebroker.protocol.division import Division, share_of
 from servicebroker.protocol.envelope import Content, Header, Kind, Part, conversation_of, encode
 from servicebroker.protocol.forwarding import Passage, wrap
 from servicebroker.protocol.limits import LIMITS
-from servicebroker.protocol.mirroring import IN_DOUBT, Known
+from servicebroker.protocol.mirroring import IN_DOUBT, KnownTimeline
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
@@ -105,14 +105,14 @@ def test_what_was_brought_is_for_one_and_what_has_happened_for_all() -> None:
     for one in (arrival, *told):
         made.put(one)
     assert [inbox.take(10) for inbox in made.shares] == [told, told, [*told, arrival]]
-    assert [inbox.bell.is_set() for inbox in made.shares] == [True] * 3
+    assert [inbox.wake_event.is_set() for inbox in made.shares] == [True] * 3
 
 
 def test_only_the_first_one_hears_that_another_server_was_promoted() -> None:
     made = Inboxes()
     made.divide(2)
-    made.put(Outdated(Known("c", 2)))
-    assert [inbox.take(10) for inbox in made.shares] == [[Outdated(Known("c", 2))], []]
+    made.put(Outdated(KnownTimeline("c", 2)))
+    assert [inbox.take(10) for inbox in made.shares] == [[Outdated(KnownTimeline("c", 2))], []]
 
 
 def test_nothing_is_lost_and_every_owner_keeps_its_order_when_they_are_divided_anew() -> None:
@@ -168,17 +168,17 @@ def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:
 
     def takes(size: int) -> int:
         """Return the bytes that may be under way when the peer takes so many in a tenth of a second."""
-        for load in (PIPELINE_BYTES, PIPELINE_BYTES - size):
+        for load in (IN_FLIGHT_BYTES, IN_FLIGHT_BYTES - size):
             entry.dialog.load = load
             conversations.weigh(entry)
         world.now += 0.1
-        return ahead._most(entry.link)
+        return ahead._max_in_flight(entry.link)
 
-    assert [takes(PIPELINE_BYTES // 100) for _ in range(20)] == [PIPELINE_BYTES // 4] * 20
-    assert max(takes(PIPELINE_BYTES // 10) for _ in range(10)) == PIPELINE_BYTES // 10 * 5
-    assert [takes(PIPELINE_BYTES // 2) for _ in range(10)][-1] == PIPELINE_BYTES
+    assert [takes(IN_FLIGHT_BYTES // 100) for _ in range(20)] == [IN_FLIGHT_BYTES // 4] * 20
+    assert max(takes(IN_FLIGHT_BYTES // 10) for _ in range(10)) == IN_FLIGHT_BYTES // 10 * 5
+    assert [takes(IN_FLIGHT_BYTES // 2) for _ in range(10)][-1] == IN_FLIGHT_BYTES
     world.now += 1.0
-    assert takes(0) == PIPELINE_BYTES // 4
+    assert takes(0) == IN_FLIGHT_BYTES // 4
 
 
 # ---------------------------------------------------------------- how many
@@ -207,43 +207,43 @@ class Busy:
 
 def test_shares_come_while_they_are_busy_and_go_while_they_rest() -> None:
     busy = Busy()
-    assert busy.passes(LOOKS_TO_GROW, 1.0) == 1
+    assert busy.passes(POLLS_TO_GROW, 1.0) == 1
     assert busy.passes(1, 1.0) == 2
     assert busy.passes(20, 1.0, 2 * FULL_LOAD - 1.1) == 2  # one conversation is more than a share can do
-    assert busy.passes(LOOKS_TO_GROW, 1.0, 2 * FULL_LOAD - 1.0) == 3  # they have not the same number of conversations
-    assert busy.passes(LOOKS_TO_GROW, 1.0, 1.0, 1.0) == 3
+    assert busy.passes(POLLS_TO_GROW, 1.0, 2 * FULL_LOAD - 1.0) == 3  # they have not the same number of conversations
+    assert busy.passes(POLLS_TO_GROW, 1.0, 1.0, 1.0) == 3
     assert busy.passes(1, 1.0, 1.0, 1.0) == 4
     assert busy.passes(20, *[1.0] * 4) == MAX_THREADS
-    assert busy.passes(LOOKS_TO_SHRINK, *[0.42] * 4) == 4
-    assert busy.passes(LOOKS_TO_SHRINK, *[0.1] * 4) == 3
-    assert busy.passes(2 * LOOKS_TO_SHRINK + 2, *[0.01] * 4) == 1
+    assert busy.passes(POLLS_TO_SHRINK, *[0.42] * 4) == 4
+    assert busy.passes(POLLS_TO_SHRINK, *[0.1] * 4) == 3
+    assert busy.passes(2 * POLLS_TO_SHRINK + 2, *[0.01] * 4) == 1
     assert busy.passes(100, 0.0) == 1
 
 
 def test_no_share_comes_for_a_moment_of_load_nor_where_python_computes_all_the_time() -> None:
     busy = Busy()
     for _ in range(10):
-        assert busy.passes(LOOKS_TO_GROW - 1, 1.0) == 1
+        assert busy.passes(POLLS_TO_GROW - 1, 1.0) == 1
         assert busy.passes(1, FULL_LOAD - 0.1) == 1
     assert busy.passes(30, 1.0, computing=FULL_CPU) == 1
 
 
 def test_processes_do_not_wait_for_what_the_first_one_computes() -> None:
     busy = Busy(in_processes=True)
-    assert busy.passes(LOOKS_TO_GROW + 1, 1.0, computing=1.0) == 2
-    assert busy.passes(2 * LOOKS_TO_SHRINK, 0.01, 0.01) == 1
+    assert busy.passes(POLLS_TO_GROW + 1, 1.0, computing=1.0) == 2
+    assert busy.passes(2 * POLLS_TO_SHRINK, 0.01, 0.01) == 1
 
 
 def test_a_share_that_is_needed_stays() -> None:
     busy = Busy()
-    assert busy.passes(LOOKS_TO_GROW + 1, 1.0) == 2
+    assert busy.passes(POLLS_TO_GROW + 1, 1.0) == 2
     assert busy.passes(100, LOW_LOAD / 2, LOW_LOAD / 2 + 0.01) == 2
 
 
 def test_two_cores_are_for_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, expected in ((1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (64, MAX_THREADS)):
         monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
-        assert shares.most() == expected
+        assert shares.max_shares() == expected
     busy = Busy(most=1)
     assert busy.passes(100, 1.0) == 1
 
@@ -253,7 +253,7 @@ def test_processes_are_for_more_than_four_cores(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
         assert shares.are_many_cores() == (cores > CORES_OF_ONE_PROCESS)
         if cores > CORES_OF_ONE_PROCESS:
-            assert shares.most(in_processes=True) == expected
+            assert shares.max_shares(in_processes=True) == expected
 
 
 class Unconnected:
@@ -342,7 +342,7 @@ class Killed(ShareProcess):
     ending = "was killed (SIGKILL)"
 
     def __init__(self) -> None:
-        self._seen = None
+        self._status = None
 
     def ready(self) -> None: ...
 
@@ -375,7 +375,7 @@ def test_no_process_begins_where_conversations_are_divided_anew(
 # ---------------------------------------------------------------- what a process asks its daemon
 
 
-class Asked:
+class QuestionReceived:
     """A daemon that counts what it is asked."""
 
     def __init__(self) -> None:
@@ -390,7 +390,7 @@ class Asked:
 
 
 def test_a_link_that_two_addresses_lead_to_has_its_room_once() -> None:
-    links: Any = worker.Links(Asked())  # type: ignore[arg-type]
+    links: Any = worker.Links(QuestionReceived())  # type: ignore[arg-type]
     link = links.reach(HERE)
     link.send(bytes(600))
     assert links.reach(Address("there", 4022)) is link
@@ -398,7 +398,7 @@ def test_a_link_that_two_addresses_lead_to_has_its_room_once() -> None:
 
 
 def test_who_is_at_an_address_is_asked_when_something_else_is_known() -> None:
-    asked: Any = Asked()
+    asked: Any = QuestionReceived()
     peers = worker.KnownPeers(asked)
     for version in (1, 1, 2):
         peers.begin(version, proves=True)

@@ -38,9 +38,9 @@ def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch:
         west, east = (Network(UUID(int=n), UUID(int=n + 10), Crossing(), lambda: datetime.now(UTC)) for n in (1, 2))
         stack.callback(west.close)
         stack.callback(east.close)
-        port = east.obey(Policy("127.0.0.1", 0))
+        port = east.apply(Policy("127.0.0.1", 0))
         assert port is not None
-        west.obey(Policy())
+        west.apply(Policy())
         address = Address("127.0.0.1", port)
         eventually(lambda: isinstance(west.reach(address), Stream))
         link = west.reach(address)

@@ -41,7 +41,7 @@ class World:
             if waste:
                 self.inbox.waste(one.link, waste)
         self.now += each * len(taken)
-        self.inbox.took(each * len(taken))
+        self.inbox.account_round(each * len(taken))
         return found
 
 
@@ -59,7 +59,7 @@ def test_who_is_alone_is_taken_as_a_whole(world: World) -> None:
 def test_what_waits_for_the_next_round_does_not_hurry_it(world: World) -> None:
     """Rounds that follow each other pause between them, and many small transactions are carried together."""
     world.brings(Of("mallory"), 20)
-    assert world.inbox.bell.is_set()
+    assert world.inbox.wake_event.is_set()
     assert world.inbox.wake_at == inboxes.NEVER
 
 
@@ -139,7 +139,7 @@ def test_each_is_charged_for_what_was_measured_for_it(world: World) -> None:
         world.inbox.charge(mallory, 0.01 * counts["mallory"])
         seconds = 0.01 * counts["mallory"] + 0.0001 * len(taken)
         world.now += seconds
-        world.inbox.took(seconds)
+        world.inbox.account_round(seconds)
         if counts["mallory"] and number:
             assert counts["mallory"] == 1  # as many as its turn has time for
     assert counts["light"] == 1
@@ -160,11 +160,11 @@ def test_who_rests_does_not_ring(world: World) -> None:
     world.brings(mallory, 500)
     world.brings(Of("shop"))
     world.round(each=0.01)
-    world.inbox.bell.clear()
+    world.inbox.wake_event.clear()
     world.brings(mallory, 5)
-    assert not world.inbox.bell.is_set()
+    assert not world.inbox.wake_event.is_set()
     world.brings(Of("shop"))
-    assert world.inbox.bell.is_set()
+    assert world.inbox.wake_event.is_set()
 
 
 def test_links_of_one_owner_share_a_line_and_those_of_nobody_do_not(world: World) -> None:

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from servicebroker.broker.conversations import ASIDE_RATE, RECENT_S, Conversations
+from servicebroker.broker.conversations import LARGE_FRAGMENTS_PER_S, RECENT_S, Conversations
 from servicebroker.protocol.limits import LIMITS
 
 FRAGMENT = LIMITS.fragment_size
@@ -59,10 +59,10 @@ def test_on_a_long_way_more_is_under_way() -> None:
     assert world.window(world.large) == LIMITS.window  # the window is not known yet
     world.now += 0.2
     world.conversations.acknowledged(world.small, 1)
-    assert world.window(world.large) == int(0.2 * ASIDE_RATE * FRAGMENT)
+    assert world.window(world.large) == int(0.2 * LARGE_FRAGMENTS_PER_S * FRAGMENT)
     world.carry(0.1)
     world.carry(0.3)
-    assert world.window(world.large) == pytest.approx(0.1 * ASIDE_RATE * FRAGMENT, abs=1)
+    assert world.window(world.large) == pytest.approx(0.1 * LARGE_FRAGMENTS_PER_S * FRAGMENT, abs=1)
     world.carry(0.001)
     assert world.window(world.large) == FRAGMENT
 
@@ -73,7 +73,7 @@ def test_the_time_is_that_of_one_message_and_not_of_the_one_after_it() -> None:
         world.conversations.sent_small(world.small, number)
         world.now += 0.01
     world.conversations.acknowledged(world.small, 1)
-    assert world.window(world.large) == pytest.approx(0.1 * ASIDE_RATE * FRAGMENT, abs=1)
+    assert world.window(world.large) == pytest.approx(0.1 * LARGE_FRAGMENTS_PER_S * FRAGMENT, abs=1)
 
 
 def test_what_is_never_acknowledged_is_not_waited_for() -> None:

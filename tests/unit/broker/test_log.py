@@ -15,7 +15,7 @@ from servicebroker.broker import journal
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.cli import log as process_log
 from servicebroker.cli.output import errors_into, say, say_block
-from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 from servicebroker.protocol.routing import Address, Elsewhere
 from support import eventually
 
@@ -112,12 +112,12 @@ def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(said: i
     pair = Elsewhere(Address("a", 1), Address("b", 1))
     seconds = itertools.count()
     mirrors = Mirrors(NoLinks(), lambda: float(next(seconds)))
-    mirrors.begin({pair: Known()})
-    mirrors.heard(Address("b", 1), Standing(Role.MIRROR, "c", 1))
+    mirrors.begin({pair: KnownTimeline()})
+    mirrors.heard(Address("b", 1), RoleReport(Role.MIRROR, "c", 1))
     for timeline in range(1, 2_000):
-        mirrors.heard(Address("a", 1), Standing(Role.PRINCIPAL, "c", timeline))
-        mirrors.heard(Address("a", 1), Standing(Role.IN_DOUBT, "c", timeline))
-        mirrors.heard(Address("b", 1), Standing(Role.MIRROR, "c", 1))
+        mirrors.heard(Address("a", 1), RoleReport(Role.PRINCIPAL, "c", timeline))
+        mirrors.heard(Address("a", 1), RoleReport(Role.IN_DOUBT, "c", timeline))
+        mirrors.heard(Address("b", 1), RoleReport(Role.MIRROR, "c", 1))
     assert 2 <= len(lines(said)) <= process_log.MAX_DIFFERENT_LINES
     eventually(lambda: "Mirrored Route: " in said.getvalue())
 
@@ -128,5 +128,5 @@ class NoLinks:
     def reach(self, address: Address) -> str:
         return "nobody is there"
 
-    def ask(self, address: Address, known: Known) -> None:
+    def ask(self, address: Address, known: KnownTimeline) -> None:
         pass

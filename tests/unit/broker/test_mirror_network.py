@@ -14,12 +14,12 @@ from servicebroker.broker.transport import sockets as networks
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.sockets import Network
 from servicebroker.broker.transport.stream import Stream
-from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
+from servicebroker.protocol.mirroring import IN_DOUBT, KnownTimeline, Role, RoleReport
 from servicebroker.protocol.routing import Address
 from support import eventually
 
-PRINCIPAL = Standing(Role.PRINCIPAL, "c", 3, is_guarded=True)
-MIRROR = Standing(Role.MIRROR, "c", 3)
+PRINCIPAL = RoleReport(Role.PRINCIPAL, "c", 3, is_synchronous=True)
+MIRROR = RoleReport(Role.MIRROR, "c", 3)
 
 
 class Daemon:
@@ -27,7 +27,7 @@ class Daemon:
 
     def __init__(self, number: int) -> None:
         self.network = Network(UUID(int=number), UUID(int=number + 10), Inboxes(), lambda: datetime.now(UTC))
-        port = self.network.obey(Policy("127.0.0.1", 0))
+        port = self.network.apply(Policy("127.0.0.1", 0))
         assert port is not None
         self.address = Address("127.0.0.1", port)
         self.happened: list[object] = []
@@ -40,9 +40,9 @@ class Daemon:
         self.has()
         return set(map(type, self.happened))
 
-    def heard(self) -> list[Standing]:
+    def heard(self) -> list[RoleReport]:
         self.has()
-        return [one.standing for one in self.happened if isinstance(one, Answered)]
+        return [one.role_report for one in self.happened if isinstance(one, Answered)]
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def two() -> Iterator[tuple[Daemon, Daemon]]:
 def test_who_was_asked_answers_and_says_when_that_changes(two: tuple[Daemon, Daemon]) -> None:
     west, east = two
     assert not east.network.was_asked
-    west.network.ask(east.address, Known())
+    west.network.ask(east.address, KnownTimeline())
     eventually(lambda: west.heard() == [IN_DOUBT])
     assert east.network.was_asked
-    for standing in (PRINCIPAL, MIRROR):
-        east.network.stand(standing)
-        eventually(lambda standing=standing: west.has(Answered(east.address, standing)))  # type: ignore[misc]
+    for role_report in (PRINCIPAL, MIRROR):
+        east.network.announce_role(role_report)
+        eventually(lambda role_report=role_report: west.has(Answered(east.address, role_report)))  # type: ignore[misc]
 
 
 @pytest.mark.feature(122)
@@ -71,40 +71,42 @@ def test_whoever_does_not_go_on_to_commit_is_in_doubt(
 ) -> None:
     west, east = two
     monkeypatch.setattr(networks, "RELAY_TIMEOUT_S", 0.5)
-    east.network.stand(PRINCIPAL)
-    west.network.ask(east.address, Known())
+    east.network.announce_role(PRINCIPAL)
+    west.network.ask(east.address, KnownTimeline())
     eventually(lambda: west.heard() == [PRINCIPAL, IN_DOUBT])
-    east.network.stand(PRINCIPAL)
+    east.network.announce_role(PRINCIPAL)
     eventually(lambda: west.heard()[:3] == [PRINCIPAL, IN_DOUBT, PRINCIPAL])
 
 
 @pytest.mark.feature(122)
 def test_a_principal_hears_of_a_higher_timeline_of_its_cluster(two: tuple[Daemon, Daemon]) -> None:
     west, east = two
-    east.network.stand(PRINCIPAL)
-    for known in (Known("c", 3), Known("other", 9), Known("c", 4)):
+    east.network.announce_role(PRINCIPAL)
+    for known in (KnownTimeline("c", 3), KnownTimeline("other", 9), KnownTimeline("c", 4)):
         west.network.ask(east.address, known)
-    eventually(lambda: east.has(Outdated(Known("c", 4))))
-    assert [one for one in east.happened if isinstance(one, Outdated)] == [Outdated(Known("c", 4))]
+    eventually(lambda: east.has(Outdated(KnownTimeline("c", 4))))
+    assert [one for one in east.happened if isinstance(one, Outdated)] == [Outdated(KnownTimeline("c", 4))]
 
 
 @pytest.mark.feature(122)
 def test_who_cannot_be_reached_is_told(two: tuple[Daemon, Daemon]) -> None:
     west, east = two
     nobody = Address("127.0.0.1", 1)
-    west.network.ask(nobody, Known())
+    west.network.ask(nobody, KnownTimeline())
     eventually(lambda: Unreached in west.kinds())
     west.happened.clear()
-    west.network.ask(east.address, Known())
+    west.network.ask(east.address, KnownTimeline())
     eventually(lambda: west.has(Answered(east.address, IN_DOUBT)))
-    east.network.obey(Policy("127.0.0.1", east.address.port, refusal=28080, silence=9666))  # east restarts, and refuses
+    east.network.apply(
+        Policy("127.0.0.1", east.address.port, refusal=28080, silence=9666)
+    )  # east restarts, and refuses
     eventually(lambda: Unreached in west.kinds())
 
 
 @pytest.mark.feature(122, 123)
 def test_a_mirror_takes_no_messages_and_is_not_tried_again_at_once(two: tuple[Daemon, Daemon]) -> None:
     west, east = two
-    east.network.stand(MIRROR)
+    east.network.announce_role(MIRROR)
     assert west.network.reach(east.address) == ""
     eventually(lambda: west.has(Reached(east.address)))
     link = west.network.reach(east.address)

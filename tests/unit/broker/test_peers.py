@@ -17,7 +17,7 @@ from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
-from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 from servicebroker.protocol.routing import Address, Route, RoutingTable, ways
 from servicebroker.store.keys import x509_certificates
 from servicebroker.store.keys.key_files import KeyFolder
@@ -55,7 +55,7 @@ class Proving(Policy):
 
 def known(**policy: object) -> Peers:
     peers = Peers(UUID(int=9))
-    peers.obey(Proving(owners=frozenset({"shop", "mallory"}))._replace(**policy))  # type: ignore[arg-type]
+    peers.apply(Proving(owners=frozenset({"shop", "mallory"}))._replace(**policy))  # type: ignore[arg-type]
     return peers
 
 
@@ -75,7 +75,7 @@ def test_who_claims_it_where_we_connected_makes_both_unbelieved_until_one_is_acc
     assert peers.answered(HERE, "shop", SHOP) is None
     assert peers.answered(THERE, "mallory", SHOP) is not None
     assert peers.greeted("shop", SHOP) is not None
-    peers.obey(Proving(owners=frozenset({"shop", "mallory"}), accepted={SHOP: "shop"}))
+    peers.apply(Proving(owners=frozenset({"shop", "mallory"}), accepted={SHOP: "shop"}))
     assert peers.greeted("shop", SHOP) is None
     assert peers.greeted("mallory", SHOP) is not None
 
@@ -95,7 +95,7 @@ def test_an_address_stays_with_whom_it_was_found_as_long_as_that_one_has_a_certi
     assert list(peers.take_mistrusted()) == [Mistrust("mallory", ADDRESS, str(HERE))]
     assert peers.answered(HERE, NOBODY, OTHER) is not None  # nor without TLS
     assert peers.answered(HERE, "shop", OTHER) is None  # another instance of the same owner
-    peers.obey(Proving(owners=frozenset({"mallory"}), answers={HERE: Answer("shop", SHOP)}))
+    peers.apply(Proving(owners=frozenset({"mallory"}), answers={HERE: Answer("shop", SHOP)}))
     assert peers.answered(HERE, "mallory", OTHER) is None
     assert peers.owner_at(HERE) == "mallory"
 
@@ -103,7 +103,7 @@ def test_an_address_stays_with_whom_it_was_found_as_long_as_that_one_has_a_certi
 def test_nobody_else_is_this_instance_and_without_tls_nothing_is_judged() -> None:
     peers = known()
     assert peers.greeted("shop", UUID(int=9)) is not None
-    peers.obey(OFF)
+    peers.apply(OFF)
     assert peers.greeted("shop", UUID(int=9)) is None
     assert peers.answered(HERE, "mallory", SHOP) is None
     assert peers.owner_at(HERE) is None
@@ -177,15 +177,15 @@ def kept(folder: KeyFolder, made: tuple[Facts, PrivateKey]) -> tuple[TransportCe
 def test_a_timeline_is_believed_with_the_signature_of_a_server_of_ours(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path / "keys")
     (ours, file), (theirs, foreign) = (kept(folder, x509_certificates.make(name, NOW)) for name in ("ours", "theirs"))
-    said = Tls(file, [], [ours]).signed(Standing(Role.PRINCIPAL, "c", 2))
+    said = Tls(file, [], [ours]).signed(RoleReport(Role.PRINCIPAL, "c", 2))
     judge = Tls(file, [], [ours])
-    assert judge.is_ours(Known().after(said))
-    assert Known("c", 1).after(said) == Known("c", 2, said.evidence)
+    assert judge.is_ours(KnownTimeline().after(said))
+    assert KnownTimeline("c", 1).after(said) == KnownTimeline("c", 2, said.signature)
     for lie in (
-        Known("c", 2),
-        Known("c", 3, said.evidence),
-        Known("d", 2, said.evidence),
-        Known().after(Tls(foreign, [], [theirs]).signed(Standing(Role.PRINCIPAL, "c", 2))),
+        KnownTimeline("c", 2),
+        KnownTimeline("c", 3, said.signature),
+        KnownTimeline("d", 2, said.signature),
+        KnownTimeline().after(Tls(foreign, [], [theirs]).signed(RoleReport(Role.PRINCIPAL, "c", 2))),
     ):
         assert not judge.is_ours(lie)
-    assert judge.signed(Standing(Role.MIRROR, "c", 2)).evidence == b""
+    assert judge.signed(RoleReport(Role.MIRROR, "c", 2)).signature == b""

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from servicebroker.broker.sharing.growth import RETRY_INTERVAL_S, Growth, Load
-from servicebroker.broker.sharing.lifecycle import FIRST_ACTS, STEPS, Act, Event, ShareLife, Stage
+from servicebroker.broker.sharing.lifecycle import FIRST_ACTIONS, STEPS, Event, ShareAction, ShareLife, Stage
 from servicebroker.broker.sharing.pace import (
     BUSY_MESSAGES,
     FIRST_POLL_S,
@@ -20,19 +20,19 @@ from servicebroker.broker.sharing.pace import (
     Wait,
 )
 from servicebroker.broker.sharing.takeover import STEPS as TAKEOVERS
-from servicebroker.broker.sharing.takeover import Act as Do
 from servicebroker.broker.sharing.takeover import Challenges, Phase, Takeover
 from servicebroker.broker.sharing.takeover import Event as Served
+from servicebroker.broker.sharing.takeover import TakeoverAction as Do
 from servicebroker.model.errors import InstanceError
-from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 
 NEVER = float("inf")
 
 
-def acts(*events: Event) -> list[Act]:
+def actions(*events: Event) -> list[ShareAction]:
     """Return the actions of a share at an event."""
     life = ShareLife()
-    return [*FIRST_ACTS, *(act for event in events for act in life.happens(event))]
+    return [*FIRST_ACTIONS, *(act for event in events for act in life.on_event(event))]
 
 
 # ---------------------------------------------------------------- the stages of a share
@@ -40,27 +40,29 @@ def acts(*events: Event) -> list[Act]:
 
 def test_a_killed_process_is_closed_before_another_one_takes_its_place() -> None:
     """Its session may still commit until it is ended."""
-    done = acts(Event.READY, Event.EXITED, Event.PAUSED)
-    assert done.index(Act.CLOSE) < done.index(Act.PAUSE) < done.index(Act.REPLACE) < len(done) - 1
-    assert done[-1] is Act.AWAIT
+    done = actions(Event.READY, Event.EXITED, Event.PAUSED)
+    assert (
+        done.index(ShareAction.CLOSE) < done.index(ShareAction.PAUSE) < done.index(ShareAction.REPLACE) < len(done) - 1
+    )
+    assert done[-1] is ShareAction.AWAIT
 
 
 def test_what_failed_is_closed_before_the_daemon_hears_of_it() -> None:
     for events in ((Event.ERROR,), (Event.READY, Event.ERROR), (Event.READY, Event.EXITED_AT_END)):
-        assert acts(*events)[-2:] == [Act.CLOSE, Act.TELL_PROBLEM]
+        assert actions(*events)[-2:] == [ShareAction.CLOSE, ShareAction.REPORT_PROBLEM]
 
 
 def test_a_pause_that_is_cut_short_is_a_failure() -> None:
     """The last commit of the killed process was not waited for."""
-    assert acts(Event.READY, Event.EXITED, Event.TOLD_TO_END)[-1] is Act.TELL_PROBLEM
-    assert Act.TELL_PROBLEM not in acts(Event.READY, Event.TOLD_TO_END)
+    assert actions(Event.READY, Event.EXITED, Event.STOP_REQUESTED)[-1] is ShareAction.REPORT_PROBLEM
+    assert ShareAction.REPORT_PROBLEM not in actions(Event.READY, Event.STOP_REQUESTED)
 
 
 def test_each_stage_is_reached_and_each_event_leads_somewhere() -> None:
     assert {stage for stage, _ in STEPS} == set(Stage)
     assert {event for _, event in STEPS} == set(Event)
     assert {step.after for step in STEPS.values()} == set(Stage)
-    assert {act for step in STEPS.values() for act in step.acts} == set(Act)
+    assert {act for step in STEPS.values() for act in step.actions} == set(ShareAction)
 
 
 def test_an_event_that_cannot_happen_is_refused() -> None:
@@ -68,10 +70,10 @@ def test_an_event_that_cannot_happen_is_refused() -> None:
         life = ShareLife()
         life.stage = stage
         if (stage, event) in STEPS:
-            assert life.happens(event) == STEPS[stage, event].acts
+            assert life.on_event(event) == STEPS[stage, event].actions
         else:
             with pytest.raises(RuntimeError, match="cannot be"):
-                life.happens(event)
+                life.on_event(event)
 
 
 # ---------------------------------------------------------------- how many there are
@@ -79,19 +81,19 @@ def test_an_event_that_cannot_happen_is_refused() -> None:
 
 def test_nothing_is_decided_while_others_are_opened() -> None:
     growth = Growth(Load(4, 0.0, 0.0), fixed=3)
-    assert [growth.look([0.0], now, 0.0) for now in (1.0, 2.0)] == [3, None]
+    assert [growth.wanted_now([0.0], now, 0.0) for now in (1.0, 2.0)] == [3, None]
     growth.opened()
-    assert growth.look([0.0] * 3, 3.0, 0.0) is None
+    assert growth.wanted_now([0.0] * 3, 3.0, 0.0) is None
     growth.fixed = 1
-    assert growth.look([0.0] * 3, 4.0, 0.0) == 1
+    assert growth.wanted_now([0.0] * 3, 4.0, 0.0) == 1
 
 
 def test_what_could_not_be_had_is_tried_again_after_a_minute_and_told_once() -> None:
     growth = Growth(Load(4, 0.0, 0.0), fixed=2)
-    assert growth.look([0.0], 1.0, 0.0) == 2
+    assert growth.wanted_now([0.0], 1.0, 0.0) == 2
     assert growth.failed("no room", 1.0)
-    assert growth.look([0.0], RETRY_INTERVAL_S, 0.0) is None
-    assert growth.look([0.0], RETRY_INTERVAL_S + 1, 0.0) == 2
+    assert growth.wanted_now([0.0], RETRY_INTERVAL_S, 0.0) is None
+    assert growth.wanted_now([0.0], RETRY_INTERVAL_S + 1, 0.0) == 2
     assert not growth.failed("no room", 100.0)
     assert growth.failed("no threads", 200.0)
 
@@ -99,30 +101,30 @@ def test_what_could_not_be_had_is_tried_again_after_a_minute_and_told_once() -> 
 def test_a_daemon_that_begins_anew_tries_no_sooner_for_that() -> None:
     """Without a thread, all would begin anew every second."""
     growth = Growth(Load(4, 0.0, 0.0), fixed=2)
-    assert growth.look([0.0], 1.0, 0.0) == 2
+    assert growth.wanted_now([0.0], 1.0, 0.0) == 2
     growth.opened()
     growth.rest(1.0)
     growth.begin(Load(4, 2.0, 0.0))
-    assert growth.look([0.0], 3.0, 0.0) is None
-    assert growth.look([0.0], RETRY_INTERVAL_S + 1, 0.0) == 2
+    assert growth.wanted_now([0.0], 3.0, 0.0) is None
+    assert growth.wanted_now([0.0], RETRY_INTERVAL_S + 1, 0.0) == 2
 
 
 # ---------------------------------------------------------------- how long it waits
 
 
-def rounds(pace: DaemonPace, *carried: int, wake_at: float = NEVER, rang: bool = False) -> list[Wait]:
+def rounds(pace: DaemonPace, *handled: int, wake_at: float = NEVER, was_woken: bool = False) -> list[Wait]:
     """Run rounds that carry so many messages; return the waits after them."""
     waits = []
-    for count in carried:
+    for count in handled:
         waits.append(pace.after_round(count, wake_at, 0.0))
-        pace.waited(wake_at, 0.0, rang=rang)
+        pace.waited(wake_at, 0.0, was_woken=was_woken)
     return waits
 
 
 def test_an_idle_daemon_looks_less_and_less_often_and_hears() -> None:
     waits = rounds(DaemonPace(), *[0] * 6)
     assert [wait.seconds for wait in waits] == [FIRST_POLL_S, 0.05, 0.25, POLL_INTERVAL_S, POLL_INTERVAL_S, 1.0]
-    assert all(wait.hears_bell for wait in waits)
+    assert all(wait.is_interruptible for wait in waits)
 
 
 def test_the_daemon_polls_under_load_and_listens_when_there_is_little() -> None:
@@ -150,7 +152,7 @@ def test_a_round_follows_at_once_where_there_is_more_to_do() -> None:
 def test_a_bell_makes_the_next_pauses_short() -> None:
     pace = DaemonPace()
     rounds(pace, 0, 0, 0)
-    rounds(pace, 0, rang=True)
+    rounds(pace, 0, was_woken=True)
     assert rounds(pace, 0)[0].seconds == FIRST_POLL_S
 
 
@@ -159,7 +161,7 @@ def test_a_share_looks_often_while_nobody_is_notified() -> None:
     idle = [pace.after_round(0, NEVER, 0.0, is_polling=True) for _ in range(3)]
     assert idle == [Wait(ROUND_PAUSE_S, True)] * 3
     assert [pace.after_round(0, NEVER, 0.0, is_polling=False).seconds for _ in range(4)] == [0.1, 0.5, 1.0, 1.0]
-    pace.rang()
+    pace.on_wake()
     assert pace.after_round(0, NEVER, 0.0, is_polling=False).seconds == 5 * FIRST_POLL_S
     assert pace.after_round(BUSY_MESSAGES, NEVER, 0.0, is_polling=False) == Wait(ROUND_PAUSE_S, False)
     assert pace.after_round(1, 0.005, 0.0, is_polling=False) == Wait(0.005, True)
@@ -171,53 +173,55 @@ def test_a_share_looks_often_while_nobody_is_notified() -> None:
 def way(*events: Served) -> list[Do]:
     """Return the actions of a process at an event."""
     takeover = Takeover()
-    return [Do.ASK_ROLE, *(act for event in events for act in takeover.happens(event))]
+    return [Do.ASK_ROLE, *(act for event in events for act in takeover.on_event(event))]
 
 
 def test_a_process_proves_that_it_is_the_principal_only_with_the_lease() -> None:
     for (phase, event), step in TAKEOVERS.items():
-        if Do.PROVE in step.acts:
+        if Do.PROVE in step.actions:
             assert event is Served.WON or phase is Phase.PROVING
-        if Do.SERVE in step.acts:
+        if Do.SERVE in step.actions:
             assert (phase, event) == (Phase.PROVING, Served.PROVED)
 
 
 def test_who_stands_by_says_so_once_and_has_no_connections() -> None:
     done = way(Served.PRIMARY, Served.HELD, Served.HELD, Served.HELD, Served.WON, Served.PROVED)
-    assert done.count(Do.NOTE_STANDBY) == done.count(Do.STOP_LISTENING) == 1
+    assert done.count(Do.LOG_STANDBY) == done.count(Do.STOP_LISTENING) == 1
     assert done.count(Do.WAIT_FOR_LEASE) == 3
     assert done[-1] is Do.SERVE
 
 
 def test_a_mirror_that_is_promoted_is_in_doubt_until_a_commit_went_through() -> None:
     done = way(Served.MIRROR, Served.MIRROR, Served.PRIMARY, Served.WON, Served.UNPROVED, Served.PROVED)
-    assert done.count(Do.NOTE_MIRROR) == done.count(Do.NOTE_PROMOTED) == 1
-    assert done.index(Do.SAY_DOUBT) < done.index(Do.TRY_LEASE) < done.index(Do.PROVE) < done.index(Do.SERVE)
-    assert done.count(Do.SAY_DOUBT) == 2
+    assert done.count(Do.LOG_MIRROR) == done.count(Do.LOG_PROMOTED) == 1
+    assert done.index(Do.ANNOUNCE_DOUBT) < done.index(Do.TRY_LEASE) < done.index(Do.PROVE) < done.index(Do.SERVE)
+    assert done.count(Do.ANNOUNCE_DOUBT) == 2
 
 
 def test_each_phase_is_reached_and_what_cannot_happen_is_refused() -> None:
     assert {step.after for step in TAKEOVERS.values()} == set(Phase) - {Phase.ASKING}
     assert {event for _, event in TAKEOVERS} == set(Served)
-    assert {act for step in TAKEOVERS.values() for act in step.acts} == set(Do)
+    assert {act for step in TAKEOVERS.values() for act in step.actions} == set(Do)
     for phase, event in product(Phase, Served):
         takeover = Takeover()
         takeover.phase = phase
         if (phase, event) not in TAKEOVERS:
             with pytest.raises(RuntimeError, match="cannot be"):
-                takeover.happens(event)
+                takeover.on_event(event)
 
 
 def test_a_higher_timeline_has_to_be_refuted_once() -> None:
-    challenges, known = Challenges(), Known("c", 2)
-    plain, guarded = (Standing(Role.PRINCIPAL, "c", 1, is_guarded=is_guarded) for is_guarded in (False, True))
+    challenges, known = Challenges(), KnownTimeline("c", 2)
+    plain, guarded = (
+        RoleReport(Role.PRINCIPAL, "c", 1, is_synchronous=is_synchronous) for is_synchronous in (False, True)
+    )
     with pytest.raises(InstanceError, match="timeline 2"):
         challenges.take(known)
     challenges.take(known)
     assert "pg_rewind" in challenges.objection(plain)
     assert challenges.objection(guarded) == ""
-    assert challenges.objection(Standing(Role.PRINCIPAL, "other", 1, is_guarded=False)) == ""
+    assert challenges.objection(RoleReport(Role.PRINCIPAL, "other", 1, is_synchronous=False)) == ""
     challenges.refute()
     challenges.take(known)
     with pytest.raises(InstanceError, match="timeline 3"):
-        challenges.take(Known("c", 3))
+        challenges.take(KnownTimeline("c", 3))

@@ -45,7 +45,7 @@ class Site:
 
     def __init__(self, stack: ExitStack) -> None:
         self.network = network(stack, 1)
-        port = self.network.obey(Policy("127.0.0.1", 0))
+        port = self.network.apply(Policy("127.0.0.1", 0))
         assert port is not None
         self.port = port
         self._stack = stack
@@ -57,7 +57,7 @@ class Site:
 
     def peer(self) -> Hostile:
         """Return a peer that greets, under a name of its own."""
-        return Hostile(self.stranger(), is_opener=True, seat=uuid4(), instance=None).hear()
+        return Hostile(self.stranger(), is_opener=True, daemon_id=uuid4(), instance=None).hear()
 
 
 def network(stack: ExitStack, number: int) -> Network:
@@ -68,7 +68,7 @@ def network(stack: ExitStack, number: int) -> Network:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(accepting, "MOST_UNPROVEN", 2 * PLACES_PER_NETWORK)
+    monkeypatch.setattr(accepting, "MAX_UNPROVEN", 2 * PLACES_PER_NETWORK)
     with ExitStack() as stack:
         yield Site(stack)
 
@@ -104,7 +104,7 @@ def test_a_peer_is_let_in_among_strangers_and_stays(site: Site) -> None:
         site.stranger()
     with ExitStack() as stack:
         honest = network(stack, 2)
-        honest.obey(Policy())
+        honest.apply(Policy())
         assert honest.reach(Address("127.0.0.1", site.port)) == ""
         eventually(lambda: [one.phase for one in honest.streams] == ["ONLINE"])
         for _ in range(3 * PLACES_PER_NETWORK):
@@ -133,8 +133,8 @@ def test_each_step_has_a_deadline_that_bytes_do_not_extend(
 ) -> None:
     monkeypatch.setattr(sockets, "STEP_TIME", 0.3)
     monkeypatch.setattr(stream, "STEP_TIME", 0.3)
-    site.network.obey(Policy())
-    site.port = site.network.obey(Policy("127.0.0.1", 0, encryption=SUPPORTED, tls=tls)) or 0
+    site.network.apply(Policy())
+    site.port = site.network.apply(Policy("127.0.0.1", 0, encryption=SUPPORTED, tls=tls)) or 0
     stranger = site.stranger(said)
     begun = time.monotonic()
     while not is_ended(stranger) and time.monotonic() < begun + TIMEOUT_S:
@@ -176,7 +176,7 @@ def test_who_does_not_read_the_end_is_not_waited_for(site: Site, monkeypatch: py
 
 
 def test_a_host_without_certificates_has_a_share(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "LINKS_OF_HOST", 3)
+    monkeypatch.setattr(sockets, "MAX_LINKS_PER_HOST", 3)
     peers = [site.peer() for _ in range(5)]
     assert [peer.is_online for peer in peers] == [True] * 3 + [False] * 2
 

@@ -21,7 +21,7 @@ from servicebroker.engine.security.transport_certificates import TransportCertif
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.authentication import Authentication, parse_authentication
 from servicebroker.model.security.peers import Proved
-from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 from servicebroker.protocol.routing import Address
 from servicebroker.store.keys import x509_certificates
 from servicebroker.store.keys.domain_folder import Domain, own_name
@@ -74,9 +74,9 @@ def windows(standing: MemberState, connect: Connect = NOBODY) -> Tls:
     return Tls(None, [], domain=standing, authentication=WINDOWS, connect=connect)
 
 
-def meet(opener: Tls, acceptor: Tls, turn: int = 0) -> tuple[Channel, Channel]:
+def meet(opener: Tls, acceptor: Tls, certificate_index: int = 0) -> tuple[Channel, Channel]:
     """Both ends, once each has let the other in."""
-    here, there = opener.channel(is_opener=True, turn=turn), acceptor.channel(is_opener=False)
+    here, there = opener.channel(is_opener=True, certificate_index=certificate_index), acceptor.channel(is_opener=False)
     here.begin()
     while (out := here.outgoing()) or there._outgoing.pending:
         there.receive(out)
@@ -84,9 +84,9 @@ def meet(opener: Tls, acceptor: Tls, turn: int = 0) -> tuple[Channel, Channel]:
     return here, there
 
 
-def refused(opener: Tls, acceptor: Tls, turn: int = 0) -> tuple[int, str]:
+def refused(opener: Tls, acceptor: Tls, certificate_index: int = 0) -> tuple[int, str]:
     with pytest.raises(BrokerError) as caught:
-        meet(opener, acceptor, turn)
+        meet(opener, acceptor, certificate_index)
     return caught.value.number, caught.value.text
 
 
@@ -180,16 +180,16 @@ def test_each_side_shows_what_the_other_takes(
     make: Callable[..., tuple[TransportCertificate, Path]],
     opener: str,
     acceptor: str,
-    turn: int,
+    certificate_index: int,
     seen_by_opener: str,
     seen_by_acceptor: str,
 ) -> None:
     (west, west_file), (east, east_file) = make("west"), make("east")
     here = Tls(west_file, [east], domain=member("w"), authentication=said(opener))
     there = Tls(east_file, [west], domain=member("e"), authentication=said(acceptor))
-    if turn:  # its first one is refused
+    if certificate_index:  # its first one is refused
         assert refused(here, there)[0] == 28035
-    ends = meet(here, there, turn)
+    ends = meet(here, there, certificate_index)
     assert [end.authentication for end in ends] == [seen_by_opener, seen_by_acceptor]
 
 
@@ -217,7 +217,7 @@ def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple
     assert there.receive(here.outgoing()) == b"order"
     assert refused(Tls(west_file, []), acceptor) == (
         28035, "Connection handshake failed. The certificate used by the peer is invalid because it is none of those "
-        "that were imported here."
+        "that were imported into this instance."
     )  # fmt: skip
     named, _ = x509_certificates.issue("CN=x", NOW, NOW + timedelta(days=1), instance=UUID(int=7))
     assert x509_certificates.instance_of(named.der) == UUID(int=7)
@@ -287,9 +287,9 @@ class Daemon:
     """A network that listens, without a database; `number` is the instance."""
 
     def __init__(self, number: int, tls: Tls, clock: Clock) -> None:
-        seat = UUID(int=number + 100)
-        self.network = Network(seat, uuid4(), Inboxes(), clock, UUID(int=number))
-        port = self.network.obey(Policy("127.0.0.1", 0, encryption=REQUIRED, tls=tls))
+        daemon_id = UUID(int=number + 100)
+        self.network = Network(daemon_id, uuid4(), Inboxes(), clock, UUID(int=number))
+        port = self.network.apply(Policy("127.0.0.1", 0, encryption=REQUIRED, tls=tls))
         assert port is not None
         self.address = Address("127.0.0.1", port)
 
@@ -360,7 +360,7 @@ def test_an_opener_with_two_methods_tries_the_second_when_the_first_is_refused(
     here, there = start(1, both), start(2, Tls(east_file, [west]))
     here.network.reach(there.address)
     eventually(lambda: there.online == {"west"} and here.online == {"east"})
-    assert here.network.turn(there.address) == 1
+    assert here.network.certificate_index(there.address) == 1
 
 
 # ---------------------------------------------------------------- mirrored pairs
@@ -375,16 +375,16 @@ def test_the_other_half_of_a_pair_is_believed_by_its_membership(
     half = Membership(KeyFolder(tmp_path / "half"), one.member.instance)
     token = corp.invite("shop", NOW, timedelta(days=1))
     here, there = windows(one), windows(half.join(corp.folder, token, NOW, 0))
-    signed = here.signed(Standing(Role.PRINCIPAL, "cluster", 7))
-    assert len(signed.evidence) < 1_024
-    assert there.is_ours(Known("cluster", 7, signed.evidence))
-    assert not there.is_ours(Known("cluster", 8, signed.evidence))
-    assert not windows(member("other", "shop")).is_ours(Known("cluster", 7, signed.evidence))
+    signed = here.signed(RoleReport(Role.PRINCIPAL, "cluster", 7))
+    assert len(signed.signature) < 1_024
+    assert there.is_ours(KnownTimeline("cluster", 7, signed.signature))
+    assert not there.is_ours(KnownTimeline("cluster", 8, signed.signature))
+    assert not windows(member("other", "shop")).is_ours(KnownTimeline("cluster", 7, signed.signature))
     assert not windows(half.look(NOW)._replace(revoked=frozenset({"shop"}))).is_ours(
-        Known("cluster", 7, signed.evidence)
+        KnownTimeline("cluster", 7, signed.signature)
     )
-    assert not there.is_ours(Known("cluster", 7, b"nothing"))
-    assert here.signed(Standing(Role.MIRROR)).evidence == b""
+    assert not there.is_ours(KnownTimeline("cluster", 7, b"nothing"))
+    assert here.signed(RoleReport(Role.MIRROR)).signature == b""
 
 
 # ---------------------------------------------------------------- our own key

@@ -21,17 +21,17 @@ from servicebroker.protocol.adjacent import (
     Corrupted,
     Event,
     Greeted,
-    Myself,
+    LocalIdentity,
     Online,
     Phase,
 )
 from servicebroker.protocol.frames import MAXIMUM_GREETING, FrameKind, encode_frame
 
-ONE = Myself(UUID(int=1), UUID(int=11), ("fragments", "one"))
-TWO = Myself(UUID(int=2), UUID(int=22), ("two", "fragments"))
+ONE = LocalIdentity(UUID(int=1), UUID(int=11), ("fragments", "one"))
+TWO = LocalIdentity(UUID(int=2), UUID(int=22), ("two", "fragments"))
 
 
-def pair(one: Myself = ONE, two: Myself = TWO) -> tuple[Connection, Connection, list[Event]]:
+def pair(one: LocalIdentity = ONE, two: LocalIdentity = TWO) -> tuple[Connection, Connection, list[Event]]:
     """Two sides after the greeting: the opener, the other, and what the other has seen."""
     opener, other = Connection(one, is_opener=True, now=0.0), Connection(two, is_opener=False, now=0.0)
     assert opener.phase is Phase.INITIAL
@@ -51,10 +51,10 @@ def test_both_go_online_and_know_each_other() -> None:
     opener, other, events = pair()
     (greeted,) = events
     assert isinstance(greeted, Greeted)
-    assert (greeted.hello.seat, greeted.hello.moment) == (ONE.seat, 5)
+    assert (greeted.hello.daemon_id, greeted.hello.connection_number) == (ONE.daemon_id, 5)
     assert other.phase is Phase.ARBITRATING
-    assert other.welcome(7, 0.0) == Online(ONE.seat, ONE.incarnation, 5)
-    assert opener.receive(other.outgoing(), 0.0) == [Online(TWO.seat, TWO.incarnation, 7)]
+    assert other.welcome(7, 0.0) == Online(ONE.daemon_id, ONE.incarnation, 5)
+    assert opener.receive(other.outgoing(), 0.0) == [Online(TWO.daemon_id, TWO.incarnation, 7)]
     assert opener.phase is other.phase is Phase.ONLINE
     assert opener.capabilities == other.capabilities == {"fragments"}
     assert opener.version == other.version == 1
@@ -96,7 +96,7 @@ def test_no_version_in_common(oldest: int, newest: int) -> None:
 
 def test_a_welcome_with_a_version_that_was_not_offered() -> None:
     opener, _, _ = pair()
-    welcome = adjacent.Welcome(TWO.seat, TWO.incarnation, 1, 2)
+    welcome = adjacent.Welcome(TWO.daemon_id, TWO.incarnation, 1, 2)
     (closed,) = opener.receive(encode_frame(FrameKind.WELCOME, adjacent._encoder.encode(welcome)), 0.0)
     assert isinstance(closed, Closed)
     assert closed.number == 28027
@@ -216,7 +216,7 @@ def test_a_peer_that_went_silent_is_given_up() -> None:
 def test_a_greeting_may_leave_out_what_an_older_version_does_not_know(fields: list[object]) -> None:
     connection = Connection(TWO, is_opener=False, now=0.0)
     connection.begin(0, 0.0)
-    hello = [ONE.seat.bytes, ONE.incarnation.bytes, 5, 1, 1, *fields]
+    hello = [ONE.daemon_id.bytes, ONE.incarnation.bytes, 5, 1, 1, *fields]
     (greeted,) = connection.receive(encode_frame(FrameKind.HELLO, msgspec.msgpack.encode(hello)), 0.0)
     assert isinstance(greeted, Greeted)
     assert greeted.hello.instance == (UUID(int=7) if len(fields) == 2 else None)
@@ -225,7 +225,7 @@ def test_a_greeting_may_leave_out_what_an_older_version_does_not_know(fields: li
 def test_fields_of_a_later_version_are_skipped() -> None:
     connection = Connection(TWO, is_opener=False, now=0.0)
     connection.begin(0, 0.0)
-    hello = [ONE.seat.bytes, ONE.incarnation.bytes, 5, 1, 9, ["later"], None, {"more": True}]
+    hello = [ONE.daemon_id.bytes, ONE.incarnation.bytes, 5, 1, 9, ["later"], None, {"more": True}]
     (greeted,) = connection.receive(encode_frame(FrameKind.HELLO, msgspec.msgpack.encode(hello)), 0.0)
     assert isinstance(greeted, Greeted)
     assert connection.version == 1

@@ -21,7 +21,7 @@ class Side:
         self.opened: dict[str, int] = {}
 
     def open(self, name: str) -> Hello:
-        self.opened[name] = self.arbiter.moment()
+        self.opened[name] = self.arbiter.count_connection()
         return Hello(self.instance, BORN[self.instance], self.opened[name], 1, 1)
 
     def greeted(self, name: str, hello: Hello) -> Online | int:
@@ -29,19 +29,19 @@ class Side:
         number = self.arbiter.greeted(hello)
         if number:
             return number
-        moment = self.arbiter.moment()
-        self.arbiter.online(name, Online(*self_of(hello)), is_opener=False, moment=moment)
-        return Online(self.instance, BORN[self.instance], moment)
+        connection_number = self.arbiter.count_connection()
+        self.arbiter.online(name, Online(*self_of(hello)), is_opener=False, connection_number=connection_number)
+        return Online(self.instance, BORN[self.instance], connection_number)
 
     def welcomed(self, name: str, answer: Online | int) -> str | None:
         """Which to close."""
         if isinstance(answer, int):
             return name
-        return self.arbiter.online(name, answer, is_opener=True, moment=self.opened[name])
+        return self.arbiter.online(name, answer, is_opener=True, connection_number=self.opened[name])
 
 
 def self_of(hello: Hello) -> tuple[UUID, UUID, int]:
-    return hello.seat, hello.incarnation, hello.moment
+    return hello.daemon_id, hello.incarnation, hello.connection_number
 
 
 @pytest.fixture
@@ -114,7 +114,9 @@ def test_the_same_side_opens_again(sides: tuple[Side, Side]) -> None:
 
 def test_a_restarted_peer_is_believed(sides: tuple[Side, Side]) -> None:
     low, _ = sides
-    low.arbiter.online("old", Online(HIGH, UUID(int=5), 900), is_opener=True, moment=low.arbiter.moment())
+    low.arbiter.online(
+        "old", Online(HIGH, UUID(int=5), 900), is_opener=True, connection_number=low.arbiter.count_connection()
+    )
     assert low.arbiter.greeted(Hello(HIGH, UUID(int=6), 1, 1, 1)) == 0
 
 
@@ -128,11 +130,17 @@ def test_a_seat_counts_under_its_own_certificate_only(sides: tuple[Side, Side]) 
     arbiter = low.arbiter
     for owner in ("shop", "mallory"):
         assert arbiter.greeted(Hello(HIGH, UUID(int=5), 900, 1, 1), owner) == 0
-        moment = arbiter.moment()
+        connection_number = arbiter.count_connection()
         assert (
-            arbiter.online(owner, Online(HIGH, UUID(int=5), 900), is_opener=False, moment=moment, owner=owner) is None
+            arbiter.online(
+                owner, Online(HIGH, UUID(int=5), 900), is_opener=False, connection_number=connection_number, owner=owner
+            )
+            is None
         )
     assert arbiter.find(Peer("shop", HIGH)) == "shop"  # the second one has replaced nothing
-    assert arbiter.online("new", Online(HIGH, UUID(int=6), 1), is_opener=False, moment=9, owner="mallory") == "mallory"
+    assert (
+        arbiter.online("new", Online(HIGH, UUID(int=6), 1), is_opener=False, connection_number=9, owner="mallory")
+        == "mallory"
+    )
     arbiter.gone("new")
     assert (arbiter.find(Peer("shop", HIGH)), arbiter.find(Peer("mallory", HIGH))) == ("shop", None)

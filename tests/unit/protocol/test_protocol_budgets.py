@@ -29,9 +29,9 @@ def address(number: int) -> Address:
 def test_an_owner_has_the_default_until_something_else_is_set() -> None:
     budgets = Budgets()
     assert budgets.of(SHOP) == DEFAULT
-    budgets.obey({SHOP: {"openings": 7}})
+    budgets.apply({SHOP: {"openings": 7}})
     assert (budgets.of(SHOP), budgets.of(MALLORY)) == (DEFAULT._replace(openings=7), DEFAULT)
-    budgets.obey({})
+    budgets.apply({})
     assert budgets.of(SHOP) == DEFAULT
 
 

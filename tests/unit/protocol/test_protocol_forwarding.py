@@ -19,9 +19,9 @@ from servicebroker.protocol.forwarding import (
     MEGABYTE_BYTES,
     MESSAGE_OVERHEAD_BYTES,
     TIME_TO_LIVE,
+    DroppedMessage,
     Forwarder,
     Passage,
-    Refusal,
     unwrap,
     wrap,
 )
@@ -38,12 +38,12 @@ def header(number: int = 0, kind: Kind = Kind.RUN, conversation: UUID = CONVERSA
 def passed(forwarder: Forwarder[str], hop: str, now: float) -> tuple[Passage, bytes]:
     found = forwarder.pass_on(hop, now)
     assert isinstance(found, tuple)
-    assert not isinstance(found, Refusal)
+    assert not isinstance(found, DroppedMessage)
     return unwrap(found[1])
 
 
 def number_of(refusal: object) -> int:
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, DroppedMessage)
     return refusal.error.number
 
 
@@ -169,7 +169,7 @@ def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
             case ("pass on", hop):
                 found = forwarder.pass_on(hop, now)
                 gone += found is not None
-                if isinstance(found, Refusal):
+                if isinstance(found, DroppedMessage):
                     assert found.error.number == 11291
                 elif found is not None:
                     passage, _ = unwrap(found[1])
@@ -177,7 +177,7 @@ def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
                     assert passage.time_consumed < passage.time_to_live
             case _:
                 gone += len(forwarder.expire(now))
-                assert all(held.dies_at > now for held in forwarder)
+                assert all(held.expires_at > now for held in forwarder)
         assert len(forwarder) == taken - gone
         assert forwarder.held_bytes == sum(held.size for held in forwarder) <= forwarder.limit
         assert set(forwarder.hops) == {held.hop for held in forwarder}

@@ -16,12 +16,12 @@ from servicebroker.protocol.mirroring import (
     IN_DOUBT,
     NEVER,
     STAYS,
-    Claimant,
-    Known,
+    BrokerStatus,
+    Claim,
+    KnownTimeline,
     Pair,
     Role,
-    Standing,
-    Word,
+    RoleReport,
     explained,
     first_use,
     heard,
@@ -29,16 +29,16 @@ from servicebroker.protocol.mirroring import (
     unreachable,
 )
 
-NOTHING = Known()
-MIRROR = Standing(Role.MIRROR, "c", 1)
+NOTHING = KnownTimeline()
+MIRROR = RoleReport(Role.MIRROR, "c", 1)
 ADDRESSES = "TCP://a:4022", "TCP://b:4022"
 
 
-def principal(timeline: int = 1, system: str = "c") -> Standing:
-    return Standing(Role.PRINCIPAL, system, timeline, is_guarded=True)
+def principal(timeline: int = 1, system: str = "c") -> RoleReport:
+    return RoleReport(Role.PRINCIPAL, system, timeline, is_synchronous=True)
 
 
-def told(*news: Standing | None, known: Known = NOTHING) -> Pair:
+def told(*news: RoleReport | None, known: KnownTimeline = NOTHING) -> Pair:
     """A new pair after each in turn has said something; None: it cannot be reached."""
     pair = first_use(known, 0.0)
     for number, one in enumerate(news):
@@ -48,9 +48,9 @@ def told(*news: Standing | None, known: Known = NOTHING) -> Pair:
 
 
 def test_the_tables_are_whole() -> None:
-    assert set(CLAIMS) == set(Word)
-    assert set(CHOICE) == set(itertools.product(Claimant, Claimant))
-    assert set(STAYS) == set(Claimant)
+    assert set(CLAIMS) == set(BrokerStatus)
+    assert set(CHOICE) == set(itertools.product(Claim, Claim))
+    assert set(STAYS) == set(Claim)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_tables_are_whole() -> None:
         (principal(), IN_DOUBT, 0),
         (principal(1), principal(2), 1),  # the old primary is back and still claims it
         (principal(2), principal(1), 0),
-        (principal(1), Standing(Role.MIRROR, "c", 2), None),  # that standby follows somebody else
+        (principal(1), RoleReport(Role.MIRROR, "c", 2), None),  # that standby follows somebody else
         (principal(2), principal(2), None),
         (principal(2, "c"), principal(1, "d"), None),  # two clusters
         (MIRROR, MIRROR, None),
@@ -74,7 +74,7 @@ def test_the_tables_are_whole() -> None:
     ],
 )
 def test_who_is_chosen_of_two_that_were_asked(
-    first: Standing | None, second: Standing | None, chosen: int | None
+    first: RoleReport | None, second: RoleReport | None, chosen: int | None
 ) -> None:
     assert told(first, second).chosen == chosen
 
@@ -84,7 +84,7 @@ def test_one_waits_for_the_answer_of_the_other_but_not_for_ever() -> None:
     assert (pair.chosen, pair.wake_at) == (None, ANSWER_TIMEOUT_S)
     assert tick(pair, ANSWER_TIMEOUT_S - 0.1) == pair
     pair = tick(pair, ANSWER_TIMEOUT_S)
-    assert (pair.chosen, pair.words[1], pair.wake_at) == (0, Word.UNREACHABLE, NEVER)
+    assert (pair.chosen, pair.statuses[1], pair.wake_at) == (0, BrokerStatus.UNREACHABLE, NEVER)
 
 
 def test_both_are_asked_again_while_neither_is_chosen() -> None:
@@ -92,15 +92,20 @@ def test_both_are_asked_again_while_neither_is_chosen() -> None:
     assert pair.wake_at == ASK_AGAIN
     pair = tick(pair, ASK_AGAIN)
     assert (pair.asked_at, pair.wake_at, pair.questions) == (ASK_AGAIN, 2 * ASK_AGAIN, 2)
-    silent = tick(first_use(Known(), 0.0), ANSWER_TIMEOUT_S)
+    silent = tick(first_use(KnownTimeline(), 0.0), ANSWER_TIMEOUT_S)
     assert (silent.chosen, silent.asked_at) == (None, ANSWER_TIMEOUT_S)
 
 
-@pytest.mark.parametrize("news", [None, IN_DOUBT, Standing(Role.MIRROR, "c", 2)])
-def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(news: Standing | None) -> None:
+@pytest.mark.parametrize("news", [None, IN_DOUBT, RoleReport(Role.MIRROR, "c", 2)])
+def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(news: RoleReport | None) -> None:
     pair = told(principal(), MIRROR)
     pair = unreachable(pair, 0, "cut", 5.0) if news is None else heard(pair, 0, news, 5.0)
-    assert (pair.chosen, pair.words[1], pair.asked_at, pair.questions) == (None, Word.UNHEARD, 5.0, 2)  # both are asked
+    assert (pair.chosen, pair.statuses[1], pair.asked_at, pair.questions) == (
+        None,
+        BrokerStatus.UNANSWERED,
+        5.0,
+        2,
+    )  # both are asked
     assert heard(pair, 1, MIRROR, 5.1).chosen is None
     assert heard(pair, 1, principal(2), 5.1).chosen == 1
 
@@ -113,13 +118,13 @@ def test_the_principal_is_back_before_anybody_took_over() -> None:
 
 def test_the_chosen_one_may_go_on_to_another_timeline() -> None:
     pair = heard(told(principal(), MIRROR), 0, principal(3), 5.0)
-    assert (pair.chosen, pair.known) == (0, Known("c", 3))
+    assert (pair.chosen, pair.known) == (0, KnownTimeline("c", 3))
 
 
 def test_a_timeline_that_was_seen_before_is_not_forgotten() -> None:
-    known = Known("c", 2)
+    known = KnownTimeline("c", 2)
     pair = told(principal(1), None, known=known)
-    assert (pair.chosen, pair.words[0]) == (None, Word.OUTDATED)
+    assert (pair.chosen, pair.statuses[0]) == (None, BrokerStatus.OUTDATED)
     assert heard(pair, 1, principal(2), 1.0).chosen == 1
     assert told(principal(1, "made anew"), None, known=known).chosen == 0
 
@@ -127,20 +132,20 @@ def test_a_timeline_that_was_seen_before_is_not_forgotten() -> None:
 def test_a_claim_of_another_cluster_makes_nobody_forget_the_timeline_of_the_chosen_one() -> None:
     pair = told(principal(3), MIRROR)
     pair = heard(heard(pair, 1, principal(1, "other"), 5.0), 1, principal(1), 6.0)
-    assert (pair.chosen, pair.known, pair.words[1]) == (0, Known("c", 3), Word.OUTDATED)
+    assert (pair.chosen, pair.known, pair.statuses[1]) == (0, KnownTimeline("c", 3), BrokerStatus.OUTDATED)
 
 
 def test_who_is_in_doubt_or_a_mirror_of_another_cluster_teaches_nothing() -> None:
-    assert Known("c", 2).after(Standing(Role.IN_DOUBT, "c", 9)) == Known("c", 2)
-    assert Known("c", 2).after(Standing(Role.MIRROR, "d", 9)) == Known("c", 2)
-    assert Known("c", 2).after(Standing(Role.MIRROR, "c", 3)) == Known("c", 3)
+    assert KnownTimeline("c", 2).after(RoleReport(Role.IN_DOUBT, "c", 9)) == KnownTimeline("c", 2)
+    assert KnownTimeline("c", 2).after(RoleReport(Role.MIRROR, "d", 9)) == KnownTimeline("c", 2)
+    assert KnownTimeline("c", 2).after(RoleReport(Role.MIRROR, "c", 3)) == KnownTimeline("c", 3)
 
 
 def test_it_is_said_which_was_chosen_and_why() -> None:
     assert explained(told(principal(2), MIRROR), ADDRESSES) == (
         "TCP://a:4022 is the principal: it says so, on timeline 2, and its commits wait for a standby."
     )
-    alone = told(None, Standing(Role.PRINCIPAL, "c", 1))
+    alone = told(None, RoleReport(Role.PRINCIPAL, "c", 1))
     assert explained(alone, ADDRESSES).endswith("on timeline 1, and no standby holds what it commits.")
     assert explained(told(None, MIRROR), ADDRESSES) == (
         "Neither is known to be the principal: TCP://a:4022 cannot be reached (refused); "
@@ -148,20 +153,22 @@ def test_it_is_said_which_was_chosen_and_why() -> None:
     )
 
 
-standings = st.builds(
-    Standing, st.sampled_from(Role), st.sampled_from(["c", "d"]), st.integers(1, 3), is_guarded=st.booleans()
+role_reports = st.builds(
+    RoleReport, st.sampled_from(Role), st.sampled_from(["c", "d"]), st.integers(1, 3), is_synchronous=st.booleans()
 )
-steps = st.tuples(st.sampled_from(["hear", "lose", "wait"]), st.integers(0, 1), standings, st.floats(0, 5))
+steps = st.tuples(st.sampled_from(["hear", "lose", "wait"]), st.integers(0, 1), role_reports, st.floats(0, 5))
 
 
 @given(st.lists(steps, max_size=40))
-def test_whoever_is_chosen_has_claimed_it_on_the_highest_timeline(news: list[tuple[str, int, Standing, float]]) -> None:
-    pair, now = first_use(Known(), 0.0), 0.0
-    for what, side, standing, seconds in news:
+def test_whoever_is_chosen_has_claimed_it_on_the_highest_timeline(
+    news: list[tuple[str, int, RoleReport, float]],
+) -> None:
+    pair, now = first_use(KnownTimeline(), 0.0), 0.0
+    for what, side, role_report, seconds in news:
         now += seconds
         before = pair
         if what == "hear":
-            pair = heard(pair, side, standing, now)
+            pair = heard(pair, side, role_report, now)
         elif what == "lose":
             pair = unreachable(pair, side, "cut", now)
         else:
@@ -169,8 +176,8 @@ def test_whoever_is_chosen_has_claimed_it_on_the_highest_timeline(news: list[tup
         if pair.known.system == before.known.system:
             assert pair.known.timeline >= before.known.timeline
         if pair.chosen is not None:
-            assert pair.words[pair.chosen] is Word.PRINCIPAL
-            said = pair.standings[pair.chosen]
+            assert pair.statuses[pair.chosen] is BrokerStatus.PRINCIPAL
+            said = pair.role_reports[pair.chosen]
             assert said.role is Role.PRINCIPAL
             assert said.system != pair.known.system or said.timeline == pair.known.timeline
         if before.chosen is not None and pair.chosen == 1 - before.chosen:

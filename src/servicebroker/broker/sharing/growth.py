@@ -5,7 +5,7 @@ from __future__ import annotations
 FULL_LOAD = 0.6  # average part of the time in rounds from which a share is added
 FULL_CPU = 0.8  # part of a core in use by this process, from which on more threads would only wait for each other
 LOW_LOAD = 0.55  # average part of the time in rounds, if there were one share less, below which one is removed
-LOOKS_TO_GROW, LOOKS_TO_SHRINK = 3, 10  # seconds, one look each, for which that has to last
+POLLS_TO_GROW, POLLS_TO_SHRINK = 3, 10  # seconds, one look each, for which that has to last
 RETRY_INTERVAL_S = 60.0  # seconds until more connections are tried again
 
 
@@ -19,7 +19,7 @@ class Load:
         self._most = most
         self._in_processes = in_processes
         self._before: list[float] = []
-        self._looked_at, self._computed = now, computed
+        self._polled_at, self._computed = now, computed
         self._full = self._resting = 0  # looks
 
     def wanted(self, worked: list[float], now: float, computed: float) -> int:
@@ -28,17 +28,17 @@ class Load:
         `worked` has the total seconds that each share has been in rounds, `computed` the CPU seconds of this process.
         """
         count = len(worked)
-        elapsed = max(now - self._looked_at, 1e-6)
+        elapsed = max(now - self._polled_at, 1e-6)
         busy = [(one - before) / elapsed for one, before in zip(worked, self._before, strict=False)]
         computing = 0.0 if self._in_processes else (computed - self._computed) / elapsed
         is_known = len(self._before) == count
-        self._before, self._looked_at, self._computed = worked, now, computed
+        self._before, self._polled_at, self._computed = worked, now, computed
         self._full = self._full + 1 if is_known and sum(busy) >= FULL_LOAD * count and computing < FULL_CPU else 0
         self._resting = self._resting + 1 if is_known and sum(busy) < LOW_LOAD * (count - 1) else 0
-        if self._full >= LOOKS_TO_GROW and count < self._most:
+        if self._full >= POLLS_TO_GROW and count < self._most:
             self._full = 0
             return count + 1
-        if self._resting >= LOOKS_TO_SHRINK:
+        if self._resting >= POLLS_TO_SHRINK:
             self._resting = 0
             return count - 1
         return count
@@ -59,7 +59,7 @@ class Growth:
         self._try_at = 0.0
         self._told = ""
 
-    def look(self, worked: list[float], now: float, computed: float) -> int | None:
+    def wanted_now(self, worked: list[float], now: float, computed: float) -> int | None:
         """Return the number of shares to open now; None if the number stays."""
         if self.is_opening:
             return None

@@ -30,48 +30,50 @@ class Event(StrEnum):
     UNSTARTABLE = "no process can be started"
     ERROR = "something else has failed"
     PAUSED = "the pause is over"
-    TOLD_TO_END = "it is told to end"
+    STOP_REQUESTED = "it is told to end"
 
 
-class Act(StrEnum):
+class ShareAction(StrEnum):
     """An action that a step asks for."""
 
     AWAIT = "wait until it is ready"
     RUN_ROUNDS = "run rounds"
     CLOSE = "close its connection, or end its process and the session of that"
-    NOTE_KILLED = "count the killed process"
+    COUNT_KILLED = "count the killed process"
     PAUSE = "pause"
     REPLACE = "start a process in its place"
-    OPEN_HERE = "go on in the daemon's process"
-    TELL_PROBLEM = "tell the daemon what has failed"
+    OPEN_IN_DAEMON = "go on in the daemon's process"
+    REPORT_PROBLEM = "tell the daemon what has failed"
 
 
 class Step(NamedTuple):
     """The next stage, and the actions on the way to it."""
 
     after: Stage
-    acts: tuple[Act, ...] = ()
+    actions: tuple[ShareAction, ...] = ()
 
 
-FIRST_ACTS = (Act.AWAIT,)
-_FAILURE = Step(Stage.FAILED, (Act.CLOSE, Act.TELL_PROBLEM))
-_KILLED = Step(Stage.PAUSING, (Act.CLOSE, Act.NOTE_KILLED, Act.PAUSE))
+FIRST_ACTIONS = (ShareAction.AWAIT,)
+_FAILURE = Step(Stage.FAILED, (ShareAction.CLOSE, ShareAction.REPORT_PROBLEM))
+_KILLED = Step(Stage.PAUSING, (ShareAction.CLOSE, ShareAction.COUNT_KILLED, ShareAction.PAUSE))
 
 STEPS: dict[tuple[Stage, Event], Step] = {
-    (Stage.OPENING, Event.READY): Step(Stage.SERVING, (Act.RUN_ROUNDS,)),
+    (Stage.OPENING, Event.READY): Step(Stage.SERVING, (ShareAction.RUN_ROUNDS,)),
     (Stage.OPENING, Event.EXITED): _KILLED,
     (Stage.OPENING, Event.EXITED_AT_END): _FAILURE,
-    (Stage.OPENING, Event.UNSTARTABLE): Step(Stage.OPENING, (Act.CLOSE, Act.OPEN_HERE, Act.AWAIT)),
+    (Stage.OPENING, Event.UNSTARTABLE): Step(
+        Stage.OPENING, (ShareAction.CLOSE, ShareAction.OPEN_IN_DAEMON, ShareAction.AWAIT)
+    ),
     (Stage.OPENING, Event.ERROR): _FAILURE,
     (Stage.SERVING, Event.EXITED): _KILLED,
     (Stage.SERVING, Event.EXITED_AT_END): _FAILURE,  # without a wait for its last commit, which a standby may lack
     (Stage.SERVING, Event.ERROR): _FAILURE,
-    (Stage.SERVING, Event.TOLD_TO_END): Step(Stage.ENDED, (Act.CLOSE,)),
-    (Stage.PAUSING, Event.PAUSED): Step(Stage.OPENING, (Act.REPLACE, Act.AWAIT)),
-    (Stage.PAUSING, Event.TOLD_TO_END): Step(Stage.FAILED, (Act.TELL_PROBLEM,)),  # as above
-    (Stage.PAUSING, Event.ERROR): Step(Stage.FAILED, (Act.TELL_PROBLEM,)),  # its session could not be ended
-    (Stage.ENDED, Event.ERROR): Step(Stage.FAILED, (Act.TELL_PROBLEM,)),
-    (Stage.FAILED, Event.ERROR): Step(Stage.FAILED, (Act.TELL_PROBLEM,)),
+    (Stage.SERVING, Event.STOP_REQUESTED): Step(Stage.ENDED, (ShareAction.CLOSE,)),
+    (Stage.PAUSING, Event.PAUSED): Step(Stage.OPENING, (ShareAction.REPLACE, ShareAction.AWAIT)),
+    (Stage.PAUSING, Event.STOP_REQUESTED): Step(Stage.FAILED, (ShareAction.REPORT_PROBLEM,)),  # as above
+    (Stage.PAUSING, Event.ERROR): Step(Stage.FAILED, (ShareAction.REPORT_PROBLEM,)),  # its session could not be ended
+    (Stage.ENDED, Event.ERROR): Step(Stage.FAILED, (ShareAction.REPORT_PROBLEM,)),
+    (Stage.FAILED, Event.ERROR): Step(Stage.FAILED, (ShareAction.REPORT_PROBLEM,)),
 }
 
 
@@ -81,7 +83,7 @@ class ShareLife:
     def __init__(self) -> None:
         self.stage = Stage.OPENING
 
-    def happens(self, event: Event) -> tuple[Act, ...]:
+    def on_event(self, event: Event) -> tuple[ShareAction, ...]:
         """Handle an event: enter the next stage, and return the acts to carry out.
 
         Raises:
@@ -91,4 +93,4 @@ class ShareLife:
         if step is None:
             raise RuntimeError(f"A share is {self.stage}, and {event}: that cannot be.")
         self.stage = step.after
-        return step.acts
+        return step.actions

@@ -1,4 +1,4 @@
-"""The messages between a daemon and the process of a share: plain values, which a pipe carries in their order.
+"""The messages between a daemon and the child process of a share (partition): plain values, sent over a pipe in order.
 
 The daemon sends `Begin`, then a `Round` for each round, and `None` for the end. The process answers with its program,
 `Session` and `Done`, then with `Done` for each round. While a round runs it may send a `Question`, which the daemon
@@ -19,14 +19,14 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division
 from servicebroker.store.statement_counts import Place
 
-TO_LINKS, TO_PEERS, TO_LOG = "links", "peers", "log"  # addressees of a call, beside links
+TO_LINKS, TO_PEERS, TO_LOG = "links", "peers", "log"  # addressees of a call; a link is addressed by its number
 
 
 class Begin(NamedTuple):
     """The order to begin. The process sends its program, connects to the database, and sends `Session` and `Done`.
 
     Attributes:
-        follows: one that was killed, whose last commit may not have reached the standby.
+        follows: the process replaces a killed one, whose last commit may not have reached the standby.
     """
 
     url: str
@@ -47,12 +47,12 @@ class Round(NamedTuple):
     """The input of a round that only the daemon knows.
 
     Attributes:
-        time: of the daemon's clock, and the moment of that, which is the same in all processes.
-        here: None while it is what was said last.
-        version: of what is known of peers.
-        rooms: of links, by number: those of which it is likely to be asked.
-        happened: calls of the relay.
-        arrivals: number and owner of the link, the body, whether it was forwarded.
+        time: of the daemon's clock, and the reading of a counter of seconds that all processes share.
+        here: the identity of this instance in routes; None if unchanged since the last round.
+        version: of the daemon's knowledge of peers.
+        rooms: bytes that a link accepts, by its number, for the links that the round will probably use.
+        events: calls of the relay: method and arguments.
+        arrivals: received frames: number and owner of the link, the body, whether it was forwarded.
     """
 
     time: tuple[datetime, float]
@@ -60,28 +60,36 @@ class Round(NamedTuple):
     proves: bool
     version: int
     rooms: dict[int, int]
-    happened: list[tuple[str, tuple[Any, ...]]]
+    events: list[tuple[str, tuple[Any, ...]]]
     arrivals: list[tuple[int, str, bytes, bool]]
 
 
 class Question(NamedTuple):
-    """A process wants to know something of the links or the peers."""
+    """A question of the process about links or peers. `what` names the value, `about` its subject."""
 
     what: str
     about: Any
 
 
 class DaemonCall(NamedTuple):
-    """A call that the daemon is to make: of a link by its number, or of the links, the peers, the log."""
+    """A call that the daemon makes: of a link, by its number, or of the links, the peers or the log."""
 
-    whom: int | str
+    addressee: int | str
     method: str
     arguments: tuple[Any, ...]
     named: dict[str, Any]
 
 
 class StatusMessage(NamedTuple):
-    """The state of a process, once a second: what it remembers and holds, and its counts since the last one."""
+    """The state of a process, sent once a second.
+
+    Attributes:
+        remembered: conversations in memory.
+        held: the number of forwarded messages, and their bytes.
+        forwarded: rows of sys.dm_broker_forwarded_messages.
+        counted: metrics since the last message.
+        statements: counts and seconds of SQL statements.
+    """
 
     remembered: int
     held: tuple[int, int]
@@ -93,14 +101,14 @@ class StatusMessage(NamedTuple):
 class Done(NamedTuple):
     """The result of a committed round."""
 
-    carried: int
+    handled: int
     wake_at: float
-    told: list[DaemonCall]
-    seen: StatusMessage | None
+    calls: list[DaemonCall]
+    status: StatusMessage | None
 
 
 class Failed(NamedTuple):
-    """The failure of a round; the process ends."""
+    """The failure of a round. The process ends."""
 
     is_of_database: bool
     text: str
@@ -115,4 +123,4 @@ class ProcessExited(InstanceError):
 
 
 class Unstartable(InstanceError):
-    """No process can be had that does what this one asks for."""
+    """The error that no child process can be started."""

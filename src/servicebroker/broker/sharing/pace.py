@@ -14,10 +14,10 @@ ROUNDS_UNTIL_POLLING = 4  # busy rounds in a row before polling starts; as many 
 
 
 class Wait(NamedTuple):
-    """The wait before the next round. `hears_bell`: a notification ends the wait early."""
+    """The wait before the next round. `is_interruptible`: a notification or a received message ends the wait early."""
 
     seconds: float
-    hears_bell: bool
+    is_interruptible: bool
 
 
 class Mode(StrEnum):
@@ -46,23 +46,23 @@ class DaemonPace:
         self._pause = FIRST_POLL_S
         self._rounds = 0  # LISTEN: busy rounds in a row; POLL: quiet rounds in a row
 
-    def after_round(self, carried: int, wake_at: float, now: float) -> Wait:
-        """Return the wait after a round that carried `carried` messages."""
-        is_busy = carried >= BUSY_MESSAGES
+    def after_round(self, handled: int, wake_at: float, now: float) -> Wait:
+        """Return the wait after a round that handled `handled` messages."""
+        is_busy = handled >= BUSY_MESSAGES
         if self.mode is Mode.LISTEN:
-            self._rounds = self._rounds + is_busy if carried else 0
-            self._pause = FIRST_POLL_S if carried else self._pause
-            return Wait(min(self._pause, max(0.0, wake_at - now)), hears_bell=True)
+            self._rounds = self._rounds + is_busy if handled else 0
+            self._pause = FIRST_POLL_S if handled else self._pause
+            return Wait(min(self._pause, max(0.0, wake_at - now)), is_interruptible=True)
         self._rounds = 0 if is_busy else self._rounds + 1
-        if not carried:
+        if not handled:
             self._rounds = ROUNDS_UNTIL_POLLING  # an empty round ends polling at once
-            return Wait(0.0, hears_bell=False)
-        return Wait(ROUND_PAUSE_S if wake_at > now else 0.0, hears_bell=False)
+            return Wait(0.0, is_interruptible=False)
+        return Wait(ROUND_PAUSE_S if wake_at > now else 0.0, is_interruptible=False)
 
-    def waited(self, wake_at: float, now: float, *, rang: bool) -> None:
+    def waited(self, wake_at: float, now: float, *, was_woken: bool) -> None:
         """Decide on the next pause, and whether to listen or to poll from now on."""
         if self.mode is Mode.LISTEN:
-            if rang:
+            if was_woken:
                 self._pause = FIRST_POLL_S
             elif wake_at > now:
                 self._pause = min(self._pause * PAUSE_GROWTH, self._poll_interval)
@@ -79,15 +79,15 @@ class SharePace:
         self._poll_interval = poll_interval
         self._pause = FIRST_POLL_S
 
-    def after_round(self, carried: int, wake_at: float, now: float, *, is_polling: bool) -> Wait:
-        """Return the wait after a round that carried `carried` messages."""
-        if carried >= BUSY_MESSAGES:
+    def after_round(self, handled: int, wake_at: float, now: float, *, is_polling: bool) -> Wait:
+        """Return the wait after a round that handled `handled` messages."""
+        if handled >= BUSY_MESSAGES:
             self._pause = FIRST_POLL_S
-            return Wait(ROUND_PAUSE_S if wake_at > now else 0.0, hears_bell=False)
+            return Wait(ROUND_PAUSE_S if wake_at > now else 0.0, is_interruptible=False)
         longest = ROUND_PAUSE_S if is_polling else self._poll_interval
-        self._pause = FIRST_POLL_S if carried else min(self._pause * PAUSE_GROWTH, longest)
-        return Wait(min(self._pause, max(0.0, wake_at - now)), hears_bell=True)
+        self._pause = FIRST_POLL_S if handled else min(self._pause * PAUSE_GROWTH, longest)
+        return Wait(min(self._pause, max(0.0, wake_at - now)), is_interruptible=True)
 
-    def rang(self) -> None:
-        """Restart with the shortest pause: a notification has ended the wait."""
+    def on_wake(self) -> None:
+        """Restart with the shortest pause: the wait was interrupted."""
         self._pause = FIRST_POLL_S

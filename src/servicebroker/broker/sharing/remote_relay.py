@@ -1,7 +1,7 @@
-"""The daemon's side of a share whose rounds run in a child process; the child's side is `worker.py`.
+"""The daemon's side of a share (partition) whose rounds run in a child process; the child's side is `worker.py`.
 
-The child knows links by numbers. It learns of their events with the next round. Frames that a round sends on links come
-back after its commit, and are sent here.
+The child process identifies links by numbers. The message that starts a round carries the events of links since the
+last round. The frames of a round come back after its commit, and the daemon sends them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from servicebroker.broker.sharing.messages import (
 )
 from servicebroker.broker.transport.links import Arrival, Link, Links
 from servicebroker.engine.remote.local_topology import LocalInstance
-from servicebroker.protocol.mirroring import NEVER, Standing
+from servicebroker.protocol.mirroring import NEVER, RoleReport
 from servicebroker.protocol.routing import Address
 from servicebroker.store.statement_counts import counts_at
 
 
-class Held(NamedTuple):
-    """The forwarded messages that a share holds, as its process has reported."""
+class ForwardingReport(NamedTuple):
+    """The forwarded messages that a share holds, by the last report of its process. `held`: their count and bytes."""
 
     held: tuple[int, int]
     rows: Sequence[Row]
 
     def drop_all(self, number: int) -> None:
-        """Do nothing: the process has dropped them when it ended."""
+        """Do nothing: the process dropped them when it ended."""
 
     def observed(self) -> Sequence[Row]:
         """Return the rows of sys.dm_broker_forwarded_messages."""
@@ -47,7 +47,7 @@ class Held(NamedTuple):
 
 
 class RemoteRelay:
-    """A relay in another process, as the daemon sees it. How a round gets there is left to its subclass."""
+    """The daemon's proxy of a relay in a child process. A subclass transports the rounds."""
 
     def __init__(
         self,
@@ -62,75 +62,77 @@ class RemoteRelay:
         self._here = here
         self._clock = clock
         self._seconds = seconds
-        self._said: LocalInstance | None = None
+        self._sent_instance: LocalInstance | None = None
         self._numbers: WeakKeyDictionary[Link, int] = WeakKeyDictionary()
         self._known: WeakValueDictionary[int, Link] = WeakValueDictionary()
         self._next = count(1)
         self._busy: set[int] = set()  # links that the last round has sent on
-        self._happened: list[tuple[str, tuple[Any, ...]]] = []
-        self._seen: StatusMessage | None = None
+        self._events: list[tuple[str, tuple[Any, ...]]] = []
+        self._status: StatusMessage | None = None
         self.wake_at = NEVER
 
     def round(self, arrivals: list[Arrival]) -> int:
-        """Have one round run there. Returns how much there was to do, in messages.
+        """Have the process run one round. Returns the number of messages.
 
         Raises:
-            ProcessExited: the process was killed; all that it has committed is in the database.
+            ProcessExited: the process was killed. Its committed work is in the database.
             InstanceError, RuntimeError: the round has failed.
         """
         raise NotImplementedError
 
     def order(self, arrivals: list[Arrival]) -> Round:
         """Return the message that asks for a round."""
-        brought = [(self._number(one.link), one.link.owner, one.body, one.is_forwarded) for one in arrivals]
+        brought = [
+            (self._number(arrival.link), arrival.link.owner, arrival.body, arrival.is_forwarded) for arrival in arrivals
+        ]
         self._busy.update(number for number, *_ in brought)
         rooms = {number: link.room for number in self._busy if (link := self._known.get(number)) is not None}
         self._busy.clear()
-        happened, self._happened = self._happened, []
+        events, self._events = self._events, []
         here = self._here()
-        news = None if here == self._said else here
-        self._said = here
+        changed = None if here == self._sent_instance else here
+        self._sent_instance = here
         time = self._clock(), self._seconds()
-        return Round(time, news, self._peers.proves, self._peers.version, rooms, happened, brought)
+        return Round(time, changed, self._peers.proves, self._peers.version, rooms, events, brought)
 
     def answer(self, question: Question) -> object:
         """Return the answer to a question that the process asks in a round."""
         match question.what:
             case "reach":
-                way = self._links.reach(question.about)
-                return way if isinstance(way, str) else (self._number(way), way.owner, way.room)
+                link = self._links.reach(question.about)
+                return link if isinstance(link, str) else (self._number(link), link.owner, link.room)
             case "room":
-                link = self._known.get(question.about)
-                return 0 if link is None else link.room
+                found_link = self._known.get(question.about)
+                return 0 if found_link is None else found_link.room
             case "budgets":
                 return self._peers.budgets.amounts
             case _:
                 return self._peers.owner_at(question.about)
 
     def take(self, done: Done) -> int:
-        """Send the messages of a committed round. Returns the amount of work, in messages."""
-        for told in done.told:
-            self._tell(told)
-        if done.seen is not None:
-            self._seen = done.seen
-            metrics.add(done.seen.counted)
-            place, statements = done.seen.statements
+        """Make the calls of a committed round, which send its messages. Returns the number of handled messages."""
+        for call in done.calls:
+            self._make(call)
+        if done.status is not None:
+            self._status = done.status
+            metrics.add(done.status.counted)
+            place, statements = done.status.statements
             counts_at(place).add_all(statements)
         self.wake_at = done.wake_at
-        return done.carried
+        return done.handled
 
-    def _tell(self, told: DaemonCall) -> None:
-        match told.whom:
+    def _make(self, call: DaemonCall) -> None:
+        match call.addressee:
             case int(number):
                 self._busy.add(number)
                 link = self._known.get(number)
-                if link is not None:  # a link that is over may be forgotten by now
-                    getattr(link, told.method)(*told.arguments, **told.named)
-            case str(whom) if whom == TO_LOG:
-                logger, *record = told.arguments
-                logging.getLogger(logger).log(*record, **told.named)
-            case whom:
-                getattr(self._links if whom == TO_LINKS else self._peers, told.method)(*told.arguments)
+                if link is not None:  # a closed link may be forgotten by now
+                    getattr(link, call.method)(*call.arguments, **call.named)
+            case str(addressee) if addressee == TO_LOG:
+                logger, *record = call.arguments
+                logging.getLogger(logger).log(*record, **call.named)
+            case addressee:
+                getattr(self._links if addressee == TO_LINKS else self._peers, call.method)(*call.arguments)
 
     def _number(self, link: Link) -> int:
         """Return the number by which the child process knows a link."""
@@ -143,31 +145,35 @@ class RemoteRelay:
     # ---------------------------------------------------------------- as a relay
 
     def forget(self, shares: int = 1) -> None:
-        """Do nothing: the process has just begun, and remembers nothing."""
+        """Do nothing: the process has just started, and has nothing in memory."""
 
     def lost(self, link: Link, status: str) -> None:
         """Handle the end of a link."""
         if link in self._numbers:
-            self._happened.append(("lost", (self._numbers[link], status)))
+            self._events.append(("lost", (self._numbers[link], status)))
 
     def reached(self, address: Address) -> None:
         """Handle a new link to an address."""
-        self._happened.append(("reached", (address,)))
+        self._events.append(("reached", (address,)))
 
     def unreached(self, address: Address, status: str) -> None:
         """Handle the failure to connect to an address, with the reason."""
-        self._happened.append(("unreached", (address, status)))
+        self._events.append(("unreached", (address, status)))
 
-    def on_peer_role(self, address: Address, standing: Standing) -> None:
-        """Handle the answer of a broker whether it is the principal of its pair."""
-        self._happened.append(("on_peer_role", (address, standing)))
+    def on_peer_role(self, address: Address, role_report: RoleReport) -> None:
+        """Handle the answer of a mirrored pair's broker: whether it is the principal."""
+        self._events.append(("on_peer_role", (address, role_report)))
 
     @property
     def remembered(self) -> int:
-        """Return how many conversations it has in memory, as it has said lately."""
-        return 0 if self._seen is None else self._seen.remembered
+        """The number of conversations in the process's memory, by its last report."""
+        return 0 if self._status is None else self._status.remembered
 
     @property
-    def forwarding(self) -> Held:
-        """The forwarded messages that it holds, as it last reported."""
-        return Held((0, 0), ()) if self._seen is None else Held(self._seen.held, self._seen.forwarded)
+    def forwarding(self) -> ForwardingReport:
+        """The forwarded messages that the process holds, by its last report."""
+        return (
+            ForwardingReport((0, 0), ())
+            if self._status is None
+            else ForwardingReport(self._status.held, self._status.forwarded)
+        )

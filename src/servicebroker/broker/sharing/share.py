@@ -12,7 +12,7 @@ from servicebroker.broker.sharing.remote_relay import RemoteRelay
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.protocol.division import Division
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 
 ROUND_FRAMES = 2_000  # frames that a round takes
 
@@ -38,7 +38,7 @@ class Share:
     relay: Relay | RemoteRelay
     inbox: Inbox
     store: Store | None = None
-    carried: int = 0  # messages, by the last round
+    handled: int = 0  # messages, by the last round
     worked: float = 0.0  # seconds in rounds that carried something
 
     @property
@@ -46,14 +46,14 @@ class Share:
         """When there is something to do, if nothing happens."""
         return min(self.relay.wake_at, self.inbox.wake_at)
 
-    def works_with(self, opened: OpenedHere | RemoteRelay) -> None:
+    def use_connection(self, opened: OpenedHere | RemoteRelay) -> None:
         """From now on: the store of its relay, or the process that has both."""
         if isinstance(opened, RemoteRelay):
             self.relay = opened
         else:
             self.store = opened.store
 
-    def carry(self, seconds: Callable[[], float], challenge: Callable[[Known], object]) -> int:
+    def run_round(self, seconds: Callable[[], float], challenge: Callable[[KnownTimeline], object]) -> int:
         """Run one round. Returns how much there was to do, in messages.
 
         `challenge` is called when a peer has seen a higher timeline of this cluster.
@@ -75,15 +75,15 @@ class Share:
                 case Unreached():
                     self.relay.unreached(one.address, one.status)
                 case Answered():
-                    self.relay.on_peer_role(one.address, one.standing)
+                    self.relay.on_peer_role(one.address, one.role_report)
                 case Outdated():
                     challenge(one.known)
-        carried = self._round(arrivals)
+        handled = self._round(arrivals)
         passed = seconds() - began
-        self.inbox.took(passed)
-        self.carried = max(carried, min(len(taken), 1))
-        self.worked += passed if self.carried else 0.0
-        return self.carried
+        self.inbox.account_round(passed)
+        self.handled = max(handled, min(len(taken), 1))
+        self.worked += passed if self.handled else 0.0
+        return self.handled
 
     def _round(self, arrivals: list[Arrival]) -> int:
         if isinstance(self.relay, RemoteRelay):
@@ -117,7 +117,7 @@ class ShareSet:
             one = opened[number - 1]
             self.all.append(Share(one if isinstance(one, RemoteRelay) else self._make(), self._inboxes.shares[number]))
         for share, one in zip(self.all[1:], opened, strict=True):
-            share.works_with(one)
+            share.use_connection(one)
         store.division = Division(0, count)
         self.forget()
 
@@ -133,7 +133,7 @@ class ShareSet:
             share.relay.forget(len(self.all))
         self._inboxes.forget_links()
 
-    def goes_on_here(self, share: Share) -> None:
+    def move_into_daemon(self, share: Share) -> None:
         """Give a share a relay in this process: no other process can be had."""
         share.relay = self._make()
         share.relay.forget(len(self.all))

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.protocol.mirroring import Known, Standing
+from servicebroker.protocol.mirroring import KnownTimeline, RoleReport
 
 PROMOTION_INTERVAL_S = 0.5  # seconds between looks at whether the standby was promoted
 LEASE_INTERVAL_S = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
@@ -30,7 +30,7 @@ class Phase(StrEnum):
     STANDING_BY = "STANDING_BY"  # another process has the lease
     PROVING = "PROVING"  # that it is the principal
     SERVING = "SERVING"
-    LEFT = "LEFT"  # this connection is of no more use
+    ABANDONED = "LEFT"  # this connection is of no more use
 
 
 class Event(StrEnum):
@@ -44,19 +44,19 @@ class Event(StrEnum):
     UNPROVED = "a commit did not go through, or another server was promoted"
 
 
-class Act(StrEnum):
+class TakeoverAction(StrEnum):
     """An action that a step asks for."""
 
     ASK_ROLE = "ask the server what it is"
-    SAY_MIRROR = "tell peers that the server is a standby"
-    NOTE_MIRROR = "log that it waits as the mirror"
+    ANNOUNCE_MIRROR = "tell peers that the server is a standby"
+    LOG_MIRROR = "log that it waits as the mirror"
     DROP_ARRIVALS = "drop what peers have brought"
-    FOLLOW_POLICY = "do as the stored endpoint says"
+    APPLY_POLICY = "do as the stored endpoint says"
     WAIT_FOR_PROMOTION = "wait for a promotion"
-    NOTE_PROMOTED = "log that it takes over"
-    SAY_DOUBT = "tell peers that its role is in doubt"
+    LOG_PROMOTED = "log that it takes over"
+    ANNOUNCE_DOUBT = "tell peers that its role is in doubt"
     TRY_LEASE = "try to get the lease"
-    NOTE_STANDBY = "log that it stands by"
+    LOG_STANDBY = "log that it stands by"
     STOP_LISTENING = "close all connections with peers"
     WAIT_FOR_LEASE = "wait for the lease"
     PROVE = "commit, and wait for the synchronous standby"
@@ -70,26 +70,40 @@ class Step(NamedTuple):
     """The next phase, and the actions on the way to it."""
 
     after: Phase
-    acts: tuple[Act, ...] = ()
+    actions: tuple[TakeoverAction, ...] = ()
 
 
-FIRST_ACTS = (Act.ASK_ROLE,)
-_WAIT_AS_MIRROR = (Act.DROP_ARRIVALS, Act.FOLLOW_POLICY, Act.WAIT_FOR_PROMOTION, Act.ASK_ROLE)
-_WAIT_FOR_LEASE = (Act.WAIT_FOR_LEASE, Act.TRY_LEASE)
-_PROVE = Step(Phase.PROVING, (Act.FOLLOW_POLICY, Act.PROVE))
+FIRST_ACTIONS = (TakeoverAction.ASK_ROLE,)
+_WAIT_AS_MIRROR = (
+    TakeoverAction.DROP_ARRIVALS,
+    TakeoverAction.APPLY_POLICY,
+    TakeoverAction.WAIT_FOR_PROMOTION,
+    TakeoverAction.ASK_ROLE,
+)
+_WAIT_FOR_LEASE = (TakeoverAction.WAIT_FOR_LEASE, TakeoverAction.TRY_LEASE)
+_PROVE = Step(Phase.PROVING, (TakeoverAction.APPLY_POLICY, TakeoverAction.PROVE))
 
 STEPS: dict[tuple[Phase, Event], Step] = {
-    (Phase.ASKING, Event.MIRROR): Step(Phase.MIRRORING, (Act.SAY_MIRROR, Act.NOTE_MIRROR, *_WAIT_AS_MIRROR)),
-    (Phase.ASKING, Event.PRIMARY): Step(Phase.CONTENDING, (Act.SAY_DOUBT, Act.TRY_LEASE)),
-    (Phase.MIRRORING, Event.MIRROR): Step(Phase.MIRRORING, (Act.SAY_MIRROR, *_WAIT_AS_MIRROR)),
-    (Phase.MIRRORING, Event.PRIMARY): Step(Phase.CONTENDING, (Act.SAY_DOUBT, Act.NOTE_PROMOTED, Act.TRY_LEASE)),
-    (Phase.CONTENDING, Event.HELD): Step(Phase.STANDING_BY, (Act.NOTE_STANDBY, Act.STOP_LISTENING, *_WAIT_FOR_LEASE)),
+    (Phase.ASKING, Event.MIRROR): Step(
+        Phase.MIRRORING, (TakeoverAction.ANNOUNCE_MIRROR, TakeoverAction.LOG_MIRROR, *_WAIT_AS_MIRROR)
+    ),
+    (Phase.ASKING, Event.PRIMARY): Step(Phase.CONTENDING, (TakeoverAction.ANNOUNCE_DOUBT, TakeoverAction.TRY_LEASE)),
+    (Phase.MIRRORING, Event.MIRROR): Step(Phase.MIRRORING, (TakeoverAction.ANNOUNCE_MIRROR, *_WAIT_AS_MIRROR)),
+    (Phase.MIRRORING, Event.PRIMARY): Step(
+        Phase.CONTENDING, (TakeoverAction.ANNOUNCE_DOUBT, TakeoverAction.LOG_PROMOTED, TakeoverAction.TRY_LEASE)
+    ),
+    (Phase.CONTENDING, Event.HELD): Step(
+        Phase.STANDING_BY, (TakeoverAction.LOG_STANDBY, TakeoverAction.STOP_LISTENING, *_WAIT_FOR_LEASE)
+    ),
     (Phase.CONTENDING, Event.WON): _PROVE,
     (Phase.STANDING_BY, Event.HELD): Step(Phase.STANDING_BY, _WAIT_FOR_LEASE),
     (Phase.STANDING_BY, Event.WON): _PROVE,
-    (Phase.PROVING, Event.MIRROR): Step(Phase.LEFT, (Act.DISCONNECT,)),
-    (Phase.PROVING, Event.UNPROVED): Step(Phase.PROVING, (Act.SAY_DOUBT, Act.REPORT, Act.WAIT_FOR_PROOF, Act.PROVE)),
-    (Phase.PROVING, Event.PROVED): Step(Phase.SERVING, (Act.SERVE,)),
+    (Phase.PROVING, Event.MIRROR): Step(Phase.ABANDONED, (TakeoverAction.DISCONNECT,)),
+    (Phase.PROVING, Event.UNPROVED): Step(
+        Phase.PROVING,
+        (TakeoverAction.ANNOUNCE_DOUBT, TakeoverAction.REPORT, TakeoverAction.WAIT_FOR_PROOF, TakeoverAction.PROVE),
+    ),
+    (Phase.PROVING, Event.PROVED): Step(Phase.SERVING, (TakeoverAction.SERVE,)),
 }
 
 
@@ -99,7 +113,7 @@ class Takeover:
     def __init__(self) -> None:
         self.phase = Phase.ASKING
 
-    def happens(self, event: Event) -> tuple[Act, ...]:
+    def on_event(self, event: Event) -> tuple[TakeoverAction, ...]:
         """Go on to the next phase. Returns the acts on the way.
 
         Raises:
@@ -109,17 +123,17 @@ class Takeover:
         if step is None:
             raise RuntimeError(f"A process is {self.phase}, and {event}: that cannot be.")
         self.phase = step.after
-        return step.acts
+        return step.actions
 
 
 class Challenges:
     """The higher timelines of our cluster that peers have seen: each says that another server was promoted."""
 
     def __init__(self) -> None:
-        self._highest = Known()  # the last one that was new
-        self._refuted = Known()  # the one that a commit with the standby has proven wrong
+        self._highest = KnownTimeline()  # the last one that was new
+        self._refuted = KnownTimeline()  # the one that a commit with the standby has proven wrong
 
-    def take(self, known: Known) -> None:
+    def take(self, known: KnownTimeline) -> None:
         """Handle the report of a peer that it has seen a higher timeline of our cluster.
 
         Raises:
@@ -131,13 +145,14 @@ class Challenges:
                 f"A peer has seen timeline {known.timeline} of this cluster: another server was promoted."
             )
 
-    def objection(self, standing: Standing) -> str:
+    def objection(self, role_report: RoleReport) -> str:
         """Return why this server is not the principal, whatever it commits; '' where a commit proves it."""
-        is_challenged = self._highest.system == standing.system and self._highest.timeline > standing.timeline
-        if is_challenged and not standing.is_guarded:
+        is_challenged = self._highest.system == role_report.system and self._highest.timeline > role_report.timeline
+        if is_challenged and not role_report.is_synchronous:
             return (
-                f"Another server of this cluster is on timeline {self._highest.timeline}, this one on "
-                f"{standing.timeline}: it takes and sends no messages. Make it a standby of the other one (pg_rewind)."
+                f"Another server of this cluster is on timeline {self._highest.timeline}, this one "
+                f"on {role_report.timeline}: it takes and sends no messages. "
+                "Make it a standby of the other one (pg_rewind)."
             )
         return ""
 

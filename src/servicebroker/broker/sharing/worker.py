@@ -1,7 +1,7 @@
-"""The rounds of a share in its child process; the daemon's side is `remote_relay.py`.
+"""The child process that runs the rounds of a share (partition); the daemon's side is `remote_relay.py`.
 
-The child process has no socket. Links, peers and the clock are those of the daemon: the message that begins a round
-brings them. During the round the child asks the daemon for other facts.
+The child process has no socket. Links, peers and the clock are those of the daemon: the message that starts a round
+carries their state. During the round the child asks the daemon for anything else.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.links import Link as AnyLink
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.security.peers import Mistrust
-from servicebroker.protocol.mirroring import NEVER, Known
+from servicebroker.protocol.mirroring import NEVER, KnownTimeline
 from servicebroker.protocol.routing import Address
 
 REPORT_INTERVAL_S = 1.0  # seconds between two status messages
 
 
 class Daemon(Protocol):
-    """The daemon, as its process reaches it: calls wait for the end of the round.
+    """The daemon, as its child process calls it. `tell` takes effect after the commit of the round.
 
     Attributes:
-        rounds: how many it has asked for.
+        rounds: the number of rounds that the daemon has started.
     """
 
     rounds: int
 
     def ask(self, what: str, about: object) -> Any:
-        """Ask the daemon for something that only it knows."""
+        """Ask the daemon for a value, and wait for it. `what` names it (see `RemoteRelay.answer`)."""
 
-    def tell(self, whom: int | str, method: str, *arguments: object, **named: object) -> None:
-        """Note a call that the daemon is to make after this round."""
+    def tell(self, addressee: int | str, method: str, *arguments: object, **named: object) -> None:
+        """Record a call that the daemon makes after this round."""
 
 
 class Calls:
-    """The calls that the daemon is to make once the round is committed."""
+    """The calls that the daemon makes after the commit of the round."""
 
     def __init__(self) -> None:
         self.rounds = 0
-        self._told: list[DaemonCall] = []
+        self._calls: list[DaemonCall] = []
 
-    def tell(self, whom: int | str, method: str, *arguments: object, **named: object) -> None:
-        """Note a call."""
-        self._told.append(DaemonCall(whom, method, arguments, named))
+    def tell(self, addressee: int | str, method: str, *arguments: object, **named: object) -> None:
+        """Record a call."""
+        self._calls.append(DaemonCall(addressee, method, arguments, named))
 
-    def take_told(self) -> list[DaemonCall]:
-        """Return the calls since the last time."""
-        taken, self._told = self._told, []
-        return taken
+    def take_calls(self) -> list[DaemonCall]:
+        """Return the recorded calls, and clear them."""
+        calls, self._calls = self._calls, []
+        return calls
 
 
 class Link:
-    """A connection that the daemon has."""
+    """A connection of the daemon."""
 
     def __init__(self, number: int, owner: str, daemon: Daemon) -> None:
         self.owner = owner
         self._number = number
         self._daemon = daemon
         self._room = 0
-        self._round = 0  # of which this is the room
+        self._round = 0  # the round for which `_room` was set
 
     @property
     def room(self) -> int:
-        """Return how many bytes it takes, without what others have sent since the round began."""
+        """The bytes that the link accepts, as of the beginning of the round."""
         if self._round != self._daemon.rounds:
             self.grant(self._daemon.ask("room", self._number))
         return self._room
@@ -81,12 +81,12 @@ class Link:
             self._room, self._round = room, self._daemon.rounds
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
-        """After the commit of this round."""
+        """Send a frame after the commit of this round."""
         self._room -= len(body)
         self._daemon.tell(self._number, "send", body, is_forwarded=is_forwarded)
 
     def complain(self) -> None:
-        """Count a frame of the link that was for nothing."""
+        """Count a useless frame of the link."""
         self._daemon.tell(self._number, "complain")
 
     def refused(self, number: int, text: str) -> None:
@@ -103,7 +103,7 @@ class Link:
 
 
 class Links:
-    """The connections of the daemon, and where they lead, as it was said in this round."""
+    """The connections of the daemon and their addresses, as of this round."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -111,32 +111,32 @@ class Links:
         self._ways: dict[Address, AnyLink | str] = {}
 
     def begin(self) -> None:
-        """Another round."""
+        """Begin another round."""
         self._ways.clear()
 
     def find(self, number: int) -> Link | None:
-        """Return the link of that number, if it is still referenced."""
+        """Return the link with this number, if it is still referenced."""
         return self._known.get(number)
 
     def link(self, number: int, owner: str) -> Link:
-        """The one of that number."""
-        found = self._known.get(number)
-        if found is None:
-            found = self._known[number] = Link(number, owner, self._daemon)
-        return found
+        """Return the link with this number."""
+        link = self._known.get(number)
+        if link is None:
+            link = self._known[number] = Link(number, owner, self._daemon)
+        return link
 
     def reach(self, address: Address) -> AnyLink | str:
-        """The link to an address, or why there is none yet."""
+        """Return the link to an address, or the reason why there is none yet."""
         if address not in self._ways:
-            way = self._daemon.ask("reach", address)
-            if not isinstance(way, str):
-                number, owner, room = way
-                way = self.link(number, owner)
-                way.grant(room)
-            self._ways[address] = way
+            answer = self._daemon.ask("reach", address)
+            if not isinstance(answer, str):
+                number, owner, room = answer
+                answer = self.link(number, owner)
+                answer.grant(room)
+            self._ways[address] = answer
         return self._ways[address]
 
-    def ask(self, address: Address, known: Known) -> None:
+    def ask(self, address: Address, known: KnownTimeline) -> None:
         """Ask the broker at that address whether it is the principal."""
         self._daemon.tell(TO_LINKS, "ask", address, known)
 
@@ -150,10 +150,10 @@ class KnownPeers(Peers):
         self._owner_at: dict[Address, str | None] = {}
 
     def begin(self, version: int, *, proves: bool) -> None:
-        """Another round."""
+        """Begin another round. `version` is that of the daemon's knowledge of peers."""
         if version != self.version:
             self._owner_at.clear()
-            self.budgets.obey(self._daemon.ask("budgets", None))
+            self.budgets.apply(self._daemon.ask("budgets", None))
         self.version, self.proves = version, proves
 
     def owner_at(self, address: Address) -> str | None:
@@ -163,28 +163,28 @@ class KnownPeers(Peers):
         return self._owner_at[address]
 
     def mistrust(self, what: Mistrust, detail: str) -> None:
-        """Have counted what a peer has done and may not."""
+        """Have the daemon count an act that a peer is not allowed."""
         self._daemon.tell(TO_PEERS, "mistrust", what, detail)
 
 
 class DaemonsClock:
-    """The daemon's clock, carried on by `seconds`, which are the same in all processes."""
+    """The daemon's clock: its last reading plus the `seconds` since. All processes share the counter `seconds`."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
-        self._then, self._moment = datetime.min, 0.0
+        self._then, self._seconds_then = datetime.min, 0.0
 
-    def set(self, then: datetime, moment: float) -> None:
-        """Set the clock: the time at a moment that all processes share."""
-        self._then, self._moment = then, moment
+    def set(self, time: datetime, seconds: float) -> None:
+        """Set the clock: `time` was the time when the counter showed `seconds`."""
+        self._then, self._seconds_then = time, seconds
 
     def __call__(self) -> datetime:
-        """The time now."""
-        return self._then + timedelta(seconds=self._seconds() - self._moment)
+        """Return the present time."""
+        return self._then + timedelta(seconds=self._seconds() - self._seconds_then)
 
 
 class Surroundings:
-    """The links, peers, clock and addresses of the daemon, as a relay in its process sees them."""
+    """The links, peers, clock and addresses of the daemon, as a relay in a child process uses them."""
 
     def __init__(self, daemon: Daemon, seconds: Callable[[], float]) -> None:
         self.daemon = daemon
@@ -197,25 +197,25 @@ class Surroundings:
         """Return the identity of this instance in routes."""
         return self._here
 
-    def begin(self, wanted: Round) -> list[Arrival]:
-        """Another round. Returns what has arrived for it."""
+    def begin(self, order: Round) -> list[Arrival]:
+        """Begin another round. Returns its received frames."""
         self.daemon.rounds += 1
         self.links.begin()
-        self.clock.set(*wanted.time)
-        self._here = wanted.here or self._here
-        self.peers.begin(wanted.version, proves=wanted.proves)
-        brought = [
+        self.clock.set(*order.time)
+        self._here = order.here or self._here
+        self.peers.begin(order.version, proves=order.proves)
+        arrivals = [
             Arrival(self.links.link(number, owner), body, is_forwarded)
-            for number, owner, body, is_forwarded in wanted.arrivals
+            for number, owner, body, is_forwarded in order.arrivals
         ]
-        for number, room in wanted.rooms.items():
+        for number, room in order.rooms.items():
             if (link := self.links.find(number)) is not None:
                 link.grant(room)
-        return brought
+        return arrivals
 
 
 class Worker:
-    """Runs the rounds of one share. `status` makes a status message."""
+    """Runs the rounds of one share. `status` returns a new status message."""
 
     def __init__(
         self,
@@ -235,27 +235,27 @@ class Worker:
         self._report_at = 0.0
 
     def ready(self) -> Done:
-        """Return the message that says that rounds may begin."""
-        return Done(0, NEVER, self._calls.take_told(), None)
+        """Return the message that rounds may begin."""
+        return Done(0, NEVER, self._calls.take_calls(), None)
 
-    def round(self, wanted: Round) -> Done:
-        """Run one round. Returns what it has to say, after its commit."""
-        brought = self._around.begin(wanted)
-        for method, arguments in wanted.happened:
-            self._happens(method, arguments)
-        carried = self._relay.round(self._store, brought)
+    def round(self, order: Round) -> Done:
+        """Run one round. Returns its result and its calls, after its commit."""
+        arrivals = self._around.begin(order)
+        for method, arguments in order.events:
+            self._dispatch_event(method, arguments)
+        handled = self._relay.round(self._store, arrivals)
         wake_at, now = self._relay.wake_at, self._seconds()
-        seen = None
+        status = None
         if now >= self._report_at:
-            self._report_at, seen = now + REPORT_INTERVAL_S, self._status()
-        return Done(carried, wake_at, self._calls.take_told(), seen)
+            self._report_at, status = now + REPORT_INTERVAL_S, self._status()
+        return Done(handled, wake_at, self._calls.take_calls(), status)
 
     def end(self) -> Done:
-        """Drop the messages of others, whose senders repeat them. Returns the last message."""
+        """Drop the forwarded messages: their senders repeat them. Returns the last message of this process."""
         self._relay.forwarding.drop_all(11293)
-        return Done(0, NEVER, self._calls.take_told(), self._status())
+        return Done(0, NEVER, self._calls.take_calls(), self._status())
 
-    def _happens(self, method: str, arguments: tuple[Any, ...]) -> None:
+    def _dispatch_event(self, method: str, arguments: tuple[Any, ...]) -> None:
         if method == "lost":
             number, status = arguments
             link = self._around.links.find(number)

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 from servicebroker.protocol.admission import Admission, Places
 
-MOST_UNPROVEN = 1_024  # connections at a daemon
-RESERVED_DESCRIPTORS = 64  # not for connections from outside, but for files, databases and our own links
-LISTEN_BACKLOG = 1_024  # connections that the system holds until they are accepted
-ACCEPTED_AT_ONCE = 8  # accepted at a time: then the loop reads what those before have said, which may prove them
-SWEEP_INTERVAL_S = 0.25  # between two looks for those that are late
-SHORTAGE_PAUSE_S = 0.25  # without a descriptor nothing is accepted for so long
+MAX_UNPROVEN = 1_024  # unauthenticated connections of a daemon
+RESERVED_DESCRIPTORS = 64  # kept for files, databases and outgoing links
+LISTEN_BACKLOG = 1_024  # connections that the kernel queues until they are accepted
+ACCEPTED_AT_ONCE = 8  # connections per callback, so that the loop can authenticate earlier ones in between
+SWEEP_INTERVAL_S = 0.25  # seconds between two checks of the deadlines
+SHORTAGE_PAUSE_S = 0.25  # seconds without accepting after a shortage of descriptors
 
 _NO_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # the machine has no IPv6
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -33,29 +33,29 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _log = logging.getLogger("servicebroker.broker")
 
 
-class Why(enum.Enum):
-    """Why an unproven connection is ended."""
+class EndReason(enum.Enum):
+    """The reason why an unauthenticated connection is ended."""
 
     LATE = "it was too slow"
     DISPLACED = "too many connections have proved nothing"
 
 
 class Visitor:
-    """An accepted connection. Its protocol tells how far it is, and sets `end`: what ends it then."""
+    """An accepted connection. Its protocol reports its progress, and sets `end`, the callback that ends it."""
 
     def __init__(self, acceptor: Acceptor, host: str) -> None:
         self.host = host
-        self.end: Callable[[Why], None] = lambda why: self.cancel()
+        self.end: Callable[[EndReason], None] = lambda why: self.cancel()
         self.connecting: asyncio.Task[object] | None = None
-        self.is_ended = False  # the connection has lost its place, and gets none again
+        self.is_ended = False  # the connection is being ended, and takes no place again
         self._acceptor = acceptor
 
     def expect(self, seconds: float) -> None:
-        """Give the peer so long for its next step; it has proved nothing until then."""
+        """Give the peer this time for its next step of authentication."""
         self._acceptor.expect(self, seconds)
 
     def prove(self) -> None:
-        """Take the connection out of the unproven ones: it keeps its descriptor, and has no deadline."""
+        """Record that the peer is authenticated: it keeps its descriptor, and has no deadline."""
         self._acceptor.prove(self)
 
     def leave(self) -> None:
@@ -69,21 +69,21 @@ class Visitor:
 
 
 class Terms(NamedTuple):
-    """The terms of connections from outside.
+    """The limits of accepted connections.
 
     Attributes:
-        places: of unproven connections.
-        first_step: seconds until the protocol knows of the connection: with TLS, for the handshake.
-        most: connections, proved or not; None where descriptors alone bound them.
+        places: the numbers of unauthenticated connections.
+        first_step: seconds until the protocol gets the connection: with TLS, for the handshake.
+        max_connections: authenticated ones included; None if only descriptors limit them.
     """
 
     places: Places
     first_step: float
-    most: int | None = None
+    max_connections: int | None = None
 
 
 class Acceptor:
-    """Accepts what comes to listening sockets, in the running event loop."""
+    """Accepts connections of listening sockets, in the running event loop."""
 
     def __init__(
         self, make_protocol: Callable[[Visitor], asyncio.Protocol], terms: Terms, tls: ssl.SSLContext | None = None
@@ -98,11 +98,11 @@ class Acceptor:
 
     @property
     def port(self) -> int:
-        """The port on which it listens."""
+        """The listening port."""
         return int(self._listening[0].getsockname()[1])
 
     def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept connections of these sockets, which are bound."""
+        """Accept connections of these bound sockets."""
         for listening in sockets:
             listening.setblocking(False)
             listening.listen(LISTEN_BACKLOG)
@@ -110,7 +110,7 @@ class Acceptor:
         self._accept_again()
 
     def close(self) -> None:
-        """Accept no more; those whose protocol does not know of them yet are ended."""
+        """Accept no more. Connections that no protocol has yet are ended."""
         for listening in self._listening:
             self._loop.remove_reader(listening)
             listening.close()
@@ -120,14 +120,14 @@ class Acceptor:
         for visitor in self._visitors:
             visitor.cancel()
 
-    # ---------------------------------------------------------------- of visitors
+    # ---------------------------------------------------------------- deadlines
 
     def expect(self, visitor: Visitor, seconds: float) -> None:
         """See `Visitor.expect`."""
         if visitor in self._visitors and not visitor.is_ended:
             displaced = self._admission.expect(visitor, visitor.host, self._loop.time() + seconds)
             if displaced is not None:
-                self._end(displaced, Why.DISPLACED)
+                self._end(displaced, EndReason.DISPLACED)
 
     def prove(self, visitor: Visitor) -> None:
         """See `Visitor.prove`."""
@@ -141,9 +141,9 @@ class Acceptor:
     def _sweep(self) -> None:
         self._timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
         for visitor in self._admission.overdue(self._loop.time()):
-            self._end(visitor, Why.LATE)
+            self._end(visitor, EndReason.LATE)
 
-    def _end(self, visitor: Visitor, why: Why) -> None:
+    def _end(self, visitor: Visitor, why: EndReason) -> None:
         self._admission.leave(visitor)
         visitor.is_ended = True
         visitor.end(why)
@@ -164,14 +164,14 @@ class Acceptor:
                 if problem.errno in _SHORTAGES:
                     self._wait_for_descriptors(problem)
                     return
-                continue  # of the connection that is no more, not of ours
+                continue  # an error of the accepted connection, not of the listening socket
             self._receive(accepted, str(name[0]))
 
     def _receive(self, accepted: socket.socket, host: str) -> None:
         accepted.setblocking(False)
         if self._is_full(accepted) and not self._end_oldest():
             accepted.close()
-            self._tell_of_shortage("every one of them has proved itself")
+            self._log_shortage("every one of them has proved itself")
             return
         visitor = Visitor(self, host)
         self._visitors.add(visitor)
@@ -181,29 +181,29 @@ class Acceptor:
         visitor.connecting.add_done_callback(partial(self._connected, visitor, accepted))
 
     def _connected(self, visitor: Visitor, accepted: socket.socket, connecting: asyncio.Task[object]) -> None:
-        """The protocol knows of the connection now, or never will."""
-        visitor.connecting = None  # with its result or exception, it and what serves the connection hold each other
+        """Handle the result of the handshake: the protocol has the connection, or the connection is closed."""
+        visitor.connecting = None  # else the task and the connection reference each other in a cycle
         problem = asyncio.CancelledError() if connecting.cancelled() else connecting.exception()
         if problem is None:
             return
         accepted.close()
         visitor.leave()
-        if not isinstance(problem, OSError | asyncio.CancelledError):  # OSError: no TLS is spoken, or nobody is there
+        if not isinstance(problem, OSError | asyncio.CancelledError):  # OSError: the peer speaks no TLS, or has gone
             raise problem
-        problem.__traceback__ = None  # its frames hold the exception, and 256 KB of TLS, until a collection of garbage
+        problem.__traceback__ = None  # its frames keep 256 KB of TLS alive until a garbage collection
 
     def _is_full(self, accepted: socket.socket) -> bool:
-        """Return whether a connection is one too many. The system gives the lowest descriptor that is free."""
-        most = self._terms.most
+        """Return whether a connection exceeds the limits. The kernel always gives the lowest free descriptor."""
+        max_connections = self._terms.max_connections
         return accepted.fileno() >= descriptors() - RESERVED_DESCRIPTORS or (
-            most is not None and len(self._visitors) >= most
+            max_connections is not None and len(self._visitors) >= max_connections
         )
 
     def _end_oldest(self) -> bool:
         oldest = self._admission.oldest()
         if oldest is None:
             return False
-        self._end(oldest, Why.DISPLACED)
+        self._end(oldest, EndReason.DISPLACED)
         return True
 
     def _wait_for_descriptors(self, problem: OSError) -> None:
@@ -211,33 +211,33 @@ class Acceptor:
         for listening in self._listening:
             self._loop.remove_reader(listening)
         self._loop.call_later(SHORTAGE_PAUSE_S, self._accept_again)
-        self._tell_of_shortage(os.strerror(problem.errno or 0))
+        self._log_shortage(os.strerror(problem.errno or 0))
 
-    def _tell_of_shortage(self, why: str) -> None:
+    def _log_shortage(self, why: str) -> None:
         fields = {"event": "Connections", "subclass": "Shortage"}
         text = f"A connection was not accepted: there are {len(self._visitors)}, and {why}."
         _log.warning("%s", text, extra={"fields": fields})
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at a port of each address of a host; an empty host is every address of the machine.
+    """Return sockets that listen at a port of each address of a host; '' means all interfaces.
 
     Raises:
         OSError: a socket cannot be bound.
     """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    made: list[socket.socket] = []
+    addresses = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
     try:
-        for family, _, _, _, address in found:
-            made.append(_bound(family, (address[0], port, *address[2:])))
-            port = made[0].getsockname()[1]  # of port 0: the same one everywhere
+        for family, _, _, _, address in addresses:
+            sockets.append(_bound(family, (address[0], port, *address[2:])))
+            port = sockets[0].getsockname()[1]  # if port 0: one port for all addresses
     except OSError as problem:
-        if not (made and not host and problem.errno in _NO_FAMILY):
-            for one in made:
-                one.close()
+        if not (sockets and not host and problem.errno in _NO_FAMILY):
+            for bound in sockets:
+                bound.close()
             raise
-    return made
+    return sockets
 
 
 def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
@@ -254,13 +254,13 @@ def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
     return made
 
 
-def share() -> Places:
-    """Return the places of unproven connections at a daemon: a quarter of the descriptors, half of it for a network."""
-    in_all = min(MOST_UNPROVEN, max(2, descriptors() // 4))
-    return Places(in_all, in_all // 2)
+def unproven_places() -> Places:
+    """Return the limits of unauthenticated connections: a quarter of the descriptors, half of that for one network."""
+    total = min(MAX_UNPROVEN, max(2, descriptors() // 4))
+    return Places(total, total // 2)
 
 
 def descriptors() -> int:
-    """Return how many descriptors this process may have."""
+    """Return the maximum number of descriptors of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else soft

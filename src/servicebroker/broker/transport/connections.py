@@ -1,4 +1,4 @@
-"""The rows of sys.dm_broker_connections, which exist while the daemon runs, and the counts of refusals, which stay."""
+"""The rows of sys.dm_broker_connections, which exist while the daemon runs, and the stored counts of refusals."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def count(connection: psycopg.Connection[Any], refused: Mapping[int, Counted], n
         "on conflict (number) do update set refused = r.refused + excluded.refused, last_time = excluded.last_time, "
         "last_peer = excluded.last_peer",
         list(refused),
-        [one.times for one in refused.values()],
-        [one.last_peer for one in refused.values()],
+        [counted.times for counted in refused.values()],
+        [counted.last_peer for counted in refused.values()],
         now,
     )
 
@@ -70,19 +70,19 @@ def count(connection: psycopg.Connection[Any], refused: Mapping[int, Counted], n
 def show(
     connection: psycopg.Connection[Any], table: str, columns: Sequence[str], rows: Iterable[Iterable[object]]
 ) -> None:
-    """Write these rows with the pid of the session. No commit waits for the disk, since the table is unlogged."""
-    told = [
+    """Replace the rows of an unlogged table, with the pid of the session. The commit waits for no disk."""
+    documents = [
         {name: value if isinstance(value, int | None) else str(value) for name, value in zip(columns, row, strict=True)}
         for row in rows
     ]
     with connection.transaction():
         execute(connection, "connections.show.clear", f"delete from servicebroker.{table}")
-        if told:
+        if documents:
             execute(
                 connection,
                 "connections.show.fill",
                 f"insert into servicebroker.{table} (pid, {', '.join(columns)}) "
                 f"select pg_backend_pid(), {', '.join(columns)} "
                 f"from jsonb_populate_recordset(null::servicebroker.{table}, $1)",
-                Jsonb(told),
+                Jsonb(documents),
             )

@@ -1,10 +1,10 @@
-"""The interface between the relay and the network: links, and the frames that they bring."""
+"""The interface between the relay and the network: links, and received frames."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.protocol.routing import Address
 
 
@@ -17,16 +17,16 @@ class Link(Protocol):
 
     @property
     def room(self) -> int:
-        """Return how many bytes it takes now without piling them up."""
+        """The bytes that the link accepts now, before they would pile up."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one. A closed link drops it."""
 
     def complain(self) -> None:
-        """Count a frame of the peer that was for nothing."""
+        """Count a useless frame of the peer."""
 
     def refused(self, number: int, text: str) -> None:
-        """Count a message of the peer that was refused, with the reason: doctor shows it."""
+        """Count a refused message of the peer, with the reason for `doctor`."""
 
     def opened(self) -> None:
         """Count a conversation that the peer has begun."""
@@ -39,14 +39,14 @@ class Links(Protocol):
     """The connections of an instance."""
 
     def reach(self, address: Address) -> Link | str:
-        """The link to an address, or why there is none yet; asking has it opened."""
+        """Return the link to an address. Without one, have it opened, and return why there is none yet."""
 
-    def ask(self, address: Address, known: Known) -> None:
-        """Ask the broker at that address whether it is the principal. The answer comes as an event."""
+    def ask(self, address: Address, known: KnownTimeline) -> None:
+        """Ask the broker at an address whether it is the principal. The answer is an event."""
 
 
 class Arrival(NamedTuple):
-    """The body of a DIALOG frame, or of a FORWARDED one, and the link that brought it."""
+    """The body of a DIALOG frame, or of a FORWARDED one, and its link."""
 
     link: Link
     body: bytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from servicebroker.broker import journal, metrics
-from servicebroker.broker.transport.accepting import Visitor, Why
+from servicebroker.broker.transport.accepting import EndReason, Visitor
 from servicebroker.broker.transport.connections import Observed
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.tls import EARLY, EXPIRED, HANDSHAKE_BYTE, RECORDS, Channel
@@ -21,7 +21,6 @@ from servicebroker.model.security.peers import UNPROVED, Peer, Proved
 from servicebroker.protocol.adjacent import (
     Alive,
     Arrived,
-    Asked,
     Closed,
     Connection,
     Corrupted,
@@ -29,33 +28,34 @@ from servicebroker.protocol.adjacent import (
     Greeted,
     Online,
     Phase,
-    Told,
+    QuestionReceived,
+    StandingReceived,
 )
-from servicebroker.protocol.mirroring import Known, Standing
+from servicebroker.protocol.mirroring import KnownTimeline, RoleReport
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 if TYPE_CHECKING:
     from servicebroker.broker.transport.sockets import Network
 
-OUTBOX_BYTES = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
-FRAMES_AT_ONCE = 100  # that are looked at before it is asked again whether the peer is noisy
-OPENING_WASTE = 0.5  # of a new conversation; a useless frame counts for 1
-STEP_TIME = 5.0  # seconds until a peer that connected has said something, has ended TLS's handshake, has greeted
-CLOSING_TIME = 10.0  # seconds in which a peer takes what we have said before the end
-REFUSAL_LINGER_S = 1.0  # seconds that a refused peer has to read why
-CLAIM = "it does not prove that this is the instance which it says"
+OUTBOX_BYTES = 4 * 1024 * 1024  # bytes that a link buffers
+FRAMES_PER_NOISE_CHECK = 100  # frames handled before `is_noisy` is checked again
+OPENING_WASTE = 0.5  # useless frames that the creation of a conversation counts as
+STEP_TIME = 5.0  # seconds for each step of a connecting peer: the first byte, the TLS handshake, the greeting
+CLOSING_TIME = 10.0  # seconds for a peer to read the last bytes before the connection is aborted
+REFUSAL_LINGER_S = 1.0  # seconds for a refused peer to read the reason
+UNPROVED_INSTANCE = "it does not prove that this is the instance which it says"
 
-REFUSED_BY_PEER = (9751, 28038)  # the peer says so by an alert of TLS
+REFUSED_BY_PEER = (9751, 28038)  # errors that a TLS alert of the peer reports
 
-_TOLD = {  # the reason that a refused peer reads
+_PUBLIC_TEXTS = {  # the reasons that a refused peer gets, without names of this instance
     28034: RULES[28034].text.format("of your certificate"),
     28035: RULES[28035].text.format("it is none of those that are let in here, or was revoked"),
 }
 
-BROKEN = (9753, 11235, 28029)  # an end of a connection that was online, which nobody wanted
+BROKEN_LINK = (9753, 11235, 28029)  # errors that end an online connection unexpectedly
 
-NOTHING = Alive, Asked, Told, Corrupted  # events without a message
+EVENTS_WITHOUT_MESSAGE = Alive, QuestionReceived, StandingReceived, Corrupted  # events without a message
 
 _LOGIN_STATES = {Phase.INITIAL: 0, Phase.NEGOTIATING: 1, Phase.ARBITRATING: 11, Phase.ONLINE: 12, Phase.CLOSED: 13}
 
@@ -65,42 +65,42 @@ class Stream(asyncio.Protocol):
 
     def __init__(self, network: Network, address: Address | None, visitor: Visitor | None = None) -> None:
         self.network = network
-        self._visitor = visitor  # of a connection that we accepted, until it is online
-        self.address = address  # to which we connected; None if we accepted the connection
+        self._visitor = visitor  # of an accepted connection until it is online
+        self.address = address  # the address connected to; None for an accepted connection
         self.connection = Connection(network.me, is_opener=address is not None, now=network.seconds())
-        self.moment = 0
-        self.where = str(address or "")  # the peer is, for who reads of it
+        self.connection_number = 0
+        self.peer_address = str(address or "")  # for logs and views
         self._channel: Channel | None = None
-        self._is_begun = False  # the protocol has: it is known whether TLS is under it
+        self._is_begun = False  # the protocol has begun: it is decided whether TLS is used
         self._transport: asyncio.Transport | None = None
         self._was_online = self._is_lost = False
-        self._has_asked = False  # wants to be told whether we are the principal
-        self._owes = False  # the answer, until the peer reads what it was told before
+        self._wants_role = False  # the peer wants to know the role of this server
+        self._owes_role = False  # the role is sent once the peer has read the bytes before it
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
-        self._sending = threading.Lock()  # among the threads of shares, and the loop
+        self._send_lock = threading.Lock()  # held by threads of shares and the loop
         self._flush_due = False
-        self._handed = 0  # fragments that the socket was given since it last had taken all
+        self._unsent_fragments = 0  # fragments written since the socket's buffer was empty
         self._loop = network.loop
         self._id = uuid4()
         self._connected_at = self._active_at = network.clock()
         self._online_at: datetime | None = None
         self._bytes = [0, 0]  # sent, received
         self._fragments = [0, 0]
-        self._fragments_seen = 0  # bytes received when the network looked last
+        self._checked_fragments = 0  # fragments received at the last check
         self._calls = [0, 0]
 
     # ---------------------------------------------------------------- as a link, from any thread
 
     @property
     def room(self) -> int:
-        """Return how many bytes it takes now."""
+        """The bytes that the link accepts now."""
         transport = self._transport
         return OUTBOX_BYTES - self._outgoing - (transport.get_write_buffer_size() if transport else 0)
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one. A closed connection drops it."""
-        with self._sending:
+        with self._send_lock:
             self._outbox.append((body, is_forwarded))
             self._outgoing += len(body)
             is_due, self._flush_due = self._flush_due, True
@@ -122,8 +122,8 @@ class Stream(asyncio.Protocol):
         return "" if self._channel is None or self._channel.peer is None else self._channel.peer.name
 
     @property
-    def _untimely(self) -> str:
-        """Why the peer's certificate is not valid now, '' if it is. TLS has asked the clock of this machine only."""
+    def _date_problem(self) -> str:
+        """Why the peer's certificate is not valid now, or ''. TLS has checked it by the machine's clock only."""
         if self._channel is None or self._channel.peer is None:
             return ""
         facts, now = self._channel.peer.facts, self.network.clock()
@@ -131,10 +131,10 @@ class Stream(asyncio.Protocol):
 
     @property
     def instance(self) -> UUID:
-        """Which instance the peer says that it is; of a daemon that does not say so its seat stands for it."""
+        """The instance that the peer claims to be, or the identifier of its daemon if it claims none."""
         greeting = self.connection.peer
         assert greeting is not None
-        return greeting.instance or greeting.seat
+        return greeting.instance or greeting.daemon_id
 
     @property
     def incarnation(self) -> UUID:
@@ -143,24 +143,24 @@ class Stream(asyncio.Protocol):
         assert greeting is not None
         return greeting.incarnation
 
-    def has_brought_more(self) -> bool:
-        """Return whether messages have come since this was asked last."""
-        before, self._fragments_seen = self._fragments_seen, self._fragments[metrics.RECEIVE_PLACE]
-        return self._fragments_seen > before
+    def has_new_fragments(self) -> bool:
+        """Return whether messages have arrived since the last call."""
+        before, self._checked_fragments = self._checked_fragments, self._fragments[metrics.RECEIVE_PLACE]
+        return self._checked_fragments > before
 
     @property
     def peer(self) -> Peer | None:
-        """The peer at the other end, once it has greeted."""
+        """The peer, once its greeting has arrived."""
         greeting = self.connection.peer
-        return None if greeting is None else Peer(self.owner, greeting.seat)
+        return None if greeting is None else Peer(self.owner, greeting.daemon_id)
 
     @property
     def phase(self) -> Phase:
-        """Return how far the connection is."""
+        """The phase of the connection."""
         return self.connection.phase
 
     def complain(self) -> None:
-        """Count a frame that was for nothing: a peer that brings only those is read less often."""
+        """Count a useless frame. A peer that sends many of them is read less often."""
         self.network.inbox.complain(self, 1)
         self.network.inbox.waste(self, 1.0)
 
@@ -170,32 +170,32 @@ class Stream(asyncio.Protocol):
 
     @property
     def known_as(self) -> str:
-        """Its owner; of who has proved nothing the host, since the port is another one each time."""
-        return self.owner or self.where.rpartition(":")[0]
+        """The peer's name in reports: its owner, or its host if it has proved nothing. The port changes each time."""
+        return self.owner or self.peer_address.rpartition(":")[0]
 
     def opened(self) -> None:
-        """Count a conversation that the peer has begun, which costs far more than a message."""
+        """Count a conversation that the peer has begun: it costs far more than a message."""
         self.network.inbox.waste(self, OPENING_WASTE)
 
     def charge(self, seconds: float) -> None:
-        """Charge the owner for seconds of the round: it rests as long."""
+        """Charge the owner for seconds of the round: it is not read for as long."""
         self.network.inbox.charge(self, seconds)
 
     # ---------------------------------------------------------------- what the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin with the connected stream."""
+        """Start the protocol or TLS on the connected stream."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=OUTBOX_BYTES)
         self.network.streams.add(self)
         name = transport.get_extra_info("peername") or ("", 0)
         if self.address is None:
-            self.where = str(Address(name[0], name[1]))
-            journal.connection("Accept", self.where)
+            self.peer_address = str(Address(name[0], name[1]))
+            journal.connection("Accept", self.peer_address)
             if self._visitor is not None:
-                self._visitor.end = self._give_up
-            if self.network.is_away:
+                self._visitor.end = self._end_visit
+            if self.network.is_out_of_service:
                 self._transport.abort()
             return
         if self.network.policy.silence:  # the endpoint was stopped meanwhile
@@ -206,15 +206,15 @@ class Stream(asyncio.Protocol):
             self._write()
             return
         tls = self.network.policy.tls
-        if tls is None:  # the link has just been taken away
+        if tls is None:  # the policy has just changed
             self.shut(9762, RULES[9762].text)
             return
-        self._channel = tls.channel(is_opener=True, turn=self.network.turn(self.address))
+        self._channel = tls.channel(is_opener=True, certificate_index=self.network.certificate_index(self.address))
         self._channel.begin()
         self._write()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Handle received bytes."""
         if self.connection.phase is Phase.CLOSED:
             return
         self._active_at = self.network.clock()
@@ -222,16 +222,16 @@ class Stream(asyncio.Protocol):
         try:
             plain = self._unsecured(data)
         except BrokerError as problem:
-            self._turn_away(problem)
+            self._reject(problem)
             return
-        self._hear(plain)
+        self._receive(plain)
 
-    def _hear(self, said: bytes) -> None:
-        """Handle received bytes, with the rest of those before, as far as the peer is listened to."""
-        events = self.connection.receive(said, self.network.seconds(), FRAMES_AT_ONCE)
+    def _receive(self, data: bytes) -> None:
+        """Handle decrypted bytes, after the rest of earlier ones, until the peer is noisy."""
+        events = self.connection.receive(data, self.network.seconds(), FRAMES_PER_NOISE_CHECK)
         self._handle(events)
-        while len(events) >= FRAMES_AT_ONCE and not self.network.inbox.is_noisy(self):
-            events = self.connection.resume(self.network.seconds(), FRAMES_AT_ONCE)
+        while len(events) >= FRAMES_PER_NOISE_CHECK and not self.network.inbox.is_noisy(self):
+            events = self.connection.resume(self.network.seconds(), FRAMES_PER_NOISE_CHECK)
             self._handle(events)
         if self.network.inbox.is_noisy(self) or self.network.inbox.is_full(self):
             self._pause()
@@ -242,9 +242,9 @@ class Stream(asyncio.Protocol):
 
     def connection_lost(self, problem: Exception | None) -> None:
         """Handle the loss of the stream."""
-        if problem is not None:  # a pipe is found broken when it is written to
+        if problem is not None:  # a broken pipe is found by a write
             kind = "Send IO Error" if isinstance(problem, BrokenPipeError) else "Receive IO Error"
-            journal.connection(kind, self.where, str(problem))
+            journal.connection(kind, self.peer_address, str(problem))
         self._is_lost = True
         if self._visitor is not None:
             self._visitor.leave()
@@ -252,17 +252,17 @@ class Stream(asyncio.Protocol):
         self._transport = None
 
     def resume_writing(self) -> None:
-        """The socket takes bytes again."""
-        self.network.inbox.ring()
+        """Wake the shares: the socket accepts bytes again."""
+        self.network.inbox.wake()
 
     # ---------------------------------------------------------------- what the network calls
 
     def tick(self) -> None:
-        """Time has passed, also for the peer's certificate."""
-        if why := self._untimely:
+        """Check the peer's certificate and the timers of the connection."""
+        if why := self._date_problem:
             self.shut(28035, BrokerError(28035, why).text)
-        if self._owes:
-            self.tell(self.network.standing)
+        if self._owes_role:
+            self.send_role(self.network.role_report)
         self._handle(self.connection.tick(self.network.seconds()))
 
     def _pause(self) -> None:
@@ -270,67 +270,67 @@ class Stream(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """The inbox may take frames again."""
+        """Read on after a pause, if the inbox has room."""
         if self._transport is None or self._transport.is_closing() or self._transport.is_reading():
             return
-        self._hear(b"")
+        self._receive(b"")
         if not self.network.inbox.is_noisy(self) and not self.network.inbox.is_full(self):
             self._transport.resume_reading()
 
     def shut(self, number: int, text: str) -> None:
-        """End the connection, and tell the peer why."""
+        """End the connection, and send the reason to the peer."""
         if self.connection.phase is not Phase.CLOSED:
             self._handle([self.connection.close(number, text, self.network.seconds())])
 
     def refuse(self, why: str) -> None:
-        """The peer is not believed to be who it says; it is not told whose that is."""
+        """Refuse the peer's claimed identity. The peer does not learn the real owner of that identity."""
         if self.phase is Phase.ARBITRATING:
-            self.connection.reject(BrokerError(28035, CLAIM), self.network.seconds())
+            self.connection.reject(BrokerError(28035, UNPROVED_INSTANCE), self.network.seconds())
         elif self.phase is not Phase.CLOSED:
-            self.connection.close(28035, BrokerError(28035, CLAIM).text, self.network.seconds())
+            self.connection.close(28035, BrokerError(28035, UNPROVED_INSTANCE).text, self.network.seconds())
         self._handle([Closed(28035, BrokerError(28035, why).text)])
 
-    def _turn_away(self, why: BrokerError) -> None:
-        """Close a connection that this side or the peer refuses. The peer gets the reason without our names for it."""
+    def _reject(self, why: BrokerError) -> None:
+        """Close a connection that one side refuses. The peer gets the reason without names of this instance."""
         if self.phase is not Phase.CLOSED:
-            told = why.text if self._untimely else _TOLD.get(why.number, why.text)
-            self.connection.close(why.number, told, self.network.seconds())
+            public_text = why.text if self._date_problem else _PUBLIC_TEXTS.get(why.number, why.text)
+            self.connection.close(why.number, public_text, self.network.seconds())
             self._handle([Closed(why.number, why.text)])
 
-    def _give_up(self, why: Why) -> None:
-        """End the connection of a peer that is too slow to say who it is, or whose place another one needs.
+    def _end_visit(self, why: EndReason) -> None:
+        """End the connection of a peer that is too slow to authenticate, or that is displaced by newer connections.
 
-        Of the second kind a stranger makes thousands: each costs one line, which the log counts.
+        A displaced connection costs one line of the log, since an unknown peer may cause thousands.
         """
         assert self._transport is not None
-        event = "timeout" if why is Why.LATE else "newer connections"
-        text = BrokerError(28029, event, self.phase).text
-        if why is Why.LATE and self.phase is not Phase.CLOSED:
+        reason = "timeout" if why is EndReason.LATE else "newer connections"
+        text = BrokerError(28029, reason, self.phase).text
+        if why is EndReason.LATE and self.phase is not Phase.CLOSED:
             self.shut(28029, text)
             return
         self._transport.abort()
         if self.phase is not Phase.CLOSED:
             closed = self.connection.close(28029, text, self.network.seconds())
-            journal.login(journal.AUDITED[28029], self.where, error=text)
-            self.network.refuse(28029, self.where)
-            self.network.over(self, closed, was_online=False)
+            journal.login(journal.AUDITED[28029], self.peer_address, error=text)
+            self.network.refuse(28029, self.peer_address)
+            self.network.on_closed(self, closed, was_online=False)
 
     def _expect_next_step(self) -> None:
         if self._visitor is not None:
             self._visitor.expect(STEP_TIME)
 
-    def ask(self, known: Known) -> None:
+    def ask(self, known: KnownTimeline) -> None:
         """Ask the peer whether it is the principal."""
         if self.connection.phase is Phase.ONLINE:
             self._handle(self.connection.ask(known, self.network.seconds()))
 
-    def tell(self, standing: Standing) -> None:
-        """Tell the peer what we are, if it has asked: only the last of it, when it does not read."""
-        if self._has_asked and self.connection.phase is Phase.ONLINE:
-            self._owes = self.room <= 0
-            if self._owes:
+    def send_role(self, role_report: RoleReport) -> None:
+        """Send the role to a peer that has asked. While the peer does not read, only the last role is kept for it."""
+        if self._wants_role and self.connection.phase is Phase.ONLINE:
+            self._owes_role = self.room <= 0
+            if self._owes_role:
                 return
-            self.connection.tell(self.network.evident(standing), self.network.seconds())
+            self.connection.send_role(self.network.signed_report(role_report), self.network.seconds())
             self._write()
 
     @property
@@ -340,7 +340,7 @@ class Stream(asyncio.Protocol):
     def backlog(self) -> tuple[int, int, int, int]:
         """Return bytes and fragments that are ready to be sent, and those that the socket has not accepted yet."""
         unsent = self._unsent
-        return self._outgoing, len(self._outbox), unsent, self._handed if unsent else 0
+        return self._outgoing, len(self._outbox), unsent, self._unsent_fragments if unsent else 0
 
     def observed(self) -> Observed:
         """Return the row of sys.dm_broker_connections."""
@@ -354,7 +354,7 @@ class Stream(asyncio.Protocol):
             self._online_at,
             peer.name if peer else None,
             (peer.certificate_id or None) if peer else None,
-            self.where,
+            self.peer_address,
             self._active_at,
             self.address is None,
             login,
@@ -363,7 +363,7 @@ class Stream(asyncio.Protocol):
             transport is not None and not transport.is_closing() and not transport.is_reading(),
             self.room <= 0,
             *(self._bytes[0], self._bytes[1], self._fragments[0], self._fragments[1], self._calls[0], self._calls[1]),
-            greeting.seat if greeting else None,
+            greeting.daemon_id if greeting else None,
         )
 
     # ---------------------------------------------------------------- TLS, or not
@@ -372,7 +372,7 @@ class Stream(asyncio.Protocol):
         """Return the received bytes, decrypted if TLS is used.
 
         Raises:
-            BrokerError: the peer is not let in, or does not let us in.
+            BrokerError: this side refuses the peer, or the peer refuses this side.
         """
         if self._is_begun and self._channel is None:
             return data
@@ -385,13 +385,13 @@ class Stream(asyncio.Protocol):
             self._answered_without_tls(data)
         plain = self._channel.receive(data)
         if self._channel.peer is not None and not self._is_begun:
-            if why := self._untimely:
+            if why := self._date_problem:
                 raise BrokerError(28035, why)
             self._begin()
         return plain
 
     def _decide(self, *, is_tls: bool) -> None:
-        """Return how to go on with a peer that has just begun to speak."""
+        """Choose TLS or plain for an accepted connection, by its first byte."""
         self._expect_next_step()
         policy = self.network.policy
         if policy.refusal:
@@ -404,9 +404,9 @@ class Stream(asyncio.Protocol):
             self._begin()
 
     def _answered_without_tls(self, data: bytes) -> None:
-        """We spoke TLS and the peer does not: all that is believed of such an answer is that it is a refusal."""
+        """Handle a plain answer to a TLS handshake. Only a refusal in it is believed."""
         assert self.address is not None
-        self.network.takes_no_tls(self.address)
+        self.network.note_plain_peer(self.address)
         opened = Connection(self.network.me, is_opener=True, now=self.network.seconds())
         opened.begin(0, self.network.seconds())
         for event in opened.receive(data, self.network.seconds()):
@@ -417,8 +417,8 @@ class Stream(asyncio.Protocol):
     def _begin(self) -> None:
         self._is_begun = True
         self._expect_next_step()
-        self.moment = self.network.arbiter.moment()
-        self.connection.begin(self.moment, self.network.seconds())
+        self.connection_number = self.network.arbiter.count_connection()
+        self.connection.begin(self.connection_number, self.network.seconds())
 
     def _count(self, direction: int, data: bytes) -> None:
         self._bytes[direction] += len(data)
@@ -434,28 +434,28 @@ class Stream(asyncio.Protocol):
     # ---------------------------------------------------------------- events
 
     def _handle(self, events: list[Event]) -> None:
-        self.network.inbox.complain(self, sum(isinstance(event, NOTHING) for event in events))
+        self.network.inbox.complain(self, sum(isinstance(event, EVENTS_WITHOUT_MESSAGE) for event in events))
         is_asked = False
         for event in events:
             match event:
                 case Arrived() if self.network.is_mirror:
                     self.shut(28012, RULES[28012].text.format("It is a replica of a mirrored database."))
                     return
-                case Asked():
-                    self._has_asked = is_asked = True
-                    self.network.asked(self, event.known)
-                case Told():
-                    self.network.told(self, event.standing)
+                case QuestionReceived():
+                    self._wants_role = is_asked = True
+                    self.network.on_question(self, event.known)
+                case StandingReceived():
+                    self.network.on_role(self, event.role_report)
                 case Arrived():
                     self._count_fragment(metrics.RECEIVE_PLACE, event.body)
                     self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
                 case Corrupted():
                     problem = CorruptedMessage(11235, f"{event.size} bytes were changed under way")
-                    journal.corrupted(problem, self, self.where)
+                    journal.corrupted(problem, self, self.peer_address)
                 case Greeted():
                     self._greeted(event)
                 case Online():
-                    why = None if self.address is None else self.network.doubt(self)
+                    why = None if self.address is None else self.network.objection_to(self)
                     if why is not None:
                         self.refuse(why)
                         return
@@ -463,21 +463,21 @@ class Stream(asyncio.Protocol):
                     if self._visitor is not None:
                         self._visitor.prove()
                     self._online_at = self.network.clock()
-                    journal.connection("Connected", self.where)
+                    journal.connection("Connected", self.peer_address)
                     if self._certificate:
-                        journal.login("Login Success", self.where, self._certificate)
+                        journal.login("Login Success", self.peer_address, self._certificate)
                     self.network.online(self, event)
                 case Closed():
                     self._write()
                     self._end(event)
                     return
         if is_asked:
-            self.tell(self.network.standing)
+            self.send_role(self.network.role_report)
         self._write()
 
     def _greeted(self, event: Greeted) -> None:
         now = self.network.seconds()
-        why = self.network.doubt(self)
+        why = self.network.objection_to(self)
         if why is not None:
             self.refuse(why)
             return
@@ -485,38 +485,38 @@ class Stream(asyncio.Protocol):
         if refused:
             self._handle([self.connection.reject(BrokerError(refused), now)])
             return
-        self.moment = self.network.arbiter.moment()
-        self._handle([self.connection.welcome(self.moment, now), *self.connection.resume(now)])
+        self.connection_number = self.network.arbiter.count_connection()
+        self._handle([self.connection.welcome(self.connection_number, now), *self.connection.resume(now)])
 
     def _end(self, closed: Closed) -> None:
         is_refusal = not self._was_online and closed.number in journal.AUDITED
         error = closed.text if closed.number else ""
         if self._transport is not None and not self._is_lost:
-            journal.connection("Closing", self.where, error)
+            journal.connection("Closing", self.peer_address, error)
         if self._transport is not None:
             if is_refusal and self.address is None:
-                self._let_it_read(self._transport)
+                self._close_gracefully(self._transport)
             else:
                 self._transport.close()
             self._loop.call_later(CLOSING_TIME, self._transport.abort)
         if is_refusal:
-            journal.login(journal.AUDITED[closed.number], self.where, self._certificate, error)
+            journal.login(journal.AUDITED[closed.number], self.peer_address, self._certificate, error)
             if self.address is None:
-                self.network.refuse(closed.number, self.where)
-            self._remember(closed)
-        if self._was_online and (closed.number in BROKEN or closed == Closed(0, "")):
-            self._remember(Closed(CONNECTION_BROKEN, closed.text or "The stream has ended without a word."))
-        journal.connection("Closed", self.where, error)
-        self.network.over(self, closed, was_online=self._was_online)
+                self.network.refuse(closed.number, self.peer_address)
+            self._record_refusal(closed)
+        if self._was_online and (closed.number in BROKEN_LINK or closed == Closed(0, "")):
+            self._record_refusal(Closed(CONNECTION_BROKEN, closed.text or "The stream has ended without a word."))
+        journal.connection("Closed", self.peer_address, error)
+        self.network.on_closed(self, closed, was_online=self._was_online)
 
-    def _remember(self, closed: Closed) -> None:
-        """Remember which side has refused the other, and why."""
-        is_ours = not closed.is_by_peer and closed.number not in REFUSED_BY_PEER
+    def _record_refusal(self, closed: Closed) -> None:
+        """Record which side has refused the other, and why."""
+        is_by_this_side = not closed.is_by_peer and closed.number not in REFUSED_BY_PEER
         peer = str(self.address or self.known_as)
-        self.network.refusals.note(RefusalKey(is_ours, peer, closed.number), closed.text)
+        self.network.refusals.note(RefusalKey(is_by_this_side, peer, closed.number), closed.text)
 
-    def _let_it_read(self, transport: asyncio.Transport) -> None:
-        """A stream that is closed while the peer still speaks may lose what we have said to it: why it is refused."""
+    def _close_gracefully(self, transport: asyncio.Transport) -> None:
+        """Close the stream after the peer could read the reason: a close while the peer sends may lose it."""
         if not transport.is_closing():
             try:
                 transport.write_eof()
@@ -527,9 +527,9 @@ class Stream(asyncio.Protocol):
 
     def _flush(self) -> None:
         if not self._unsent:
-            self._handed = 0
+            self._unsent_fragments = 0
         now = self.network.seconds()
-        with self._sending:
+        with self._send_lock:
             was_full = self.room <= 0
             self._flush_due, self._outgoing = False, 0
             outbox, self._outbox = self._outbox, deque()
@@ -537,17 +537,17 @@ class Stream(asyncio.Protocol):
             if self.connection.phase == "ONLINE":
                 self.connection.send(body, now, is_forwarded=is_forwarded)
                 self._count_fragment(metrics.SEND_PLACE, body)
-                self._handed += 1
+                self._unsent_fragments += 1
         self._write()
         if was_full:
-            self.network.inbox.ring()
+            self.network.inbox.wake()
 
     def _write(self) -> None:
         data = self.connection.outgoing()
         if self._channel is not None:
             if data and self._channel.is_open:
                 self._channel.send(data)
-            data = self._channel.outgoing()  # before it is open: the handshake, or an alert
+            data = self._channel.outgoing()  # before the channel is open: the handshake, or an alert
         if data and self._transport is not None and not self._transport.is_closing():
             self._count(metrics.SEND_PLACE, data)
             self._transport.write(data)

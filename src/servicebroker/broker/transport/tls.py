@@ -1,7 +1,7 @@
 """TLS 1.3 between two instances, without I/O: bytes in, bytes out.
 
-Both sides show a certificate and prove that they have its key. broker/recognition.py decides whom the certificate
-stands for, and whether that peer may connect.
+Both sides show a certificate and prove that they have its key. broker/recognition.py maps the certificate to a peer,
+and decides whether that peer may connect.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.named_files import BYTES_PER_MIB, read_file
 from servicebroker.model.security.authentication import CERTIFICATE, Authentication, Method
 from servicebroker.model.security.peers import UNPROVED, Proved
-from servicebroker.protocol.mirroring import Known, Role, Standing, statement
+from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport, statement
 from servicebroker.store.keys.x509_certificates import is_signed, public_key, read_identity, sign
 from servicebroker.store.membership import MemberState
 
-HANDSHAKE_BYTE = 0x16  # the first byte of what a TLS client says; a frame of ours begins with S
-RECORDS = range(0x14, 0x18)  # the first byte of what a TLS server may answer
-READ_BYTES = 256 * 1024  # bytes
+HANDSHAKE_BYTE = 0x16  # the first byte of a TLS client; a frame begins with S
+RECORDS = range(0x14, 0x18)  # the first byte of a TLS server's answer
+READ_BYTES = 256 * 1024  # bytes decrypted at a time
 
-MOST_STRANGERS = 1_000  # certificates that a context believes because it was shown them
-CERTIFICATE_MESSAGE = 11  # of a handshake
-NO_COMPRESSED_CERTIFICATES = 1 << 33  # of OpenSSL's options, from its version 3.2 on: what is watched is not compressed
+MAX_UNKNOWN_CERTIFICATES = 1_000  # untrusted certificates that a context has loaded
+CERTIFICATE_MESSAGE = 11  # its number in the TLS handshake
+NO_COMPRESSED_CERTIFICATES = (
+    1 << 33
+)  # an option of OpenSSL 3.2: the certificate that `_believe` reads is not compressed
 
 EXPIRED, EARLY = "it has expired", "it is not valid yet"  # why a certificate is refused
 _REASONS = {10: EXPIRED, 9: EARLY}  # by OpenSSL's number
 
 
 class Tls:
-    """TLS settings: our certificates, and the trusted ones.
+    """The TLS settings: the certificates of this instance, and the trusted ones.
 
     Args:
-        identity: the file with our certificate and its key; None without one.
+        identity: the file with the instance's certificate and its key, or None.
         imported: the certificates of peers.
-        own: all of ours, also those whose key another server of the instance has.
-        domain: how we stand in our domain; None when we are in none.
-        authentication: which of both counts, and in which order we show them.
-        connect: whom the endpoint lets in.
+        own: all certificates of the instance, including those whose key another server has.
+        domain: the instance's state in its domain; None without a domain.
+        authentication: the accepted methods, in the order in which certificates are shown.
+        connect: the logins that may connect.
 
     Raises:
-        InstanceError: there is nothing to show.
+        InstanceError: there is no certificate to show.
         ssl.SSLError, OSError: a file cannot be used.
     """
 
@@ -67,59 +69,65 @@ class Tls:
             raise InstanceError("There is no certificate to show to peers.")
         self._own = own
         self._takes = ".".join(method.value.lower() for method in authentication.methods)
-        self._strangers = 0  # that the contexts believe
+        self._unknown_certificates = 0  # loaded into the contexts
         self._contexts = self._make_contexts()
 
     @property
-    def ways(self) -> int:
-        """Return how many certificates we have to show, by different methods."""
+    def certificate_count(self) -> int:
+        """The number of certificates to show, one for each method."""
         return len(self._shown)
 
-    def channel(self, *, is_opener: bool, turn: int = 0) -> Channel:
-        """For a new connection. An opener shows its first certificate at turn 0, the next one at turn 1."""
-        if self._strangers >= MOST_STRANGERS:
-            with contextlib.suppress(OSError):  # the file was taken away just now: the next policy knows
-                self._contexts, self._strangers = self._make_contexts(), 0
-        method = list(self._shown)[turn % len(self._shown)]
+    def channel(self, *, is_opener: bool, certificate_index: int = 0) -> Channel:
+        """Return the channel of a new connection. `certificate_index` chooses the opener's certificate."""
+        if self._unknown_certificates >= MAX_UNKNOWN_CERTIFICATES:
+            with contextlib.suppress(OSError):  # the file was just removed: the next policy handles it
+                self._contexts, self._unknown_certificates = self._make_contexts(), 0
+        method = list(self._shown)[certificate_index % len(self._shown)]
         return Channel(self._contexts[method, is_opener], self.recognition, is_opener=is_opener, takes=self._takes)
 
     def _make_contexts(self) -> dict[tuple[Method, bool], ssl.SSLContext]:
-        """Make the TLS contexts, by the certificate shown and the side of the connection."""
-        made = {}
+        """Make the TLS contexts: (method of the shown certificate, is_opener) -> context."""
+        contexts = {}
         for method, file in self._shown.items():
-            made[method, True] = self._context(ssl.PROTOCOL_TLS_CLIENT, file)
-            made[method, False] = self._context(ssl.PROTOCOL_TLS_SERVER, file)
-        for context in [made[method, False] for method in self._shown]:
+            contexts[method, True] = self._context(ssl.PROTOCOL_TLS_CLIENT, file)
+            contexts[method, False] = self._context(ssl.PROTOCOL_TLS_SERVER, file)
+        for context in [contexts[method, False] for method in self._shown]:
             context.num_tickets = 0  # every connection shows its certificate
-            context.sni_callback = self._choose({method: made[method, False] for method in self._shown})
-        return made
+            context.sni_callback = self._choose({method: contexts[method, False] for method in self._shown})
+        return contexts
 
-    def signed(self, standing: Standing) -> Standing:
-        """Return our role; of a principal with the evidence that it has stated it."""
-        if standing.role is not Role.PRINCIPAL:
-            return standing
+    def signed(self, role_report: RoleReport) -> RoleReport:
+        """Return the role report, with a signature if the role is PRINCIPAL."""
+        if role_report.role is not Role.PRINCIPAL:
+            return role_report
         method, file = next(iter(self._shown.items()))
-        signature = sign(statement(standing.system, standing.timeline), read_identity(read_file(file, BYTES_PER_MIB)))
+        signature = sign(
+            statement(role_report.system, role_report.timeline), read_identity(read_file(file, BYTES_PER_MIB))
+        )
         if method is Method.WINDOWS:
-            signature = self.recognition.evidence(signature)
-        return standing._replace(evidence=signature)
+            signature = self.recognition.pack_signature(signature)
+        return role_report._replace(signature=signature)
 
-    def is_ours(self, known: Known) -> bool:
-        """Return whether a server of this instance has signed that timeline of the cluster."""
+    def is_ours(self, known: KnownTimeline) -> bool:
+        """Return whether a server of this instance has signed this timeline of the cluster."""
         text = statement(known.system, known.timeline)
-        signature, ours = self.recognition.read_evidence(known.evidence)
-        keys = [key for der in [*ours, *(one.facts.der for one in self._own)] if (key := public_key(der)) is not None]
+        signature, certificates = self.recognition.unpack_signature(known.signature)
+        keys = [
+            key
+            for der in [*certificates, *(own.facts.der for own in self._own)]
+            if (key := public_key(der)) is not None
+        ]
         return any(is_signed(text, signature, key) for key in keys)
 
     def _context(self, protocol: int, identity: Path) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # a certificate stands for an instance, wherever it is
+        context.check_hostname = False  # a certificate identifies an instance, not a host
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= (
             ssl.VERIFY_X509_PARTIAL_CHAIN
         )  # a certificate signed by an authority is trusted by itself
-        context.load_cert_chain(identity, password="")  # else a key under a password would be asked for
+        context.load_cert_chain(identity, password="")  # else OpenSSL would prompt for the password of an encrypted key
         if anchors := self.recognition.anchors:
             context.load_verify_locations(cadata=b"".join(anchors))
         if self.recognition.is_public:
@@ -128,40 +136,44 @@ class Tls:
         return context
 
     def _believe(self, context: ssl.SSLContext) -> Callable[..., None]:
-        """Make TLS accept any certificate of the peer and still verify its key. recognition.py judges it later.
+        """Make TLS accept any certificate of the peer and still verify its key. recognition.py checks it later.
 
-        The module ssl has no way to look at a certificate that is not trusted but to watch the handshake; so it is
-        trusted in the moment when it comes.
+        The module ssl gives no access to an untrusted certificate. So this callback reads it from the handshake, and
+        adds it to the trusted ones before OpenSSL verifies it.
         """
 
         def watch(connection: object, direction: str, version: object, kind: object, message: int, data: bytes) -> None:
             if direction == "read" and message == CERTIFICATE_MESSAGE:
-                with contextlib.suppress(ssl.SSLError, ValueError):  # no certificate: TLS says so itself
+                with contextlib.suppress(ssl.SSLError, ValueError):  # no certificate: TLS reports that itself
                     context.load_verify_locations(cadata=_first_certificate(data))
-                    self._strangers += 1
+                    self._unknown_certificates += 1
 
         return watch
 
     def _choose(self, contexts: Mapping[Method, ssl.SSLContext]) -> Callable[..., int | None]:
-        """Return the callback that picks a certificate for an opener: the first that its server name says it takes."""
+        """Return the callback that chooses a certificate: the first method in the opener's server name (SNI)."""
 
-        def choose(stream: ssl.SSLObject, takes: str | None, context: ssl.SSLContext) -> int | None:
-            offered = takes.upper().split(".") if takes else list(contexts)
-            found = next((context for method, context in contexts.items() if method in offered), None)
-            if found is None:
+        def choose(stream: ssl.SSLObject, methods: str | None, context: ssl.SSLContext) -> int | None:
+            offered = methods.upper().split(".") if methods else list(contexts)
+            chosen = next((context for method, context in contexts.items() if method in offered), None)
+            if chosen is None:
                 return ssl.AlertDescription.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
-            if found is not context:
-                stream.context = found
+            if chosen is not context:
+                stream.context = chosen
             return None
 
         return choose
 
 
 class Channel:
-    """One secured stream. `peer` is set once both sides have shown their certificates; `proved` is what that means.
-    `is_open` also when the peer is not one that is let in: it can be told why.
+    """One TLS connection.
 
-    `authentication` is the method by which the peer is known, '' before it is. `takes`: by which an opener takes peers.
+    Attributes:
+        peer: the recognized peer; None until both sides have shown their certificates.
+        authentication: the method of the peer's certificate, '' before.
+        is_open: the handshake is complete, even if the peer is refused: it can read the reason.
+
+    `takes`: the methods that an opener accepts, sent as the server name.
     """
 
     def __init__(self, context: ssl.SSLContext, recognition: Recognition, *, is_opener: bool, takes: str = "") -> None:
@@ -180,15 +192,15 @@ class Channel:
         return UNPROVED if self.peer is None else self.peer.proved
 
     def outgoing(self) -> bytes:
-        """Return the bytes to write to the stream, and forget them."""
+        """Return the bytes to write to the stream, and clear the buffer."""
         return self._outgoing.read()
 
     def begin(self) -> None:
-        """The opener speaks first."""
+        """Start the handshake. Only the opener calls this."""
         self._shake_hands()
 
     def send(self, data: bytes) -> None:
-        """Secure some bytes; they are in `outgoing` then. Dropped when the peer has ended TLS."""
+        """Encrypt bytes into `outgoing`. They are dropped if the peer has ended TLS."""
         view = memoryview(data)
         with contextlib.suppress(ssl.SSLError):
             while view:
@@ -198,7 +210,7 @@ class Channel:
         """Return the bytes that the peer has sent, as far as they can be decrypted.
 
         Raises:
-            BrokerError: 28034, 28035, 28038 the peer is not let in; 9751 it does not let us in; 9758 no TLS 1.3.
+            BrokerError: 28034, 28035, 28038 the peer is refused; 9751 it refuses this side; 9758 no TLS 1.3.
         """
         self._incoming.write(data)
         if self.peer is None:
@@ -210,7 +222,7 @@ class Channel:
             with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
                 while portion := self._object.read(READ_BYTES):
                     portions.append(portion)
-        except ssl.SSLError as problem:  # only now does an opener hear that its certificate is refused
+        except ssl.SSLError as problem:  # an opener learns only here that its certificate is refused
             raise self._refusal(problem) from None
         return b"".join(portions)
 
@@ -220,7 +232,7 @@ class Channel:
         except ssl.SSLWantReadError:
             return
         except ssl.SSLCertVerificationError as problem:
-            raise BrokerError(28035, _REASONS.get(problem.verify_code, self._recognition.stranger)) from None
+            raise BrokerError(28035, _REASONS.get(problem.verify_code, self._recognition.untrusted_reason)) from None
         except ssl.SSLError as problem:
             raise self._refusal(problem) from None
         self.is_open = True
@@ -239,7 +251,7 @@ class Channel:
 
 
 def _first_certificate(message: bytes) -> bytes:
-    """The peer's own in a Certificate message of TLS 1.3 (RFC 8446, 4.4.2), b"" when there is none."""
+    """Return the first certificate of a TLS 1.3 Certificate message (RFC 8446, 4.4.2), or b""."""
     start = 4 + 1 + int.from_bytes(message[4:5], "big") + 3  # behind the header, the context and the length of the list
     size = int.from_bytes(message[start : start + 3], "big")
     return message[start + 3 : start + 3 + size]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 from servicebroker.protocol.routing import Address, Elsewhere, parse_address
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -36,10 +36,10 @@ class Row(NamedTuple):
     explanation: str
 
 
-def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, Known]]:
+def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, KnownTimeline]]:
     """Return the highest timeline that was seen of each of these pairs."""
-    found = {_pair(row): Known(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
-    return {pair: found.get(pair, Known()) for pair in pairs}
+    found = {_pair(row): KnownTimeline(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
+    return {pair: found.get(pair, KnownTimeline()) for pair in pairs}
 
 
 def pairs() -> Steps[list[Elsewhere]]:
@@ -109,14 +109,14 @@ def _pair(row: Row) -> Elsewhere:
     return Elsewhere(address, mirror)
 
 
-def find_standing() -> Steps[Standing]:
+def read_role() -> Steps[RoleReport]:
     """Return the server's role, its timeline, and whether its commits wait for a standby.
 
     A server that is no standby is the principal once a `proof` has been committed, not before.
     """
-    rows = yield SQL("find_standing")
-    is_standby, system, timeline, is_guarded = rows[0]
-    return Standing(Role.MIRROR if is_standby else Role.PRINCIPAL, system, timeline, is_guarded)
+    rows = yield SQL("read_role")
+    is_standby, system, timeline, is_synchronous = rows[0]
+    return RoleReport(Role.MIRROR if is_standby else Role.PRINCIPAL, system, timeline, is_synchronous)
 
 
 def proof() -> Steps[None]:

@@ -1,6 +1,6 @@
 -- The statements of mirrored_pairs.py.
 
--- name: find_standing
+-- name: read_role
 select pg_is_in_recovery(), system_identifier::text, case when pg_is_in_recovery()
 then greatest((select timeline_id from pg_control_checkpoint()),
 (select min_recovery_end_timeline from pg_control_recovery()))::bigint

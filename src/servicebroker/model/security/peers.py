@@ -42,7 +42,7 @@ class Peer(NamedTuple):
     """The other end of a connection: a seat (decision 150) of an owner; seats of other owners do not count."""
 
     owner: str
-    seat: UUID
+    daemon_id: UUID
 
 
 class Answer(NamedTuple):

@@ -1,6 +1,6 @@
-"""Writes the tables of `protocol/on_its_way.py` into docs/reference/message-path.md, where a test compares them.
+"""Write the tables of `protocol/conversation_states.py` into docs/reference/message-path.md; a test compares them.
 
-python tools/make_on_its_way.py
+python tools/make_conversation_states.py
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from servicebroker.protocol.on_its_way import ARRIVING, LEAVING, Event, Stage
+from servicebroker.protocol.conversation_states import ARRIVING, LEAVING, Event, Stage
 
 DOCUMENT = Path(__file__).parents[1] / "docs/reference/message-path.md"
-COLUMN_WIDTH = 10
+COLUMN_WIDTH = 17
 
 
 def as_text() -> str:
@@ -31,13 +31,13 @@ def as_text() -> str:
 
 def _steps(table: Mapping[tuple[Any, Any], Any]) -> Iterator[str]:
     last: StrEnum | None = None
-    for (before, event), (after, acts) in table.items():
+    for (before, event), (after, actions) in table.items():
         if before is not last:
             yield ""
             yield f"{before}, and"
             last = before
         then = "" if after is before else f" -> {after}"
-        yield f"  {event}{then}" + (f": {'; '.join(acts)}" if acts else "")
+        yield f"  {event}{then}" + (f": {'; '.join(actions)}" if actions else "")
 
 
 _BLOCK = re.compile(r"(^## The states of a conversation .*?^```text\n)(.*?)(^```)", re.MULTILINE | re.DOTALL)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import make_on_its_way
+import make_conversation_states
 import servicebroker
 from servicebroker.broker import conversations
-from servicebroker.protocol.on_its_way import (
+from servicebroker.protocol.conversation_states import (
     ARRIVING,
     LEAVING,
-    Act,
+    Action,
     BatchEvent,
     Event,
     Impossible,
@@ -25,30 +25,30 @@ from servicebroker.protocol.on_its_way import (
 
 BROKER = Path(servicebroker.__file__).parent / "broker"
 ADDRESSED = {Stage.MATCHED, Stage.CLAIMED, Stage.LINKED}
-CLAIMED = {Stage.DELAYED, Stage.CLAIMED, Stage.LINKED}
+CLAIMED = {Stage.CLAIMED_UNROUTED, Stage.CLAIMED, Stage.LINKED}
 LIVE = [stage for stage in Stage if stage is not Stage.FORGOTTEN]
 TAKEN = """
-            FOUND      MATCHED    DELAYED    CLAIMED    LINKED
-ROUTED      MATCHED    MATCHED    CLAIMED    CLAIMED    LINKED
-REROUTED    -          MATCHED    -          CLAIMED    CLAIMED
-UNROUTED    FOUND      FOUND      DELAYED    DELAYED    DELAYED
-AT_HOME     FORGOTTEN  FORGOTTEN  DELAYED    DELAYED    DELAYED
-WON         -          CLAIMED    -          -          -
-BUSY        -          MATCHED    -          -          -
-UNSECURED   -          FOUND      -          -          -
-LINK_FOUND  -          MATCHED    -          LINKED     -
-REACHED     -          MATCHED    -          CLAIMED    LINKED
-UNREACHED   -          MATCHED    -          CLAIMED    LINKED
-LINK_LOST   -          -          -          -          CLAIMED
-HELD_BACK   FOUND      MATCHED    DELAYED    CLAIMED    CLAIMED
-LEFT        FORGOTTEN  FORGOTTEN  FORGOTTEN  FORGOTTEN  FORGOTTEN
+                    UNROUTED          MATCHED           CLAIMED_UNROUTED  CLAIMED           LINKED
+ROUTED              MATCHED           MATCHED           CLAIMED           CLAIMED           LINKED
+REROUTED            -                 MATCHED           -                 CLAIMED           CLAIMED
+UNROUTED            UNROUTED          UNROUTED          CLAIMED_UNROUTED  CLAIMED_UNROUTED  CLAIMED_UNROUTED
+ROUTED_LOCALLY      FORGOTTEN         FORGOTTEN         CLAIMED_UNROUTED  CLAIMED_UNROUTED  CLAIMED_UNROUTED
+WON                 -                 CLAIMED           -                 -                 -
+BUSY                -                 MATCHED           -                 -                 -
+UNSECURED           -                 UNROUTED          -                 -                 -
+LINK_FOUND          -                 MATCHED           -                 LINKED            -
+REACHED             -                 MATCHED           -                 CLAIMED           LINKED
+UNREACHED           -                 MATCHED           -                 CLAIMED           LINKED
+LINK_LOST           -                 -                 -                 -                 CLAIMED
+SEND_BLOCKED        UNROUTED          MATCHED           CLAIMED_UNROUTED  CLAIMED           CLAIMED
+LEFT                FORGOTTEN         FORGOTTEN         FORGOTTEN         FORGOTTEN         FORGOTTEN
 """
 STORED = """
-            NOTHING    BATCH      POSTPONED
-GIVEN       BATCH      -          BATCH
-ROW_HELD    -          POSTPONED  -
-COMMITTED   NOTHING    NOTHING    -
-NO_ROOM     -          -          NOTHING
+                    NOTHING           BATCH             POSTPONED
+STORE_BEGUN         BATCH             -                 BATCH
+ROW_LOCKED          -                 POSTPONED         -
+COMMITTED           NOTHING           NOTHING           -
+TOO_MANY_POSTPONED  -                 -                 NOTHING
 """
 
 
@@ -81,16 +81,16 @@ def test_every_batch_with_every_event(storing: Storing, event: BatchEvent) -> No
 @pytest.mark.parametrize(("before", "event"), [*LEAVING])
 def test_the_acts_bring_about_what_the_stage_says(before: Stage, event: Event) -> None:
     """An address, a link and a claim are had exactly where the name of the stage says so."""
-    after, acts = LEAVING[before, event]
-    assert (Act.FORGET in acts) == (after is Stage.FORGOTTEN)
-    assert (Act.TAKE_LINK in acts) == (after is Stage.LINKED and before is not Stage.LINKED)
-    assert (Act.DROP_LINK in acts) == (before is Stage.LINKED and after is not Stage.LINKED)
+    after, actions = LEAVING[before, event]
+    assert (Action.FORGET in actions) == (after is Stage.FORGOTTEN)
+    assert (Action.TAKE_LINK in actions) == (after is Stage.LINKED and before is not Stage.LINKED)
+    assert (Action.DROP_LINK in actions) == (before is Stage.LINKED and after is not Stage.LINKED)
     if after is not Stage.FORGOTTEN:
         assert (after in CLAIMED) >= (before in CLAIMED), "a claim is for good"
         if (before in ADDRESSED) != (after in ADDRESSED):
-            assert Act.NOTE_ADDRESS in acts
-        if Act.DROP_LINK in acts:
-            assert {Act.TRAVEL_AGAIN, Act.TRY_LATER} & set(acts), "what was under way is not lost"
+            assert Action.NOTE_ADDRESS in actions
+        if Action.DROP_LINK in actions:
+            assert {Action.RESEND, Action.TRY_LATER} & set(actions), "what was under way is not lost"
 
 
 def test_a_claim_is_won_where_the_address_is_known_and_a_link_is_taken_with_it() -> None:
@@ -98,7 +98,7 @@ def test_a_claim_is_won_where_the_address_is_known_and_a_link_is_taken_with_it()
     claims = {
         (before, event) for (before, event), one in LEAVING.items() if (one.after in CLAIMED) > (before in CLAIMED)
     }
-    links = {(before, event) for (before, event), one in LEAVING.items() if Act.TAKE_LINK in one.acts}
+    links = {(before, event) for (before, event), one in LEAVING.items() if Action.TAKE_LINK in one.actions}
     assert claims == {(Stage.MATCHED, Event.WON)}
     assert links == {(Stage.CLAIMED, Event.LINK_FOUND)}
 
@@ -109,8 +109,8 @@ def test_from_everywhere_there_is_a_way_onto_a_link_and_out_of_memory(stage: Sta
     while more := {one.after for (before, _), one in LEAVING.items() if before in reached} - reached:
         reached |= more
     assert reached >= {Stage.LINKED, Stage.FORGOTTEN}
-    waits = [one.acts for (before, event), one in LEAVING.items() if before is stage and event is Event.UNROUTED]
-    assert all(Act.MATCH_LATER in acts for acts in waits)
+    waits = [one.actions for (before, event), one in LEAVING.items() if before is stage and event is Event.UNROUTED]
+    assert all(Action.MATCH_LATER in actions for actions in waits)
 
 
 @pytest.mark.parametrize("file", sorted(BROKER.glob("*.py")), ids=lambda file: file.stem)
@@ -139,6 +139,7 @@ def targets(node: ast.AST) -> list[ast.expr]:
 
 
 def test_the_page_shows_the_tables() -> None:
-    assert make_on_its_way.documented(make_on_its_way.DOCUMENT.read_text()) == make_on_its_way.as_text(), (
-        "run python tools/make_on_its_way.py"
-    )
+    assert (
+        make_conversation_states.documented(make_conversation_states.DOCUMENT.read_text())
+        == make_conversation_states.as_text()
+    ), "run python tools/make_conversation_states.py"
