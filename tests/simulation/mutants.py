@@ -332,15 +332,15 @@ MUTANTS = [
     Mutant(
         "the principal of a pair is chosen once and for all",
         "broker.mirrors",
-        "        for one, side in self._sides(address):\n            self._becomes(one, mirroring.unreachable(",
-        "        for one, side in ():\n            self._becomes(one, mirroring.unreachable(",
+        "        for route, side in self._sides(address):\n            self._set(route, mirroring.unreachable(",
+        "        for route, side in ():\n            self._set(route, mirroring.unreachable(",
         590,
     ),
     Mutant(
         "pairs that no route leads to are asked for good",
         "broker.mirrors",
-        "            del self._pairs[one], self._told[one]\n",
-        "            del self._told[one]\n",
+        "            del self._pairs[route], self._told[route]\n",
+        "            del self._told[route]\n",
         89,
     ),
     Mutant(

@@ -32,7 +32,7 @@ from msgspec import structs
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.conversations import Conversations, Entry
 from servicebroker.broker.dialog_security import Admitted, Denied, DialogSecurity
-from servicebroker.broker.inboxes import Charges, line_of
+from servicebroker.broker.inboxes import Charges, peer_key
 from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Arrival, Link
@@ -135,7 +135,7 @@ class PendingOpenings:
             return False
         if self.over_budget(message) is not None:
             return False
-        self._of_peer[line_of(message.link)] += 1
+        self._of_peer[peer_key(message.link)] += 1
         self._kept.append(message)
         self._bytes += len(message.body)
         return True
@@ -143,7 +143,7 @@ class PendingOpenings:
     def over_budget(self, message: ReceivedMessage) -> BrokerError | None:
         """Return why no more messages of this peer are kept, if its budget is used up."""
         most = self._budgets.of(message.link.owner).waiting_messages
-        return over_budget("waiting_messages", most) if self._of_peer[line_of(message.link)] >= most else None
+        return over_budget("waiting_messages", most) if self._of_peer[peer_key(message.link)] >= most else None
 
     def take(self) -> list[ReceivedMessage]:
         """Return and remove all waiting messages if the next attempt is due; otherwise return []."""

@@ -49,7 +49,7 @@ class Signer(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """An exchange before it is signed. `about`: the context it is bound to. `signer` is None if it is anonymous."""
+    """An unsigned key exchange. `about`: the context that it is bound to. `signer` is None if it is anonymous."""
 
     exchange: Exchange
     about: bytes
@@ -61,8 +61,10 @@ class Exchanges:
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
-        self._made: dict[Hashable, tuple[datetime, bytes, ReusedKey]] = {}  # capsules, by the pair of services
-        self._opened: dict[tuple[bytes, bytes], ReusedKey] = {}  # by certificate and capsule
+        self._made: dict[
+            Hashable, tuple[datetime, bytes, ReusedKey]
+        ] = {}  # pair of services and certificates -> time, capsule, key
+        self._opened: dict[tuple[bytes, bytes], ReusedKey] = {}  # (certificate, capsule) -> key
         self._verified: dict[tuple[bytes, bytes, bytes], None] = {}  # a set: (certificate, signature, signed text)
 
     # ---------------------------------------------------------------- outgoing

@@ -1,4 +1,4 @@
-"""The inboxes: received frames and events of links, which wait for a round, and the fair order of peers.
+"""The inboxes: received frames and events of links that wait for a round, and the fair order of peers.
 
 The network's thread fills them, the threads of relays empty them. If a peer's frames are not taken, its connection is
 not read (backpressure), so a peer that floods is slowed down by TCP.
@@ -21,21 +21,19 @@ from servicebroker.protocol.mirroring import NEVER, KnownTimeline, RoleReport
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
-INBOX_BYTES = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whose share is full is not read any more
-ROUND_BYTES = 512 * 1024  # that a round takes: peers send more while the next round stores
-FRAME_OVERHEAD_BYTES = 500  # bytes that a frame counts for beside its body
-ACTIVE_S = 30.0  # seconds for which a peer that has brought something has its share
-CLOSED_LINK_TIME = float(
-    "-inf"
-)  # when it brought something, of a link that is over: who has proved nothing comes with another one
-TURN_S = 0.02  # seconds that the frames of a peer may take of a round, while there are others
+INBOX_BYTES = 32 * 1024 * 1024  # bytes of waiting frames; a peer that has used up its part is not read
+ROUND_BYTES = 512 * 1024  # bytes of frames in a round, so that peers send more while the next round stores
+FRAME_OVERHEAD_BYTES = 500  # memory of a frame besides its body, an estimate
+ACTIVE_S = 30.0  # seconds for which an idle peer keeps its part of the memory
+CLOSED_LINK_TIME = float("-inf")  # activity of a closed link: an unauthenticated peer has a new queue on each link
+TURN_S = 0.02  # seconds of a round for the frames of one peer, while there are others
 FIRST_PORTION, MIN_PORTION, MAX_PORTION = 16, 1, 2_000  # frames of a peer in a round: at first, at least, and at most
-RECENT_WEIGHT = 0.2  # the weight of the last round in the moving average of a peer's use
-LIGHT_FRACTION = 0.5  # a peer below this part of the average use does not wait for others
-USELESS_FRACTION = 0.1  # a peer with a larger part of useless frames waits for its turn in any case
-NOISE_FRAMES = 200  # frames for nothing of one peer that are read between two ticks of the network
-MIN_CHARGE_S = 0.0005  # charged to a link in a round: what is less is divided among all by their frames
-WASTE_FACTOR = 2.0  # the pause after a turn is this many times as long for useless frames
+RECENT_WEIGHT = 0.2  # weight of the last round in the moving averages
+LIGHT_FRACTION = 0.5  # a peer that uses less than this part of the average must not wait for others
+USELESS_FRACTION = 0.1  # a peer with a larger part of useless frames is always limited
+NOISE_FRAMES = 200  # useless frames of one peer that are read between two ticks of the network
+MIN_CHARGE_S = 0.0005  # a shorter time is not charged to a link, but divided among all by their frames
+WASTE_FACTOR = 2.0  # factor of the pause for useless frames
 
 
 class Lost(NamedTuple):
@@ -59,7 +57,7 @@ class Unreached(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A broker at this address has stated its role."""
+    """The event that the broker at this address has stated its role."""
 
     address: Address
     role_report: RoleReport
@@ -74,75 +72,75 @@ class Outdated(NamedTuple):
 NetworkEvent = Arrival | Lost | Reached | Unreached | Answered | Outdated
 
 
-class _Line:
-    """The frames of one peer, and the share of rounds that they take."""
+class _PeerQueue:
+    """The frames of one peer, and its part of the rounds."""
 
     def __init__(self) -> None:
         self.arrivals: deque[Arrival] = deque()
-        self.size = 0  # bytes of their bodies
+        self.size = 0  # bytes of the bodies
         self.active_at = 0.0
-        self.portion = FIRST_PORTION  # frames of a round, while there are other lines
-        self.taken = 0  # by the round that runs
-        self.wasted = 0.0  # of that
-        self.charged = 0.0  # seconds of the round that runs that were measured for it
-        self.round_seconds = 0.0  # seconds of a round that it has lately had
-        self.useless_fraction = 0.0  # which part of its frames has lately been for nothing
-        self.paused_until = 0.0  # 0: it does not rest
+        self.portion = FIRST_PORTION  # frames for one round, while there are other peers
+        self.taken = 0  # frames in the present round
+        self.useless_frames = 0.0  # useless frames in the present round
+        self.charged_s = 0.0  # seconds of the present round that were measured for this peer
+        self.round_s = 0.0  # seconds for this peer in a round, a moving average
+        self.useless_fraction = 0.0  # part of useless frames, a moving average
+        self.paused_until = 0.0  # 0: not paused
 
     @property
     def weight(self) -> int:
-        """Bytes of memory."""
+        """The bytes of memory in use."""
         return self.size + FRAME_OVERHEAD_BYTES * len(self.arrivals)
 
 
 class Inbox:
     """The network events that wait for the rounds of a share.
 
-    Each owner has a line of its own, who has proved nothing one for each link. While somebody brings little, each gets
-    about as much time: who brings more than that waits as long as its portion took. So nobody can delay the others
-    much, whatever it brings. Where all bring about as much, nobody gains by that, and rounds take what there is.
+    Each owner has a queue of its own; without a certificate each link has one. While a peer needs little time, the time
+    of each round is divided equally. A peer that needs more pauses after a round as long as its frames took. So no peer
+    delays the others much. If all peers need about the same time, nobody is limited.
 
-    `seconds` is a clock that never goes back; `taker` names the thread, or whatever else runs a round.
+    `seconds` is a clock that never goes back. `taker` returns the identity of the running thread.
 
     Attributes:
-        relieved: called when a line that was full has room again.
+        on_room: called when a full queue has room again.
     """
 
     def __init__(
         self,
-        relieved: Callable[[], object] = lambda: None,
+        on_room: Callable[[], object] = lambda: None,
         seconds: Callable[[], float] = time.monotonic,
         taker: Callable[[], int] = threading.get_ident,
     ) -> None:
-        self.relieved = relieved
+        self.on_room = on_room
         self._seconds = seconds
         self._current_taker = taker
-        self.count = 1  # of inboxes that share the room
+        self.count = 1  # of inboxes that divide the memory
         self._lock = threading.Lock()
-        self._events: dict[object, NetworkEvent] = {}  # of each address and link the last
-        self._lines: dict[object, _Line] = {}
-        self._limits_portions = False  # a peer sends little, and must not wait for the others
-        self._taker = 0  # that has taken last
-        self._has_more = False  # than the last round took, of those who do not rest
+        self._events: dict[object, NetworkEvent] = {}  # the last event of each address and link
+        self._peer_queues: dict[object, _PeerQueue] = {}
+        self._limits_portions = False  # a peer needs little time, and must not wait for the others
+        self._taker = 0  # that called `take` last
+        self._has_more = False  # frames of peers that are not paused, after the last round
         self.wake_event = threading.Event()
 
     def put(self, item: NetworkEvent) -> None:
-        """Add one, and ring, unless it has to wait."""
+        """Add an event or a frame. Wake the share, unless the peer is paused."""
         now = self._seconds()
         with self._lock:
             if not isinstance(item, Arrival):
                 key = _event_key(item)
                 self._events.pop(key, None)
                 self._events[key] = item
-                if isinstance(item, Lost) and item.link in self._lines:
-                    self._lines[item.link].active_at = CLOSED_LINK_TIME
+                if isinstance(item, Lost) and item.link in self._peer_queues:
+                    self._peer_queues[item.link].active_at = CLOSED_LINK_TIME
                 self.wake_event.set()
                 return
-            line = self._lines.setdefault(line_of(item.link), _Line())
-            line.arrivals.append(item)
-            line.size += len(item.body)
-            line.active_at = now
-            if line.paused_until <= now:
+            peer_queue = self._peer_queues.setdefault(peer_key(item.link), _PeerQueue())
+            peer_queue.arrivals.append(item)
+            peer_queue.size += len(item.body)
+            peer_queue.active_at = now
+            if peer_queue.paused_until <= now:
                 self.wake_event.set()
 
     def take(self, most: int) -> list[NetworkEvent]:
@@ -152,127 +150,150 @@ class Inbox:
         """
         now, self._taker = self._seconds(), self._current_taker()
         with self._lock:
-            full = [line for line in self._lines.values() if self._is_full(line)]
+            full = [peer_queue for peer_queue in self._peer_queues.values() if self._is_full(peer_queue)]
             taken = [self._events.pop(key) for key in list(self._events)[:most]]
-            self._lines = {
-                key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE_S > now
+            self._peer_queues = {
+                key: peer_queue
+                for key, peer_queue in self._peer_queues.items()
+                if peer_queue.arrivals or peer_queue.active_at + ACTIVE_S > now
             }
             self._limits_portions = self._has_light_peer()
-            for line in self._lines.values():
-                line.taken, line.wasted, line.charged = 0, 0.0, 0.0
-            turns = [line for line in self._lines.values() if line.arrivals and line.paused_until <= now]
-            for line in turns:
-                line.paused_until = 0.0
+            for peer_queue in self._peer_queues.values():
+                peer_queue.taken, peer_queue.useless_frames, peer_queue.charged_s = 0, 0.0, 0.0
+            turns = [
+                peer_queue
+                for peer_queue in self._peer_queues.values()
+                if peer_queue.arrivals and peer_queue.paused_until <= now
+            ]
+            for peer_queue in turns:
+                peer_queue.paused_until = 0.0
             size = 0
             while turns and len(taken) < most and size < ROUND_BYTES:
-                for line in turns[: most - len(taken)]:
-                    arrival = line.arrivals.popleft()
-                    line.size -= len(arrival.body)
-                    line.taken += 1
+                for peer_queue in turns[: most - len(taken)]:
+                    arrival = peer_queue.arrivals.popleft()
+                    peer_queue.size -= len(arrival.body)
+                    peer_queue.taken += 1
                     taken.append(arrival)
                     size += len(arrival.body)
                     if size >= ROUND_BYTES:
                         break
                 turns = [
-                    line
-                    for line in turns
-                    if line.arrivals and not (line.taken >= line.portion and self._is_limited(line))
+                    peer_queue
+                    for peer_queue in turns
+                    if peer_queue.arrivals
+                    and not (peer_queue.taken >= peer_queue.portion and self._is_limited(peer_queue))
                 ]
             self._has_more = bool(turns)
             if turns:
-                self._lines = dict(sorted(self._lines.items(), key=lambda item: item[1].taken))
-            is_relieved = any(not self._is_full(line) for line in full)
+                self._peer_queues = dict(sorted(self._peer_queues.items(), key=lambda item: item[1].taken))
+            is_relieved = any(not self._is_full(peer_queue) for peer_queue in full)
         if is_relieved:
-            self.relieved()
+            self.on_room()
         return taken
 
     def empty(self) -> list[Arrival]:
-        """All that was brought, to be put elsewhere."""
+        """Remove and return all frames."""
         with self._lock:
-            arrivals = [arrival for line in self._lines.values() for arrival in line.arrivals]
-            for line in self._lines.values():
-                line.arrivals.clear()
-                line.size = 0
+            arrivals = [arrival for peer_queue in self._peer_queues.values() for arrival in peer_queue.arrivals]
+            for peer_queue in self._peer_queues.values():
+                peer_queue.arrivals.clear()
+                peer_queue.size = 0
             self._has_more = False
         return arrivals
 
     def forget_links(self) -> None:
-        """Forget lost links: after a restart of the relays nothing was under way on them."""
+        """Drop events of lost links: restarted relays have sent nothing on them."""
         with self._lock:
-            self._events = {key: one for key, one in self._events.items() if not isinstance(one, Lost)}
+            self._events = {key: event for key, event in self._events.items() if not isinstance(event, Lost)}
 
     def account_round(self, seconds: float) -> None:
-        """Note how long the round has worked on the taken items.
+        """Charge the peers for a round that took this time.
 
-        Each line is charged for what was measured for it, and for its part of the rest by the number of its frames.
+        A peer pays for the time measured for it, and for its part of the rest by the number of its frames.
         """
         now = self._seconds()
         with self._lock:
-            served = [line for line in self._lines.values() if line.taken]
-            rest = max(seconds - sum(line.charged for line in served), 1e-6)
-            each_of_rest = rest / max(1, sum(line.taken for line in served))
-            for line in self._lines.values():
-                line.round_seconds += RECENT_WEIGHT * (line.charged + each_of_rest * line.taken - line.round_seconds)
-            for line in served:
-                each = each_of_rest + line.charged / line.taken
-                has_had_its_turn = line.taken >= line.portion or line.wasted > 0
-                line.portion = min(max(int(TURN_S / each), MIN_PORTION), MAX_PORTION)
-                line.useless_fraction += RECENT_WEIGHT * (line.wasted / line.taken - line.useless_fraction)
-                if line.arrivals and has_had_its_turn and self._is_limited(line):
-                    line.paused_until = now + each * (line.taken + WASTE_FACTOR * line.wasted)
-            self._has_more &= any(line.arrivals and not line.paused_until for line in self._lines.values())
+            served = [peer_queue for peer_queue in self._peer_queues.values() if peer_queue.taken]
+            rest = max(seconds - sum(peer_queue.charged_s for peer_queue in served), 1e-6)
+            each_of_rest = rest / max(1, sum(peer_queue.taken for peer_queue in served))
+            for peer_queue in self._peer_queues.values():
+                peer_queue.round_s += RECENT_WEIGHT * (
+                    peer_queue.charged_s + each_of_rest * peer_queue.taken - peer_queue.round_s
+                )
+            for peer_queue in served:
+                each = each_of_rest + peer_queue.charged_s / peer_queue.taken
+                has_had_its_turn = peer_queue.taken >= peer_queue.portion or peer_queue.useless_frames > 0
+                peer_queue.portion = min(max(int(TURN_S / each), MIN_PORTION), MAX_PORTION)
+                peer_queue.useless_fraction += RECENT_WEIGHT * (
+                    peer_queue.useless_frames / peer_queue.taken - peer_queue.useless_fraction
+                )
+                if peer_queue.arrivals and has_had_its_turn and self._is_limited(peer_queue):
+                    peer_queue.paused_until = now + each * (peer_queue.taken + WASTE_FACTOR * peer_queue.useless_frames)
+            self._has_more &= any(
+                peer_queue.arrivals and not peer_queue.paused_until for peer_queue in self._peer_queues.values()
+            )
 
     def charge(self, link: Link, seconds: float) -> None:
         """Charge a peer for seconds of this thread's round."""
         with self._lock:
-            if self._taker == self._current_taker() and (line := self._lines.get(line_of(link))) is not None:
-                line.charged += seconds
+            if (
+                self._taker == self._current_taker()
+                and (peer_queue := self._peer_queues.get(peer_key(link))) is not None
+            ):
+                peer_queue.charged_s += seconds
 
     def _has_light_peer(self) -> bool:
-        """Return whether some line has had much less than the others, or nobody knows yet."""
-        uses = [line.round_seconds for line in self._lines.values()]
+        """Return whether one peer uses much less time than the average, or is new."""
+        uses = [peer_queue.round_s for peer_queue in self._peer_queues.values()]
         return len(uses) > 1 and min(uses) <= LIGHT_FRACTION * sum(uses) / len(uses)
 
-    def _is_limited(self, line: _Line) -> bool:
-        """Return whether a round takes no more than its portion of that line, and lets it rest then."""
-        return self._limits_portions or (len(self._lines) > 1 and line.useless_fraction > USELESS_FRACTION)
+    def _is_limited(self, peer_queue: _PeerQueue) -> bool:
+        """Return whether a round takes at most the peer's portion, after which the peer pauses."""
+        return self._limits_portions or (len(self._peer_queues) > 1 and peer_queue.useless_fraction > USELESS_FRACTION)
 
-    def waste(self, link: Link, share: float) -> None:
-        """A frame of this thread's round has cost more than it was worth."""
+    def waste(self, link: Link, frames: float) -> None:
+        """Count useless frames in this thread's round. Fractions are allowed."""
         with self._lock:
-            if self._taker == self._current_taker() and (line := self._lines.get(line_of(link))) is not None:
-                line.wasted += share
+            if (
+                self._taker == self._current_taker()
+                and (peer_queue := self._peer_queues.get(peer_key(link))) is not None
+            ):
+                peer_queue.useless_frames += frames
 
     @property
     def wake_at(self) -> float:
-        """The time when a resting peer may be served again; now if a round has left frames.
+        """The time when a paused peer may be served again; now if the last round has left frames.
 
-        What has come since then has rung, and waits for the next round.
+        Frames that arrived later have set `wake_event`.
         """
         with self._lock:
             if self._has_more:
                 return 0.0
-            rests = [line.paused_until for line in self._lines.values() if line.arrivals and line.paused_until]
-        return min(rests, default=NEVER)
+            pauses = [
+                peer_queue.paused_until
+                for peer_queue in self._peer_queues.values()
+                if peer_queue.arrivals and peer_queue.paused_until
+            ]
+        return min(pauses, default=NEVER)
 
     @property
     def size(self) -> int:
-        """Bytes of the bodies in it."""
+        """The bytes of waiting bodies."""
         with self._lock:
-            return sum(line.size for line in self._lines.values())
+            return sum(peer_queue.size for peer_queue in self._peer_queues.values())
 
     def is_full(self, link: Link) -> bool:
-        """Return whether the streams of that peer should not be read any more: it has its share of the room."""
+        """Return whether the peer has used up its part of the memory, so that its streams should not be read."""
         with self._lock:
-            line = self._lines.get(line_of(link))
-            return line is not None and self._is_full(line)
+            peer_queue = self._peer_queues.get(peer_key(link))
+            return peer_queue is not None and self._is_full(peer_queue)
 
-    def _is_full(self, line: _Line) -> bool:
-        return line.weight > INBOX_BYTES // self.count // (len(self._lines) + 1)
+    def _is_full(self, peer_queue: _PeerQueue) -> bool:
+        return peer_queue.weight > INBOX_BYTES // self.count // (len(self._peer_queues) + 1)
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._events) + sum(len(line.arrivals) for line in self._lines.values())
+            return len(self._events) + sum(len(peer_queue.arrivals) for peer_queue in self._peer_queues.values())
 
 
 class Inboxes:
@@ -280,38 +301,38 @@ class Inboxes:
 
     The first share alone gets `Outdated`.
 
-    `seconds` and `taker` are those of each inbox.
+    `seconds` and `taker`: see `Inbox`.
 
     Attributes:
-        relieved: called when a line that was full has room again.
+        on_room: called when a full queue has room again.
     """
 
     def __init__(
         self, seconds: Callable[[], float] = time.monotonic, taker: Callable[[], int] = threading.get_ident
     ) -> None:
         self._seconds, self._taker = seconds, taker
-        self.relieved: Callable[[], object] = lambda: None
+        self.on_room: Callable[[], object] = lambda: None
         self.shares: tuple[Inbox, ...] = (self._new(),)
-        self._noise: Counter[object] = Counter()  # frames for nothing of each peer
+        self._noise: Counter[object] = Counter()  # useless frames of each peer
         self._lock = threading.Lock()
 
     def _new(self) -> Inbox:
-        return Inbox(lambda: self.relieved(), self._seconds, self._taker)
+        return Inbox(lambda: self.on_room(), self._seconds, self._taker)
 
     def divide(self, count: int) -> None:
         """Keep or add inboxes for `count` shares, and divide the waiting frames among them. No frame is lost."""
         with self._lock:
-            kept, gone = self.shares[:count], self.shares[count:]
-            arrivals = [arrival for inbox in (*kept, *gone) for arrival in inbox.empty()]
+            kept, removed = self.shares[:count], self.shares[count:]
+            arrivals = [arrival for inbox in (*kept, *removed) for arrival in inbox.empty()]
             self.shares = (*kept, *(self._new() for _ in range(count - len(kept))))
             for inbox in self.shares:
                 inbox.count = count
             for arrival in arrivals:
                 self.shares[share_for(arrival, count)].put(arrival)
-        self.relieved()
+        self.on_room()
 
     def put(self, item: NetworkEvent) -> None:
-        """Add one, and ring where it is for."""
+        """Add an event or a frame, and wake its shares."""
         with self._lock:
             if isinstance(item, Arrival):
                 self.shares[share_for(item, len(self.shares))].put(item)
@@ -320,22 +341,22 @@ class Inboxes:
                 inbox.put(item)
 
     def wake(self) -> None:
-        """Wake all shares, since one may wait until a link accepts more."""
+        """Wake all shares, because one may be waiting for room on a link."""
         for inbox in self.shares:
             inbox.wake_event.set()
 
     def forget_links(self) -> None:
-        """Forget lost links in all inboxes."""
+        """Drop events of lost links in all inboxes."""
         for inbox in self.shares:
             inbox.forget_links()
 
     def complain(self, link: Link, frames: int) -> None:
-        """Count frames of a peer that were for nothing."""
-        self._noise[line_of(link)] += frames
+        """Count useless frames of a peer."""
+        self._noise[peer_key(link)] += frames
 
     def is_noisy(self, link: Link) -> bool:
-        """Return whether a peer brings too much noise, on all of its connections together, to be read now."""
-        return self._noise[line_of(link)] > NOISE_FRAMES
+        """Return whether a peer has sent too many useless frames, on all of its connections, to be read now."""
+        return self._noise[peer_key(link)] > NOISE_FRAMES
 
     def reset_noise(self) -> bool:
         """Reset the counts of useless frames. Returns whether there were any."""
@@ -440,7 +461,7 @@ def share_for(arrival: Arrival, count: int) -> int:
         return 0
 
 
-def line_of(link: Link) -> object:
+def peer_key(link: Link) -> object:
     """Return the key of the line of a link: its owner, or the link itself."""
     return link.owner or link
 

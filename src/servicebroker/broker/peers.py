@@ -15,7 +15,7 @@ from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer
 from servicebroker.protocol.budgets import Budgets
 from servicebroker.protocol.routing import Address
 
-OTHERS = "others"  # an owner: of those that are too many to be told apart
+OTHERS = "others"  # the owner to which false claims are added when too many owners have made some
 OURSELVES = "this instance"  # an owner: no other peer may claim to be this instance
 
 
@@ -23,9 +23,9 @@ class Peers:
     """The peers of one instance. `own` is its identifier.
 
     Attributes:
-        proves: connections prove who their peers are; without TLS nothing does, and everything is believed.
-        version: another number when something else is known than before.
-        budgets: how much each owner may use.
+        proves: connections prove the identities of peers. Without TLS nothing is proved, and all claims are believed.
+        version: changes with each change of this knowledge.
+        budgets: the limits of each owner.
     """
 
     def __init__(self, own: UUID | None = None) -> None:
@@ -34,10 +34,10 @@ class Peers:
         self.budgets = Budgets()
         self._own = own
         self._lock = threading.Lock()
-        self._owners: frozenset[str] = frozenset()  # of certificates that are imported
+        self._owners: frozenset[str] = frozenset()  # of imported certificates
         self._claims = Claims({}, {}, {})
         self._answers: dict[Address, Answer] = {}
-        self._news: dict[Address, Answer] = {}  # not kept in the database yet
+        self._news: dict[Address, Answer] = {}  # not yet stored in the database
         self._mistrusted: dict[Mistrust, tuple[int, str]] = {}
 
     def apply(self, policy: Policy) -> None:
@@ -65,16 +65,16 @@ class Peers:
         return None if answer is None else answer.owner
 
     def objection(self, owner: str, instance: UUID) -> str | None:
-        """Why a peer with this owner's certificate cannot be that instance; None when it may be."""
+        """Return why the owner of a certificate cannot be this instance; None if it can."""
         return None if owner == NOBODY else self._claims.objection(instance, owner)
 
     def greeted(self, owner: str, instance: UUID) -> str | None:
-        """Judge the identity that a connecting peer claims. Returns why it is refused. Nothing is learned from it."""
+        """Return why the identity that a connecting peer claims is refused, or None. The claim is not stored."""
         with self._lock:
             return self._judged(owner, instance) if self.proves else None
 
     def objection_to(self, address: Address | None, proved: Proved, instance: UUID) -> str | None:
-        """A peer says which instance it is, where we connected to or, without `address`, to us: why not to believe."""
+        """Return why a peer's claim to be an instance is refused, or None. `address`: the one that we connected to."""
         if proved.is_vouched and proved.instance not in (None, instance):
             return self.contradicted(proved.owner, instance)
         if address is None:
@@ -82,13 +82,13 @@ class Peers:
         return self.answered(address, proved.owner, instance)
 
     def contradicted(self, owner: str, instance: UUID) -> str:
-        """A peer says that it is another instance than the authority of its domain says: why it is not believed."""
+        """Record a claim that contradicts the domain's certificate. Returns the reason to refuse it."""
         why = "the certificate is that of another instance"
         self.mistrust(Mistrust(owner, INSTANCE, str(instance)), why)
         return why
 
     def answered(self, address: Address, owner: str, instance: UUID) -> str | None:
-        """Note the owner at an address that we connected to. Returns why it is not believed, or None."""
+        """Record the owner at an address that we connected to. Returns why its claim is refused, or None."""
         if not self.proves:
             return None
         with self._lock:
@@ -128,7 +128,7 @@ class Peers:
         self.version += 1
 
     def mistrust(self, what: Mistrust, detail: str) -> None:
-        """Count what a peer has done and may not."""
+        """Count a false claim of a peer."""
         with self._lock:
             self._mistrust(what, detail)
 
@@ -141,11 +141,11 @@ class Peers:
     def take_answers(self) -> dict[Address, Answer]:
         """Return the answers since the last call."""
         with self._lock:
-            taken, self._news = self._news, {}
-            return taken
+            news, self._news = self._news, {}
+            return news
 
     def take_mistrusted(self) -> dict[Mistrust, tuple[int, str]]:
         """Return the false claims since the last call: how often each was made, and its last text."""
         with self._lock:
-            taken, self._mistrusted = self._mistrusted, {}
-            return taken
+            claims, self._mistrusted = self._mistrusted, {}
+            return claims

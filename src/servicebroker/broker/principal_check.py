@@ -16,7 +16,7 @@ from servicebroker.model.daemon_reports import Subject
 from servicebroker.protocol.mirroring import KnownTimeline, Role
 from servicebroker.store.running import run
 
-COMMIT_TIMEOUT_S = 5.0  # seconds that a proof may wait for the synchronous standby before that is said
+COMMIT_TIMEOUT_S = 5.0  # seconds that a commit may wait for the synchronous standby before that is reported
 
 NOT_SYNCHRONOUS = (
     "A peer sends to this instance by a mirrored route, and no commit here waits for a synchronous standby "
@@ -27,7 +27,7 @@ _log = logging.getLogger("servicebroker.broker")
 
 
 class PrincipalCheck:
-    """Tells the network whether this server is the principal: once it has committed, while it goes on to commit."""
+    """Sets the role for peers: this server is the principal after a commit, as long as commits succeed."""
 
     def __init__(self, network: Network, reports: SelfReport) -> None:
         self._network = network
@@ -35,7 +35,7 @@ class PrincipalCheck:
         self._challenges = Challenges()
 
     def attempt(self, connection: psycopg.Connection[Any]) -> Event:
-        """Wait for a commit that a synchronous standby has, where there is one. Returns how that went."""
+        """Wait for a commit, and for the synchronous standby if there is one. Returns the result."""
         role_report = run(connection, read_role())
         if role_report.role is Role.MIRROR:
             return Event.MIRROR
@@ -48,21 +48,21 @@ class PrincipalCheck:
         return Event.PROVED
 
     def report(self, connection: psycopg.Connection[Any]) -> None:
-        """Show doctor why this server is not the principal."""
+        """Report to doctor why this server is not the principal."""
         self._reports.write(connection, anew=True)  # its table is unlogged: no commit waits for the standby
 
     def renew(self, connection: psycopg.Connection[Any]) -> None:
-        """Note that a commit has succeeded. It may be the first one after a promotion of this server."""
+        """Announce the role again after a successful commit. This server may have been promoted meanwhile."""
         role_report = run(connection, read_role())
         self._network.announce_role(role_report)
         is_unguarded = self._network.was_asked and not role_report.is_synchronous
         self._tell(Subject.MIRROR, NOT_SYNCHRONOUS if is_unguarded else "")
 
     def challenge(self, known: KnownTimeline) -> None:
-        """Handle the report of a peer that it has seen a higher timeline of our cluster.
+        """Handle the report of a peer that it knows a higher timeline of this cluster.
 
         Raises:
-            InstanceError: it has to be proven anew that this is the principal.
+            InstanceError: this server must prove again that it is the principal.
         """
         self._challenges.take(known)
 

@@ -31,22 +31,22 @@ from servicebroker.store.connection import connect, one_line
 from servicebroker.store.running import execute
 
 MODULE = "servicebroker.broker.share_process"
-CLOSE_TIMEOUT_S = 5.0  # seconds that a process has to end by itself, and then its session
+CLOSE_TIMEOUT_S = 5.0  # seconds for a process to end by itself, and then for its database session
 
 
 def program_on_disk() -> list[tuple[str, int]]:
-    """Return the files of the program with their times: a process that starts after an upgrade runs another one."""
-    place = Path(__file__).parents[1]
-    return sorted((str(file.relative_to(place)), file.stat().st_mtime_ns) for file in place.rglob("*.py"))
+    """Return the program's files with their times. They differ for a process that starts after an upgrade."""
+    package = Path(__file__).parents[1]
+    return sorted((str(file.relative_to(package)), file.stat().st_mtime_ns) for file in package.rglob("*.py"))
 
 
-PROGRAM = program_on_disk()  # when this process has begun
+PROGRAM = program_on_disk()  # at the start of this process
 
 
 class ShareProcess(RemoteRelay):
     """The relay of one share, in a process that ends with `close`, or with this process.
 
-    One thread runs its rounds; `interrupt` is for any.
+    One thread runs its rounds. `interrupt` may be called from any thread.
     """
 
     def __init__(
@@ -58,25 +58,25 @@ class ShareProcess(RemoteRelay):
         self._url = begin.url
         self._session: Session | None = None
         try:
-            self._connection, theirs = Pipe()
-            with theirs:
+            self._connection, child_end = Pipe()
+            with child_end:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                    [sys.executable, "-P", "-m", MODULE, str(child_end.fileno())],
                     stdin=subprocess.PIPE,  # the process ends when the other end is closed
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # Ctrl-C is for this process, which lets it finish
+                    pass_fds=[child_end.fileno()],
+                    start_new_session=True,  # Ctrl-C reaches only this process, which lets the child finish
                 )
-        except OSError as problem:  # as where a user may have no more of them
+        except OSError as problem:  # for example at the user's limit of processes
             raise Unstartable(f"No process can be started: {one_line(problem)}.") from problem
-        with suppress(ProcessExited):  # `ready` says so
+        with suppress(ProcessExited):  # `ready` raises it
             self._say(begin)
 
     def ready(self) -> None:
-        """Wait until it has connected.
+        """Wait until the process has connected to the database.
 
         Raises:
-            Unstartable: it is another program than this one, or none that runs.
-            ProcessExited, InstanceError: it has not.
+            Unstartable: the process runs another version of the program, or did not start.
+            ProcessExited, InstanceError: the process has not connected.
         """
         if self._is_ready:
             return
@@ -94,13 +94,13 @@ class ShareProcess(RemoteRelay):
         self._is_ready = True
 
     def close(self) -> None:
-        """End the process, and take over its counts. Its transaction has ended then."""
+        """End the process and its transaction, and add its counts to the daemon's."""
         assert self._process.stdin is not None
         impatient = threading.Timer(CLOSE_TIMEOUT_S if self._is_idle else 0.0, self._process.kill)
         with ExitStack() as stack:
             stack.callback(self._end_session)
             stack.callback(self._process.wait)
-            stack.enter_context(self._process.stdin)  # which has it end, whatever went wrong here
+            stack.enter_context(self._process.stdin)  # the process ends when its standard input is closed
             stack.enter_context(self._connection)
             stack.callback(impatient.cancel)
             impatient.start()
@@ -111,10 +111,13 @@ class ShareProcess(RemoteRelay):
             self._process.wait()
 
     def _end_session(self) -> None:
-        """PostgreSQL does not notice that it was killed, as long as a lock or a standby is waited for."""
+        """End the session of a killed process: a backend that waits for a lock or standby does not notice the kill."""
         if self._session is None or self._process.returncode == 0:
             return
-        with suppress(psycopg.Error, InstanceError), connect(self._url) as connection:  # without a server there is none
+        with (
+            suppress(psycopg.Error, InstanceError),
+            connect(self._url) as connection,
+        ):  # without a server there is no session
             execute(
                 connection,
                 "processes.end_session",
@@ -124,12 +127,12 @@ class ShareProcess(RemoteRelay):
             )
 
     def interrupt(self, timeout: float) -> None:
-        """A commit that waits for a standby would wait for ever: whose thread this is ends its session."""
+        """Kill the process, because a commit may wait for a standby for ever. Its own thread ends the session."""
         self._process.kill()
 
     @property
     def ending(self) -> str:
-        """Return how it has ended, when it has."""
+        """The way in which the process has ended. Waits for the end."""
         code = self._process.wait()
         if code >= 0:
             return f"ended with exit code {code}"
@@ -140,13 +143,13 @@ class ShareProcess(RemoteRelay):
         """The process id of the child."""
         return self._process.pid
 
-    # ---------------------------------------------------------------- its rounds
+    # ---------------------------------------------------------------- rounds
 
     def round(self, arrivals: list[Arrival]) -> int:
-        """Have one round run there, and answer its questions. Returns how much there was to do, in messages.
+        """Have the process run one round, and answer its questions. Returns the number of messages.
 
         Raises:
-            ProcessExited: the process was killed; all that it has committed is in the database.
+            ProcessExited: the process was killed. Its committed work is in the database.
             InstanceError, RuntimeError: the round has failed.
         """
         self._say(self.order(arrivals))
@@ -155,25 +158,25 @@ class ShareProcess(RemoteRelay):
         return self.take(answer)
 
     def take(self, done: Done) -> int:
-        """Send the messages of a committed round; the process waits for the next order."""
+        """Make the calls of a committed round. The process waits for the next order."""
         assert isinstance(done, Done)
         self._is_idle = True
         return super().take(done)
 
-    def _say(self, what: object) -> None:
+    def _say(self, message: object) -> None:
         self._is_idle = False
         try:
-            self._connection.send(what)
+            self._connection.send(message)
         except OSError as problem:
             raise ProcessExited from problem
 
     def _hear(self) -> Any:
         try:
-            heard = self._connection.recv()
+            message = self._connection.recv()
         except (EOFError, OSError) as problem:
             raise ProcessExited from problem
-        if isinstance(heard, Failed):
-            failure = InstanceError(heard.text) if heard.is_of_database else RuntimeError(heard.text)
-            failure.add_note(heard.trace)
+        if isinstance(message, Failed):
+            failure = InstanceError(message.text) if message.is_of_database else RuntimeError(message.text)
+            failure.add_note(message.trace)
             raise failure
-        return heard
+        return message

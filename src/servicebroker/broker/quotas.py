@@ -18,7 +18,7 @@ from servicebroker.protocol.unfinished import UnfinishedMessages
 
 
 class Expired(NamedTuple):
-    """The conversations whose incomplete messages were deleted, and those of them that went with them."""
+    """The conversations whose incomplete messages were deleted. `openings`: those that were deleted as a whole."""
 
     handles: list[UUID]
     openings: list[UUID]
@@ -28,7 +28,7 @@ NONE_EXPIRED = Expired([], [])
 
 
 class Quotas:
-    """The quotas of the peers of one share. It is asked only where something is kept, or is to be."""
+    """The quotas of the peers of one share, used only for conversations with incomplete messages."""
 
     def __init__(
         self, conversations: Conversations, unfinished: UnfinishedMessages, seconds: Callable[[], float]
@@ -38,11 +38,11 @@ class Quotas:
         self._seconds = seconds
 
     def load(self, store: Store) -> None:
-        """Count what the store has."""
+        """Count the stored incomplete messages."""
         self._unfinished.load(store.unfinished(), self._seconds())
 
     def note(self, link: Link, handle: UUID, entry: Entry) -> None:
-        """Note that a link has brought messages or fragments of a conversation."""
+        """Count the incomplete messages of a conversation after a frame of a link."""
         begun = entry.dialog.begun
         if begun is not None:
             self._unfinished.note(link.owner, handle, begun, self._seconds())
@@ -61,25 +61,25 @@ class Quotas:
             self._unfinished.note(owner, handle, begun, self._seconds())
 
     def forget(self, handles: Iterable[UUID]) -> None:
-        """These conversations are over."""
+        """Stop counting conversations that have ended."""
         for handle in handles:
             if handle in self._unfinished:
                 self._unfinished.forget(handle)
 
     def owners(self, handles: Iterable[UUID]) -> dict[UUID, str]:
         """Return the owners of the stored fragments of these conversations, for those that have some."""
-        found = {handle: self._unfinished.owner(handle) for handle in handles}
-        return {handle: owner for handle, owner in found.items() if owner is not None}
+        owners = {handle: self._unfinished.owner(handle) for handle in handles}
+        return {handle: owner for handle, owner in owners.items() if owner is not None}
 
     def expire(self, store: Store) -> Expired:
-        """Delete what has been idle for too long. Returns of which conversations, for `expired` after the commit.
+        """Delete incomplete messages that were idle for too long. Returns their conversations, for `expired`.
 
-        What applications have ended since then is not counted any more: they do so without a word to this side.
+        Conversations that applications have ended are no longer counted: nothing else reports their end to this side.
         """
         now = self._seconds()
         quiet = [handle for handle in self._unfinished.quiet(now) if self._is_at_rest(handle)]
         if quiet:
-            self.forget(set(quiet) - {one.conversation_handle for one in store.unfinished(quiet)})
+            self.forget(set(quiet) - {stored.conversation_handle for stored in store.unfinished(quiet)})
         idle = [handle for handle in self._unfinished.idle(now) if self._is_at_rest(handle)]
         dropped = store.drop_unfinished(idle) if idle else []
         headless = [handle for handle in dropped if self._unfinished.is_headless(handle)]
@@ -90,7 +90,7 @@ class Quotas:
         return entry is None or (entry.storing is Storing.NOTHING and not entry.dialog.is_storing)
 
     def expired(self, expired: Expired) -> None:
-        """Note that incomplete messages were deleted: they are not acknowledged any more."""
+        """Update the memory after incomplete messages were deleted: they are no longer acknowledged."""
         for handle in expired.handles:
             owner = self._unfinished.owner(handle)
             if owner is not None:

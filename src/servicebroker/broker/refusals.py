@@ -1,4 +1,4 @@
-"""Refusals since the last look, by this instance or by its peers: counted and bounded."""
+"""Refusals by this instance and by its peers since the last save, counted in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from servicebroker.model.remedies import REMEDIES
 from servicebroker.model.wording import cleaned
 from servicebroker.protocol.budgets import DEFAULT, OVER_BUDGET
 
-REACHED_RETENTION_S = 3_600.0  # as long as doctor reports a refusal
-OTHERS = "others"  # peers that are too many to be told apart
+REACHED_RETENTION_S = 3_600.0  # seconds for which doctor reports a refusal
+OTHERS = "others"  # the peer to which refusals are added when there are too many peers
 
 
 class Refusals:
-    """Counts of refusals, noted from any thread. Only errors with advice in `REMEDIES` count; a duplicate does not."""
+    """Counts of refusals; thread-safe. Only errors with advice in `REMEDIES` are counted."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._found: dict[RefusalKey, tuple[int, str]] = {}
-        self._reached: dict[str, dict[str, float]] = {}  # by peer: what was said of its budgets, and when last
+        self._reached: dict[str, dict[str, float]] = {}  # peer -> sentence about a used-up budget -> its last time
 
     def note(self, what: RefusalKey, text: str) -> None:
         """Count a refusal."""
@@ -37,16 +37,18 @@ class Refusals:
             self._found[what] = times + 1, cleaned(text)
 
     def _all_reached(self, peer: str, text: str) -> str:
-        """Return the sentences about all budgets that a peer has reached lately: one row has room for the last only."""
+        """Return the sentences about all budgets that a peer has used up lately. The row keeps only the last text."""
         now = self._seconds()
         if len(self._reached) > MAX_ROWS:
             self._reached.clear()
-        sentences = {one: at for one, at in self._reached.get(peer, {}).items() if at > now - REACHED_RETENTION_S}
+        sentences = {
+            sentence: at for sentence, at in self._reached.get(peer, {}).items() if at > now - REACHED_RETENTION_S
+        }
         self._reached[peer] = sentences | {text: now}
         return " ".join(list(self._reached[peer])[-len(DEFAULT) :])
 
     def take(self) -> dict[RefusalKey, tuple[int, str]]:
         """Return the counts since the last call, each with its latest text."""
         with self._lock:
-            taken, self._found = self._found, {}
-            return taken
+            counts, self._found = self._found, {}
+            return counts

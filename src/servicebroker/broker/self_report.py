@@ -1,4 +1,4 @@
-"""The daemon's report for `doctor`: its address, and what it fails at now."""
+"""The daemon's reports for `doctor`: its version, its address and its present failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servicebroker.model.daemon_reports import DaemonReport, Subject
 
 
 class SelfReport:
-    """The reports of one daemon, one for each subject; they are written when one has changed."""
+    """The reports of one daemon, at most one for each subject. They are written after a change."""
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
@@ -21,7 +21,7 @@ class SelfReport:
         self._shown: list[DaemonReport] | None = None
 
     def tell(self, subject: Subject, report: str) -> bool:
-        """Note how it stands with a subject; '' when there is nothing to tell. Returns whether that is new."""
+        """Set the report of a subject; '' removes it. Returns whether it has changed."""
         if self._about(subject) == report:
             return False
         if report:
@@ -31,14 +31,14 @@ class SelfReport:
         return True
 
     def has(self, subject: Subject) -> bool:
-        """Return whether there is something to tell of the subject."""
+        """Return whether the subject has a report."""
         return subject in self._reports
 
     def _about(self, subject: Subject) -> str:
         return self._reports[subject].report if subject in self._reports else ""
 
     def write(self, connection: psycopg.Connection[Any], *, anew: bool = False) -> None:
-        """Write the reports, if one has changed. `anew`: write them all, for a new session with another pid."""
+        """Write the reports if one has changed. `anew`: write them in any case, for a new session with another pid."""
         reports = list(self._reports.values())
         if anew or reports != self._shown:
             show(connection, "daemon_reports", DaemonReport._fields, reports)

@@ -1,8 +1,8 @@
-"""The child process of a share (shard): it runs rounds when the daemon asks for them (`broker/processes.py`).
+"""The child process of a share (partition): it runs rounds when the daemon asks for them (`broker/processes.py`).
 
 Started as `python -m servicebroker.broker.share_process DESCRIPTOR`. It has a relay and a connection to the database,
 but no network. Frames, questions about peers and log records go through the pipe to the daemon (`sharing/worker.py`).
-When the daemon ends, this process ends at once.
+When the daemon ends, this process exits immediately.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Daemon(Calls):
             sys.exit(1)
 
     def ask(self, what: str, about: object) -> Any:
-        """Ask the daemon for something that only it knows."""
+        """Ask the daemon for a value, and wait for it."""
         self.say(Question(what, about))
         return self.hear()
 
 
 class DaemonsLog(logging.Handler):
-    """A log handler that hands records to the daemon."""
+    """A log handler that sends records to the daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class ShareServer:
             daemon.say(self._session())
             self._opened.ready()
             daemon.say(self._worker.ready())
-            while (wanted := daemon.hear()) is not None:
-                daemon.say(self._worker.round(wanted))
+            while (order := daemon.hear()) is not None:
+                daemon.say(self._worker.round(order))
             daemon.say(self._worker.end())
 
     def _session(self) -> Session:
@@ -122,7 +122,7 @@ class ShareServer:
 
 
 def _end_with_the_daemon() -> None:
-    """Exit when the daemon has gone: then the standard input ends."""
+    """Exit when the daemon has ended, which closes the standard input."""
     os.read(0, 1)
     os._exit(1)
 

@@ -1,8 +1,8 @@
-"""The shares (shards) of an instance: its conversations are divided among several relays, whose rounds run in parallel.
+"""The shares (partitions) of a daemon's conversations: several relays, whose rounds run in parallel.
 
-Each share has a relay, an inbox, a database connection and a thread. Those of the first share are the daemon's own,
-which also does the work that an instance needs only once. The number of shares follows load and cores (decision 253).
-The relays and connections of the other shares may be in child processes.
+Each share has a relay, an inbox, a database connection and a thread. The first share is the daemon's own; its thread
+also does the work that an instance needs only once. The number of shares follows load and cores (decision 253). The
+relays and connections of the other shares may be in child processes.
 
 `broker/sharing` makes the decisions; this file has the threads and connections that carry them out.
 """
@@ -39,25 +39,25 @@ from servicebroker.store.connection import connect, one_line
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import execute
 
-NAME = "servicebroker serve"  # of the connections
-MAX_THREADS = 4  # shares of one process: they compute one after the other
-MAX_PROCESSES = 8  # shares at most that have processes of their own, where nobody has said how many
-CORES_PER_SHARE = 2  # for each share, which keeps a thread and a server process busy
-CORES_OF_ONE_PROCESS = 4  # cores that are used up by one process, its server's and those who send and receive
-RESTART_INTERVAL_S = 2.0  # seconds between two that begin for one share
+NAME = "servicebroker serve"  # application_name of the connections
+MAX_THREADS = 4  # shares of one process: only one of them runs Python at a time
+MAX_PROCESSES = 8  # shares in child processes, unless --processes gives a number
+CORES_PER_SHARE = 2  # cores for one share: its thread and its PostgreSQL backend
+CORES_OF_ONE_PROCESS = 4  # cores in use by a daemon of one process, its backend, a sender and a reader
+RESTART_INTERVAL_S = 2.0  # seconds between two child processes of one share
 
 _log = logging.getLogger("servicebroker.broker")
 
 
 class _Opened(NamedTuple):
-    """The connection and store of a share in this process; it may follow a process that was killed."""
+    """The connection and store of a share in this process. `follows`: it replaces a killed process."""
 
     connection: DirectConnection
     store: PostgresStore
     follows: bool = False
 
     def ready(self) -> None:
-        """Wait until the standby has what a killed process committed: only then may it be acknowledged."""
+        """Wait until the standby has the last commit of a killed process. Only then may it be acknowledged."""
         if self.follows:
             self.store.prove()
 
@@ -66,7 +66,7 @@ class _Opened(NamedTuple):
         self.connection.close()
 
     def interrupt(self, timeout: float) -> None:
-        """Cancel what the server is at."""
+        """Cancel the running statement."""
         with suppress(psycopg.Error):
             self.connection.cancel_safe(timeout=timeout)
 
@@ -79,7 +79,7 @@ def open_share(
     *,
     follows: bool = False,
 ) -> _Opened:
-    """A connection for that share."""
+    """Return a connection with the store of one share."""
     with ExitStack() as stack:
         connection = stack.enter_context(connect(url, application_name=NAME))
         store = PostgresStore(connection, clock, division, kept)
@@ -93,9 +93,9 @@ class Serving(NamedTuple):
     """A process that serves the instance, by the columns of servicebroker.serving_processes.
 
     Attributes:
-        memory: bytes that are resident; None where the system does not tell.
-        replaced: how often another one has taken its place.
-        ending: how the last one has ended.
+        memory: resident bytes; None if the operating system does not report them.
+        replaced: how often the process was replaced.
+        ending: how the last process ended.
     """
 
     number: int
@@ -109,12 +109,15 @@ class Serving(NamedTuple):
 class Shares:
     """The shares of one daemon, whose thread calls every method.
 
-    `make` makes a relay, `carry` runs a round; `count` of them, not as load asks for; `start` makes processes for them,
-    with True in the place of one that was killed.
+    Args:
+        make: makes a relay.
+        run_round: runs one round of a share.
+        count: the fixed number of shares; None lets the load decide.
+        start: starts a child process for a share; its second argument is True if it replaces a killed one.
 
     Attributes:
-        is_polling: the daemon polls, and nobody is notified of what is sent.
-        problem: what has ended the thread of one of them; then all are to begin anew.
+        is_polling: the daemon polls, and senders send no NOTIFY.
+        problem: the error that has ended a share's thread. Then all shares must restart.
     """
 
     def __init__(
@@ -151,14 +154,14 @@ class Shares:
     # ---------------------------------------------------------------- beginning and ending
 
     def begin(self, store: PostgresStore) -> None:
-        """Serve with the daemon's store alone; `adapt` brings the others."""
+        """Begin with the daemon's own share. `adapt` adds others."""
         self._store = store
         self._growth.begin(self._new_load())
         self.all[0].store = store
         self._divide([])
 
     def end(self) -> None:
-        """The rounds that run are finished, then there is one share, which has forgotten everything."""
+        """Finish the running rounds, and go back to one share with an empty memory."""
         self._stop()
         if self._opening is not None:
             self._opening.add_done_callback(_close)
@@ -167,10 +170,10 @@ class Shares:
         self._growth.begin(self._new_load())
 
     def interrupt(self, timeout: float) -> None:
-        """Commits that wait for a standby would wait for ever. From any thread; nobody replaces who is killed here."""
+        """Cancel commits that wait for a standby. May be called from any thread. No killed process is replaced then."""
         self._over.set()
-        for one in list(self._opened):
-            one.interrupt(timeout)
+        for opened in list(self._opened):
+            opened.interrupt(timeout)
 
     def _new_load(self) -> Load:
         in_processes = self._start is not None
@@ -179,15 +182,15 @@ class Shares:
         )
 
     def _divide(self, opened: list[_Opened | ShareProcess]) -> None:
-        """Divide the conversations among the first share and these, between rounds. Each restarts from the database.
+        """Divide the conversations among the first share and these, between rounds. All restart from the database.
 
         Raises:
-            Exception: the last round of one of them has failed, as when a commit has not reached its standby.
+            Exception: the last round of a share has failed, for example because a commit has not reached the standby.
         """
         self._stop()
         if self.problem is not None:
-            for one in opened:
-                one.close()
+            for share in opened:
+                share.close()
             raise self.problem
         assert self._store is not None
         self._set.divide(self._store, opened)
@@ -199,35 +202,35 @@ class Shares:
                 thread.start()
             except RuntimeError:  # no more threads can be started: restart with one share for a while
                 self._growth.rest(time.monotonic())
-                for one in opened[number - 1 :]:
-                    one.close()
+                for share in opened[number - 1 :]:
+                    share.close()
                 raise
             self._threads.append(thread)
 
     def _open(self, count: int) -> Future[list[_Opened | ShareProcess]]:
-        """Connections for all shares but the first, here or in processes: that takes a while, and rounds go on."""
+        """Open the other shares in a thread, while rounds go on: threads of this process, or child processes."""
         future: Future[list[_Opened | ShareProcess]] = Future()
 
         def work() -> None:
             try:
-                future.set_result(self._opened_for([Division(number, count) for number in range(1, count)]))
+                future.set_result(self._open_shares([Division(number, count) for number in range(1, count)]))
             except Exception as problem:
                 future.set_exception(problem)
 
         threading.Thread(target=work, name="servicebroker shares", daemon=True).start()
         return future
 
-    def _opened_for(self, divisions: list[Division]) -> list[_Opened | ShareProcess]:
+    def _open_shares(self, divisions: list[Division]) -> list[_Opened | ShareProcess]:
         kept = None if self._store is None else self._store.kept
         with ExitStack() as stack:
             opened: list[_Opened | ShareProcess] = []
             for division in divisions:
-                one = (
+                share = (
                     self._start(division, False) if self._start else open_share(self._url, self._clock, division, kept)
                 )
-                opened.append(stack.enter_context(closing(one)))
-            for one in opened:
-                one.ready()
+                opened.append(stack.enter_context(closing(share)))
+            for share in opened:
+                share.ready()
             stack.pop_all()
         return opened
 
@@ -241,12 +244,12 @@ class Shares:
     # ---------------------------------------------------------------- while they run
 
     def show(self) -> None:
-        """Show as metrics what the shares remember and hold."""
+        """Update the metrics of the shares' memory."""
         held = [share.relay.forwarding.held for share in self.all]
         metrics.show_relays(
             sum(share.relay.remembered for share in self.all),
-            sum(one[0] for one in held),
-            sum(one[1] for one in held),
+            sum(count for count, _ in held),
+            sum(size for _, size in held),
             sum(isinstance(share.relay, ShareProcess) for share in self.all) + 1,
         )
 
@@ -255,16 +258,16 @@ class Shares:
         return [row for share in self.all for row in share.relay.forwarding.observed()]
 
     def serving(self) -> list[Serving]:
-        """The processes that run their rounds."""
+        """Return the processes that run the rounds."""
         pids = {1: os.getpid()} | {
-            number: one.pid for number, one in enumerate(self._opened, 2) if isinstance(one, ShareProcess)
+            number: share.pid for number, share in enumerate(self._opened, 2) if isinstance(share, ShareProcess)
         }
         return [Serving(number, pid, _resident(pid), *self._replaced.get(number, ())) for number, pid in pids.items()]
 
     def adapt(self) -> None:
-        """Each second: one more while they are busy, one less while they rest; or as many as are always wanted.
+        """Adapt the number of shares to the load, or to the fixed number. Called once a second.
 
-        They are opened beside those that run, and conversations are divided among them at a look after that.
+        New shares are opened while the present ones run. A later call divides the conversations among them.
         """
         if self._store is None:
             return
@@ -281,15 +284,15 @@ class Shares:
             opening, self._opening = self._opening, None
             opened = opening.result()
         except (psycopg.Error, InstanceError, OSError, RuntimeError) as problem:
-            if self._growth.failed(told := one_line(problem), time.monotonic()):
-                _log.warning("The number of parallel rounds stays at %d: %s", count, told)
+            if self._growth.failed(reason := one_line(problem), time.monotonic()):
+                _log.warning("The number of parallel rounds stays at %d: %s", count, reason)
             return
         self._growth.opened()
         self._divide(opened)
         _log.info("Conversations are divided among %d rounds at a time.", len(self.all))
 
     def fail(self, problem: Exception) -> None:
-        """Note that the thread of a share has failed, so that all shares are restarted."""
+        """Record that the thread of a share has failed, so that all shares restart."""
         self.problem = problem
         self._inboxes.wake()
 
@@ -317,14 +320,14 @@ class Shares:
         """Start a process in the place of one that was killed.
 
         Raises:
-            Unstartable: there can be none.
+            Unstartable: no process can be started.
         """
         assert self._start is not None
         self._opened[number - 1] = started = self._start(Division(number, len(self.all)), True)
         return started
 
     def open_here(self, number: int, problem: Exception | None) -> _Opened:
-        """Go on in this process: no other one can be had."""
+        """Run the share in this process, because no child process can be started."""
         count, share = len(self.all), self.all[number]
         _log.warning("The daemon itself does the work of process %d of %d: %s", number + 1, count, problem)
         self._set.move_into_daemon(share)
@@ -333,7 +336,7 @@ class Shares:
 
 
 class _ShareThread:
-    """The thread of a share, which carries out the acts of `sharing/lifecycle.py` until the share ends or fails."""
+    """The thread of a share, which carries out the actions of `sharing/lifecycle.py` until the share ends or fails."""
 
     def __init__(self, shares: Shares, number: int, over: threading.Event) -> None:
         self._shares = shares
@@ -345,7 +348,7 @@ class _ShareThread:
         self._problem: Exception | None = None
 
     def run(self) -> None:
-        """Carry out the acts of one step after the other."""
+        """Carry out the actions of one step after the other."""
         life, actions = ShareLife(), list(FIRST_ACTIONS)
         try:
             while actions:

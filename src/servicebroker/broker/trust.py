@@ -1,8 +1,8 @@
 """Trust in peers: a message is accepted only from a peer that may be its source.
 
-A message with dialog security is proven by its key, whichever peer has carried it. Any other message is accepted only
-from a peer that a route of ours names for the sending service. That may be the sender's instance, a forwarder, or one
-of a mirrored pair. Routes and peers are looked up in memory.
+The key of a message with dialog security proves its sender, whichever peer has forwarded it. Any other message is
+accepted only from a peer that a local route names for the sending service. That may be the sender's instance, a
+forwarder, or one broker of a mirrored pair. Routes and peers are looked up in memory.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from servicebroker.protocol.budgets import NamedAddresses, RouteRequests, over_b
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local, RoutingTable, asks, ways
 
-SOURCE_TIMEOUT_S = 4.0  # seconds that a message waits until it is known who is where; then its sender tries again
-MAX_SOURCES = 10_000  # sources that were found to be right
+SOURCE_TIMEOUT_S = 4.0  # seconds that a message waits until its peer is known; then its sender repeats it
+MAX_SOURCES = 10_000  # accepted sources in memory
 
 
 class Source(NamedTuple):
-    """The stated source of a message, and our broker that it is for; None if it is to be forwarded."""
+    """The stated source of a message. `database`: the local broker that gets it; None if it is to be forwarded."""
 
     service: str
     broker: str
@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
 
 class Trust:
-    """Judges what links bring. One thread uses it, as it does the relay."""
+    """Decides whether received messages are accepted. Not thread-safe: the relay's thread uses it."""
 
     def __init__(
         self,
@@ -60,34 +60,34 @@ class Trust:
         self._clock = clock
         self._seconds = seconds
         self._located: LocalTopology | None = None
-        self._is_fresh = False  # looked up in this round
-        self._basis: tuple[int, int] = (0, 0)  # routes and peers, as they were when these were found to be right:
-        self._right: set[tuple[str, Source]] = set()
+        self._is_fresh = False  # the routes were read in this round
+        self._basis: tuple[int, int] = (0, 0)  # versions of routes and peers for which `_right` holds
+        self._right: set[tuple[str, Source]] = set()  # (owner, source) pairs that were accepted
         self._routes = 0
-        self._over: BrokerError | None = None  # why the message that is judged cannot become right
+        self._over: BrokerError | None = None  # the budget that the present message exceeds
 
     def on_routes(self, version: int) -> None:
-        """A round begins, and the routes were of that version when the last one looked."""
+        """Begin a round. `version`: that of the routes in the last round."""
         self._is_fresh = False
         if version != self._routes:
             self._routes, self._located = version, None
 
-    def takes(self, store: Store, came: ReceivedMessage, entry: Entry | None, decision: Decision | None) -> bool:
-        """Return whether a message is taken now. A message that waits until its peer is known is not."""
-        source, self._over = _source(came.header, entry, decision), None
-        if source is None or self._is_right(store, came.link.owner, source):
+    def takes(self, store: Store, message: ReceivedMessage, entry: Entry | None, decision: Decision | None) -> bool:
+        """Return whether a message is accepted now. If its peer may still become known, keep it and return False."""
+        source, self._over = _source(message.header, entry, decision), None
+        if source is None or self._is_right(store, message.link.owner, source):
             return True
-        is_early = self._seconds() - came.since < SOURCE_TIMEOUT_S
-        if is_early and self._may_become_right(store, came.link.owner, source):
-            if self._waiting.keep(came):
+        is_early = self._seconds() - message.since < SOURCE_TIMEOUT_S
+        if is_early and self._may_become_right(store, message.link.owner, source):
+            if self._waiting.keep(message):
                 return False
-            self._over = self._over or self._waiting.over_budget(came)
-        came.link.complain()
+            self._over = self._over or self._waiting.over_budget(message)
+        message.link.complain()
         if self._over is not None:
-            journal.over_budget(self._over, came.header, came.link)
+            journal.over_budget(self._over, message.header, message.link)
             return False
-        where = f"{source.service} at broker {source.broker}, conversation {came.header.conversation_id}"
-        self._peers.mistrust(Mistrust(came.link.owner, MESSAGES), where)
+        source_text = f"{source.service} at broker {source.broker}, conversation {message.header.conversation_id}"
+        self._peers.mistrust(Mistrust(message.link.owner, MESSAGES), source_text)
         return False
 
     def _is_right(self, store: Store, owner: str, source: Source) -> bool:
@@ -98,49 +98,51 @@ class Trust:
             self._right.clear()
         if (owner, source) in self._right:
             return True
-        found = owner in self._owners(store, owner, source).values()
-        if not found and not self._is_fresh:
+        is_named = owner in self._owners(store, owner, source).values()
+        if not is_named and not self._is_fresh:
             self._located = None
-            found = owner in self._owners(store, owner, source).values()
-        if found:
+            is_named = owner in self._owners(store, owner, source).values()
+        if is_named:
             if len(self._right) >= MAX_SOURCES:
                 self._right.clear()
             self._right.add((owner, source))
-        return found
+        return is_named
 
-    def _owners(self, store: Store, brings: str, source: Source) -> dict[Address, str | None]:
-        """Return the owners at the addresses of the routes; None where nobody has answered yet.
+    def _owners(self, store: Store, sender: str, source: Source) -> dict[Address, str | None]:
+        """Return the owners at the addresses of the routes; None for an address that has not answered yet.
 
-        `brings` is the owner of the message, whose budget a new connection to an address counts for.
+        `sender` is the owner of the message. A new connection to an address counts for its budget.
         """
-        there = ways(source.service, source.broker, self._tables(store, source), self._clock()) - self._here().addresses
-        owners = {address: self._peers.owner_at(address) for address in sorted(there)}
+        addresses = (
+            ways(source.service, source.broker, self._tables(store, source), self._clock()) - self._here().addresses
+        )
+        owners = {address: self._peers.owner_at(address) for address in sorted(addresses)}
         for address in [address for address, owner in owners.items() if owner is None]:
-            link = self._reach(brings, address)
+            link = self._reach(sender, address)
             owners[address] = None if isinstance(link, str) else link.owner
         return owners
 
-    def _reach(self, brings: str, address: Address) -> Link | str:
+    def _reach(self, sender: str, address: Address) -> Link | str:
         """Return the link to an address that a message names, or why there is none; '' while it is being opened."""
-        if not self._named.may_ask(brings, address, self._seconds()):
-            self._over = over_budget("addresses", self._peers.budgets.of(brings).addresses)
+        if not self._named.may_ask(sender, address, self._seconds()):
+            self._over = over_budget("addresses", self._peers.budgets.of(sender).addresses)
             return self._over.text
         link = self._links.reach(address)
         if not isinstance(link, str):
             self._named.reached(address)
         return link
 
-    def _may_become_right(self, store: Store, brings: str, source: Source) -> bool:
+    def _may_become_right(self, store: Store, sender: str, source: Source) -> bool:
         """Return whether a connection to a possible source is being made, or a route is being requested."""
-        owners = self._owners(store, brings, source)
+        owners = self._owners(store, sender, source)
         if owners or source.database is None:
-            return any(owner is None and self._reach(brings, address) == "" for address, owner in owners.items())
+            return any(owner is None and self._reach(sender, address) == "" for address, owner in owners.items())
         assert self._located is not None
         tables = self._tables(store, source)
         if not any(asks(source.service, table, self._clock()) for table in tables):
             return False
-        if not self._route_requests.may_ask(brings, source, self._seconds()):
-            self._over = over_budget("route_requests", self._peers.budgets.of(brings).route_requests)
+        if not self._route_requests.may_ask(sender, source, self._seconds()):
+            self._over = over_budget("route_requests", self._peers.budgets.of(sender).route_requests)
             return False
         for database in self._located.databases:
             if database.broker == source.database:
@@ -148,15 +150,15 @@ class Trust:
         return True
 
     def _tables(self, store: Store, source: Source) -> list[RoutingTable]:
-        """Return the routes that name the peers from which a message of this source may come."""
+        """Return the routes that name the peers of this source: those of msdb and of the receiver."""
         if self._located is None:
             self._located, self._is_fresh = store.site(), True
-        counting = [one for one in self._located.databases if one.is_msdb or one.broker == source.database]
-        return [store.routes(self._located, one) for one in counting]
+        databases = [db for db in self._located.databases if db.is_msdb or db.broker == source.database]
+        return [store.routes(self._located, database) for database in databases]
 
 
 def _source(header: Header, entry: Entry | None, decision: Decision | None) -> Source | None:
-    """Return the source that the link must prove; None if the seal proves it, or if the message has no effect."""
+    """Return the source that the link must prove; None if dialog security proves it, or the message has no effect."""
     broker, database = str(header.from_broker), str(header.to_broker) if header.to_broker else None
     if entry is not None:
         endpoint = entry.endpoint

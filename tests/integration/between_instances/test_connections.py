@@ -577,7 +577,7 @@ def test_who_floods_waits_at_its_own_side(two: Two, monkeypatch: pytest.MonkeyPa
         holder.execute("lock table servicebroker.queues, servicebroker.conversation_endpoints")
         two.west.send("a")  # the daemon waits for the lock with it
         flooding = in_thread(flood, peer)
-        eventually(lambda: any(inbox._is_full(line) for line in list(inbox._lines.values())))
+        eventually(lambda: any(inbox._is_full(line) for line in list(inbox._peer_queues.values())))
         taken = -1
         while taken != sent:  # until the socket takes no more
             taken = sent

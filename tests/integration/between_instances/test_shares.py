@@ -476,14 +476,14 @@ def test_where_no_process_can_be_had_the_daemon_goes_on_with_fewer(
     said: str,
 ) -> None:
     tries: list[object] = []
-    opened_for = shares.Shares._opened_for
+    opened_for = shares.Shares._open_shares
 
     def noted(self: shares.Shares, divisions: list[Division]) -> Any:
         tries.append(divisions)
         return opened_for(self, divisions)
 
     monkeypatch.setattr(growth, "RETRY_INTERVAL_S", 0.0)
-    monkeypatch.setattr(shares.Shares, "_opened_for", noted)
+    monkeypatch.setattr(shares.Shares, "_open_shares", noted)
     with monkeypatch.context() as hindered:
         hindered.setattr(what, name, value)
         with sites(2, make_instance_url, tmp_path, 2, in_processes=True) as (west, east):

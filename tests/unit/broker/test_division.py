@@ -135,17 +135,17 @@ def test_nothing_is_lost_and_every_owner_keeps_its_order_when_they_are_divided_a
 
 def test_shares_have_the_room_of_one_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inboxes, "INBOX_BYTES", 12_000)
-    made, link, relieved = Inboxes(), Pipe(), []
-    made.relieved = lambda: relieved.append(True)
+    made, link, on_room = Inboxes(), Pipe(), []
+    made.on_room = lambda: on_room.append(True)
     made.divide(3)
-    relieved.clear()
+    on_room.clear()
     while not made.is_full(link):
         made.put(Arrival(link, frame(of_share(1, 3))))
     assert len(made) == 4  # of about 500 bytes each: 12,000 for three shares, and for its line and another one
     made.shares[0].take(10)
-    assert not relieved
+    assert not on_room
     made.shares[1].take(10)
-    assert relieved
+    assert on_room
     assert not made.is_full(link)
 
 

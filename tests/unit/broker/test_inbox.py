@@ -238,11 +238,11 @@ def test_a_line_that_is_full_does_not_fill_the_others(world: World, monkeypatch:
     monkeypatch.setattr(inboxes, "INBOX_BYTES", 30_000)
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(shop)
-    relieved: list[bool] = []
-    world.inbox.relieved = lambda: relieved.append(True)
+    on_room: list[bool] = []
+    world.inbox.on_room = lambda: on_room.append(True)
     while not world.inbox.is_full(mallory):
         world.brings(mallory)
     assert world.inbox.size < 30_000
     assert not world.inbox.is_full(shop)
     world.round()
-    assert relieved == [True]
+    assert on_room == [True]

@@ -1,16 +1,16 @@
-"""The number of shares (shards of the daemon's conversations): grown under load, and shrunk without."""
+"""The number of shares (partitions of the daemon's conversations): it grows and shrinks with the load."""
 
 from __future__ import annotations
 
-FULL_LOAD = 0.6  # average part of the time in rounds from which a share is added
-FULL_CPU = 0.8  # part of a core in use by this process, from which on more threads would only wait for each other
+FULL_LOAD = 0.6  # average part of the time in rounds from which on a share is added
+FULL_CPU = 0.8  # part of a core that this process uses, above which more threads would only wait for each other
 LOW_LOAD = 0.55  # average part of the time in rounds, if there were one share less, below which one is removed
-POLLS_TO_GROW, POLLS_TO_SHRINK = 3, 10  # seconds, one look each, for which that has to last
-RETRY_INTERVAL_S = 60.0  # seconds until more connections are tried again
+POLLS_TO_GROW, POLLS_TO_SHRINK = 3, 10  # polls in a row, one each second, until the number changes
+RETRY_INTERVAL_S = 60.0  # seconds until the next attempt after a failure to open shares
 
 
 class Load:
-    """The wanted number of shares, by the load of the present ones.
+    """The wanted number of shares, from the load of the present ones.
 
     `most` is the maximum. Shares `in_processes` do not compete for this process's core.
     """
@@ -20,12 +20,12 @@ class Load:
         self._in_processes = in_processes
         self._before: list[float] = []
         self._polled_at, self._computed = now, computed
-        self._full = self._resting = 0  # looks
+        self._full = self._resting = 0  # polls in a row with full load, and with little
 
     def wanted(self, worked: list[float], now: float, computed: float) -> int:
         """Return the number of shares to have from now on.
 
-        `worked` has the total seconds that each share has been in rounds, `computed` the CPU seconds of this process.
+        `worked`: the total seconds in rounds of each share. `computed`: the CPU seconds of this process.
         """
         count = len(worked)
         elapsed = max(now - self._polled_at, 1e-6)
@@ -70,11 +70,11 @@ class Growth:
         return wanted
 
     def opened(self) -> None:
-        """Note that all shares are open."""
+        """Record that all shares are open."""
         self.is_opening, self._told = False, ""
 
     def failed(self, why: str, now: float) -> bool:
-        """Note that shares could not be opened, and wait a minute. Returns whether the reason is a new one to log."""
+        """Record that shares could not be opened, and wait a minute. Returns whether the reason is new, to log it."""
         self.is_opening = False
         self.rest(now)
         is_news, self._told = why != self._told, why

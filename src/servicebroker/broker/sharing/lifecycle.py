@@ -1,8 +1,8 @@
-"""The state machine of one share (shard) beside the daemon's first: stages, events, and the acts that each asks for.
+"""The state machine of one share (partition) besides the daemon's own: stages, events, and the actions for each.
 
 A share runs rounds in a thread of the daemon or in a process of its own. The caller (`broker/shares.py`) carries out
-the acts of a step in their order. If an act ends with an event, the acts of that event's step follow, and the remaining
-acts of the first step are dropped.
+the actions of a step in order. If an action ends with an event, the actions of that event's step follow, and the
+remaining actions of the first step are dropped.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ class Stage(StrEnum):
     OPENING = "OPENING"  # its connection, or its process, is not ready
     SERVING = "SERVING"  # running rounds
     PAUSING = "PAUSING"  # its process was killed; a pause before the next one is started
-    ENDED = "ENDED"  # ended, as it was told
+    ENDED = "ENDED"  # ended after a request
     FAILED = "FAILED"  # all shares restart from the database
 
 
 class Event(StrEnum):
     """An event of a share."""
 
-    READY = "its connection is there"
+    READY = "its connection is ready"
     EXITED = "its process has exited without a report"
-    EXITED_AT_END = "its process has exited without a report when it was told to end"
+    EXITED_AT_END = "its process has exited without a report after a request to end"
     UNSTARTABLE = "no process can be started"
     ERROR = "something else has failed"
     PAUSED = "the pause is over"
-    STOP_REQUESTED = "it is told to end"
+    STOP_REQUESTED = "the daemon requests its end"
 
 
 class ShareAction(StrEnum):
@@ -38,12 +38,12 @@ class ShareAction(StrEnum):
 
     AWAIT = "wait until it is ready"
     RUN_ROUNDS = "run rounds"
-    CLOSE = "close its connection, or end its process and the session of that"
+    CLOSE = "close its connection, or end its process and the process's session"
     COUNT_KILLED = "count the killed process"
     PAUSE = "pause"
-    REPLACE = "start a process in its place"
-    OPEN_IN_DAEMON = "go on in the daemon's process"
-    REPORT_PROBLEM = "tell the daemon what has failed"
+    REPLACE = "start another process"
+    OPEN_IN_DAEMON = "continue in the daemon's process"
+    REPORT_PROBLEM = "report the failure to the daemon"
 
 
 class Step(NamedTuple):
@@ -87,7 +87,7 @@ class ShareLife:
         """Handle an event: enter the next stage, and return the acts to carry out.
 
         Raises:
-            RuntimeError: that event cannot happen in this stage.
+            RuntimeError: the event cannot happen in this stage.
         """
         step = STEPS.get((self.stage, event))
         if step is None:

@@ -1,4 +1,4 @@
-"""A share, its rounds, and the division of an instance's conversations among several shares."""
+"""A share (partition), its rounds, and the division of an instance's conversations among several shares."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from servicebroker.broker.transport.links import Arrival
 from servicebroker.protocol.division import Division
 from servicebroker.protocol.mirroring import KnownTimeline
 
-ROUND_FRAMES = 2_000  # frames that a round takes
+ROUND_FRAMES = 2_000  # frames and events in a round (one transaction)
 
 
 class DividedStore(Store, Protocol):
-    """A store that finds the conversations of one share."""
+    """A store that reads the conversations of one share."""
 
     division: Division
 
 
 class OpenedHere(Protocol):
-    """The connection of a share in the daemon's process."""
+    """A database connection of a share in the daemon's process."""
 
     @property
     def store(self) -> Store:
@@ -33,33 +33,33 @@ class OpenedHere(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """A share: its relay, its store if that is in this process, its inbox, and the load of its rounds."""
+    """A share: its relay, its inbox, its store (if in this process), and the load of its rounds."""
 
     relay: Relay | RemoteRelay
     inbox: Inbox
     store: Store | None = None
-    handled: int = 0  # messages, by the last round
-    worked: float = 0.0  # seconds in rounds that carried something
+    handled: int = 0  # messages in the last round
+    worked: float = 0.0  # total seconds of rounds with messages
 
     @property
     def wake_at(self) -> float:
-        """When there is something to do, if nothing happens."""
+        """The time when the share has work, even if no message arrives."""
         return min(self.relay.wake_at, self.inbox.wake_at)
 
     def use_connection(self, opened: OpenedHere | RemoteRelay) -> None:
-        """From now on: the store of its relay, or the process that has both."""
+        """Use a connection with its store, or a child process that has both."""
         if isinstance(opened, RemoteRelay):
             self.relay = opened
         else:
             self.store = opened.store
 
     def run_round(self, seconds: Callable[[], float], challenge: Callable[[KnownTimeline], object]) -> int:
-        """Run one round. Returns how much there was to do, in messages.
+        """Run one round. Returns the number of handled messages.
 
-        `challenge` is called when a peer has seen a higher timeline of this cluster.
+        `challenge` is called when a peer knows a higher timeline of this cluster.
 
         Raises:
-            psycopg.Error, InstanceError: nothing of the round is to count.
+            psycopg.Error, InstanceError: nothing of the round was committed.
         """
         began = seconds()
         taken = self.inbox.take(ROUND_FRAMES)
@@ -93,10 +93,10 @@ class Share:
 
 
 class ShareSet:
-    """The shares of one daemon. `make` makes a relay in this process; `in_processes` the others have theirs elsewhere.
+    """The shares of one daemon. `make` makes a relay. With `in_processes` the other shares have theirs in children.
 
     Attributes:
-        all: the first one is the daemon's own.
+        all: the shares; the first one is the daemon's own.
     """
 
     def __init__(self, make: Callable[[], Relay], inboxes: Inboxes, *, in_processes: bool) -> None:
@@ -108,7 +108,7 @@ class ShareSet:
     def divide(self, store: DividedStore, opened: Sequence[OpenedHere | RemoteRelay]) -> None:
         """Divide all conversations among the first share and these, between rounds.
 
-        `store` is that of the first share. All relays begin from what the database holds.
+        `store` is that of the first share. All relays restart from the database.
         """
         count = 1 + len(opened)
         self._shrink(1 if self._in_processes else count)
@@ -122,24 +122,24 @@ class ShareSet:
         self.forget()
 
     def unite(self) -> None:
-        """Leave one share, which has forgotten everything."""
+        """Go back to one share with an empty memory."""
         self._shrink(1)
         self._inboxes.divide(1)
         self.forget()
 
     def forget(self) -> None:
-        """Restart from the database."""
+        """Empty the memory of all relays, which then restart from the database."""
         for share in self.all:
             share.relay.forget(len(self.all))
         self._inboxes.forget_links()
 
     def move_into_daemon(self, share: Share) -> None:
-        """Give a share a relay in this process: no other process can be had."""
+        """Give a share a relay in this process, because no child process can be started."""
         share.relay = self._make()
         share.relay.forget(len(self.all))
 
     def _shrink(self, count: int) -> None:
-        """Remove the last shares. Senders repeat what those would have passed on."""
+        """Remove the last shares and their forwarded messages, which the senders repeat."""
         for share in self.all[count:]:
             share.relay.forwarding.drop_all(11293)
         del self.all[count:]

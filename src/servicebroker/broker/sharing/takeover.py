@@ -1,11 +1,12 @@
-"""The state machine of a process until it serves the instance: phases, events, and the acts that each asks for.
+"""The state machine of a process until it serves the instance: phases, events, and the actions for each.
 
-One of the processes that want to serve an instance does. The process has the lease, its server is no standby, and a
-commit has proven that the server is the principal of its cluster. The others wait. If another process has the lease, a
-waiting process has no connections to peers. If its server is a standby, it tells peers so, and drops their messages.
+Several processes may want to serve an instance; one does. It holds the lease (an advisory lock), its server is no
+standby, and a commit has proved that the server is the principal of its cluster. The others wait. A process that waits
+for the lease has no connections to peers. A process whose server is a standby reports that to peers, and drops
+messages.
 
-Each connection to the database begins at `Phase.ASKING`. The caller (`broker/daemon.py`) carries out the acts of a step
-in their order. If an act ends with an event, the remaining acts are dropped.
+Each connection to the database begins at `Phase.ASKING`. The caller (`broker/daemon.py`) carries out the actions of a
+step in order. If an action ends with an event, the remaining actions are dropped.
 """
 
 from __future__ import annotations
@@ -16,42 +17,42 @@ from typing import NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.mirroring import KnownTimeline, RoleReport
 
-PROMOTION_INTERVAL_S = 0.5  # seconds between looks at whether the standby was promoted
-LEASE_INTERVAL_S = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
-PROOF_INTERVAL_S = 1.0  # seconds until a commit is tried again
+PROMOTION_INTERVAL_S = 0.5  # seconds between checks whether the standby was promoted
+LEASE_INTERVAL_S = 2.0  # seconds between attempts to get the lease
+PROOF_INTERVAL_S = 1.0  # seconds until the next attempt to commit
 
 
 class Phase(StrEnum):
     """The phase of a process."""
 
-    ASKING = "ASKING"  # the role of its server
+    ASKING = "ASKING"  # asks for the role of its server
     MIRRORING = "MIRRORING"  # its server is a standby
-    CONTENDING = "CONTENDING"  # for the lease
+    CONTENDING = "CONTENDING"  # tries to get the lease
     STANDING_BY = "STANDING_BY"  # another process has the lease
-    PROVING = "PROVING"  # that it is the principal
+    PROVING = "PROVING"  # tries to commit, which proves that its server is the principal
     SERVING = "SERVING"
-    ABANDONED = "LEFT"  # this connection is of no more use
+    ABANDONED = "LEFT"  # has given this connection up
 
 
 class Event(StrEnum):
-    """An event on the way."""
+    """An event before the process serves."""
 
     MIRROR = "its server is a standby"
     PRIMARY = "its server is no standby"
     HELD = "another process has the lease"
     WON = "it has the lease"
-    PROVED = "a commit went through"
-    UNPROVED = "a commit did not go through, or another server was promoted"
+    PROVED = "a commit has succeeded"
+    UNPROVED = "a commit has failed, or another server was promoted"
 
 
 class TakeoverAction(StrEnum):
     """An action that a step asks for."""
 
-    ASK_ROLE = "ask the server what it is"
+    ASK_ROLE = "ask the server for its role"
     ANNOUNCE_MIRROR = "tell peers that the server is a standby"
     LOG_MIRROR = "log that it waits as the mirror"
-    DROP_ARRIVALS = "drop what peers have brought"
-    APPLY_POLICY = "do as the stored endpoint says"
+    DROP_ARRIVALS = "drop the messages of peers"
+    APPLY_POLICY = "apply the stored endpoint"
     WAIT_FOR_PROMOTION = "wait for a promotion"
     LOG_PROMOTED = "log that it takes over"
     ANNOUNCE_DOUBT = "tell peers that its role is in doubt"
@@ -60,10 +61,10 @@ class TakeoverAction(StrEnum):
     STOP_LISTENING = "close all connections with peers"
     WAIT_FOR_LEASE = "wait for the lease"
     PROVE = "commit, and wait for the synchronous standby"
-    REPORT = "show doctor why it does not serve"
+    REPORT = "report to doctor why it does not serve"
     WAIT_FOR_PROOF = "wait until the next commit"
     SERVE = "serve"
-    DISCONNECT = "leave this connection"
+    DISCONNECT = "close this connection"
 
 
 class Step(NamedTuple):
@@ -114,10 +115,10 @@ class Takeover:
         self.phase = Phase.ASKING
 
     def on_event(self, event: Event) -> tuple[TakeoverAction, ...]:
-        """Go on to the next phase. Returns the acts on the way.
+        """Enter the next phase. Returns the actions to carry out.
 
         Raises:
-            RuntimeError: that event cannot happen in this phase.
+            RuntimeError: the event cannot happen in this phase.
         """
         step = STEPS.get((self.phase, event))
         if step is None:
@@ -127,17 +128,17 @@ class Takeover:
 
 
 class Challenges:
-    """The higher timelines of our cluster that peers have seen: each says that another server was promoted."""
+    """The higher timelines of this cluster that peers have reported: each means that another server was promoted."""
 
     def __init__(self) -> None:
-        self._highest = KnownTimeline()  # the last one that was new
-        self._refuted = KnownTimeline()  # the one that a commit with the standby has proven wrong
+        self._highest = KnownTimeline()  # the last new one
+        self._refuted = KnownTimeline()  # the one that a synchronous commit has refuted
 
     def take(self, known: KnownTimeline) -> None:
-        """Handle the report of a peer that it has seen a higher timeline of our cluster.
+        """Handle the report of a peer that it knows a higher timeline of this cluster.
 
         Raises:
-            InstanceError: it has to be proven anew that this is the principal.
+            InstanceError: this server must prove again that it is the principal.
         """
         if known not in (self._highest, self._refuted):
             self._highest = known
@@ -146,7 +147,7 @@ class Challenges:
             )
 
     def objection(self, role_report: RoleReport) -> str:
-        """Return why this server is not the principal, whatever it commits; '' where a commit proves it."""
+        """Return why this server cannot be the principal; '' if a commit can prove that it is."""
         is_challenged = self._highest.system == role_report.system and self._highest.timeline > role_report.timeline
         if is_challenged and not role_report.is_synchronous:
             return (
@@ -157,5 +158,5 @@ class Challenges:
         return ""
 
     def refute(self) -> None:
-        """Note that a commit has reached our standby, which refutes the reported promotion."""
+        """Record that a commit has reached the standby, which refutes the reported promotion."""
         self._refuted = self._highest

@@ -124,7 +124,7 @@ class Network:
         self._refused: dict[int, Counted] = {}
         self.refusals = Refusals()
         self._listening: tuple[str, int | None] = "", None
-        inbox.relieved = self._resume_soon
+        inbox.on_room = self._resume_soon
         self._acceptor: Acceptor | None = None
         self.loop = self._start_loop()
         self.loop.call_soon_threadsafe(self._tick)
