@@ -153,7 +153,7 @@ class _Traffic:
     taken: int = 0  # bytes acknowledged since `since`
     taken_before: int = 0  # bytes acknowledged in the half second before
     small: _SmallMessages | None = None  # the small messages that were sent last
-    measured: _SmallMessages | None = None  # those whose round trip is being measured
+    measured: _SmallMessages | None = None  # the small messages whose round trip is being measured
     round_trip_s: float = NEVER  # the shortest time until an acknowledgement
 
     def turn(self, now: float) -> None:
@@ -421,7 +421,7 @@ class Conversations:
                     self.on_event(entry, Event.SEND_BLOCKED, why=link)
                     return
                 self.on_event(entry, Event.LINK_FOUND, link=link)
-                if entry.link is not None:  # else it must be claimed first
+                if entry.link is not None:  # without a link the conversation must be claimed first
                     self.to_read[handle] = None
             if entry.link is not None:
                 self._lines.setdefault(entry.link, FairQueue()).add(handle, entry.priority)

@@ -191,7 +191,7 @@ class Readahead:
         return set(wanted)
 
     def _reading(self, entry: Entry) -> Reading | None:
-        """Return what to read of a conversation. Without a link one message is enough to make the daemon connect."""
+        """Return the messages to read of a conversation. Without a link one is enough to make the daemon connect."""
         dialog = entry.dialog
         if (
             entry.address is None

@@ -82,7 +82,7 @@ class BrokerStatus(Enum):
 
 
 class Claim(Enum):
-    """Whether a broker claims to be the principal: OPEN until it has answered."""
+    """The claim of a broker to be the principal; OPEN until it has answered."""
 
     YES, NO, OPEN = "yes", "no", "open"
 
@@ -152,7 +152,7 @@ def heard(pair: Pair, side: int, role_report: RoleReport, now: float) -> Pair:
     known, other = pair.known.after(role_report), 1 - side
     role_reports = _with(pair.role_reports, side, role_report)
     claims = pair.statuses[other] is BrokerStatus.PRINCIPAL
-    if claims and role_reports[other].system == known.system:  # else it belongs to an older cluster
+    if claims and role_reports[other].system == known.system:  # unless the cluster was created again
         known = known.after(role_reports[other])
     statuses = _with(pair.statuses, side, _word(role_report, known))
     if claims:
