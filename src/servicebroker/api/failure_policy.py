@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 import psycopg
-from psycopg.pq import TransactionStatus
 
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
-from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, hold
+from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, chained, hold
 from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
@@ -147,7 +146,7 @@ class FailureHandler:
         succeeded: list[Message] = []
         if self._answers_ends:
             succeeded = answer_ends(transaction, self._queue_id(), turns)
-        for index, turn in enumerate(turns):
+        for index, turn in enumerate(chained(turns)):
             if not turn.begin(is_first=index == 0):
                 continue
             if self._process(turn, procedure):
@@ -174,7 +173,7 @@ class FailureHandler:
         if transaction._has_finished():
             self._ended_by_procedure(transaction, failure)
             return False
-        if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
+        if failure is None and turn.has_failed_statement:
             failure = InstanceError("A statement of the procedure failed, and the procedure went on.")
         if failure is None:
             return True

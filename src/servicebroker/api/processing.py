@@ -27,7 +27,7 @@ from servicebroker.api.failure_policy import FailureHandler
 from servicebroker.api.shared import tracing
 from servicebroker.api.throttle import Throttle
 from servicebroker.api.transaction import Transaction, translated
-from servicebroker.api.turns import Procedure, hold
+from servicebroker.api.turns import Procedure, chained, hold
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
@@ -199,7 +199,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
     """
     done, failure = 0, None
     with Transaction(database, connection) as transaction:
-        for index, turn in enumerate(hold(transaction, operation)):
+        for index, turn in enumerate(chained(hold(transaction, operation))):
             if not turn.begin(is_first=index == 0):
                 continue
             stop = StopDetector(exits=True)

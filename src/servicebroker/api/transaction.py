@@ -13,6 +13,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from servicebroker.api.deferred_answers import DeferredAnswers
 from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline, WaitingDialogs, send_what_waits
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.shared import tracing
@@ -226,6 +227,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
         """
         self._check_open()
         self._send_what_waits()
+        if self._answers is not None:
+            self._answers.drop()  # the block draws numbers
         before, self._pipeline = self._pipeline, Pipeline(self.database, self.connection)
         try:
             yield self._pipeline
@@ -236,6 +239,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
             self._send_what_waits()
 
     def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
+        if self._answers is not None:
+            self._answers.leave()
         if self._pipeline is None and not self._ended:
             waiting: list[UUID] = self._new_dialogs.begin(self.engine, begin, group)
             if waiting:
@@ -246,6 +251,10 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. In `pipeline()` a SEND on one conversation returns its position."""
+        if self._answers is not None and not self._ended and (known := self._answers.run(operation)):
+            self.instance.check_process()
+            foreseen: T = known[0]
+            return foreseen
         pipeline = self._pipeline
         may_wait = pipeline is None and not self._ended and (self._new is not None or type(operation) is BeginDialog)
         if may_wait and (deferred := self._new_dialogs.run(self.engine, operation)):
@@ -273,6 +282,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def _drop_what_waits(self) -> None:
         if self._new is not None:
             self._new.drop()
+        if self._answers is not None:
+            self._answers.drop()
 
     def _send_what_waits(self) -> None:
         send_what_waits(self.connection)
@@ -292,6 +303,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def _let_commit_travel(self) -> None:
         """Defer COMMIT: it is sent with the first statement of the next transaction on this connection."""
         self._send_what_waits()
+        if self._leaves_closed:
+            self._do(self.engine.remove_closed())
         self._commit_travels = True
 
     def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:
@@ -364,6 +377,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     _ended = False
     _new: WaitingDialogs | None = None  # made for the first BEGIN DIALOG
+    _answers: DeferredAnswers | None = None  # while a procedure runs whose verbs may wait
+    _leaves_closed = False  # true if closed endpoints can be removed
     _pipeline: Pipeline | None = None
     _has_worked = False
     _commit_travels = False

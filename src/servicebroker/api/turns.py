@@ -13,18 +13,24 @@ turn adds one subtransaction to its backend.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TypeAlias
 
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from servicebroker.api.deferred_answers import DeferredAnswers, may_defer
 from servicebroker.api.shared import tracing
-from servicebroker.api.transaction import Transaction
+from servicebroker.api.transaction import Transaction, raise_broker_error
 from servicebroker.engine.catalog.catalog import Queue
+from servicebroker.engine.conversation.receive import Taken
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
 from servicebroker.store.direct import QueuedCommand, run_command
-from servicebroker.store.statements import Steps
+from servicebroker.store.server_errors import is_transaction_conflict
+from servicebroker.store.statements import Statement, Steps, result_of
 
 Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 
@@ -42,9 +48,17 @@ class Turn:
 
     def run(self, procedure: Procedure) -> None:
         """Call the procedure, then send the statements that it left waiting, so that they fail inside the turn."""
+        self._call(procedure)
+        self.transaction._send_what_waits()
+
+    def _call(self, procedure: Procedure) -> None:
         with tracing.current(self.transaction._processing):
             check_result(procedure(self.transaction, self.messages))
-        self.transaction._send_what_waits()
+
+    @property
+    def has_failed_statement(self) -> bool:
+        """True if a statement of the procedure has failed."""
+        return self.transaction.connection.pgconn.transaction_status == TransactionStatus.INERROR
 
     def undo(self) -> None:
         """Undo what the procedure did. Its messages stay received."""
@@ -61,21 +75,33 @@ class GroupTurn(Turn):
 
     def __init__(self, transaction: Transaction, queue: Queue, messages: list[Message]) -> None:
         super().__init__(transaction, messages)
+        self.following: GroupTurn | None = None
         self._queue = queue
+        self._taken: Taken | None = None
+        self._problem: psycopg.Error | None = None  # why the messages were not taken
 
     @property
     def is_end(self) -> bool:
         """Return whether all messages of the group are EndDialogs."""
         return all(message.is_end_dialog for message in self.messages)
 
+    @property
+    def has_failed_statement(self) -> bool:
+        """True if a statement of the procedure has failed, and not the statement that begins the following turn."""
+        return super().has_failed_statement and (self.following is None or self.following._problem is None)
+
     def begin(self, *, is_first: bool) -> bool:
         """Set a savepoint and take the messages. Return False if some were gone; then nothing is taken.
 
         An earlier turn may have received them, or ended their conversation.
         """
-        commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
-        self.transaction.connection.queued += [QueuedCommand(command, _nothing) for command in commands]
-        if not self._take():
+        if self._problem is not None:
+            raise_broker_error(self._problem)
+        if self._taken is None:
+            commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
+            self.transaction.connection.queued += [QueuedCommand(command, _nothing) for command in commands]
+            self._take()
+        if not self._has_all:
             super().undo()  # a later RECEIVE takes the remaining messages
             return False
         if tracing.is_on():
@@ -93,9 +119,70 @@ class GroupTurn(Turn):
         if steps is not None:
             self.transaction._do(steps)
 
-    def _take(self) -> bool:
-        engine = self.transaction.engine
-        return self.transaction._do(engine.take(self._queue.queue_id, self.messages)) == len(self.messages)
+    def run(self, procedure: Procedure) -> None:
+        """Call the procedure. The answers that it left waiting leave with the savepoint of the following turn.
+
+        If they fail, call it once more, and let its verbs run at once.
+        """
+        transaction, answers = self.transaction, self._defer_answers()
+        if answers is None:
+            super().run(procedure)
+            return
+        try:
+            self._call(procedure)
+            transaction._answers = None
+            if not answers.has_failed:
+                self._leave(answers)
+        except Exception as problem:
+            if not answers.has_failed or is_transaction_conflict(problem):
+                raise
+        finally:
+            transaction._answers = None
+            answers.drop()
+        if answers.has_failed and not transaction._has_finished():
+            answers.stop()
+            self.undo()
+            super().run(procedure)
+
+    def _defer_answers(self) -> DeferredAnswers | None:
+        """Let answers of the procedure wait, if the messages belong to one conversation whose next number is known."""
+        taken, transaction = self._taken, self.transaction
+        if taken is None or taken.next_number is None or not may_defer(transaction):
+            return None
+        handle = self.messages[0].conversation_handle
+        transaction._answers = DeferredAnswers(transaction, handle, taken.next_number)
+        return transaction._answers
+
+    def _leave(self, answers: DeferredAnswers) -> None:
+        """Send the answers that wait, and with them the commands that begin the following turn."""
+        transaction, following = self.transaction, self.following
+        if transaction.connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+            answers.drop()
+        if not answers.are_waiting:
+            transaction._send_what_waits()
+            return
+        sent: list[Statement | bytes] = []
+        if following is not None:
+            steps = following._take_steps()
+            sent = [_RELEASE, SAVEPOINT, next(steps)]
+        try:
+            rows, following_problem = answers.leave_with(sent)
+        except psycopg.Error as problem:
+            raise_broker_error(problem)
+        if following is not None:
+            following._problem = following_problem
+            if following_problem is None:
+                following._taken = result_of(steps, rows[-1])
+
+    def _take(self) -> None:
+        self._taken = self.transaction._do(self._take_steps())
+
+    def _take_steps(self) -> Steps[Taken]:
+        return self.transaction.engine.take(self._queue.queue_id, self.messages)
+
+    @property
+    def _has_all(self) -> bool:
+        return self._taken is not None and self._taken.messages == len(self.messages)
 
 
 def hold(transaction: Transaction, operation: Receive) -> list[GroupTurn]:
@@ -105,6 +192,13 @@ def hold(transaction: Transaction, operation: Receive) -> list[GroupTurn]:
     by_group = groupby(messages, attrgetter("conversation_group_id"))
     turns = [GroupTurn(transaction, queue, list(group)) for _, group in by_group]
     transaction._leaves_groups = len(turns) >= operation.groups
+    return turns
+
+
+def chained(turns: list[GroupTurn]) -> list[GroupTurn]:
+    """Tell each turn which one follows it. Return the turns."""
+    for turn, following in pairwise(turns):
+        turn.following = following
     return turns
 
 

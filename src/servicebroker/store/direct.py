@@ -80,6 +80,13 @@ class DescribedRows(NamedTuple):
     touched: int
 
 
+class Outcome(NamedTuple):
+    """The rows of statements that ran in one round trip, and the error of the one behind them, which has failed."""
+
+    rows: list[list[Row]]
+    problem: psycopg.Error | None
+
+
 class PreparedStatements:
     """The prepared statements of a connection, run after its deferred commands and verbs."""
 
@@ -117,6 +124,52 @@ class PreparedStatements:
             return DescribedRows(None, [], count)
         columns = tuple((result.fname(n) or b"").decode(connection.info.encoding) for n in range(result.nfields))
         return DescribedRows(columns, transformer.load_rows(0, result.ntuples, tuple), count)
+
+    def together(self, connection: AnyConnection, sent: Sequence[Statement | bytes]) -> PQGen[Outcome]:
+        """Run statements, and commands without parameters and rows, in one round trip, up to the first that fails.
+
+        No command may be deferred.
+        """
+        began, pgconn = perf_counter(), connection.pgconn
+        transformer = self._transformer = self._transformer or Transformer(connection)
+        sends: list[Callable[[], None]] = []
+        keys: list[tuple[str, tuple[int, ...]]] = []
+        for one in sent:
+            if isinstance(one, Statement):
+                values = transformer.dump_sequence(one.parameters, [PyFormat.AUTO] * len(one.parameters))
+                key, formats = (text_of(one.name, one.sql), tuple(transformer.types or ())), transformer.formats
+                name = self._names.get(key) or (yield from self._prepare(connection, *key))
+                sends.append(partial(pgconn.send_query_prepared, name, values, formats, Format.BINARY))
+                keys.append(key)
+            else:
+                sends.append(partial(pgconn.send_query_params, one, None))
+                keys.append(("", ()))
+        pgconn.enter_pipeline_mode()
+        try:
+            for send in sends:
+                send()
+            pgconn.pipeline_sync()
+            results = yield from _replies(pgconn, ())
+        finally:
+            with contextlib.suppress(psycopg.Error):  # a lost connection has left pipeline mode
+                pgconn.exit_pipeline_mode()
+        problem = None
+        if results[-1].status == ExecStatus.FATAL_ERROR:
+            problem = psycopg.errors.error_from_result(results.pop(), encoding=connection.info.encoding)
+            if isinstance(problem, psycopg.errors.InvalidSqlStatementName):  # the application ran DISCARD ALL
+                self._names.clear()
+            elif isinstance(problem, psycopg.errors.FeatureNotSupported):
+                self._forget(*keys[len(results)])
+        counts, seconds = counts_of(connection), (perf_counter() - began) / len(sent)
+        rows: list[list[Row]] = []
+        for one, result in zip(sent, results, strict=False):
+            loads = result.status == ExecStatus.TUPLES_OK and result.ntuples
+            if loads:
+                transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
+            rows.append(_load(connection, result, transformer) if loads else [])
+            if isinstance(one, Statement):
+                counts.add(one.name, seconds)
+        return Outcome(rows, problem)
 
     def before(self, connection: AnyConnection) -> PQGen[None]:
         """Return protocol steps that run the deferred verbs and commands."""
@@ -406,6 +459,12 @@ class DirectPool(ConnectionPool[DirectConnection]):
             self.close()
 
         threading.Thread(target=work, name="servicebroker drops a pool", daemon=True).start()
+
+
+def run_together(connection: DirectConnection, sent: Sequence[Statement | bytes]) -> Outcome:
+    """Run statements and commands in one round trip, up to the first that fails. Nothing may be deferred."""
+    with connection.lock:
+        return connection.wait(connection.prepared_statements.together(connection, sent))
 
 
 def run_command(connection: psycopg.Connection[Any], command: bytes) -> None:

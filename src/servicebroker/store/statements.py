@@ -67,6 +67,16 @@ def only(statement: Statement) -> Steps[Rows]:
     return (yield statement)
 
 
+def result_of(steps: Steps[T], rows: Rows) -> T:
+    """Return the result of a verb whose last statement returned these rows."""
+    try:
+        steps.send(rows)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("another statement follows")
+
+
 def resumed(statement: Statement, steps: Steps[T]) -> Steps[T]:
     """Continue a verb that has already yielded `statement`."""
     try:

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 import psycopg
-from psycopg.pq import TransactionStatus
 
 from servicebroker.api.aio.transaction import AsyncTransaction
-from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, hold
+from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, chained, hold
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
@@ -149,7 +148,7 @@ class AsyncFailureHandler:
         succeeded: list[Message] = []
         if self._answers_ends:
             succeeded = await answer_ends(transaction, await self._queue_id(), turns)
-        for index, turn in enumerate(turns):
+        for index, turn in enumerate(chained(turns)):
             if not await turn.begin(is_first=index == 0):
                 continue
             if await self._process(turn, procedure):
@@ -176,7 +175,7 @@ class AsyncFailureHandler:
         if transaction._has_finished():
             await self._ended_by_procedure(transaction, failure)
             return False
-        if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
+        if failure is None and turn.has_failed_statement:
             failure = InstanceError("A statement of the procedure failed, and the procedure went on.")
         if failure is None:
             return True

@@ -143,6 +143,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self.thread_view: Any = None  # the ThreadInstance of T-SQL under asyncio (aio/scripts.py)
         self._process = forked.process_id
         self._is_closed = False
+        self.defers_from = 0.0  # see deferred_answers.py
         self.open_transactions: defaultdict[object, int] = defaultdict(int)  # count by thread, or task
         self.watchers = AsyncWatchers()
 

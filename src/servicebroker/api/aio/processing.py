@@ -25,7 +25,7 @@ import psycopg
 from servicebroker.api.aio.failure_policy import AsyncFailureHandler
 from servicebroker.api.aio.throttle import AsyncThrottle
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
-from servicebroker.api.aio.turns import Procedure, hold
+from servicebroker.api.aio.turns import Procedure, chained, hold
 from servicebroker.api.shared import tracing
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
@@ -204,7 +204,7 @@ async def _take_groups(
     """
     done, failure = 0, None
     async with AsyncTransaction(database, connection) as transaction:
-        for index, turn in enumerate(await hold(transaction, operation)):
+        for index, turn in enumerate(chained(await hold(transaction, operation))):
             if not await turn.begin(is_first=index == 0):
                 continue
             stop = StopDetector(exits=True)

@@ -12,19 +12,25 @@ turn adds one subtransaction to its backend.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TypeAlias
 
-from servicebroker.api.aio.transaction import AsyncTransaction
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from servicebroker.api.aio.deferred_answers import AsyncDeferredAnswers, may_defer
+from servicebroker.api.aio.transaction import AsyncTransaction, raise_broker_error
 from servicebroker.api.shared import tracing
 from servicebroker.engine.catalog.catalog import Queue
+from servicebroker.engine.conversation.receive import Taken
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.direct import run_command
 from servicebroker.store.direct import QueuedCommand
-from servicebroker.store.statements import Steps
+from servicebroker.store.server_errors import is_transaction_conflict
+from servicebroker.store.statements import Statement, Steps, result_of
 
 Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
 
@@ -42,9 +48,17 @@ class AsyncTurn:
 
     async def run(self, procedure: Procedure) -> None:
         """Call the procedure, then send the statements that it left waiting, so that they fail inside the turn."""
+        await self._call(procedure)
+        await self.transaction._send_what_waits()
+
+    async def _call(self, procedure: Procedure) -> None:
         with tracing.current(self.transaction._processing):
             check_result(await procedure(self.transaction, self.messages))
-        await self.transaction._send_what_waits()
+
+    @property
+    def has_failed_statement(self) -> bool:
+        """True if a statement of the procedure has failed."""
+        return self.transaction.connection.pgconn.transaction_status == TransactionStatus.INERROR
 
     async def undo(self) -> None:
         """Undo what the procedure did. Its messages stay received."""
@@ -61,21 +75,33 @@ class AsyncGroupTurn(AsyncTurn):
 
     def __init__(self, transaction: AsyncTransaction, queue: Queue, messages: list[Message]) -> None:
         super().__init__(transaction, messages)
+        self.following: AsyncGroupTurn | None = None
         self._queue = queue
+        self._taken: Taken | None = None
+        self._problem: psycopg.Error | None = None  # why the messages were not taken
 
     @property
     def is_end(self) -> bool:
         """Return whether all messages of the group are EndDialogs."""
         return all(message.is_end_dialog for message in self.messages)
 
+    @property
+    def has_failed_statement(self) -> bool:
+        """True if a statement of the procedure has failed, and not the statement that begins the following turn."""
+        return super().has_failed_statement and (self.following is None or self.following._problem is None)
+
     async def begin(self, *, is_first: bool) -> bool:
         """Set a savepoint and take the messages. Return False if some were gone; then nothing is taken.
 
         An earlier turn may have received them, or ended their conversation.
         """
-        commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
-        self.transaction.connection.queued += [QueuedCommand(command, _nothing) for command in commands]
-        if not await self._take():
+        if self._problem is not None:
+            raise_broker_error(self._problem)
+        if self._taken is None:
+            commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
+            self.transaction.connection.queued += [QueuedCommand(command, _nothing) for command in commands]
+            await self._take()
+        if not self._has_all:
             await super().undo()  # a later RECEIVE takes the remaining messages
             return False
         if tracing.is_on():
@@ -93,9 +119,70 @@ class AsyncGroupTurn(AsyncTurn):
         if steps is not None:
             await self.transaction._do(steps)
 
-    async def _take(self) -> bool:
-        engine = self.transaction.engine
-        return await self.transaction._do(engine.take(self._queue.queue_id, self.messages)) == len(self.messages)
+    async def run(self, procedure: Procedure) -> None:
+        """Call the procedure. The answers that it left waiting leave with the savepoint of the following turn.
+
+        If they fail, call it once more, and let its verbs run at once.
+        """
+        transaction, answers = self.transaction, self._defer_answers()
+        if answers is None:
+            await super().run(procedure)
+            return
+        try:
+            await self._call(procedure)
+            transaction._answers = None
+            if not answers.has_failed:
+                await self._leave(answers)
+        except Exception as problem:
+            if not answers.has_failed or is_transaction_conflict(problem):
+                raise
+        finally:
+            transaction._answers = None
+            answers.drop()
+        if answers.has_failed and not transaction._has_finished():
+            answers.stop()
+            await self.undo()
+            await super().run(procedure)
+
+    def _defer_answers(self) -> AsyncDeferredAnswers | None:
+        """Let answers of the procedure wait, if the messages belong to one conversation whose next number is known."""
+        taken, transaction = self._taken, self.transaction
+        if taken is None or taken.next_number is None or not may_defer(transaction):
+            return None
+        handle = self.messages[0].conversation_handle
+        transaction._answers = AsyncDeferredAnswers(transaction, handle, taken.next_number)
+        return transaction._answers
+
+    async def _leave(self, answers: AsyncDeferredAnswers) -> None:
+        """Send the answers that wait, and with them the commands that begin the following turn."""
+        transaction, following = self.transaction, self.following
+        if transaction.connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+            answers.drop()
+        if not answers.are_waiting:
+            await transaction._send_what_waits()
+            return
+        sent: list[Statement | bytes] = []
+        if following is not None:
+            steps = following._take_steps()
+            sent = [_RELEASE, SAVEPOINT, next(steps)]
+        try:
+            rows, following_problem = await answers.leave_with(sent)
+        except psycopg.Error as problem:
+            raise_broker_error(problem)
+        if following is not None:
+            following._problem = following_problem
+            if following_problem is None:
+                following._taken = result_of(steps, rows[-1])
+
+    async def _take(self) -> None:
+        self._taken = await self.transaction._do(self._take_steps())
+
+    def _take_steps(self) -> Steps[Taken]:
+        return self.transaction.engine.take(self._queue.queue_id, self.messages)
+
+    @property
+    def _has_all(self) -> bool:
+        return self._taken is not None and self._taken.messages == len(self.messages)
 
 
 async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncGroupTurn]:
@@ -105,6 +192,13 @@ async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncG
     by_group = groupby(messages, attrgetter("conversation_group_id"))
     turns = [AsyncGroupTurn(transaction, queue, list(group)) for _, group in by_group]
     transaction._leaves_groups = len(turns) >= operation.groups
+    return turns
+
+
+def chained(turns: list[AsyncGroupTurn]) -> list[AsyncGroupTurn]:
+    """Tell each turn which one follows it. Return the turns."""
+    for turn, following in pairwise(turns):
+        turn.following = following
     return turns
 
 

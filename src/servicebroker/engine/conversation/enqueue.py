@@ -40,6 +40,7 @@ _FRAGMENTS = (
 _BEGUN = "'SO'"  # the state before the first SEND
 _STARTED = "'SI', 'CO'"  # states that may send to another instance
 _CERTAIN = ") select max(message_sequence_number), 1 / count(*) from arrived"
+_CERTAIN_PRIORITY = ") select max(priority), 1 / count(*) from arrived"
 _STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
 
 
@@ -88,23 +89,29 @@ def send(queue_id: int, *, certain: bool = False) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def send_answer(queue_id: int) -> str:
+def send_answer(queue_id: int, *, certain: bool = False) -> str:
     """SEND of one message on a received conversation, whose peer is guessed from an earlier conversation.
 
     Parameters: those of `send`. Then values that the endpoint must have: service id, contract id, is_initiator, service
     id and contract id of the peer. Returns a row with sequence number and priority; no row as `send`, or if a value
     differs.
+
+    With `certain` the endpoint must have the sequence number of a last parameter, too, or the statement divides by
+    zero. The row has the priority.
     """
+    before, number, after = " ", "", ""
+    if certain:
+        before, number, after = ", arrived as (", " and send_sequence = $12", _CERTAIN_PRIORITY
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
         f"where conversation_handle = $1 and {_converses(5)} and {_delivers_to(queue_id, 6)} "
         f"and (service_id = $7 and service_contract_id = $8 and is_initiator = $9 and far_service_id = $10 "
-        f"and far_contract_id = $11 and principal_id is null and far_principal_id is null) is true "
-        f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
+        f"and far_contract_id = $11 and principal_id is null and far_principal_id is null{number}) is true "
+        f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}){before}"
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
-        f"returning message_sequence_number, priority, {_wake(queue_id, 'conversation_group_id')}"
+        f"returning message_sequence_number, priority, {_wake(queue_id, 'conversation_group_id')}{after}"
     )
 
 
@@ -400,19 +407,21 @@ def tell_peer(queue_id: int) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def end_dialog(queue_id: int, peer_queue: int) -> str:
+def end_dialog(queue_id: int, peer_queue: int, *, certain: bool = False) -> str:
     """END CONVERSATION in one statement: close this side in its queue, and insert EndDialog into the peer's queue.
 
     `peer_queue` is HAS_ENDED or IN_ANOTHER_INSTANCE if the peer has ended or is in another instance. Parameters:
     handle, the time, the catalog version of `queue_id` or null. The functions `end_dialog`, `end_remote` and
     `finish_dialog` of store/queue.sql decide whether one statement is enough. Returns a row: whether END was done,
     whether closed endpoints are due for removal, the key of a lock.
+    With `certain` the statement divides by zero if it was not done.
     """
+    done = "1 / done::int" if certain else "done"
     if peer_queue == HAS_ENDED:
-        return f"select done, is_due, kept from servicebroker.finish_dialog_{queue_id}($1, $2, $3)"
+        return f"select {done}, is_due, kept from servicebroker.finish_dialog_{queue_id}($1, $2, $3)"
     if peer_queue == IN_ANOTHER_INSTANCE:
         return (
-            f"select done, is_due, kept, case when is_told then {WAKE_TRANSMITTER} end "
+            f"select {done}, is_due, kept, case when is_told then {WAKE_TRANSMITTER} end "
             f"from servicebroker.end_remote_{queue_id}($1, $2, $3)"
         )
     return (
@@ -420,7 +429,7 @@ def end_dialog(queue_id: int, peer_queue: int) -> str:
         f"told as (insert into servicebroker.queue_{peer_queue} ({_COLUMNS}) "
         f"select number, stamp, {_TO_PEER}, {names.END_DIALOG_ID}, far_priority, {RANK_DATA}, {_BUCKET}, 'E', null "
         f"from ended where number is not null returning {_wake(peer_queue, 'conversation_group_id')}) "
-        f"select done, is_due, kept from ended"
+        f"select {done}, is_due, kept from ended"
     )
 
 

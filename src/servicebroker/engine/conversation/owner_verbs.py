@@ -20,6 +20,7 @@ from servicebroker.engine.catalog.catalog import Catalog, Labels, Queue
 from servicebroker.engine.catalog.delivery_paths import DeliveryPath
 from servicebroker.engine.conversation import (
     begin,
+    deferred_answers,
     deferred_dialogs,
     end,
     endpoints,
@@ -35,8 +36,9 @@ from servicebroker.engine.conversation import (
     verb_events,
 )
 from servicebroker.engine.conversation.begin import Identity
+from servicebroker.engine.conversation.deferred_answers import DeferredVerb
 from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, DeferredSend, Pending, StepwiseVerbs
-from servicebroker.engine.conversation.receive import Received
+from servicebroker.engine.conversation.receive import Received, Taken
 from servicebroker.engine.conversation.replay import replay
 from servicebroker.engine.delivery import delayed_messages, transmission
 from servicebroker.engine.diagnosis.audit import record_action
@@ -277,9 +279,26 @@ class OwnerVerbs:
         """Return the trace contexts of received messages."""
         return traces.take(messages)
 
-    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
-        """Delete messages of one group that a `Hold` has read. Returns how many were still in the queue."""
+    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[Taken]:
+        """Delete messages of one group that a `Hold` has read."""
         return receive.take(queue_id, messages)
+
+    def defer_answer(self, operation: Send[int], number: int) -> DeferredVerb | None:
+        """Defer SEND on a received conversation, whose next sequence number is `number`."""
+        if not self.user.is_dbo:
+            return None
+        settings = self.settings
+        return deferred_answers.defer_send(
+            self.catalog, operation, number, now=settings.clock(), maximum_body=settings.maximum_body
+        )
+
+    def remove_closed(self) -> Steps[int]:
+        """Remove closed endpoints that protect against replays no more. Return their number."""
+        return endpoints.remove_closed(self.settings.clock())
+
+    def defer_end(self, operation: EndConversation) -> DeferredVerb | None:
+        """Defer END CONVERSATION on a received conversation."""
+        return deferred_answers.defer_end(self.catalog, operation, self.settings.clock()) if self.user.is_dbo else None
 
     def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
         """END CONVERSATION for each EndDialog that a `Hold` has read. Returns the handles of ended conversations."""

@@ -143,14 +143,31 @@ def read_received(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Receiv
     return Received(rows, int.from_bytes(rows[0][_TRANSACTION], "big"))  # the driver returns an xid8 as bytes
 
 
-def take(queue_id: int, messages: Sequence[Message]) -> Steps[int]:
-    """Delete messages of one group that a `Hold` has read. Returns how many were still in the queue."""
+class Taken(NamedTuple):
+    """The number of messages of a group that were taken, and the next sequence number of their conversation.
+
+    `next_number` is None if it is not known, or if the messages belong to several conversations.
+    """
+
+    messages: int
+    next_number: int | None = None
+
+
+def take(queue_id: int, messages: Sequence[Message]) -> Steps[Taken]:
+    """Delete messages of one group that a `Hold` has read."""
     rows = yield Statement(
         "receive.take",
-        f"select servicebroker.take_{queue_id}($1, $2, $3)",
-        (messages[0].conversation_group_id, *queue_places(messages)),
+        f"select servicebroker.take_{queue_id}($1, $2, $3), (select send_sequence "
+        "from servicebroker.conversation_endpoints where conversation_handle = $4)",
+        (messages[0].conversation_group_id, *queue_places(messages), only_handle(messages)),
     )
-    return int(rows[0][0])
+    return Taken(*rows[0])
+
+
+def only_handle(messages: Sequence[Message]) -> UUID | None:
+    """Return the handle of the messages' conversation; None if they belong to several."""
+    first = messages[0].conversation_handle
+    return first if all(message.conversation_handle == first for message in messages) else None
 
 
 def queue_places(messages: Sequence[Message]) -> tuple[list[int], list[int]]:

@@ -245,10 +245,10 @@ class RestrictedVerbs(OwnerVerbs):
             _refuse(rows[0][-1])
         return [row[:-1] for row in rows]
 
-    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
-        """Delete messages of one group that a `Hold` has read. Returns how many were still in the queue."""
+    def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[receive.Taken]:
+        """Delete messages of one group that a `Hold` has read."""
         rows = yield call("take", queue_id, messages[0].conversation_group_id, *receive.queue_places(messages))
-        return int(rows[0][0])
+        return receive.Taken(int(rows[0][0]))
 
     def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
         """Return no handles: a restricted role ends each conversation with END, which checks the permission."""

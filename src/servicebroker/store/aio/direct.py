@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import psycopg
@@ -20,6 +20,7 @@ from servicebroker.store.aio.concurrency import cancel_later, finish
 from servicebroker.store.direct import (
     POLL_INTERVAL_S,
     DirectConnection,
+    Outcome,
     PendingVerbs,
     PreparedStatements,
     QueuedCommand,
@@ -29,7 +30,7 @@ from servicebroker.store.direct import (
     command_steps,
     nothing,
 )
-from servicebroker.store.statements import Row
+from servicebroker.store.statements import Row, Statement
 
 T = TypeVar("T")
 
@@ -151,6 +152,14 @@ def blocking(connection: AsyncDirectConnection) -> Iterator[DirectConnection]:
 def _handlers(connection: AsyncDirectConnection) -> tuple[Any, Any]:
     """Return the handlers of notices and notifications; creating a driver object replaces them."""
     return connection.pgconn.notice_handler, connection.pgconn.notify_handler
+
+
+async def run_together(connection: AsyncDirectConnection, sent: Sequence[Statement | bytes]) -> Outcome:
+    """Run statements and commands in one round trip, up to the first that fails. Nothing may be deferred."""
+    async with connection.lock:
+        return await _completed(
+            connection, behind(connection, connection.prepared_statements.together(connection, sent))
+        )
 
 
 async def run_command(connection: psycopg.AsyncConnection[Any], command: bytes) -> None:

@@ -1,0 +1,175 @@
+"""Answers of a procedure to its group, which travel with the next group's savepoint in one round trip.
+
+A worker with `groups=50` calls its procedure for one group after the other. The usual procedure answers and ends: SEND,
+END CONVERSATION. Both wait here, since their results are known: None, and the next sequence number, which was read with
+the group's messages.
+
+If a verb that has waited fails, or finds anything else than foreseen, its group alone is undone. The procedure then
+runs once more, and its verbs run at once. So an error is raised where the procedure called the verb.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, MAX_BYTES, send_what_waits
+from servicebroker.api.shared import tracing
+from servicebroker.engine.conversation.deferred_answers import DeferredVerb
+from servicebroker.engine.diagnosis.totals import SENDS
+from servicebroker.model.errors import InstanceError
+from servicebroker.operations.end import EndConversation
+from servicebroker.operations.operation import Operation
+from servicebroker.operations.send import Send
+from servicebroker.store.aio import session_locks
+from servicebroker.store.aio.direct import run_together
+from servicebroker.store.direct import is_direct, is_idle
+from servicebroker.store.statements import Row, Statement, Steps
+
+if TYPE_CHECKING:
+    from servicebroker.api.aio.transaction import AsyncTransaction
+
+_PAUSE_S = 10.0  # without deferring, after a verb found anything else than foreseen: its procedure ran twice
+
+
+def may_defer(transaction: AsyncTransaction) -> bool:
+    """Return whether verbs may wait. Traces and those who watch conversations see each verb by itself."""
+    instance = transaction.instance
+    is_seen_alone = tracing.is_on() or instance.events.watches_conversations
+    return not is_seen_alone and time.monotonic() >= instance.defers_from and is_direct(transaction.connection)
+
+
+class AsyncDeferredAnswers:
+    """SENDs and END of a procedure on one conversation, which wait for the next statement on the connection.
+
+    Attributes:
+        has_failed: whether one of them has failed.
+    """
+
+    def __init__(self, transaction: AsyncTransaction, handle: UUID, number: int) -> None:
+        self.has_failed = False
+        self._transaction = transaction
+        self._connection = transaction.connection
+        self._handle = handle
+        self._number: int | None = number  # of the next SEND; None if it is not known any more
+        self._may_end = True
+        self._waiting: list[DeferredVerb] = []
+
+    async def run(self, operation: Operation[Any]) -> list[Any]:
+        """Let an operation wait, and return its result in a list.
+
+        If the list is empty, the operation must be run, and nothing waits any more.
+        """
+        number = self._number
+        verb = self._deferred(operation) if self._may_wait(operation) else None
+        if verb is None:
+            if not isinstance(operation, Send):
+                self._number, self._may_end = None, False
+            elif operation.handle == self._handle or not operation.is_single:
+                self._number = None  # the operation draws numbers
+            await self.leave()
+            return []
+        self._transaction._note_verb()
+        self._waiting.append(verb)
+        self._connection.pending.verbs = self._leave
+        if sum(verb.size for verb in self._waiting) >= MAX_BYTES:
+            await self.leave()
+        return [number if isinstance(operation, Send) else None]
+
+    async def leave(self) -> None:
+        """Let the verbs that wait leave now."""
+        if self._waiting:
+            await send_what_waits(self._connection)
+
+    async def leave_with(self, following: list[Statement | bytes]) -> tuple[list[list[Row]], psycopg.Error | None]:
+        """Let the verbs that wait leave with these statements. Return the rows of these, and why the rest has not run.
+
+        Raises:
+            psycopg.Error: a verb has failed, and nothing of `following` has run.
+        """
+        verbs = self._take()
+        self.has_failed = True
+        try:
+            rows, problem = await run_together(self._connection, [*(verb.statement for verb in verbs), *following])
+            if problem is not None and len(rows) < len(verbs):
+                raise problem
+            self.has_failed = False
+        except psycopg.Error:
+            raise
+        except BaseException:  # the last savepoint is unknown
+            await self._connection.close()
+            raise
+        finally:
+            self._look_for_locks()
+        for verb, (row, *_) in zip(verbs, rows, strict=False):
+            self._note(verb, row)
+        return rows[len(verbs) :], problem
+
+    @property
+    def are_waiting(self) -> bool:
+        """True if a verb waits."""
+        return bool(self._waiting)
+
+    def drop(self) -> None:
+        """Forget the verbs that wait, since they are undone. No further verb waits."""
+        self._number, self._may_end = None, False
+        if self._waiting:
+            self._take()
+
+    def stop(self) -> None:
+        """Defer nothing for a while."""
+        self._transaction.instance.defers_from = time.monotonic() + _PAUSE_S
+
+    def _may_wait(self, operation: Operation[Any]) -> bool:
+        if not isinstance(operation, Send | EndConversation) or operation.handle != self._handle:
+            return False
+        if self._connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+            return False
+        return bool(self._waiting) or self._connection.pending.verbs is None
+
+    def _deferred(self, operation: Operation[Any]) -> DeferredVerb | None:
+        engine, number = self._transaction.engine, self._number
+        verb = None
+        if isinstance(operation, EndConversation):
+            if self._may_end and (verb := engine.defer_end(operation)) is not None:
+                self._number, self._may_end = None, False
+        elif isinstance(operation, Send) and number is not None:
+            verb = engine.defer_answer(operation, number)
+            self._number = number + 1
+        return verb
+
+    def _take(self) -> list[DeferredVerb]:
+        verbs, self._waiting = self._waiting, []
+        self._connection.pending.verbs = None
+        return verbs
+
+    def _leave(self) -> Steps[None]:
+        if is_idle(self._connection):
+            raise InstanceError(ENDED_ON_ITS_CONNECTION)
+        verbs, self._waiting = self._waiting, []
+        self.has_failed = True
+        try:
+            for verb in verbs:
+                rows = yield verb.statement
+                self._note(verb, rows[0])
+            self.has_failed = False
+        finally:
+            self._look_for_locks()
+
+    def _look_for_locks(self) -> None:
+        """Let the session look for its locks after the transaction, if an END has failed that may have kept one."""
+        if self.has_failed:
+            session_locks.record_unknown(self._connection)
+
+    def _note(self, verb: DeferredVerb, row: Row) -> None:
+        if verb.statement.locks:
+            if row[-1] is not None:
+                session_locks.record_keys(self._connection, row[-1])
+        else:
+            self._transaction.instance.tally.add(SENDS)
+        if verb.done(row):
+            self._transaction._leaves_closed = True

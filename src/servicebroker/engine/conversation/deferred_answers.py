@@ -1,0 +1,104 @@
+"""SEND and END on a received conversation that travel with the next statement of their transaction.
+
+Their result is known before they run: the transaction holds the group, and has read the next sequence number. Each is
+one statement, which fails with DIVISION_BY_ZERO if it finds anything else than the caches of this process foresee. The
+caller then undoes it, and runs the verb by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import AnswerPath, Catalog, Channel, ReceivedConversation
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.send import known_usage
+from servicebroker.engine.conversation.validation import accepts
+from servicebroker.operations.end import EndConversation
+from servicebroker.operations.send import Send
+from servicebroker.store.statements import Row, Statement
+
+Done: TypeAlias = Callable[[Row], bool]  # is given the statement's row; True if closed endpoints can be removed
+
+
+class DeferredVerb(NamedTuple):
+    """A verb that waits: its statement, what to do with the row, and the size of its body in bytes."""
+
+    statement: Statement
+    done: Done
+    size: int = 0
+
+
+def defer_send(
+    catalog: Catalog, operation: Send[int], number: int, *, now: datetime, maximum_body: int
+) -> DeferredVerb | None:
+    """Defer SEND of one message, which gets that number. None if the verb itself has to decide.
+
+    Raises:
+        BrokerError: what `Send.content` refuses.
+    """
+    handle = operation.handle
+    assert isinstance(handle, UUID)
+    found = None if operation.is_delayed else catalog.received.get(handle.bytes)
+    path = found and _find_path(catalog, handle, found)
+    if not found or not path:
+        return None
+    content, channel = operation.content(maximum_body), path.channel
+    usage = known_usage(channel, operation.message_type)
+    if usage is None or not accepts(usage, channel.is_initiator, content):
+        return None
+    statement = Statement(
+        "send.answer",
+        enqueue.send_answer(channel.far_queue_id, certain=True),
+        (
+            *(handle, usage.message_type_id, usage.validation, content, now, channel.catalog_version),
+            *(*found.kind, channel.is_initiator, path.far_service_id, path.far_contract_id, number),
+        ),
+    )
+
+    note = partial(_note_sent, catalog, handle, channel)
+    return DeferredVerb(statement, note, len(content or b""))
+
+
+def defer_end(catalog: Catalog, operation: EndConversation, now: datetime) -> DeferredVerb | None:
+    """Defer END CONVERSATION. None if the verb itself has to decide."""
+    if operation.error or operation.cleanup:
+        return None
+    found = catalog.received.get(operation.handle.bytes)
+    far = found and _find_far_queue(catalog, operation.handle, found)
+    if found is None or far is None or far == enqueue.IN_ANOTHER_INSTANCE:
+        return None
+    sql = enqueue.end_dialog(found.queue_id, far, certain=True)
+    statement = Statement("end.end_dialog", sql, (operation.handle, now, None), locks=True)
+    return DeferredVerb(statement, partial(_note_end, catalog, operation.handle))
+
+
+def _find_path(catalog: Catalog, handle: UUID, found: ReceivedConversation) -> AnswerPath | None:
+    """Return the cached path to a peer in this instance, unless this conversation is known to have another one."""
+    path, own = catalog.answer_paths.get(found.kind), catalog.channels.get(handle)
+    if path is None or not path.channel.far_queue_id:
+        return None
+    return path if own is None or own.far_queue_id == path.channel.far_queue_id else None
+
+
+def _find_far_queue(catalog: Catalog, handle: UUID, found: ReceivedConversation) -> int | None:
+    """Return the parameter `peer_queue` of `enqueue.end_dialog` from the cache."""
+    if found.has_ended:
+        return enqueue.HAS_ENDED
+    path = _find_path(catalog, handle, found)
+    return catalog.end_queues.get(found.kind) if path is None else path.channel.far_queue_id
+
+
+def _note_sent(catalog: Catalog, handle: UUID, channel: Channel, row: Row) -> bool:
+    priority = row[0]
+    catalog.remember_channel(handle, channel._replace(far_priority=priority))
+    catalog.count_enqueued(priority, 1)
+    return False
+
+
+def _note_end(catalog: Catalog, handle: UUID, row: Row) -> bool:
+    catalog.forget_ended(handle)
+    return bool(row[1])

@@ -1,0 +1,185 @@
+"""Answers of a handler to its group travel with the next group's savepoint, unless something else was to be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+import servicebroker.api.aio.deferred_answers
+import servicebroker.api.deferred_answers
+from servicebroker import api
+from servicebroker.store.direct import PreparedStatements
+from support import ORDERS_QUEUE, REPLY, STOCK_QUEUE, begin_with, bodies, far_handle, query, queue_number
+
+pytestmark = pytest.mark.both_faces
+
+Handler = Callable[[sb.Transaction, list[sb.Message]], None]
+
+
+@pytest.fixture
+def warm(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> sb.Database:
+    """A database whose process has answered before, so that the way back is cached."""
+    for module in (api.deferred_answers, api.aio.deferred_answers):
+        monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    begin_with(database, b"first")
+    assert database.process(STOCK_QUEUE, answer, groups=50) == 1
+    assert received(database) == ["first", "end"]
+    return database
+
+
+def answer(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+    for message in messages:
+        tx.send(message.conversation_handle, REPLY, message.message_body)
+    tx.end_conversation(messages[0].conversation_handle)
+
+
+def received(database: sb.Database) -> list[str]:
+    found: list[str] = []
+    while messages := database.receive(ORDERS_QUEUE, groups=100):
+        found += ["end" if message.is_end_dialog else (message.message_body or b"").decode() for message in messages]
+    return found
+
+
+def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of statements and commands in each round trip with answers that have waited."""
+    sizes: list[int] = []
+    plain = PreparedStatements.together
+
+    def noted(self: PreparedStatements, connection: object, sent: list[object]) -> object:
+        sizes.append(len(sent))
+        return plain(self, connection, sent)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PreparedStatements, "together", noted)
+    return sizes
+
+
+def test_answers_leave_with_the_next_savepoint(warm: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, numbers = exchanges(monkeypatch), []
+    for number in range(4):
+        begin_with(warm, b"%d" % number, b"more")
+
+    def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        numbers.extend(tx.send(message.conversation_handle, REPLY, message.message_body) for message in messages)
+        tx.end_conversation(messages[0].conversation_handle)
+
+    assert warm.process(STOCK_QUEUE, take, groups=50, top=2) == 8
+    assert sizes == [6, 6, 6, 3]  # two SENDs and END, with RELEASE, SAVEPOINT and the take of the next group
+    assert numbers == [0, 1] * 4
+    assert received(warm) == [text for number in range(4) for text in (str(number), "more", "end")]
+
+
+def close_queue(database: sb.Database, theirs: UUID, own: UUID) -> None:
+    database.alter_queue(ORDERS_QUEUE, status=False)
+
+
+def end_with_error(database: sb.Database, theirs: UUID, own: UUID) -> None:
+    database.end_conversation(theirs, error=(7, "too late"))
+
+
+def send_between(database: sb.Database, theirs: UUID, own: UUID) -> None:
+    database.send(own, REPLY, b"between")
+
+
+@pytest.mark.parametrize(
+    ("disturb", "outcome", "expected"),
+    [
+        (close_queue, [0, 0], ["1", "end"]),
+        (end_with_error, [0, 8429], []),
+        (send_between, [0, 1], ["between", "1", "end"]),
+    ],
+)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_verb_that_finds_something_else_runs_at_once(
+    warm: sb.Database,
+    disturb: Callable[[sb.Database, UUID, UUID], None],
+    outcome: list[int],
+    expected: list[str],
+    is_last: bool,
+) -> None:
+    """Its group alone is undone, the procedure runs once more, and an error is raised where it is called."""
+    theirs = [begin_with(warm, b"%d" % number) for number in range(2 if is_last else 3)]
+    seen: list[bytes | None] = []
+    results: list[int] = []
+
+    def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        (message,) = messages
+        if message.is_error:
+            return
+        seen.append(message.message_body)
+        if message.message_body != b"1":
+            answer(tx, messages)
+            return
+        try:
+            results.append(tx.send(message.conversation_handle, REPLY, message.message_body))
+        except sb.BrokerError as refused:
+            results.append(refused.number)
+        if len(results) == 1:
+            disturb(warm, theirs[1], message.conversation_handle)
+        if results[-1] < 8000:
+            tx.end_conversation(message.conversation_handle)
+
+    assert warm.process(STOCK_QUEUE, take, groups=50) >= len(theirs)
+    assert (seen[:3], results) == ([b"0", b"1", b"1"], outcome)
+    warm.alter_queue(ORDERS_QUEUE, status=True)
+    others = [text for number in (0, 2)[: len(theirs) - 1] for text in (str(number), "end")]
+    assert sorted(received(warm)) == sorted(others + expected)
+
+
+def test_what_a_handler_does_between_finds_its_answer_sent(warm: sb.Database) -> None:
+    ours = begin_with(warm, b"0")
+    begin_with(warm, b"1")
+    seen: list[object] = []
+
+    def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        handle = messages[0].conversation_handle
+        with suppress(ValueError), tx.savepoint():
+            tx.send(handle, REPLY, b"undone")
+            raise ValueError
+        tx.send(handle, REPLY, messages[0].message_body)
+        seen.extend(tx.connection.execute(f"select count(*) from servicebroker.queue_{own}").fetchall())
+        tx.end_conversation(handle)
+        with pytest.raises(sb.BrokerError, match="8427"):
+            tx.end_conversation(handle)
+
+    own = queue_number(warm, ORDERS_QUEUE)
+    assert far_handle(warm, ours)
+    assert warm.process(STOCK_QUEUE, take, groups=50) == 2
+    assert seen == [(1,), (3,)]
+    assert received(warm) == ["0", "end", "1", "end"]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_handler_that_fails_after_its_answer_sends_nothing(warm: sb.Database, is_refused: bool) -> None:
+    for number in range(4):
+        begin_with(warm, b"%d" % number)
+
+    def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        answer(tx, messages)
+        if messages[0].message_body == b"2":
+            if not is_refused:
+                raise ValueError
+            with suppress(Exception):
+                tx.connection.execute("select 1 / 0")
+
+    failures: list[sb.Failure] = []
+
+    def judge(failure: sb.Failure) -> sb.Verdict:
+        failures.append(failure)
+        return sb.Ignore()
+
+    assert warm.process(STOCK_QUEUE, take, groups=50, poison=judge) >= 4
+    assert [failure.message.message_body for failure in failures] == [b"2"]
+    assert received(warm) == ["0", "end", "1", "end", "3", "end"]
+
+
+def test_no_lock_outlives_the_transaction(warm: sb.Database) -> None:
+    """All locks of the session are free after the transaction."""
+    for number in range(3):
+        begin_with(warm, b"%d" % number)
+    assert warm.process(STOCK_QUEUE, answer, groups=50) == 3
+    assert bodies(warm.receive(ORDERS_QUEUE, groups=10))[::2] == [b"0", b"1", b"2"]
+    assert query(warm, "select count(*) from pg_locks where locktype = 'advisory' and objsubid = 2") == [(0,)]
