@@ -79,6 +79,7 @@ PASSED_ON = {  # the name that it has already
     ("running.py", "_rows"),
     ("running.py", "_fetched"),
     ("direct.py", "_counted"),
+    ("direct.py", "together"),
     ("__init__.py", "_make_anew"),
     ("renaming.py", "_update_catalog"),
 }

@@ -166,10 +166,7 @@ class AsyncDeferredAnswers:
             session_locks.record_unknown(self._connection)
 
     def _note(self, verb: DeferredVerb, row: Row) -> None:
-        if verb.statement.locks:
-            if row[-1] is not None:
-                session_locks.record_keys(self._connection, row[-1])
-        else:
-            self._transaction.instance.tally.add(SENDS)
+        if verb.messages:
+            self._transaction.instance.tally.add(SENDS, verb.messages)
         if verb.done(row):
             self._transaction._leaves_closed = True

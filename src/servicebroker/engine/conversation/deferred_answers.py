@@ -25,10 +25,11 @@ Done: TypeAlias = Callable[[Row], bool]  # is given the statement's row; True if
 
 
 class DeferredVerb(NamedTuple):
-    """A verb that waits: its statement, what to do with the row, and the size of its body in bytes."""
+    """A verb that waits: its statement, what to do with the row, and the number and bytes of messages that it sends."""
 
     statement: Statement
     done: Done
+    messages: int = 0
     size: int = 0
 
 
@@ -51,7 +52,7 @@ def defer_send(
     if usage is None or not accepts(usage, channel.is_initiator, content):
         return None
     statement = Statement(
-        "send.answer",
+        "deferred_answers.defer_send",
         enqueue.send_answer(channel.far_queue_id, certain=True),
         (
             *(handle, usage.message_type_id, usage.validation, content, now, channel.catalog_version),
@@ -60,7 +61,7 @@ def defer_send(
     )
 
     note = partial(_note_sent, catalog, handle, channel)
-    return DeferredVerb(statement, note, len(content or b""))
+    return DeferredVerb(statement, note, 1, len(content or b""))
 
 
 def defer_end(catalog: Catalog, operation: EndConversation, now: datetime) -> DeferredVerb | None:
@@ -72,7 +73,7 @@ def defer_end(catalog: Catalog, operation: EndConversation, now: datetime) -> De
     if found is None or far is None or far == enqueue.IN_ANOTHER_INSTANCE:
         return None
     sql = enqueue.end_dialog(found.queue_id, far, certain=True)
-    statement = Statement("end.end_dialog", sql, (operation.handle, now, None), locks=True)
+    statement = Statement("deferred_answers.defer_end", sql, (operation.handle, now, None))
     return DeferredVerb(statement, partial(_note_end, catalog, operation.handle))
 
 

@@ -41,6 +41,7 @@ _BEGUN = "'SO'"  # the state before the first SEND
 _STARTED = "'SI', 'CO'"  # states that may send to another instance
 _CERTAIN = ") select max(message_sequence_number), 1 / count(*) from arrived"
 _CERTAIN_PRIORITY = ") select max(priority), 1 / count(*) from arrived"
+_UNLOCK = f"pg_advisory_unlock({locks.CONVERSATION_GROUP}, kept)"
 _STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
 
 
@@ -414,14 +415,17 @@ def end_dialog(queue_id: int, peer_queue: int, *, certain: bool = False) -> str:
     handle, the time, the catalog version of `queue_id` or null. The functions `end_dialog`, `end_remote` and
     `finish_dialog` of store/queue.sql decide whether one statement is enough. Returns a row: whether END was done,
     whether closed endpoints are due for removal, the key of a lock.
-    With `certain` the statement divides by zero if it was not done.
+    With `certain` the statement divides by zero if it was not done. Then the transaction has locked the group before
+    the savepoint that END finds, so the session need not keep that lock.
     """
-    done = "1 / done::int" if certain else "done"
+    done, kept = "done", "kept"
+    if certain:
+        done, kept = "1 / done::int", f"case when kept is not null then {_UNLOCK} end"
     if peer_queue == HAS_ENDED:
-        return f"select {done}, is_due, kept from servicebroker.finish_dialog_{queue_id}($1, $2, $3)"
+        return f"select {done}, is_due, {kept} from servicebroker.finish_dialog_{queue_id}($1, $2, $3)"
     if peer_queue == IN_ANOTHER_INSTANCE:
         return (
-            f"select {done}, is_due, kept, case when is_told then {WAKE_TRANSMITTER} end "
+            f"select {done}, is_due, {kept}, case when is_told then {WAKE_TRANSMITTER} end "
             f"from servicebroker.end_remote_{queue_id}($1, $2, $3)"
         )
     return (
@@ -429,7 +433,7 @@ def end_dialog(queue_id: int, peer_queue: int, *, certain: bool = False) -> str:
         f"told as (insert into servicebroker.queue_{peer_queue} ({_COLUMNS}) "
         f"select number, stamp, {_TO_PEER}, {names.END_DIALOG_ID}, far_priority, {RANK_DATA}, {_BUCKET}, 'E', null "
         f"from ended where number is not null returning {_wake(peer_queue, 'conversation_group_id')}) "
-        f"select {done}, is_due, kept from ended"
+        f"select {done}, is_due, {kept} from ended"
     )
 
 
