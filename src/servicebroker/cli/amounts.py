@@ -1,4 +1,4 @@
-"""Amounts of a budget on the command line: RESOURCE=AMOUNT."""
+"""Parse RESOURCE=AMOUNT, the amounts of a budget on the command line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ def read_amounts(changes: Iterable[str], resources: Collection[str]) -> dict[str
     """Return the amounts by resource.
 
     Raises:
-        typer.BadParameter: a text names no resource, or no whole number.
+        typer.BadParameter: a text has an unknown resource, or an amount that is no whole number.
     """
-    return dict(_amount(change, resources) for change in changes)
+    return dict(_read_amount(change, resources) for change in changes)
 
 
-def _amount(change: str, resources: Collection[str]) -> tuple[str, int]:
+def _read_amount(change: str, resources: Collection[str]) -> tuple[str, int]:
     resource, _, amount = change.partition("=")
     if resource not in resources or not amount.isdecimal():
         example = f"{next(iter(resources))}=5000"
-        raise typer.BadParameter(f"'{change}' is no RESOURCE=AMOUNT such as {example}", param_hint="--set")
-    return resource, int(amount[:20])
+        raise typer.BadParameter(f"'{change}' is no RESOURCE=AMOUNT, such as {example}", param_hint="--set")
+    return resource, int(amount[:20])  # 20 digits are beyond every limit

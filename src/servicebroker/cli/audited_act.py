@@ -1,4 +1,4 @@
-"""Acts of an operator on a conversation, from a command or a page, recorded for audit in the same transaction."""
+"""Actions of an operator on a conversation, recorded in the audit log in the same transaction."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from servicebroker.engine.diagnosis.audit import record_action
 
 
 @contextmanager
-def audited(database: Database, act: str, handle: UUID, **details: object) -> Iterator[Transaction]:
-    """Run an act on a conversation in a transaction that records it. Acts of restricted roles are not recorded."""
+def audited(database: Database, action: str, handle: UUID, **details: object) -> Iterator[Transaction]:
+    """Yield a transaction for an action on a conversation, and record the action at its end.
+
+    Actions of restricted roles are not recorded, since these roles cannot write the audit log.
+    """
     with database.transaction() as transaction:
         yield transaction
         if database.instance.engine is not RestrictedVerbs:
-            transaction._do(record_action(act, database.name, str(handle), details, database.user.name))
+            transaction._do(record_action(action, database.name, str(handle), details, database.user.name))

@@ -1,8 +1,8 @@
-"""Completion of names by the shell: queues, services and databases of the instance that the command line names.
+"""Shell completion of the names of queues, services and databases.
 
-Completion is a look that must be fast, harmless and silent. It reads a server that runs; it starts none, upgrades
-nothing, and offers nothing where it cannot connect. Names come from whoever may create a queue, and zsh evaluates what
-is offered. So only names without characters that mean something to a shell are offered.
+Completion must be fast, change nothing and print nothing. It connects to a server that runs already, never upgrades the
+schema, and offers no names if it cannot connect. Everybody who may create a queue chooses names, and zsh evaluates
+the offered words. So only names without characters that are special in a shell are offered.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import typer
 
 DEFAULT_INSTANCE = "servicebroker-data"  # a folder
-TIMEOUT_MS = 1000  # a shell that waits longer feels stuck
-_PLAIN = re.compile(r"[\w./:@%+,][\w./:@%+,-]*")  # a name that no shell takes for more than a word, or for an option
+TIMEOUT_MS = 1000  # a user takes a longer wait for a hanging shell
+_PLAIN = re.compile(r"[\w./:@%+,][\w./:@%+,-]*")  # every shell reads it as one word, and not as an option
 _NAMES = {
     "queue": (
         "select case q.schema_name when 'dbo' then q.name else q.schema_name || '.' || q.name end "
@@ -33,45 +33,45 @@ _NAMES = {
 
 
 def complete_queue(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the queues whose name begins so."""
+    """Return the names of queues that begin with the incomplete word."""
     return _complete("queue", context, incomplete)
 
 
 def complete_service(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the services whose name begins so."""
+    """Return the names of services that begin with the incomplete word."""
     return _complete("service", context, incomplete)
 
 
 def complete_database(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the broker databases whose name begins so."""
+    """Return the names of broker databases that begin with the incomplete word."""
     return _complete("database", context, incomplete)
 
 
 def _complete(kind: str, context: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of a kind that begin so, in any case; none where something fails."""
-    found: list[str] = []
-    database = None if kind == "database" else _given(context, "database", "SERVICEBROKER_DATABASE")
-    instance = _given(context, "instance", "SERVICEBROKER_INSTANCE") or DEFAULT_INSTANCE
+    """Return the names of a kind that begin with the incomplete word, in upper or lower case; [] after an error."""
+    names: list[str] = []
+    database = None if kind == "database" else _option_value(context, "database", "SERVICEBROKER_DATABASE")
+    instance = _option_value(context, "instance", "SERVICEBROKER_INSTANCE") or DEFAULT_INSTANCE
 
-    def look() -> None:
-        with suppress(Exception):  # a traceback in the middle of a command line helps nobody
-            found.extend(_names(kind, instance, database))
+    def query() -> None:
+        with suppress(Exception):  # a traceback must not interrupt the typed command line
+            names.extend(_query_names(kind, instance, database))
 
-    # a thread, which the end of the process ends: connecting to a silent server takes longer than a person waits
-    looker = threading.Thread(target=look, daemon=True)
-    looker.start()
-    looker.join(TIMEOUT_MS / 1000)
-    return [name for name in [*found] if _PLAIN.fullmatch(name) and name.lower().startswith(incomplete.lower())]
+    # in a daemon thread, since connecting to a server that does not answer takes too long
+    thread = threading.Thread(target=query, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_MS / 1000)
+    return [name for name in [*names] if _PLAIN.fullmatch(name) and name.lower().startswith(incomplete.lower())]
 
 
-def _given(context: typer.Context, option: str, variable: str) -> str | None:
-    """Return the value of an option on the command line, else that of its variable, else its default."""
+def _option_value(context: typer.Context, option: str, variable: str) -> str | None:
+    """Return the value of an option on the command line, else that of its environment variable, else None."""
     value: Any = context.params.get(option) or os.environ.get(variable)
     return None if value is None else str(value)
 
 
-def _names(kind: str, instance: str, database: str | None) -> list[str]:
-    from servicebroker.model import names
+def _query_names(kind: str, instance: str, database: str | None) -> list[str]:
+    from servicebroker.model.names import FIRST_USER_ID
     from servicebroker.store.connection import connect, is_url
     from servicebroker.store.embedded import EmbeddedServer
     from servicebroker.store.running import fetch
@@ -81,5 +81,5 @@ def _names(kind: str, instance: str, database: str | None) -> list[str]:
         return []
     with connect(url, application_name="servicebroker completion") as connection:
         connection.execute(f"set statement_timeout = {TIMEOUT_MS}")
-        rows = fetch(connection, "completion.names", _NAMES[kind], (database, names.FIRST_USER_ID))
+        rows = fetch(connection, "completion.names", _NAMES[kind], (database, FIRST_USER_ID))
         return [name for (name,) in rows]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import resource
 
-WANTED_DESCRIPTORS = 65_536  # the soft limit of 1,024 of systemd is for programs that call select()
+MIN_DESCRIPTORS = 65_536  # systemd's soft limit of 1,024 protects programs that call select(), which we do not
 
 
 def raise_limit() -> None:
-    """Raise the soft limit of descriptors to the wanted number, or to the hard limit."""
+    """Raise the soft limit of file descriptors to `MIN_DESCRIPTORS`, or to the hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = MIN_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MIN_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

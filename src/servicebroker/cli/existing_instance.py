@@ -1,4 +1,4 @@
-"""The existing instance that a command works on."""
+"""Open an existing instance or broker database for a command, and suggest similar names after a typo."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from servicebroker.store.running import execute
 
 
 def must_exist(target: str) -> None:
-    """Refuse a target without an instance; none is made there.
+    """Refuse a data folder or URL without an instance, so that a typo creates nothing.
 
     Raises:
-        InstanceError: there is none, or the server cannot be reached.
+        InstanceError: there is no instance, or the server cannot be reached.
     """
     if not is_url(target):
         EmbeddedServer.must_exist(target)
         return
     with connect(target) as connection:
-        # not to_regclass, which fails without rights on the schema: opening the instance reports those
+        # not to_regclass, which fails without rights on the schema; opening the instance reports missing rights
         if not execute(
             connection,
             "existing_instance.must_exist",
@@ -43,7 +43,7 @@ def must_exist(target: str) -> None:
 
 
 def opening(target: str) -> str:
-    """Return the words for the wait while a command opens an instance."""
+    """Return the text to print if opening the instance takes long."""
     return "Connecting to PostgreSQL" if is_url(target) else EmbeddedServer.step(target)
 
 
@@ -56,16 +56,16 @@ _KINDS = {
     "user": "users",
     "role": "roles",
 }
-_UNKNOWN = {15151, 8423, 8425, 8428}  # errors for unknown names
-_REFUSED = re.compile(rf".*?\b({'|'.join(_KINDS)}) ['\"](.*?)['\"]")
+_UNKNOWN_NAME_ERRORS = {15151, 8423, 8425, 8428}
+_KIND_AND_NAME = re.compile(rf".*?\b({'|'.join(_KINDS)}) ['\"](.*?)['\"]")
 
 
 @contextmanager
 def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
-    """Open an instance that exists: a mistyped folder must not become a new one. `keys`: see `open`.
+    """Open an existing instance. A folder or URL without one is refused. `keys` is the key folder, as for `open`.
 
     Raises:
-        InstanceError: there is none.
+        InstanceError: there is no instance, or it cannot be opened.
     """
     with waiting_for(opening(target)):
         must_exist(target)
@@ -75,28 +75,30 @@ def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
 
 @contextmanager
 def open_database(target: str, database: str) -> Iterator[Database]:
-    """Open a broker database of an instance that exists.
+    """Open a broker database of an existing instance.
+
+    If the block raises an error about an unknown name, the error suggests a similar name.
 
     Raises:
         InstanceError: there is no instance.
-        BrokerError: 911 no such database.
+        BrokerError: 911 there is no such database.
     """
     with open_existing(target) as instance:
         opened = find_database(instance, database)
         try:
             yield opened
         except BrokerError as refused:
-            if refused.number not in _UNKNOWN or not (near := _near(opened, refused.text)):
+            if refused.number not in _UNKNOWN_NAME_ERRORS or not (similar := _similar_name(opened, refused.text)):
                 raise
-            raise InstanceError(f"{refused.text} Did you mean '{near}'?") from None
+            raise InstanceError(f"{refused.text} Did you mean '{similar}'?") from None
 
 
 def find_database(instance: Instance, database: str) -> Database:
     """Return a broker database of an instance.
 
     Raises:
-        BrokerError: 911 no such database.
-        InstanceError: the same, with a similar name that exists.
+        BrokerError: 911 there is no such database.
+        InstanceError: there is no such database, but one with a similar name.
     """
     try:
         return instance.database(database)
@@ -106,30 +108,31 @@ def find_database(instance: Instance, database: str) -> Database:
         with instance.connection() as connection:
             rows = execute(connection, "existing_instance.find_database", "select name from sys.databases")
         spelling = {name.lower(): name for (name,) in rows}
-        near = get_close_matches(database.lower(), spelling, 1)
-        if not near:
+        similar = get_close_matches(database.lower(), spelling, 1)
+        if not similar:
             raise
-        raise InstanceError(f"{refused.text} Did you mean '{spelling[near[0]]}'?") from None
+        raise InstanceError(f"{refused.text} Did you mean '{spelling[similar[0]]}'?") from None
 
 
-def _near(database: Database, text: str) -> str | None:
-    """Return the name most similar to the one in a refusal, among the objects of that kind; None without one."""
-    said = _REFUSED.match(text)
-    if said is None:
+def _similar_name(database: Database, error: str) -> str | None:
+    """Return the existing name that is most similar to the unknown name in an error's text; None without one."""
+    match = _KIND_AND_NAME.match(error)
+    if match is None:
         return None
-    there = getattr(database._do(find_application(database.database_id, database.name)), _KINDS[said[1]])
-    return next(iter(get_close_matches(said[2], there, 1)), None)
+    kind, unknown_name = match[1], match[2]
+    names = getattr(database._do(find_application(database.database_id, database.name)), _KINDS[kind])
+    return next(iter(get_close_matches(unknown_name, names, 1)), None)
 
 
 def is_down(target: str, problem: InstanceError) -> bool:
-    """Return whether the PostgreSQL of the instance cannot be reached, or an embedded one does not start."""
+    """Return whether an error means that PostgreSQL cannot be reached, or that an embedded one does not start."""
     if isinstance(problem, NotAdopted | NoInstance):
         return False
     return isinstance(problem, Unreachable) or (not is_url(target) and EmbeddedServer.exists(target))
 
 
 def kept_certificates(target: str) -> list[Facts]:
-    """Return the certificates beside their keys in the data folder, which are readable without a database."""
+    """Return the certificates in the key folder of a data folder, which are readable while the database is down."""
     if is_url(target):
         return []
     files = sorted(Path(target, "keys").glob("*.pem"))

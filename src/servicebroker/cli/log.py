@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from servicebroker.cli import shutdown
-from servicebroker.cli.output import block, errors_into, hidden, log_handler
+from servicebroker.cli.output import block, hidden, log_handler, redirect_errors
 from servicebroker.model.wording import cleaned, counted
 
 REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
@@ -41,7 +41,7 @@ def log_to_standard_error(*, as_json: bool) -> None:
     logging.getLogger("servicebroker").setLevel(logging.INFO)
     logging.captureWarnings(True)
     if as_json:
-        errors_into(logging.getLogger("servicebroker").error)
+        redirect_errors(logging.getLogger("servicebroker").error)
         shutdown.log_in_json()
 
 
@@ -50,7 +50,7 @@ def log_errors_in_json() -> None:
     handler = log_handler()
     handler.setFormatter(_Json())
     logging.basicConfig(handlers=[handler], force=True)
-    errors_into(logging.getLogger("servicebroker").error)
+    redirect_errors(logging.getLogger("servicebroker").error)
 
 
 class Kind(NamedTuple):

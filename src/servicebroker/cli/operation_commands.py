@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of an operation, with the same help."""
+"""Commands whose options are made from the fields of an operation (`servicebroker.operations`), with their help."""
 
 from __future__ import annotations
 
@@ -39,53 +39,53 @@ def takes(
 ) -> Callable[[Callable[Concatenate[OperationT, ...], None]], Callable[..., None]]:
     """Return a decorator that gives a command an option for each field of an operation.
 
-    The command gets the operation as its first parameter. Its other parameters are Typer's, as usual. Its help is its
-    docstring, else what the operation says. An ALTER that would change nothing is refused.
+    The command gets the operation as its first argument. Its other parameters are ordinary parameters of Typer. Its
+    help is its docstring, else that of the operation. An ALTER without options is refused.
 
     Args:
         operation: its first field is the argument, unless the field is keyword-only; the other fields are options.
-        only: the fields that have an option; all, if it is not given.
-        without: fields that have none.
-        options: how the options of some fields are written: `--service` for `service_name`.
-        defaults: of some fields, where they differ from the operation's.
+        only: the fields that become options. Default: all.
+        without: the fields that do not become options.
+        options: the option for a field, by the field's name, if it differs: `--service` for `service_name`.
+        defaults: the default of an option, by the field's name, if it differs from the operation's.
     """
-    spelled, changed = options or {}, defaults or {}
-    declared: tuple[Field[Any], ...] = fields(operation)  # type: ignore[arg-type] # each is a dataclass
+    option_names, changed_defaults = options or {}, defaults or {}
+    declared: tuple[Field[Any], ...] = fields(operation)  # type: ignore[arg-type] # every operation is a dataclass
     offered = [field for field in declared if (only is None or field.name in only) and field.name not in without]
     optional = [field for field in offered if field.default is not MISSING]
-    of_fields = {field.name: changed.get(field.name, _default(field)) for field in optional}
-    hints, told = get_type_hints(operation), arguments_of(operation)
+    option_defaults = {field.name: changed_defaults.get(field.name, _default(field)) for field in optional}
+    hints, descriptions = get_type_hints(operation), arguments_of(operation)
     annotations = {
         field.name: _annotation(
             field,
             hints[field.name],
-            told[field.name],
-            spelled,
+            descriptions[field.name],
+            option_names,
             is_argument=field is declared[0] and not field.kw_only,
-            completes=_completes(operation),
+            complete=_name_completion(operation),
         )
         for field in offered
     }
 
-    def decorated(command: Callable[Concatenate[OperationT, ...], None]) -> Callable[..., None]:
-        def run(**given: Any) -> None:
-            values = {field.name: given.pop(field.name) for field in offered}
+    def decorate(command: Callable[Concatenate[OperationT, ...], None]) -> Callable[..., None]:
+        def run(**arguments: Any) -> None:
+            values = {field.name: arguments.pop(field.name) for field in offered}
             is_alter = method_name(operation).startswith("alter")
-            if is_alter and all(values[name] == default for name, default in of_fields.items()):
-                raise typer.BadParameter(f"say what changes: {_spelled(optional[0], spelled)} ...")
-            command(operation(**{name: value for name, value in values.items() if value is not None}), **given)
+            if is_alter and all(values[name] == default for name, default in option_defaults.items()):
+                raise typer.BadParameter(f"give an option to change, such as {_option(optional[0], option_names)}")
+            command(operation(**{name: value for name, value in values.items() if value is not None}), **arguments)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__ or summary_of(operation)
-        _, *own = inspect.signature(command).parameters.values()
-        hints_of_own = get_type_hints(command, include_extras=True)
+        _, *other_parameters = inspect.signature(command).parameters.values()
+        other_hints = get_type_hints(command, include_extras=True)
         _declare(
             run,
-            annotations | {parameter.name: hints_of_own[parameter.name] for parameter in own},
-            of_fields | {parameter.name: parameter.default for parameter in own},
+            annotations | {parameter.name: other_hints[parameter.name] for parameter in other_parameters},
+            option_defaults | {parameter.name: parameter.default for parameter in other_parameters},
         )
         return run
 
-    return decorated
+    return decorate
 
 
 def add_command(
@@ -101,11 +101,11 @@ def add_command(
     """Add the command `servicebroker KIND VERB`, which runs the operation in a database.
 
     Args:
-        app: of the kind.
+        app: the Typer application `servicebroker KIND`.
         verb: create, alter or drop.
         kind: queue, service, route ...
-        operation: what is run.
-        sentence: what is said then, with `{name}` and `{database}`.
+        operation: the operation to run.
+        sentence: a template with `{name}` and `{database}`, printed after the operation.
         options: as for `takes`.
         without: as for `takes`.
     """
@@ -124,7 +124,7 @@ def add_command(
 
 
 def _declare(command: Callable[..., None], annotations: dict[str, Any], defaults: Mapping[str, object]) -> None:
-    """Give the command these parameters, as Typer reads them."""
+    """Set the signature of the command, from which Typer makes arguments and options."""
     command.__annotations__ = annotations
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
@@ -139,8 +139,8 @@ def _declare(command: Callable[..., None], annotations: dict[str, Any], defaults
     )
 
 
-def _completes(operation: type[Operation[Any]]) -> Callable[..., list[str]] | None:
-    """Return the completion of the name that an operation alters or drops; a new name has none."""
+def _name_completion(operation: type[Operation[Any]]) -> Callable[..., list[str]] | None:
+    """Return the completion function for the name that an operation alters or drops; None for CREATE."""
     verb, _, kind = method_name(operation).partition("_")
     return None if verb == "create" else _COMPLETED_KINDS.get(kind)
 
@@ -148,26 +148,26 @@ def _completes(operation: type[Operation[Any]]) -> Callable[..., list[str]] | No
 def _annotation(
     field: Field[Any],
     hint: Any,
-    told: str,
-    spelled: Mapping[str, str],
+    description: str,
+    option_names: Mapping[str, str],
     *,
     is_argument: bool,
-    completes: Callable[..., list[str]] | None,
+    complete: Callable[..., list[str]] | None,
 ) -> Any:
-    """Return the type of a parameter with what Typer has to know of the field."""
-    text, kind = re.sub(r"\s+", " ", told).strip(), written_type(hint)
+    """Return the annotated type of the parameter for a field, as Typer reads it."""
+    text, kind = re.sub(r"\s+", " ", description).strip(), written_type(hint)
     help_ = text[:1].upper() + text[1:] + (" May be repeated." if kind == list[str] else "")
     if is_argument:
-        return Annotated[str, typer.Argument(metavar=field.name.upper(), help=help_, autocompletion=completes)]
-    complete = _COMPLETED_FIELDS.get(field.name)
-    return Annotated[kind, typer.Option(_spelled(field, spelled), help=help_, autocompletion=complete)]
+        return Annotated[str, typer.Argument(metavar=field.name.upper(), help=help_, autocompletion=complete)]
+    option = _option(field, option_names)
+    return Annotated[kind, typer.Option(option, help=help_, autocompletion=_COMPLETED_FIELDS.get(field.name))]
 
 
-def _spelled(field: Field[Any], spelled: Mapping[str, str]) -> str:
-    """Return the spelling of an option; a switch that is off by default has no negative form."""
-    plain = f"--{field.name.replace('_', '-')}"
-    is_switch = field.type == "bool | None" or field.default is True
-    return spelled.get(field.name, f"{plain}/{plain.replace('--', '--no-')}" if is_switch else plain)
+def _option(field: Field[Any], option_names: Mapping[str, str]) -> str:
+    """Return the option of a field. A flag that is on, or unchanged, by default is `--flag/--no-flag`."""
+    name = f"--{field.name.replace('_', '-')}"
+    has_negative_form = field.type == "bool | None" or field.default is True
+    return option_names.get(field.name, f"{name}/{name.replace('--', '--no-')}" if has_negative_form else name)
 
 
 def _default(field: Field[Any]) -> object:

@@ -1,17 +1,18 @@
-"""The only way to standard output and standard error, for every command and for the log.
+"""The only way to standard output and standard error, for all commands and for the log.
 
-Names, bodies, errors and addresses come from strangers: peers, roles of the database, whoever sends a message. Printed
-as they are, they could move the cursor, set the clipboard, or look like a line of ours. Three rules keep them apart:
+Names, bodies, errors and addresses are untrusted: peers, roles of the database and senders of messages choose them.
+Printed unchanged, they could move the cursor, set the clipboard, or look like a line of the command. Three rules
+prevent that:
 
-1. A line end is ours: `say` prints one line for each argument, and whatever in it is no printable character becomes
-   U+FFFD.
-2. Text of several lines goes through `say_block`, which indents every line after the first, unless a script of the
-   operator has printed it.
-3. JSON escapes for itself (`say_json`). Where standard error is a log in JSON (`errors_into`), each text that is said
-   there becomes one object of it. Only `say_document` writes text unchanged, and only where no terminal reads.
+1. `say` prints each argument as one line. Line ends and other unprintable characters in it become U+FFFD.
+2. `say_block` prints text of several lines, and indents every line after the first. Only text that the operator's own
+   script has printed is not indented.
+3. `say_json` relies on the escapes of JSON. If standard error is a log in JSON (`redirect_errors`), each text for
+   standard error becomes one object of that log. Only `say_document` and `say_bytes` write text unchanged, and never to
+   a terminal.
 
-`tables.py` is the same for what rich draws. The linter refuses print, typer.echo, sys.stdout, sys.stderr, rich.console
-and handlers of logging in all other modules (`banned-api` in pyproject.toml).
+`tables.py` does the same for tables of rich. The linter forbids print, typer.echo, sys.stdout, sys.stderr, rich.console
+and logging handlers in all other modules (`banned-api` in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from servicebroker.model.wording import cleaned
 
 
 class _StandardError:
-    """The destination of text for standard error: the stream, or a log whose lines are JSON."""
+    """The destination of text for standard error: the function of a JSON log, or None for the stream."""
 
     log: Callable[[str], None] | None = None
 
@@ -41,34 +42,34 @@ def _unmasked(text: str) -> str:
 
 
 class _Mask:
-    """The function that hides secrets of this process in what it prints."""
+    """The function that hides the secrets of this process in all output."""
 
     hide: Callable[[str], str] = staticmethod(_unmasked)
 
 
 _standard_error = _StandardError()
 
-SILENCE_S = 1.0  # longer, and a person wonders whether the command hangs
-HANGING = "  "  # begins each further line of a text from outside: no line of ours begins so where one could be forged
+SILENCE_S = 1.0  # until a command prints what it waits for
+HANGING = "  "  # begins every line but the first of untrusted text: lines of the command do not begin like that
 
 
 def mask_with(hide: Callable[[str], str]) -> None:
-    """Hide secrets from now on, in lines, in blocks and in the log: `hide` returns a text without them."""
+    """Hide secrets from now on in all lines, blocks and log records. `hide` returns a text without secrets."""
     _Mask.hide = staticmethod(hide)
 
 
 def hidden(text: str) -> str:
-    """Return text without secrets."""
+    """Return a text without secrets."""
     return _Mask.hide(text)
 
 
 def line(text: object) -> str:
-    """Return text as one line that steers no terminal."""
+    """Return a text as one line without control characters."""
     return cleaned(hidden(str(text)), None)
 
 
 def block(text: str, *, hanging: str = HANGING) -> str:
-    """Return text of several lines; every line after the first begins with `hanging`, and tabs stay."""
+    """Return a text of several lines without control characters but tabs. `hanging` begins all lines but the first."""
     lines = hidden(text).replace("\r\n", "\n").split("\n")
     return f"\n{hanging}".join(cleaned(part, None, keep="\t") for part in lines)
 
@@ -90,40 +91,40 @@ def say_block(text: str, *, hanging: str = HANGING, error: bool = False) -> None
     typer.echo(block(text, hanging=hanging), err=error)
 
 
-def errors_into(log: Callable[[str], None] | None) -> None:
-    """Redirect messages for standard error to a log from now on; None ends that."""
+def redirect_errors(log: Callable[[str], None] | None) -> None:
+    """Pass text for standard error to `log` from now on; None writes it to the stream again."""
     _standard_error.log = log
 
 
-def say_json(told: object) -> None:
-    """Print one JSON object on one line; JSON escapes every character that is not ASCII."""
-    typer.echo(as_json_text(told if _Mask.hide is _unmasked else _without_secrets(told)))
+def say_json(document: object) -> None:
+    """Print a JSON object on one line. Characters that are not ASCII are escaped."""
+    typer.echo(as_json_text(document if _Mask.hide is _unmasked else _without_secrets(document)))
 
 
-def _without_secrets(told: object) -> object:
-    """Return a value for JSON whose texts have no secrets."""
-    if isinstance(told, dict):
-        return {key: _without_secrets(value) for key, value in told.items()}
-    if isinstance(told, list | tuple):
-        return [_without_secrets(value) for value in told]
-    return hidden(told) if isinstance(told, str) else told
+def _without_secrets(value: object) -> object:
+    """Return a value for JSON without secrets in its texts."""
+    if isinstance(value, dict):
+        return {key: _without_secrets(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(item) for item in value]
+    return hidden(value) if isinstance(value, str) else value
 
 
 def say_document(text: str) -> None:
-    """Write a file's text (a definition, a certificate, SQL) unchanged to a pipe or file, and cleaned to a terminal."""
+    """Write the text of a file, such as a definition or SQL, unchanged; to a terminal without control characters."""
     if sys.stdout.isatty():
         typer.echo(block(text, hanging=""), nl=False)
     else:
-        typer.echo(text, nl=False, color=True)  # without `color` it would take escape sequences out
+        typer.echo(text, nl=False, color=True)  # without `color` Typer would remove escape sequences
 
 
 @contextmanager
-def waiting_for(what: str) -> Iterator[None]:
-    """Say on standard error what the block waits for, if it takes longer than a second and a terminal reads."""
+def waiting_for(activity: str) -> Iterator[None]:
+    """If the block takes longer than `SILENCE_S`, print the activity on standard error, if that is a terminal."""
     if _standard_error.log or not sys.stderr.isatty():
         yield
         return
-    timer = threading.Timer(SILENCE_S, say, (f"{what} ...",), {"error": True})
+    timer = threading.Timer(SILENCE_S, say, (f"{activity} ...",), {"error": True})
     timer.daemon = True
     timer.start()
     try:
@@ -139,17 +140,17 @@ def flush() -> None:
 
 
 def log_handler() -> logging.Handler:
-    """Return a handler that writes the log to standard error. Its formatter must clean what it returns."""
+    """Return a handler that writes the log to standard error. Its formatter must remove control characters."""
     return logging.StreamHandler()
 
 
 def trace(text: str) -> str:
-    """Return a traceback; its further lines are indented, since the error's text may come from outside."""
+    """Return a traceback with indented lines, since the text of the error may be untrusted."""
     return block(text.rstrip("\n"))
 
 
 def clean_tracebacks() -> None:
-    """Print the traceback of an unexpected error by the same rules: its text may come from outside too."""
+    """Print tracebacks of unexpected errors by the rules of this module: their text may be untrusted, too."""
     sys.excepthook = _print_traceback
     threading.excepthook = lambda args: _print_traceback(args.exc_type, args.exc_value, args.exc_traceback)
     sys.unraisablehook = lambda args: _print_traceback(args.exc_type, args.exc_value, args.exc_traceback)
@@ -161,7 +162,7 @@ def _print_traceback(kind: type[BaseException], problem: BaseException | None, w
 
 
 def say_bytes(content: bytes) -> None:
-    """Write bytes unchanged, but to a terminal as cleaned text."""
+    """Write bytes unchanged; to a terminal as text without control characters."""
     if sys.stdout.isatty():
         say_block(content.decode(errors="replace"), hanging="")
     else:

@@ -1,4 +1,4 @@
-"""Text and bytes from outside, as they are shown on a terminal."""
+"""Message bodies and other untrusted values as text for a terminal."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def shown_body(validation: str, body: bytes | None) -> str:
-    """Return a message body as text, by its validation letter: E empty, X as text, N as text if it is text, else bytes.
+    """Return a message body as text without control characters.
 
-    Nothing in it can steer a terminal.
+    `validation` is the code of the message type's validation: E for EMPTY, X for XML, N for NONE. A body without
+    validation that is no text in UTF-8 is returned in hexadecimal.
     """
     if body is None or validation == "E":
         return "Empty message."
     if validation == "X":
-        marked = body[:2] in (b"\xff\xfe", b"\xfe\xff")
-        coding = "utf-16" if marked else "utf-16-le" if body[1:2] == b"\0" else "utf-8-sig"  # as T-SQL sends N'...'
-        return printable(body.decode(coding, errors="replace"))
+        has_byte_order_mark = body[:2] in (b"\xff\xfe", b"\xfe\xff")
+        is_utf16 = body[1:2] == b"\0"  # as T-SQL sends N'...'
+        encoding = "utf-16" if has_byte_order_mark else "utf-16-le" if is_utf16 else "utf-8-sig"
+        return printable(body.decode(encoding, errors="replace"))
     with suppress(UnicodeDecodeError):
         if (text := body.decode()).replace("\n", "").replace("\t", "").isprintable():
             return printable(text)
@@ -33,27 +35,27 @@ def shown_body(validation: str, body: bytes | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text without characters that could steer a terminal, cut if it is too long."""
+    """Return a text without control characters, cut after `_MAX_CHARACTERS`."""
     safe = cleaned(text, _MAX_CHARACTERS, keep="\n\t")
     return safe if len(text) <= _MAX_CHARACTERS else f"{safe} ... ({len(text):,} characters)"
 
 
 def blocks(values: Sequence[float | None], width: int = 20) -> str:
-    """Draw values as a line of blocks, the highest value as high as the line; a blank for an unknown value."""
-    if len(values) > width:  # each block is the highest of its part
-        cuts = [place * len(values) // width for place in range(width + 1)]
+    """Draw values as a line of at most `width` block characters, scaled to the highest value; a blank for None."""
+    if len(values) > width:  # each block is the maximum of several values
+        cuts = [index * len(values) // width for index in range(width + 1)]
         parts = [[value for value in values[start:end] if value is not None] for start, end in pairwise(cuts)]
         values = [max(part, default=None) for part in parts]
-    most = max((value for value in values if value is not None), default=0.0)
-    return "".join(" " if value is None else _BLOCKS[round(value / most * 7) if most else 0] for value in values)
+    highest = max((value for value in values if value is not None), default=0.0)
+    return "".join(" " if value is None else _BLOCKS[round(value / highest * 7) if highest else 0] for value in values)
 
 
-def as_json_text(told: object) -> str:
-    """Return one JSON object: times by ISO 8601, bytes in hexadecimal."""
-    return json.dumps(told, default=_plain)
+def as_json_text(document: object) -> str:
+    """Return a document in JSON, with times in ISO 8601 and bytes in hexadecimal."""
+    return json.dumps(document, default=_to_text)
 
 
-def _plain(value: object) -> str:
+def _to_text(value: object) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
     return value.hex() if isinstance(value, bytes | memoryview) else str(value)

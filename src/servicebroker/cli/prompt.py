@@ -20,7 +20,7 @@ from servicebroker.tsql.parser.keywords import RESERVED
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 
-_MORE = (
+_SERVICE_BROKER_WORDS = (
     "ACTIVATION CERTIFICATE CLEANUP CONTRACT CONVERSATION DESCRIPTION DIALOG ENCRYPTION ENDPOINT ERROR INITIATOR "
     "LIFETIME MESSAGE NOTIFICATION PRIORITY QUEUE RECEIVE REMOTE RETENTION ROUTE SEND SENT SERVICE STATUS TARGET "
     "TIMEOUT TIMER VALIDATION WELL_FORMED_XML conversation_group_id conversation_handle message_body message_type_name "
@@ -30,11 +30,11 @@ _MORE = (
 
 
 class WordsAndNames(Completer):
-    """The words of the language, and the names of the current database."""
+    """Completes words of T-SQL, and names of objects in the current database."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._words = sorted(RESERVED | set(_MORE.split()), key=str.lower)
+        self._words = sorted(RESERVED | set(_SERVICE_BROKER_WORDS.split()), key=str.lower)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         """Yield completions of the word at the cursor."""
@@ -47,15 +47,15 @@ class WordsAndNames(Completer):
 
 
 def prompt(session: Session, sqlcmd: Sqlcmd, history: Path | None = None) -> None:
-    """Read and run batches until QUIT, EXIT or the end of input."""
-    kept = history or Path.home() / ".servicebroker_history"
+    """Read and run batches until QUIT, EXIT or the end of input. `history` is the file of earlier batches."""
+    file = history or Path.home() / ".servicebroker_history"
     try:
-        kept.touch(mode=0o600)
-        remembered: FileHistory | InMemoryHistory = FileHistory(str(kept))
+        file.touch(mode=0o600)
+        earlier_batches: FileHistory | InMemoryHistory = FileHistory(str(file))
     except OSError:
-        remembered = InMemoryHistory()
-    line: PromptSession[str] = PromptSession(
-        history=remembered,
+        earlier_batches = InMemoryHistory()
+    prompt_session: PromptSession[str] = PromptSession(
+        history=earlier_batches,
         completer=WordsAndNames(session),
         complete_while_typing=False,
         auto_suggest=AutoSuggestFromHistory(),
@@ -64,10 +64,10 @@ def prompt(session: Session, sqlcmd: Sqlcmd, history: Path | None = None) -> Non
         key_bindings=_keys(),
         prompt_continuation=lambda width, number, wrapped: f"{number + 1:>{max(width - 2, 1)}}> ",
     )
-    say("GO on a line of its own runs what is typed; QUIT leaves.")
+    say("GO on a line of its own runs the batch; QUIT ends the session.")
     while True:
         try:
-            text = line.prompt(lambda: f"{session.machine.context.database.name}> ")
+            text = prompt_session.prompt(lambda: f"{session.machine.context.database.name}> ")
         except KeyboardInterrupt:
             continue
         except EOFError:
@@ -83,7 +83,7 @@ def prompt(session: Session, sqlcmd: Sqlcmd, history: Path | None = None) -> Non
 
 
 def is_complete(text: str) -> bool:
-    """Return whether Enter runs the text: its last line is GO, or it is a command of the prompt or of sqlcmd."""
+    """Return whether Enter runs the text: its last line is GO, or it is QUIT, EXIT or a directive of sqlcmd."""
     if "\n" not in text and text.startswith(":"):
         return True
     last = text.rstrip().split("\n")[-1].strip().upper().rstrip(";")

@@ -1,4 +1,4 @@
-"""Tables and live lines on a terminal, drawn by rich, under the rules of output.py."""
+"""Tables and status lines on a terminal, drawn by rich, under the rules of output.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.text import Text
 from servicebroker.cli.output import line, say
 from servicebroker.model.wording import cleaned
 
-UNBOUNDED_WIDTH = 2000  # columns, of a pipe or a file: a name is not folded there, so that a program finds it
-STYLES = {  # of states, on a terminal without NO_COLOR
+UNBOUNDED_WIDTH = 2000  # columns, for a pipe or a file: names are not folded, so that a program can find them
+STYLES = {  # by state, on a terminal without NO_COLOR
     **dict.fromkeys(("ON", "STARTED", "CO", "enabled"), "green"),
     **dict.fromkeys(("SO", "SI", "DI", "STOPPED", "warning"), "yellow"),
     **dict.fromkeys(("OFF", "ER", "disabled", "expired", "trouble"), "bold red"),
@@ -26,7 +26,7 @@ STYLES = {  # of states, on a terminal without NO_COLOR
 
 
 class Terminal(Console):
-    """A console that takes no markup, and replaces what steers a terminal in everything that it draws."""
+    """A console without markup, which replaces control characters in everything that it draws."""
 
     def __init__(self, *, error: bool = False, width: int | None = None) -> None:
         stream = sys.stderr if error else sys.stdout
@@ -35,22 +35,22 @@ class Terminal(Console):
         super().__init__(stderr=error, width=width, markup=False, emoji=False, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the segments of a renderable, cleaned; rich's own control codes stay."""
+        """Yield the segments of a renderable without control characters, but with rich's own control codes."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=cleaned(segment.text, None, keep="\n"))
 
 
 class Listing(Table):
-    """A table whose cells are text, never markup. A cell has one line, or one for each item of a list.
+    """A table whose cells are text, never markup. A cell is one line, or a list of lines.
 
-    `right` has the places of the columns that are aligned to the right.
+    `right` has the indexes of the columns that are aligned to the right.
     """
 
     def __init__(self, *headings: str, right: Collection[int] = (), title: str | None = None, **settings: Any) -> None:
         settings = dict[str, Any](box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left") | settings
         super().__init__(title=None if title is None else Text(line(title)), **settings)
-        for place, heading in enumerate(headings):
-            self.add_column(Text(line(heading)), justify="right" if place in right else "left", overflow="fold")
+        for index, heading in enumerate(headings):
+            self.add_column(Text(line(heading)), justify="right" if index in right else "left", overflow="fold")
 
     def row(self, *cells: object) -> None:
         """Add a row."""
@@ -58,7 +58,7 @@ class Listing(Table):
 
 
 def state(text: str, kind: str | None = None) -> Text:
-    """Return a text in the colour of a state, or of the state `kind`."""
+    """Return a text in the colour of the state `kind`; by default the text is the state itself."""
     return Text(line(text), style=STYLES.get(kind or text, ""))
 
 
@@ -68,16 +68,16 @@ def states(counts: Mapping[str, int]) -> Text:
 
 
 def say_state(subject: str, kind: str, rest: str) -> None:
-    """Print a line that begins with a subject in the colour of a state."""
+    """Print a line that begins with a subject in the colour of the state `kind`."""
     Terminal().print(state(subject, kind) + Text(line(rest)), soft_wrap=True)
 
 
-def show_rows(listing: Listing, otherwise: str) -> None:
-    """Print a listing, or a sentence where it has no rows."""
+def show_rows(listing: Listing, if_empty: str) -> None:
+    """Print a listing, or a sentence if it has no rows."""
     if listing.rows:
         Terminal().print(listing)
     else:
-        say(otherwise)
+        say(if_empty)
 
 
 def _cell(cell: object) -> Text:

@@ -267,7 +267,7 @@ class AccessControl:
 
 
 def _is_password(people: People, name: str, password: str) -> bool:
-    return people.checked(name, password) is not None
+    return people.authenticate(name, password) is not None
 
 
 def cookie_for(sessions: Sessions, session: str, scope: Scope) -> str:

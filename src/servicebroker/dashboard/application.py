@@ -27,7 +27,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from servicebroker.cli.commands.audit import changed
+from servicebroker.cli.commands.audit import list_changes
 from servicebroker.cli.people_file import People, Role
 from servicebroker.cli.printable_text import printable
 from servicebroker.dashboard import pages
@@ -443,7 +443,7 @@ def _environment() -> Environment:
         "flow_chart": flow_chart,
         "depth_chart": depth_chart,
         "spark": spark,
-        "changed": changed,
+        "changes": list_changes,
         "short": lambda name: printable(short(name)),
         "is_system": lambda name: short(name) != name,
         "state": lambda state: STATE_WORDS.get(state, state),

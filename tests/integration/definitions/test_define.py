@@ -175,11 +175,11 @@ def test_the_command(make_instance_url: Callable[..., str], tmp_path: Path) -> N
         return done.output
 
     file.write_text(run("dump", "-d", "Shop"))
-    assert run("diff", str(file), "-d", "Shop") == "Nothing is to be done.\n"
+    assert run("diff", str(file), "-d", "Shop") == "No changes.\n"
     assert "create service //shop/Stock on queue ops.StockQueue" in run("diff", str(file), "-d", "Copy", code=1)
     assert run("apply", str(file), "-d", "Copy").startswith("create user web\n")
     assert run("dump", "-d", "Copy") == file.read_text()
-    assert run("apply", str(file), "-d", "Copy") == "Nothing was to be done.\n"
+    assert run("apply", str(file), "-d", "Copy") == "No changes.\n"
     file.write_text("[queues.One]\n")
     beyond = json.loads(run("diff", str(file), "-d", "Copy", "--json", code=1))
     assert beyond["changes"] == ["create queue One"]

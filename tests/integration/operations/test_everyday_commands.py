@@ -97,7 +97,7 @@ def test_databases() -> None:
 
 
 def test_the_endpoint() -> None:
-    assert run("endpoint", "show") == "No endpoint yet: nothing leaves this instance and nothing comes in.\n"
+    assert run("endpoint", "show") == "No endpoint yet: this instance exchanges no messages with other instances.\n"
     assert json.loads(run("endpoint", "show", "--json")) == {"endpoint": None}
     run("endpoint", "create", "Broker", "--port", "4022", "--ip", "127.0.0.1")
     shown = "Broker: STARTED at 127.0.0.1:4022, authentication CERTIFICATE, encryption REQUIRED\n"
@@ -132,18 +132,18 @@ def test_a_key_sends_once() -> None:
     assert message["priority"] == 9
     for wrong, said in (
         (("send", "x", "--conversation", first, "--idempotency-key", "order 17"), "are for a new dialog"),
-        (("end", first, "--description", "enough"), "the text of an --error"),
+        (("end", first, "--description", "enough"), "it needs --error"),
     ):
         assert said in refused(*wrong)
 
 
 def test_purge_takes_everything_and_ends_what_has_ended() -> None:
     handles = [run("send", "x", *DIALOG, "--type", ORDER).strip() for _ in range(3)]
-    assert run("queue", "purge", STOCK_QUEUE, given="y\n").endswith("3 messages are gone.\n")
+    assert run("queue", "purge", STOCK_QUEUE, given="y\n").endswith("3 messages are deleted.\n")
     with sb.open(os.environ["SERVICEBROKER_INSTANCE"], upkeep=None) as instance:
         for handle in handles:
             instance.database("Test").end_conversation(UUID(handle))
-    assert run("queue", "purge", STOCK_QUEUE, "--yes") == "3 messages are gone.\n"
+    assert run("queue", "purge", STOCK_QUEUE, "--yes") == "3 messages are deleted.\n"
     assert run("peek", STOCK_QUEUE) == "No message available.\n"
 
 
@@ -229,8 +229,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["certificate", "export", "nothing", "x.pem"], "Cannot find the certificate 'nothing'"),
     (["rights", "grant", "nobody_at_all", "--receive", "StockQueue"], "create role"),
     (["rights", "revoke", "nobody_at_all"], "create role"),
-    (["people", "remove", "bob"], "make it with servicebroker people add"),
-    (["dashboard", "--people", "nowhere", "--port", "0"], "make it with servicebroker people add"),
+    (["people", "remove", "bob"], "create it by servicebroker people add"),
+    (["dashboard", "--people", "nowhere", "--port", "0"], "create it by servicebroker people add"),
     (["trail", "on", "--service", "Test.//test/Stok"], "Cannot find the service 'Test.//test/Stok'"),
     (["define", "apply", "unknown.toml"], "Cannot find the message type '//test/Nothing'"),
     (["worker", "worker.py:stok"], "Did you mean 'stock'?"),
@@ -249,13 +249,13 @@ WRONG_USAGE: list[tuple[list[str], str]] = [  # said by whoever reads the option
     (["receive"], "Missing argument 'QUEUE'"),
     (["receive", "StockQueue", "--top", "0"], "greater than or equal to 1"),
     (["queue", "crate", "Q"], "Did you mean 'create'"),
-    (["queue", "alter", "StockQueue"], "say what changes"),
-    (["database", "alter", "Test"], "say what changes"),
+    (["queue", "alter", "StockQueue"], "give an option to change"),
+    (["database", "alter", "Test"], "give an option to change"),
     (["dead-letters", "replay", "7", "8", "--body", "mended"], "--body is for one message"),
     (["dead-letters", "discard", "--error", "", "--yes"], "matches every error"),
     (["poison", "end", "no-handle"], "valid UUID"),
     (["route", "create", "R"], "Missing option '--address'"),
-    (["status", "--since", "yesterday"], "say 10min, 1h or 7d"),
+    (["status", "--since", "yesterday"], "write 10min, 1h or 7d"),
     (["load", "--size", "7"], "greater than or equal to 8"),
 ]
 

@@ -55,7 +55,7 @@ def test_routes_are_created_shown_altered_and_dropped(database: sb.Database) -> 
     said("drop", "Far", *to)
     assert [one["name"] for one in json.loads(said("list", *to, "--json"))["routes"]] == ["AutoCreatedLocal"]
     said("drop", "AutoCreatedLocal", *to)
-    assert "No routes: every conversation waits." in said("list", *to)
+    assert "No routes: no message can be delivered." in said("list", *to)
 
 
 @pytest.mark.usefixtures("url")

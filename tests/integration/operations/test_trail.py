@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
-from servicebroker.cli.commands.trail import told
+from servicebroker.cli.commands.trail import describe_event
 from servicebroker.cli.main import app
 from servicebroker.dashboard import Dashboard
 from servicebroker.engine.diagnosis.trail import TRAIL_RETENTION, Event, briefly, life, merged, partitions
@@ -79,7 +79,7 @@ def test_the_life_of_a_conversation(database: sb.Database) -> None:
     found = events(database, handle)
     assert found == events(database, far)
     sides = {handle: "near", far: "far"}
-    said = [f"{sides[one.handle]} {told(one)}" for one in found]
+    said = [f"{sides[one.handle]} {describe_event(one)}" for one in found]
     first = [one for one in said if "state" not in one]
     assert first[:2] == [
         f"far 3 messages, 0 to 2 of type {ORDER}: arrived in its queue",

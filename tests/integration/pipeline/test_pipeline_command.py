@@ -74,7 +74,7 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     ended = other.dialog(b'{"id": 200}')
     other.database.end_conversation(ended)
     path = write(feed, other)
-    assert "could run: 2 queues, 3 tables" in pipeline("check", path).stdout
+    assert "can run: 2 queues, 3 tables" in pipeline("check", path).stdout
 
     done = told("run", path, "--once")
     assert {queue["queue"]: (queue["messages"], queue["quarantined"]) for queue in done["queues"]} == {
@@ -97,7 +97,7 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     path = write(feed, other, columns='id = "decimal(38,0)"')
     assert "The column 'id' of the table" in pipeline("run", path, code=1).stderr
     path = write(feed, other, columns='note = "json?"\nid = "long"')
-    assert "At its next run the table lines gets the column note (string)." in pipeline("check", path).stdout
+    assert "At the next run the table lines gets the column note (string)." in pipeline("check", path).stdout
     assert "note" not in rows(path, "lines")[0]
 
     feed.dialog(b'{"id": 300, "note": [1.10, -0.0, 12345678901234567890.123456789]}', b'{"id": 301, "id": 302}')

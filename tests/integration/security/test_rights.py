@@ -327,7 +327,7 @@ def test_doctor_tells_a_restricted_role_of_its_own(shop: sb.Database, url: str) 
         return done.exit_code, done.output
 
     code, text = doctor()
-    assert "restricted role" in text
+    assert "The role is restricted" in text
     assert code == (0 if "Nothing wrong was found." in text else 1)
     with sb.open(url) as instance:
         database = instance.database("Shop")

@@ -14,7 +14,7 @@ import pytest
 from servicebroker.broker import journal
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.cli import log as process_log
-from servicebroker.cli.output import errors_into, say, say_block
+from servicebroker.cli.output import redirect_errors, say, say_block
 from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 from servicebroker.protocol.routing import Address, Elsewhere
 from support import eventually
@@ -30,7 +30,7 @@ def said(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
     handlers, level = list(root.handlers), root.level
     process_log.log_to_standard_error(as_json=hasattr(request, "param"))
     yield stream
-    errors_into(None)
+    redirect_errors(None)
     logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)

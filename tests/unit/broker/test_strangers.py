@@ -28,7 +28,7 @@ from servicebroker.broker.transport import accepting, sockets, stream
 from servicebroker.broker.transport.accepting import Acceptor, Terms, Visitor
 from servicebroker.broker.transport.sockets import Network
 from servicebroker.broker.transport.tls import Tls
-from servicebroker.cli.descriptor_limit import WANTED_DESCRIPTORS, raise_limit
+from servicebroker.cli.descriptor_limit import MIN_DESCRIPTORS, raise_limit
 from servicebroker.engine.catalog.network_endpoints import SUPPORTED
 from servicebroker.protocol.admission import Places
 from servicebroker.protocol.routing import Address
@@ -273,7 +273,7 @@ def test_the_last_descriptors_are_kept(site: Site, monkeypatch: pytest.MonkeyPat
 
 def test_the_limit_of_descriptors_is_raised() -> None:
     before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS)
+    wanted = MIN_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MIN_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1_024), hard))
     try:
         raise_limit()

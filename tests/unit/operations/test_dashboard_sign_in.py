@@ -41,8 +41,8 @@ class Hashing:
 @pytest.fixture
 def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
     made = Hashing()
-    monkeypatch.setattr(people_file, "_sealed", made)
-    monkeypatch.setattr(people_file, "_is_seal", bool)
+    monkeypatch.setattr(people_file, "_hash", made)
+    monkeypatch.setattr(people_file, "_is_hash", bool)
     return made
 
 

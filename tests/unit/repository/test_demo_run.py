@@ -20,7 +20,7 @@ class Sending:
             self.sent += 1
             yield offset
 
-    def answer(self) -> int:
+    def receive_answers(self) -> int:
         return 0
 
     def finish(self) -> None:
@@ -55,18 +55,18 @@ def test_the_first_rows_are_shown_while_lines_are_sent(monkeypatch: pytest.Monke
     shipper: Any = Sending()
     table: Any = Growing()
     told: list[tuple[str, int]] = []
-    voice = run.Voice(
+    reporter = run.Reporter(
         lambda sentence: None,
         lambda name, done, expected: told.append((name, done)),
         lambda rows: told.append(("first", shipper.sent)),
     )
-    landed = run._Landed(table, 10, voice)
-    run._ship(shipper, 4, landed)
+    progress = run._TableProgress(table, 10, reporter)
+    run._ship(shipper, 4, progress)
     assert [sent for name, sent in told if name == "first"] == [1]
     assert [done for name, done in told if name == "landed"] == [1, 2, 3, 4]
     monkeypatch.setattr(run, "SENDING_POLL_S", 60.0)
     told.clear()
-    run._ship(shipper, 4, landed)
+    run._ship(shipper, 4, progress)
     assert {name for name, _ in told} == {"sent"}  # each look reads the table's log
-    run._drain(shipper, landed)
+    run._drain(shipper, progress)
     assert told[-1] == ("landed", 5)

@@ -1,4 +1,4 @@
-"""`servicebroker dashboard`: pages that show what happens in instances, in a browser."""
+"""`servicebroker dashboard`: serves the dashboard, which shows and operates instances in a browser."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     import uvicorn
 
 DEFAULT_PORT = 9401
-_WRONG_PASSWORD = "none"  # of a key that has one: without it OpenSSL asks at the terminal, and waits
+_KEY_PASSWORD = "none"  # makes an encrypted key an error: with no password OpenSSL would prompt at the terminal
+SIGNAL_POLL_S = 0.2  # between two chances to handle a signal
 
 
 class RoleName(enum.StrEnum):
-    """The role of everybody who signs in."""
+    """The name of a role on the command line. Each role includes the ones before it."""
 
     SEE = "see"
     BODIES = "bodies"
@@ -48,17 +49,22 @@ def dashboard(
         ),
     ] = None,
     role: Annotated[
-        RoleName, typer.Option(help="Rights of users: see (all but bodies), bodies (message bodies too) or act (all).")
+        RoleName,
+        typer.Option(help="What users may do: see (no bodies), bodies (read bodies) or act (read and change)."),
     ] = RoleName.SEE,
     host: Annotated[
         str, typer.Option(help="The address to listen at; TLS is required unless it is a loopback address.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free port.")] = DEFAULT_PORT,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A host name of the dashboard; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A host name of the dashboard; may be repeated. Requests with another Host header are refused.",
+        ),
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", exists=True, help="The certificate for TLS, PEM, with its chain.")
+        Path | None, typer.Option(metavar="FILE", exists=True, help="The certificate chain for TLS, in PEM.")
     ] = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", exists=True, help="The private key of the certificate.")
@@ -66,7 +72,8 @@ def dashboard(
     people: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The file of people who sign in by name, instead of a token: see servicebroker people."
+            metavar="FILE",
+            help="The file of people who sign in with a password instead of a token: servicebroker people.",
         ),
     ] = None,
     pipeline: Annotated[
@@ -91,7 +98,7 @@ def dashboard(
     if (certificate is None) != (key is None):
         raise typer.BadParameter("--certificate and --key go together")
     if shown not in LOOPBACK and certificate is None:
-        raise typer.BadParameter(f"--host {host} is seen from elsewhere: that needs --certificate and --key")
+        raise typer.BadParameter(f"other machines can connect to --host {host}: give --certificate and --key for TLS")
     if (proxy_header is None) != (not proxy_address):
         raise typer.BadParameter("--proxy-header and --proxy-address go together")
     networks = tuple(map(_network, proxy_address or ()))
@@ -99,7 +106,7 @@ def dashboard(
     raise_limit()
     token = new_token() if people is None and proxy_header is None else None
     hosts = {*(name or ()), *(LOOPBACK if shown in LOOPBACK else ()), shown}
-    # not envvar: of an option that may be repeated it is cut at blanks
+    # not `envvar`: Typer splits the value of a repeatable option at blanks
     instances = instance or [os.environ.get("SERVICEBROKER_INSTANCE", DEFAULT_INSTANCE)]
     app = Dashboard(
         instances,
@@ -114,40 +121,40 @@ def dashboard(
         app,
         ssl_certfile=certificate,
         ssl_keyfile=key,
-        ssl_keyfile_password=_WRONG_PASSWORD,
-        ssl_ciphers=None,  # the ciphers of Python; older versions of uvicorn allow weak ones
+        ssl_keyfile_password=_KEY_PASSWORD,
+        ssl_ciphers=None,  # Python's defaults; older versions of uvicorn allow weak ciphers
         timeout_graceful_shutdown=2,
     )
     _load(config, certificate, key)
-    with _listening(host, port) as listening:
+    with _listening_socket(host, port) as listening:
         scheme = "http" if certificate is None else "https"
         address = f"{scheme}://{name[0] if name else shown}:{listening.getsockname()[1]}"
         say(f"{address}/login#{token}" if token else address)
         if people is None:
-            who = "Who opens that address" if token else f"Who comes by the proxy, with {proxy_header},"
-            say(f"{who} may {_MAY[role]}. Ctrl-C ends it.", error=True)
+            users = "Anybody with that address" if token else f"Users whom the proxy names in {proxy_header}"
+            say(f"{users} may {_RIGHTS[role]}. Ctrl-C ends it.", error=True)
         else:
-            say(f"The file {people} says who may sign in, and what each may do. Ctrl-C ends it.", error=True)
+            say(f"The people in {people} may sign in, each with a role. Ctrl-C ends it.", error=True)
         server = Server(config)
-        # in a thread of its own it leaves the signals to us, as every other command
-        running = threading.Thread(target=server.run, args=([listening],))
+        # in a thread, uvicorn installs no signal handlers: this command handles signals as every other one
+        thread = threading.Thread(target=server.run, args=([listening],))
         shutdown.at_signal(partial(setattr, server, "should_exit", True), partial(setattr, server, "force_exit", True))
-        running.start()
-        while running.is_alive():  # a signal that another thread has received wakes no thread from an endless wait
-            running.join(SIGNAL_POLL_S)
+        thread.start()
+        while thread.is_alive():  # a join without a timeout would delay the handler of a signal
+            thread.join(SIGNAL_POLL_S)
 
 
 def _load(config: uvicorn.Config, certificate: Path | None, key: Path | None) -> None:
-    """Read the files for TLS.
+    """Load the configuration with the files for TLS.
 
     Raises:
-        InstanceError: they cannot be read, or are no certificate with its key.
+        InstanceError: the files cannot be read, or are not a certificate with its key.
     """
     try:
-        for file in filter(None, (certificate, key)):  # OpenSSL would wait for a pipe, and read a device to its end
+        for file in filter(None, (certificate, key)):  # refuses pipes and devices, at which OpenSSL would hang
             read_file(file, BYTES_PER_MIB)
         config.load()
-    except OSError as problem:  # also of OpenSSL
+    except OSError as problem:  # OpenSSL's errors, too
         reason = getattr(problem, "reason", None) or problem.strerror or problem
         raise InstanceError(
             f"The certificate {certificate} with the key {key} cannot be used: {reason}. Both are files in PEM, and "
@@ -155,16 +162,16 @@ def _load(config: uvicorn.Config, certificate: Path | None, key: Path | None) ->
         ) from None
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """Return the socket that browsers connect to.
+def _listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at host and port.
 
     Raises:
-        InstanceError: nothing can listen there.
+        InstanceError: the address cannot be bound.
     """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as problem:
-        # create_server adds the address once more to what the system says
+        # the text without the address, which create_server appends to it
         reason = os.strerror(problem.errno) if problem.errno and problem.errno in errno.errorcode else problem.strerror
         raise InstanceError(
             f"The dashboard cannot be served at {host}, port {port}: {reason}. Name another --port, or another --host."
@@ -178,8 +185,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
         raise typer.BadParameter(f"--proxy-address {text} is no address and no network") from None
 
 
-SIGNAL_POLL_S = 0.2  # between two looks for signals
-_MAY = {
+_RIGHTS = {
     RoleName.SEE: "see everything but bodies",
     RoleName.BODIES: "see everything",
     RoleName.ACT: "see everything, and act",

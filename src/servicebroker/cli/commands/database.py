@@ -21,7 +21,7 @@ app = typer.Typer(
     help="Broker databases: list, create, alter, drop.",
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name, compared without case.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the database; case-insensitive.")]
 
 _COLUMNS = "database", "service_broker_guid", "is_broker_enabled", "is_honor_broker_priority_on"
 
@@ -30,17 +30,17 @@ _COLUMNS = "database", "service_broker_guid", "is_broker_enabled", "is_honor_bro
 def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show the databases, each with the identifier and the state of its broker."""
     with open_existing(instance) as opened, opened.connection() as connection:
-        found = execute(
+        rows = execute(
             connection,
             "database.list",
             "select name, service_broker_guid, is_broker_enabled = 1, is_honor_broker_priority_on = 1 "
             "from sys.databases order by name",
         )
     if as_json:
-        say_json({"databases": [dict(zip(_COLUMNS, row, strict=True)) for row in found]})
+        say_json({"databases": [dict(zip(_COLUMNS, row, strict=True)) for row in rows]})
         return
     table = Listing("database", "broker identifier", "broker")
-    for name, broker, is_enabled, _ in found:
+    for name, broker, is_enabled, _ in rows:
         table.row(name, broker, state("enabled" if is_enabled else "disabled"))
     show_rows(table, "No databases yet.")
 
@@ -51,7 +51,7 @@ def create(
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Do nothing if the database exists.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """CREATE DATABASE, with its broker enabled."""
+    """CREATE DATABASE: create a broker database with its broker enabled."""
     with open_existing(instance) as opened:
         try:
             opened.database(name)
@@ -62,13 +62,13 @@ def create(
         else:
             if not exist_ok:
                 raise BrokerError(1801, name)
-    say(f"The database {name} is there.")
+    say(f"The database {name} is created.")
 
 
 @app.command()
 @takes(AlterDatabase, options={"enable_broker": "--on", "disable_broker": "--off"})
 def alter(operation: AlterDatabase, name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """ALTER DATABASE SET: change the given options."""
+    """ALTER DATABASE SET: change the options given."""
     with open_existing(instance) as opened:
         find_database(opened, name).run(operation)
     say(f"The database {name} is altered.")

@@ -1,4 +1,4 @@
-"""`servicebroker dead-letters`: messages that were set aside: list, look, replay, export, discard."""
+"""`servicebroker dead-letters list | show | replay | export | discard`: messages that handlers could not process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from servicebroker.model.named_files import read_argument, read_file, read_stand
 from servicebroker.model.poison import SetAsideMessage
 from servicebroker.model.wording import counted
 
-PAGE_SIZE = 100  # messages that are read at a time: their bodies are in memory together
+PAGE_SIZE = 100  # messages of one query, whose bodies are in memory at the same time
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,18 +36,26 @@ app = typer.Typer(
 )
 
 NumbersArgument = Annotated[
-    list[int] | None, typer.Argument(metavar="N", help="Their numbers in the list; without, those of the filter.")
+    list[int] | None,
+    typer.Argument(metavar="N", help="Numbers of dead letters in the list. Default: those that the filter matches."),
 ]
-NumberArgument = Annotated[int, typer.Argument(metavar="N", help="Its number in the list.")]
+NumberArgument = Annotated[int, typer.Argument(metavar="N", help="The number of the dead letter in the list.")]
 QueueOption = Annotated[
-    str | None, typer.Option("--queue", metavar="QUEUE", help="Only of this queue.", autocompletion=complete_queue)
+    str | None,
+    typer.Option("--queue", metavar="QUEUE", help="Only dead letters of this queue.", autocompletion=complete_queue),
 ]
-TypeOption = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only of this message type.")]
+TypeOption = Annotated[
+    str | None, typer.Option("--type", metavar="TYPE", help="Only dead letters of this message type.")
+]
 ErrorOption = Annotated[
     str | None,
-    typer.Option("--error", metavar="TEXT", help="Only with this text in the error, or of this kind in --grouped."),
+    typer.Option(
+        "--error",
+        metavar="TEXT",
+        help="Only dead letters whose error contains this text, or has this kind (as `list --grouped` prints it).",
+    ),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="All of the database.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All dead letters of the database.")]
 
 
 @app.command("list")
@@ -57,25 +65,25 @@ def list_(
     message_type: TypeOption = None,
     error: ErrorOption = None,
     grouped: Annotated[
-        bool, typer.Option("--grouped", help="Count them by queue, message type and kind of error.")
+        bool, typer.Option("--grouped", help="Count dead letters by queue, message type and kind of error.")
     ] = False,
     top: Annotated[int, typer.Option(min=1, help="The maximum number of messages.")] = 20,
-    after: Annotated[int, typer.Option(metavar="N", min=0, help="Only those with a greater number.")] = 0,
+    after: Annotated[int, typer.Option(metavar="N", min=0, help="Only dead letters with a greater number.")] = 0,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the dead letters, the oldest first, each with its error; or how many there are of each kind."""
+    """Show dead letters, the oldest first, each with its error; or their number by kind of error."""
     with open_database(instance, database) as opened:
         if grouped:
             _show_groups(opened, queue, as_json=as_json)
             return
-        found = opened.set_aside_messages(queue, message_type=message_type, error=error, after=after, limit=top + 1)
-    shown = found[:top]
+        letters = opened.set_aside_messages(queue, message_type=message_type, error=error, after=after, limit=top + 1)
+    page, has_more = letters[:top], len(letters) > top
     if as_json:
-        say_json({"messages": [letter._asdict() for letter in shown], "more": len(found) > top})
+        say_json({"messages": [letter._asdict() for letter in page], "more": has_more})
         return
-    table = Listing("number", "set aside (UTC)", "queue", "type", "failed", "error", right=(0, 4))
-    for letter in shown:
+    table = Listing("number", "dead since (UTC)", "queue", "type", "failed", "error", right=(0, 4))
+    for letter in page:
         first_line = letter.error.partition("\n")[0]
         table.row(
             letter.set_aside_id,
@@ -86,8 +94,8 @@ def list_(
             first_line,
         )
     show_rows(table, "No dead letters.")
-    if len(found) > top:
-        say(f"There are more: --after {shown[-1].set_aside_id}")
+    if has_more:
+        say(f"There are more: --after {page[-1].set_aside_id}")
 
 
 def _show_groups(database: Database, queue: str | None, *, as_json: bool) -> None:
@@ -109,7 +117,7 @@ def show(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a dead letter whole: where it came from, its body, the error and the traceback."""
+    """Show one dead letter with its sender, body, error and traceback."""
     with open_database(instance, database) as opened:
         letter = _find(opened, number)
     if as_json:
@@ -120,7 +128,7 @@ def show(
         f"from {letter.far_service} at {letter.far_broker_instance}, message {letter.message_sequence_number} of "
         f"conversation {letter.conversation_handle}",
         f"received {_time(letter.message_enqueue_time)}, failed {counted(letter.failures, 'time')} since "
-        f"{_time(letter.first_failed_at)}, set aside {_time(letter.set_aside_at)}",
+        f"{_time(letter.first_failed_at)}, dead letter since {_time(letter.set_aside_at)}",
         "",
     )
     say_block(shown_body(letter.validation, letter.message_body), hanging="")
@@ -138,7 +146,7 @@ def replay(
     error: ErrorOption = None,
     body: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A new body, - for standard input; the audit log records the edit."),
+        typer.Option(metavar="FILE", help="The new body; - is standard input. The audit log records the edit."),
     ] = None,
     edit: Annotated[bool, typer.Option("--edit", help="Edit the body in $EDITOR first.")] = False,
     from_service: Annotated[
@@ -146,15 +154,16 @@ def replay(
         typer.Option(
             "--from",
             metavar="SERVICE",
-            help="The service of this database that sends them again.",
+            help="Send them again from this service of the database.",
             autocompletion=complete_service,
         ),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Put dead letters into their queues again, on a new conversation if the old one has ended.
+    """Return dead letters to their queues, on a new conversation if the old one has ended.
 
-    Each is a transaction of its own. One that is refused stays, the others go on, and the exit code is 1.
+    Each is a transaction of its own. If one cannot be replayed, it stays a dead letter, the others are replayed, and
+    the exit code is 1.
     """
     _check_choice(numbers, every, queue, message_type, error)
     if (body is not None or edit) and len(numbers or ()) != 1:
@@ -169,7 +178,7 @@ def replay(
         if edit and numbers:
             content = _edited(_find(opened, numbers[0]).message_body or b"")
         replayed = refused = 0
-        for number in _chosen(opened, numbers, queue, message_type, error):
+        for number in _matching_numbers(opened, numbers, queue, message_type, error):
             try:
                 handle = opened.replay_message(number, body=content, from_service=from_service)
             except ServiceBrokerError as problem:
@@ -179,8 +188,8 @@ def replay(
                 say(f"Dead letter {number} was not replayed: {problem}", error=True)
                 continue
             replayed += 1
-            where = "" if handle is None else f", on the new conversation {handle}"
-            say(f"Dead letter {number} is in its queue again{where}.")
+            conversation = "" if handle is None else f", on the new conversation {handle}"
+            say(f"Dead letter {number} is in its queue again{conversation}.")
     if not numbers:
         say(f"{counted(replayed, 'dead letter is', 'dead letters are')} in their queues again; {refused} stay.")
     if refused:
@@ -196,13 +205,14 @@ def export(
     message_type: TypeOption = None,
     error: ErrorOption = None,
     to: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file, or a folder for several; standard output without it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The file, or a folder for several messages. Default: standard output."),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Write the bodies of dead letters, byte for byte. The messages stay.
+    """Write the bodies of dead letters to files, byte for byte. The messages stay dead letters.
 
-    Several go into a folder, each into a file with its number as the name.
+    With several messages --to is a folder, and the name of each file is the number of its message.
     """
     _check_choice(numbers, every, queue, message_type, error)
     is_one = len(numbers or ()) == 1
@@ -235,26 +245,26 @@ def discard(
     queue: QueueOption = None,
     message_type: TypeOption = None,
     error: ErrorOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before those of a filter are discarded.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, with a filter.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Discard dead letters."""
+    """Delete dead letters."""
     _check_choice(numbers, every, queue, message_type, error)
     with open_database(instance, database) as opened:
-        chosen = _chosen(opened, numbers, queue, message_type, error)
-        if not numbers and chosen and not yes:
-            typer.confirm(f"{counted(len(chosen), 'dead letter')} will be lost. Go on?", abort=True)
-        for number in chosen:
+        matching = _matching_numbers(opened, numbers, queue, message_type, error)
+        if not numbers and matching and not yes:
+            typer.confirm(f"{counted(len(matching), 'dead letter')} will be lost. Go on?", abort=True)
+        for number in matching:
             opened.discard_message(number)
-            say(f"Dead letter {number} is gone.")
-    if not chosen:
+            say(f"Dead letter {number} is discarded.")
+    if not matching:
         say("No dead letters.")
 
 
 def _check_choice(
     numbers: list[int] | None, every: bool, queue: str | None, message_type: str | None, error: str | None
 ) -> None:
-    """Refuse numbers beside a filter, and neither of both: nobody replays all by a forgotten word."""
+    """Require either numbers or a filter, so that a forgotten option does not select all dead letters."""
     if error == "":
         raise typer.BadParameter("an empty text matches every error: use --all", param_hint="--error")
     filters = every or queue is not None or message_type is not None or error is not None
@@ -262,17 +272,20 @@ def _check_choice(
         raise typer.BadParameter("give numbers, a filter (--queue, --type, --error), or --all")
 
 
-def _chosen(
+def _matching_numbers(
     database: Database, numbers: list[int] | None, queue: str | None, message_type: str | None, error: str | None
 ) -> list[int]:
-    """Return the numbers, else those of the filter. A replayed message that fails again is not among them."""
+    """Return the numbers given, else those that the filter matches now.
+
+    The list is complete before the first replay, so a message that fails again in the meantime is not replayed twice.
+    """
     return numbers or [letter.set_aside_id for letter in _letters(database, queue, message_type, error)]
 
 
 def _letters(
     database: Database, queue: str | None, message_type: str | None, error: str | None
 ) -> Iterator[SetAsideMessage]:
-    """Yield the dead letters of a filter, a page at a time."""
+    """Yield the dead letters that the filter matches; query `PAGE_SIZE` at a time."""
     after = 0
     while page := database.set_aside_messages(
         queue, message_type=message_type, error=error, after=after, limit=PAGE_SIZE
@@ -282,10 +295,10 @@ def _letters(
 
 
 def _find(database: Database, number: int) -> SetAsideMessage:
-    """Return the dead letter of that number.
+    """Return the dead letter with this number.
 
     Raises:
-        BrokerError: 402 there is none.
+        BrokerError: 402 there is no such dead letter.
     """
     for letter in database.set_aside_messages(after=number - 1, limit=1):
         if letter.set_aside_id == number:
@@ -294,17 +307,19 @@ def _find(database: Database, number: int) -> SetAsideMessage:
 
 
 def _edited(body: bytes) -> bytes:
-    """Return the body as the operator has edited it in $EDITOR.
+    """Let the operator edit a body in $EDITOR, and return the new body.
 
     Raises:
-        InstanceError: it is no text.
+        InstanceError: the body is no text, the editor failed, or nothing was changed.
     """
     try:
         text = body.decode()
     except UnicodeDecodeError:
-        raise InstanceError("The body is no text in UTF-8: export it, change the file, give it as --body.") from None
+        raise InstanceError(
+            "The body is no text in UTF-8: export it, change the file, and replay it with --body FILE."
+        ) from None
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    with TemporaryDirectory() as folder:  # its owner's alone: the body may be secret
+    with TemporaryDirectory() as folder:  # only this user can read it: the body may be secret
         file = Path(folder, "body.txt")
         file.write_text(text, newline="")
         try:
@@ -312,7 +327,7 @@ def _edited(body: bytes) -> bytes:
         except subprocess.CalledProcessError as problem:
             raise InstanceError(f"The editor has ended with code {problem.returncode}: nothing is replayed.") from None
         changed = read_file(file, HIGHEST_MAX_BODY_BYTES)
-    if changed == body or changed == body + b"\n":  # many editors end the last line
+    if changed == body or changed == body + b"\n":  # many editors add a final line end
         raise InstanceError("The body was not changed: nothing is replayed.")
     return changed
 

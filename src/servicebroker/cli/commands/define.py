@@ -1,4 +1,4 @@
-"""`servicebroker define dump | diff | apply`: a whole application as one TOML file."""
+"""`servicebroker define dump | diff | apply`: the objects of an application in one TOML file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servicebroker.api.defining import differences, present
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_document, say_json
-from servicebroker.operations.application import written
+from servicebroker.operations.application import written as to_toml
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,7 +26,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The definiti
 def dump(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """Print the objects of a database as a definition."""
     with open_database(instance, database) as opened:
-        say_document(written(present(opened)))
+        say_document(to_toml(present(opened)))
 
 
 @app.command()
@@ -38,18 +38,18 @@ def diff(
 ) -> None:
     """Show the changes that apply would make; exit code 1 if there are any."""
     with open_database(instance, database) as opened:
-        changes, beyond = differences(opened, file)
-    words = [change.words for change in changes]
+        changes, undefined = differences(opened, file)
+    sentences = [change.words for change in changes]
     if as_json:
-        say_json({"changes": words, "not_defined": beyond})
+        say_json({"changes": sentences, "not_defined": undefined})
     else:
-        for text in words:
-            say(text)
-        for text in beyond:
-            say(f"only in the database: {text}")
-        if not words:
-            say("Nothing is to be done.")
-    raise typer.Exit(1 if words else 0)
+        for sentence in sentences:
+            say(sentence)
+        for name in undefined:
+            say(f"only in the database: {name}")
+        if not sentences:
+            say("No changes.")
+    raise typer.Exit(1 if sentences else 0)
 
 
 @app.command()
@@ -61,9 +61,9 @@ def apply(
 ) -> None:
     """Create and alter the objects that differ, in one transaction. Nothing is dropped."""
     with open_database(instance, database) as opened:
-        done = opened.define(file)
+        changes = opened.define(file)
     if as_json:
-        say_json({"changes": done})
+        say_json({"changes": changes})
         return
-    for words in done or ["Nothing was to be done."]:
-        say(words)
+    for sentence in changes or ["No changes."]:
+        say(sentence)

@@ -1,4 +1,4 @@
-"""`servicebroker delayed | schedule`: messages that wait for a time, and schedules of workers."""
+"""`servicebroker delayed list | cancel` and `servicebroker schedule list | drop`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def list_(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show messages that are delayed, and those that wait behind them on their conversations, the next one first."""
+    """Show delayed messages, and later messages of their conversations, which wait too; the next one first."""
     with open_database(instance, database) as opened:
         messages = opened.delayed_messages(conversation)
     if as_json:
         say_json({"messages": [message._asdict() for message in messages]})
         return
     table = Listing("until (UTC)", "conversation", "message", "type", "from", "to", "bytes", right=(2, 6))
-    for one in messages:
+    for message in messages:
         table.row(
-            f"{one.delayed_until:%Y-%m-%d %H:%M:%S}",
-            one.conversation_handle,
-            one.message_sequence_number,
-            one.message_type_name,
-            one.from_service,
-            one.to_service,
-            f"{one.bytes:,}",
+            f"{message.delayed_until:%Y-%m-%d %H:%M:%S}",
+            message.conversation_handle,
+            message.message_sequence_number,
+            message.message_type_name,
+            message.from_service,
+            message.to_service,
+            f"{message.bytes:,}",
         )
     show_rows(table, "No message is delayed.")
 
@@ -50,12 +50,13 @@ def cancel(
     conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="The conversation.")],
     database: DatabaseOption,
     number: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="The number of one message; else all that are delayed.")
+        int | None,
+        typer.Option(metavar="N", min=0, help="The sequence number of one message. Default: all delayed messages."),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel delayed messages of a conversation: they are never sent. Later messages move up by as many numbers."""
+    """Cancel delayed messages of a conversation: they are never delivered. Later messages get their numbers."""
     with (
         open_database(instance, database) as opened,
         audited(opened, "CANCEL DELAYED MESSAGES", conversation, number=number) as transaction,
@@ -71,16 +72,17 @@ def cancel(
 def list_schedules(
     database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False
 ) -> None:
-    """Show the schedules that workers have begun, the next one first."""
+    """Show active schedules of workers, the next due first."""
     with open_database(instance, database) as opened:
-        found = opened.schedules()
+        active = opened.schedules()
     if as_json:
-        say_json({"schedules": [schedule._asdict() for schedule in found]})
+        say_json({"schedules": [schedule._asdict() for schedule in active]})
         return
     table = Listing("next (UTC)", "schedule", "queue", "rule", "time zone", "missed")
-    for one in found:
-        table.row(f"{one.next_time:%Y-%m-%d %H:%M:%S}", one.name, one.queue, one.rule, one.time_zone, one.missed)
-    show_rows(table, "No worker has begun a schedule.")
+    for schedule in active:
+        next_time = f"{schedule.next_time:%Y-%m-%d %H:%M:%S}"
+        table.row(next_time, schedule.name, schedule.queue, schedule.rule, schedule.time_zone, schedule.missed)
+    show_rows(table, "No worker has started a schedule.")
 
 
 @schedules.command()
@@ -91,7 +93,7 @@ def drop(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop a schedule. A worker that has it begins it again when it starts."""
+    """Drop a schedule. A worker that declares it starts it again when the worker starts."""
     with open_database(instance, database) as opened:
         opened.drop_schedule(queue, name)
     if as_json:

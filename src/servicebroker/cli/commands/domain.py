@@ -1,4 +1,7 @@
-"""`servicebroker domain`: a certificate authority that instances share, AUTHENTICATION = WINDOWS of their endpoints."""
+"""`servicebroker domain`: domains, for AUTHENTICATION = WINDOWS of endpoints.
+
+A domain is a folder with a certificate authority. Its members are instances, which trust each other.
+"""
 
 from __future__ import annotations
 
@@ -29,65 +32,68 @@ FolderOption = Annotated[
         "--folder",
         envvar="SERVICEBROKER_DOMAIN",
         metavar="DIR",
-        help="The folder of the domain, which its members can reach. Default: that of your own domain.",
+        help="The folder of the domain, which its members can read. Default: the folder of your own domain.",
     ),
 ]
-MemberArgument = Annotated[str, typer.Argument(metavar="MEMBER", help="Its login is DOMAIN\\MEMBER.")]
+MemberArgument = Annotated[str, typer.Argument(metavar="MEMBER", help="The member; its login is DOMAIN\\MEMBER.")]
 
 
 @app.command()
 def create(
     folder: FolderOption = None,
-    name: Annotated[str | None, typer.Option(help="Its name. Default: that of this machine.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name of the domain. Default: the name of this machine.")
+    ] = None,
 ) -> None:
-    """Make a domain. Its key is yours alone: whoever has that can be anybody in the domain."""
-    place = folder or default_folder()
-    called = machine_name() if name is None else name
-    made = Domain.create(place.absolute(), called, system_time(), is_shared=folder is not None)
-    say(f"The domain {made.name} is in {made.folder}; its key, in authority.key there, is yours alone.")
+    """Create a domain. Keep its key private: with the key a program can act as any member."""
+    domain_name = machine_name() if name is None else name
+    domain = Domain.create(
+        (folder or default_folder()).absolute(), domain_name, system_time(), is_shared=folder is not None
+    )
+    say(f"The domain {domain.name} is in {domain.folder}; only you can read its key, authority.key.")
     if folder is not None:
-        say(f"Instances of yours join it with servicebroker domain join --folder {made.folder} --instance ...")
-        say("Others need a token besides: servicebroker domain invite MEMBER.")
+        say(f"Your own instances join it with servicebroker domain join --folder {domain.folder} --instance ...")
+        say("Instances of other users also need a token: servicebroker domain invite MEMBER.")
 
 
 @app.command()
 def show(folder: FolderOption = None, as_json: JsonOption = False) -> None:
-    """Show a domain: its members, whom it has invited and whom it has revoked."""
-    found = _domain(folder)
+    """Show a domain: its members, open invitations and revoked members."""
+    domain = _domain(folder)
     if as_json:
-        say_json(_told(found))
+        say_json(_to_json(domain))
         return
-    say(f"The domain {found.name} in {found.folder}; its key is {'yours' if found.holds_key else 'not yours'}.")
-    say(f"SHA-256 of its authority: {found.authority.thumbprint.hex()}")
-    revoked = found.revoked()
+    say(f"The domain {domain.name} in {domain.folder}; its key is {'yours' if domain.holds_key else 'not yours'}.")
+    say(f"SHA-256 of its authority: {domain.authority.thumbprint.hex()}")
+    revoked = domain.revoked()
     table = Listing("login", "instance", "certificate until", "state")
-    for member, instances in sorted(found.members().items()):
-        state = f"revoked {_time(revoked[member.lower()])}" if member.lower() in revoked else "member"
+    for member, instances in sorted(domain.members().items()):
+        state = f"revoked {_format_time(revoked[member.lower()])}" if member.lower() in revoked else "member"
         for instance, issued in instances.items():
-            table.row(account(found.name, member), str(instance), _time(issued.expires), state)
-    for guest in found.invitations():
-        if not guest.is_used:
-            state = "invited until" if guest.expires > system_time() else "was invited until"
-            table.row(account(found.name, guest.member), "", "", f"{state} {_time(guest.expires)}")
+            table.row(account(domain.name, member), str(instance), _format_time(issued.expires), state)
+    for invitation in domain.invitations():
+        if not invitation.is_used:
+            state = "invited until" if invitation.expires > system_time() else "was invited until"
+            table.row(account(domain.name, invitation.member), "", "", f"{state} {_format_time(invitation.expires)}")
     if table.rows:
         Terminal().print(table)
     else:
-        say("It has no members yet.")
+        say("The domain has no members yet.")
 
 
 @app.command()
 def invite(
     member: MemberArgument,
     folder: FolderOption = None,
-    hours: Annotated[int, typer.Option(min=1, max=24 * 30, help="How long the token can be used.")] = 24,
+    hours: Annotated[int, typer.Option(min=1, max=24 * 30, help="Hours until the token expires.")] = 24,
 ) -> None:
-    """Print a token that lets one instance in, once, as that member."""
-    found = _domain(folder)
-    token = found.invite(member, system_time(), timedelta(hours=hours))
+    """Print a token with which one instance can join the domain as this member."""
+    domain = _domain(folder)
+    token = domain.invite(member, system_time(), timedelta(hours=hours))
     say(str(token))
     say(
-        f"One instance may join with it as {account(found.name, member)}, within {hours} h: "
-        f"servicebroker domain join TOKEN --folder {found.folder} --instance ...",
+        f"One instance may join with this token as {account(domain.name, member)}, within {hours} h: "
+        f"servicebroker domain join TOKEN --folder {domain.folder} --instance ...",
         error=True,
     )
 
@@ -95,72 +101,77 @@ def invite(
 @app.command()
 def join(
     token: Annotated[
-        str | None, typer.Argument(metavar="[TOKEN]", help="Not needed by whoever holds the domain's key.")
+        str | None, typer.Argument(metavar="[TOKEN]", help="The invitation; not needed with the domain's key.")
     ] = None,
     folder: FolderOption = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     keys: KeysOption = None,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", callback=finite, min=0, help="How long to wait for the answer.")
+        float,
+        typer.Option(metavar="SECONDS", callback=finite, min=0, help="The time to wait for the domain's certificate."),
     ] = 30.0,
 ) -> None:
-    """Make an instance a member of a domain, instead of the one that it is in."""
-    read = None if token is None else Token.read(token)
+    """Make an instance a member of a domain. It leaves the domain that it is in."""
+    invitation = None if token is None else Token.read(token)
     with open_existing(instance, keys) as opened:
         membership = Membership(opened.key_folder(), opened.identifier())
-        standing = membership.join(folder or default_folder(), read, system_time(), wait)
-    assert standing.member is not None
-    assert standing.facts is not None
-    say(f"The instance is {standing.member.account}, until {_time(standing.facts.expiry_date)}.")
-    say("Its daemon renews that by itself. Next: CREATE ENDPOINT with AUTHENTICATION = WINDOWS.")
+        status = membership.join(folder or default_folder(), invitation, system_time(), wait)
+    assert status.member is not None
+    assert status.facts is not None
+    say(f"The instance is {status.member.account}, until {_format_time(status.facts.expiry_date)}.")
+    say("Its daemon renews the membership. Next: CREATE ENDPOINT with AUTHENTICATION = WINDOWS.")
 
 
 @app.command()
 def revoke(member: MemberArgument, folder: FolderOption = None) -> None:
-    """End a membership, for good: no certificate any more, and not let in wherever the folder is read."""
-    found = _domain(folder)
-    found.revoke(member, system_time())
+    """End a membership permanently: the member gets no new certificate, and members refuse its connections."""
+    domain = _domain(folder)
+    domain.revoke(member, system_time())
     say(
-        f"{account(found.name, member)} is revoked. Instances that cannot read the folder accept its certificate for "
+        f"{account(domain.name, member)} is revoked. Instances that cannot read the folder accept its certificate for "
         "up to 7 more days."
     )
 
 
 @app.command()
 def answer(folder: FolderOption = None) -> None:
-    """Answer what members have asked, as the daemons of the key's owner do by themselves every second."""
-    found = _domain(folder)
-    found.check_key()
-    say(f"{found.answer(system_time())} answered.")
+    """Issue the certificates that members have requested, as the daemons of the key's owner do every second."""
+    domain = _domain(folder)
+    domain.check_key()
+    say(f"{domain.answer(system_time())} answered.")
 
 
 def _domain(folder: Path | None) -> Domain:
     return Domain((folder or default_folder()).absolute())
 
 
-def _told(found: Domain) -> dict[str, object]:
+def _to_json(domain: Domain) -> dict[str, object]:
     return {
-        "name": found.name,
-        "folder": str(found.folder),
-        "holds_key": found.holds_key,
-        "sha256": found.authority.thumbprint.hex(),
+        "name": domain.name,
+        "folder": str(domain.folder),
+        "holds_key": domain.holds_key,
+        "sha256": domain.authority.thumbprint.hex(),
         "members": [
             {
-                "login": account(found.name, member),
+                "login": account(domain.name, member),
                 "instance": str(instance),
                 "issued": issued.issued.isoformat(),
                 "expires": issued.expires.isoformat(),
             }
-            for member, instances in sorted(found.members().items())
+            for member, instances in sorted(domain.members().items())
             for instance, issued in instances.items()
         ],
         "invitations": [
-            {"login": account(found.name, guest.member), "expires": guest.expires.isoformat(), "is_used": guest.is_used}
-            for guest in found.invitations()
+            {
+                "login": account(domain.name, invitation.member),
+                "expires": invitation.expires.isoformat(),
+                "is_used": invitation.is_used,
+            }
+            for invitation in domain.invitations()
         ],
-        "revoked": {account(found.name, member): at.isoformat() for member, at in found.revoked().items()},
+        "revoked": {account(domain.name, member): at.isoformat() for member, at in domain.revoked().items()},
     }
 
 
-def _time(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M} UTC"

@@ -1,4 +1,4 @@
-"""`servicebroker endpoint show | create | alter | drop`: where other instances connect to."""
+"""`servicebroker endpoint show | create | alter | drop`: the network endpoint of an instance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 
 _COLUMNS = "name", "state", "ip_address", "port", "authentication", "encryption", "message_forwarding"
-LOOPBACK = "127.0.0.1"  # other machines can connect only if the user asks for it
+LOOPBACK = "127.0.0.1"  # the default of --ip: no other machine can connect
 _OPTIONS = {"listener_port": "--port", "listener_ip": "--ip"}
 
 
@@ -27,7 +27,7 @@ _OPTIONS = {"listener_port": "--port", "listener_ip": "--ip"}
 def show(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show the endpoint of the instance."""
     with open_existing(instance) as opened, opened.connection() as connection:
-        found = execute(
+        endpoints = execute(
             connection,
             "endpoint.show",
             "select b.name, b.state_desc, coalesce(t.ip_address, 'ALL'), t.port, b.connection_auth_desc, "
@@ -35,7 +35,7 @@ def show(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fals
             "b.is_message_forwarding_enabled = 1 "
             "from sys.service_broker_endpoints b join sys.tcp_endpoints t using (endpoint_id)",
         )
-    rows = [dict(zip(_COLUMNS, row, strict=True)) for row in found]
+    rows = [dict(zip(_COLUMNS, endpoint, strict=True)) for endpoint in endpoints]
     if as_json:
         say_json({"endpoint": next(iter(rows), None)})
         return
@@ -46,24 +46,26 @@ def show(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fals
             f"{row['authentication']}, encryption {row['encryption']}{forwards}"
         )
     if not rows:
-        say("No endpoint yet: nothing leaves this instance and nothing comes in.")
+        say("No endpoint yet: this instance exchanges no messages with other instances.")
 
 
 @app.command()
 @takes(CreateEndpoint, options=_OPTIONS, defaults={"state": "STARTED", "listener_ip": LOOPBACK})
 def create(operation: CreateEndpoint, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """CREATE ENDPOINT ... FOR SERVICE_BROKER: create the endpoint, started unless --state says otherwise.
+    """CREATE ENDPOINT ... FOR SERVICE_BROKER: create the endpoint, started unless --state is another one.
 
-    Without --ip only programs of this machine reach it; --ip ALL is every address of the machine.
+    Without --ip only programs of this machine can connect; --ip ALL listens on all interfaces.
     """
-    here = "" if operation.listener_ip != LOOPBACK else " Only this machine reaches it: --ip ALL lets in others."
-    _run(operation, instance, f"The endpoint {operation.name} is there. servicebroker serve obeys it.{here}")
+    local_only = "" if operation.listener_ip != LOOPBACK else " Only this machine can connect: --ip ALL admits others."
+    _run(
+        operation, instance, f"The endpoint {operation.name} is created. servicebroker serve listens there.{local_only}"
+    )
 
 
 @app.command()
 @takes(AlterEndpoint, options=_OPTIONS)
 def alter(operation: AlterEndpoint, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """ALTER ENDPOINT: change the given options. The daemon applies them within a second."""
+    """ALTER ENDPOINT: change the options given. The daemon applies them within a second."""
     _run(operation, instance, f"The endpoint {operation.name} is altered.")
 
 
@@ -75,7 +77,7 @@ def drop(operation: DropEndpoint, instance: InstanceOption = DEFAULT_INSTANCE) -
 
 
 def _run(operation: Definition[str | None] | Definition[None], instance: str, sentence: str) -> None:
-    """Run the operation, print the sentence, and print a warning about the endpoint, if any."""
+    """Run the operation, print `sentence`, and print the warning that the operation returns, if any."""
     with open_existing(instance) as opened:
         warning = opened.run(operation)
     say(sentence)

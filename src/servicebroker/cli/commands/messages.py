@@ -1,4 +1,4 @@
-"""`servicebroker send | receive | peek | end`: one message or conversation from the terminal."""
+"""`servicebroker send | receive | peek | end`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def send(
     database: DatabaseOption,
     body: Annotated[
         str | None,
-        typer.Argument(metavar="BODY", help="The text; - reads standard input; empty without it."),
+        typer.Argument(metavar="BODY", help="The body as text; - reads standard input. Default: empty."),
     ] = None,
     from_service: Annotated[
         str | None,
@@ -59,10 +59,11 @@ def send(
     conversation: Annotated[
         UUID | None, typer.Option(metavar="HANDLE", help="An existing conversation, instead of a new dialog.")
     ] = None,
-    encryption: Annotated[bool, typer.Option(help="Whether a dialog with another instance is secured.")] = True,
+    encryption: Annotated[bool, typer.Option(help="Encrypt the dialog, if it leaves the instance.")] = True,
     priority: Annotated[int | None, typer.Option(min=1, max=10, help="The dialog's priority.")] = None,
     idempotency_key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A second dialog with it sends nothing.")
+        str | None,
+        typer.Option(metavar="TEXT", help="A key of the new dialog: repeated with the same key, send does nothing."),
     ] = None,
     delay: Annotated[
         float | None,
@@ -70,11 +71,12 @@ def send(
             metavar="SECONDS",
             callback=finite,
             min=0,
-            help="Deliver it that much later.",
+            help="Deliver the message after this time.",
         ),
     ] = None,
     at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Deliver it at this time: 2030-01-31T09:00+01:00.")
+        str | None,
+        typer.Option(metavar="TIME", help="Deliver the message at this time, such as 2030-01-31T09:00+01:00."),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
@@ -100,14 +102,14 @@ def send(
             number = None
             if not isinstance(conversation, RepeatedHandle):
                 number = transaction.send(conversation, message_type, content, delay=delay, at=_time(at))
-        told = {"conversation_handle": conversation, "message_sequence_number": number}
-        say_json(told) if as_json else say(conversation)
+        result = {"conversation_handle": conversation, "message_sequence_number": number}
+        say_json(result) if as_json else say(conversation)
         if to_service is not None:
-            _warn(opened, conversation, to_service)
+            _warn_of_similar_service(opened, conversation, to_service)
 
 
-def _warn(database: Database, conversation: UUID, service: str) -> None:
-    """Say on standard error that the message waits for a service whose name may be mistyped."""
+def _warn_of_similar_service(database: Database, conversation: UUID, service: str) -> None:
+    """If the message cannot be delivered, and a service with a similar name exists, print a warning."""
     if database.instance.engine is RestrictedVerbs:  # a restricted role may not read the names of services
         return
     with database.instance.connection() as connection:
@@ -121,7 +123,11 @@ def _warn(database: Database, conversation: UUID, service: str) -> None:
 
 
 def _time(text: str | None) -> datetime | None:
-    """Return a time as typed, with its time zone."""
+    """Return the time that `--at` names; None without the option.
+
+    Raises:
+        typer.BadParameter: the text is no time in ISO 8601, or has no time zone.
+    """
     if text is None:
         return None
     try:
@@ -137,23 +143,23 @@ def end(
     conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="The conversation.")],
     database: DatabaseOption,
     error: Annotated[
-        int | None, typer.Option(metavar="CODE", min=1, help="End it with an error, which the other side receives.")
+        int | None, typer.Option(metavar="CODE", min=1, help="End with this error, which the other side receives.")
     ] = None,
-    description: Annotated[str, typer.Option(metavar="TEXT", help="With --error: its text.")] = "",
+    description: Annotated[str, typer.Option(metavar="TEXT", help="With --error: the text of the error.")] = "",
     cleanup: Annotated[
         bool,
-        typer.Option("--cleanup", help="Remove this side and what it has not delivered. The other side is not told."),
+        typer.Option("--cleanup", help="Remove this side and its undelivered messages, without notifying the other."),
     ] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """End a conversation, and drop its messages that this side has not received."""
     if description and error is None:
-        raise typer.BadParameter("it is the text of an --error", param_hint="--description")
+        raise typer.BadParameter("it needs --error", param_hint="--description")
     with open_database(instance, database) as opened:
-        told = {"code": error, "text": description, "cleanup": cleanup}
-        with audited(opened, "END CONVERSATION", conversation, **told) as transaction:
-            wrong = None if error is None else (error, description)
-            transaction.end_conversation(conversation, error=wrong, cleanup=cleanup)
+        details = {"code": error, "text": description, "cleanup": cleanup}
+        with audited(opened, "END CONVERSATION", conversation, **details) as transaction:
+            code_and_text = None if error is None else (error, description)
+            transaction.end_conversation(conversation, error=code_and_text, cleanup=cleanup)
     say(f"The conversation {conversation} has ended on this side.")
 
 
@@ -161,7 +167,7 @@ def receive(
     queue: QueueArgument,
     database: DatabaseOption,
     top: TopOption = 1,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for a message.")] = 0.0,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="The time to wait for a message.")] = 0.0,
     end: Annotated[bool, typer.Option("--end", help="Answer EndDialog and Error with END CONVERSATION.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
@@ -189,14 +195,14 @@ def peek(
 
 
 def queued(database: Database, queue: str, conversation: UUID | None, top: int) -> list[dict[str, Any]]:
-    """Return messages of a queue."""
-    found = database._do(find_queue_now("find", database.database_id, queue))
-    messages = database._do(poison_report.queued_messages(found.queue_id, conversation, top))
+    """Return the first `top` messages of a queue, or of one of its conversations, without receiving them."""
+    queue_id = database._do(find_queue_now("find", database.database_id, queue)).queue_id
+    messages = database._do(poison_report.queued_messages(queue_id, conversation, top))
     return [message._asdict() for message in messages]
 
 
 def show(messages: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print messages with the columns of a queue."""
+    """Print messages, which have the columns of a queue; --json adds the body as text."""
     if as_json:
         say_json({"messages": [{**message, "text": _text(message)} for message in messages]})
         return
@@ -213,7 +219,7 @@ def show(messages: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
 
 
 def _text(message: Mapping[str, Any]) -> str | None:
-    """Return the body if it is a text, else None."""
+    """Return the body as text if it is UTF-8, else None."""
     with suppress(UnicodeDecodeError):
         return (message["message_body"] or b"").decode()
     return None

@@ -1,4 +1,4 @@
-"""`servicebroker people show | add | remove`: who may sign in to the dashboard by name."""
+"""`servicebroker people show | add | remove`: the people who may sign in to the dashboard by name."""
 
 from __future__ import annotations
 
@@ -21,50 +21,52 @@ app = typer.Typer(
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name, as the person or the proxy writes it.")]
-FileOption = Annotated[Path, typer.Option("--people", metavar="FILE", help="The file for servicebroker dashboard.")]
+FileOption = Annotated[Path, typer.Option("--people", metavar="FILE", help="The file of people.")]
 FILE = Path("servicebroker-people")
 
 
 @app.command()
 def show(file: FileOption = FILE, as_json: JsonOption = False) -> None:
     """Show the people of the file and their roles."""
-    found = [
-        {"name": person.name, "role": person.role.name.lower(), "password": bool(person.seal)}
+    rows = [
+        {"name": person.name, "role": person.role.name.lower(), "password": bool(person.password_hash)}
         for person in People(file).all().values()
     ]
     if as_json:
-        say_json({"people": found})
+        say_json({"people": rows})
         return
-    for person in found:
-        say(f"{person['name']}: {person['role']}{'' if person['password'] else ', by a proxy only'}")
+    for row in rows:
+        say(f"{row['name']}: {row['role']}{'' if row['password'] else ', by a proxy only'}")
 
 
 @app.command()
 def add(
     name: NameArgument,
-    role: Annotated[RoleName, typer.Option(help="What the person may do.")] = RoleName.SEE,
+    role: Annotated[
+        RoleName, typer.Option(help="What the person may do: see (no bodies), bodies or act (read and change).")
+    ] = RoleName.SEE,
     proxied: Annotated[
-        bool, typer.Option("--proxied", help="The person has no password here: a proxy authenticates them.")
+        bool, typer.Option("--proxied", help="The person has no password: a proxy authenticates the person.")
     ] = False,
     file: FileOption = FILE,
 ) -> None:
-    """Add a person, or change password and role; a running dashboard uses it at once.
+    """Add a person, or change a person's password and role. A running dashboard applies this immediately.
 
-    The password is asked for, or is the first line of standard input.
+    The command prompts for the password; without a terminal it is the first line of standard input.
     """
-    is_new = people_file.add(file, name, Role[role.name], None if proxied else _password())
-    say(f"{name} {'is let in' if is_new else 'is changed'}: {role.value}.")
+    is_new = people_file.add(file, name, Role[role.name], None if proxied else _read_password())
+    say(f"{name} {'is added' if is_new else 'is changed'}: {role.value}.")
 
 
 @app.command()
 def remove(name: NameArgument, file: FileOption = FILE) -> None:
-    """Remove a person, who is signed out at once."""
+    """Remove a person, and sign the person out immediately."""
     people_file.remove(file, name)
-    say(f"{name} is not let in any more.")
+    say(f"{name} is removed.")
 
 
-def _password() -> str:
+def _read_password() -> str:
     if not sys.stdin.isatty():
         return sys.stdin.readline().rstrip("\r\n")
-    typed: str = typer.prompt("Password", hide_input=True, confirmation_prompt="The same again")
+    typed: str = typer.prompt("Password", hide_input=True, confirmation_prompt="Repeat the password")
     return typed

@@ -1,4 +1,8 @@
-"""`servicebroker pipeline`: queues into tables, as a file describes it."""
+"""`servicebroker pipeline`: runs and operates a pipeline, which writes the messages of queues to tables.
+
+The pipeline file (TOML) names the queues, the tables, and a rule for each message type. Every message is also written
+unchanged to the raw table ("bronze"). Messages that their rule cannot read are in quarantine, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -47,27 +51,28 @@ _log = logging.getLogger("servicebroker.pipeline")
 def run(
     file: FileArgument,
     once: Annotated[
-        bool, typer.Option("--once/--continuous", help="Read what is there and end, or go on until Ctrl-C.")
+        bool,
+        typer.Option("--once/--continuous", help="Write the messages that are there and end, or go on until Ctrl-C."),
     ] = False,
     master: Annotated[
-        str | None, typer.Option(help="Where Spark runs, as it names it: local[4], spark://host:7077 ...")
+        str | None, typer.Option(metavar="URL", help="The master URL of Spark: local[4], spark://host:7077 ...")
     ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Serve metrics for Prometheus on this port.")
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option(metavar="HOST", help="The address of that port; 0.0.0.0 for all of this machine.")
+        str, typer.Option(metavar="HOST", help="The address of that port; 0.0.0.0 for all interfaces.")
     ] = "127.0.0.1",
     fails_on_quarantine: Annotated[
         bool,
-        typer.Option("--fail-on-quarantine", help="Exit code 3 when a message of this run went into quarantine."),
+        typer.Option("--fail-on-quarantine", help="Exit code 3 if a message of this run goes into quarantine."),
     ] = False,
     wait: Annotated[
         float,
         typer.Option(
             metavar="SECONDS",
             callback=finite,
-            help="With --once: how long to wait for open transactions that hold back messages.",
+            help="With --once: the time to wait for open transactions that hold back messages.",
         ),
     ] = 30.0,
     as_json: Annotated[
@@ -75,30 +80,30 @@ def run(
         typer.Option("--json", help="Print the result as one JSON object on standard output, the log as JSON lines."),
     ] = False,
 ) -> None:
-    """Land messages in the pipeline's tables, each once.
+    """Write messages to the pipeline's tables, each exactly once.
 
-    A terminal shows a live line; elsewhere each start, batch, restart and end is a line of the log. Exit code 3 when
-    more messages went into quarantine than the limits allow, 4 when an open transaction held back committed messages.
+    A terminal shows a status line; without one each start, batch, restart and end is a line of the log. Exit code 3 if
+    more messages go into quarantine than the limits allow, 4 if an open transaction has held back committed messages.
     """
     console = Terminal(error=True)
-    shows = console.is_terminal and not as_json
-    if shows:
-        _log_above(console)
+    has_status_line = console.is_terminal and not as_json
+    if has_status_line:
+        _log_above_status(console)
     else:
         log_to_standard_error(as_json=as_json)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # of a Java that has ended we tell ourselves
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # we report a dead Java process; py4j's tracebacks add nothing
     pipeline = _read(file)
     from prometheus_client import make_wsgi_app
 
     from servicebroker.pipeline.metrics import Metrics
     from servicebroker.pipeline.run import POLL_INTERVAL_S, Run, running
 
-    over = threading.Event()
-    shutdown.at_signal(over.set, shutdown.kill_all)
-    tell = console.print if shows else _log.info
-    _warn(pipeline, tell)
-    for table, change in _changes(pipeline):
-        tell(line(f"The table {table} {change}."))
+    stop_requested = threading.Event()
+    shutdown.at_signal(stop_requested.set, shutdown.kill_all)
+    print_line = console.print if has_status_line else _log.info
+    _warn(pipeline, print_line)
+    for table, change in _schema_changes(pipeline):
+        print_line(line(f"The table {table} {change}."))
     metrics = Metrics(pipeline.name)
     names = ", ".join(queue.label for queue in pipeline.queues)
     _log.info(
@@ -106,34 +111,37 @@ def run(
         *(pipeline.name, os.getpid(), names),
         extra={"fields": {"event": "run begins", "pipeline": pipeline.name, "process": os.getpid()}},
     )
-    found = Run([])
+    pipeline_run = Run([])
     try:
         with (
             nullcontext()
             if metrics_port is None
             else served(make_wsgi_app(metrics.registry), metrics_host, metrics_port),
-            console.status("Starting Spark") if shows else nullcontext() as live,
-            running(pipeline, once=once, master=master, fails_on_quarantine=fails_on_quarantine, wait_s=wait) as found,
+            console.status("Starting Spark") if has_status_line else nullcontext() as status_line,
+            running(
+                pipeline, once=once, master=master, fails_on_quarantine=fails_on_quarantine, wait_s=wait
+            ) as pipeline_run,
         ):
-            metrics.queues = found.queues
-            while not found.is_over and not over.is_set():
-                found.poll()
-                if live is not None:
-                    live.update(Text(line("  ".join(_shown(queue_run) for queue_run in found.queues))))
-                over.wait(POLL_INTERVAL_S)
-            if live is not None:
-                live.update("Ending")
-            found.check()
+            metrics.queues = pipeline_run.queues
+            while not pipeline_run.is_over and not stop_requested.is_set():
+                pipeline_run.poll()
+                if status_line is not None:
+                    progress = "  ".join(_progress_text(queue_run) for queue_run in pipeline_run.queues)
+                    status_line.update(Text(line(progress)))
+                stop_requested.wait(POLL_INTERVAL_S)
+            if status_line is not None:
+                status_line.update("Ending")
+            pipeline_run.check()
     finally:
-        _told_end(pipeline, found)
-        _tell(found.queues, as_json)
-    if over.is_set():
-        tell("Stopped. Nothing is lost: run the same command again and it goes on from here.")
+        _log_totals(pipeline, pipeline_run)
+        _print_result(pipeline_run.queues, as_json)
+    if stop_requested.is_set():
+        print_line("Stopped. Nothing is lost: run the same command again to go on.")
         raise typer.Exit(130)
 
 
-def _log_above(console: Terminal) -> None:
-    """Print the log of the pipeline above the live line, except batches without quarantine, which that line shows."""
+def _log_above_status(console: Terminal) -> None:
+    """Print the log above the status line. Batches without quarantine are left out, since that line counts them."""
 
     class Above(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -144,17 +152,17 @@ def _log_above(console: Terminal) -> None:
     logging.getLogger("servicebroker").setLevel(logging.INFO)
 
 
-def _shown(queue_run: QueueRun) -> str:
-    """A queue in the live line."""
+def _progress_text(queue_run: QueueRun) -> str:
+    """Return the text of a queue in the status line."""
     behind = queue_run.behind.get("messagesBehind", 0)
-    bad = f", {queue_run.quarantined.total():,} in quarantine" if queue_run.quarantined else ""
-    told = f"{queue_run.label}: {queue_run.messages:,} messages{bad}, {behind:,} behind"
-    return told if queue_run.state == "runs" else f"{told} ({queue_run.state})"
+    quarantined = f", {queue_run.quarantined.total():,} in quarantine" if queue_run.quarantined else ""
+    progress = f"{queue_run.label}: {queue_run.messages:,} messages{quarantined}, {behind:,} behind"
+    return progress if queue_run.state == "runs" else f"{progress} ({queue_run.state})"
 
 
-def _told_end(pipeline: Pipeline, found: Run) -> None:
+def _log_totals(pipeline: Pipeline, pipeline_run: Run) -> None:
     kinds = ("batches", "messages", "bytes", "quarantined", "restarts")
-    totals = {key: sum(queue_run.totals()[key] for queue_run in found.queues) for key in kinds}
+    totals = {key: sum(queue_run.totals()[key] for queue_run in pipeline_run.queues) for key in kinds}
     _log.info(
         "The pipeline '%s' ends: %s in %s, %s in quarantine, %s.",
         pipeline.name,
@@ -166,26 +174,26 @@ def _told_end(pipeline: Pipeline, found: Run) -> None:
     )
 
 
-def _tell(runs: list[QueueRun], as_json: bool) -> None:
+def _print_result(runs: list[QueueRun], as_json: bool) -> None:
     if as_json:
-        told = [
+        queues = [
             {"queue": queue_run.label, **queue_run.counts(), "state": queue_run.state, "reason": queue_run.reason}
             for queue_run in runs
         ]
-        say_json({"queues": told})
+        say_json({"queues": queues})
         return
     for queue_run in runs:
-        again = f", {counted(queue_run.restarts, 'restart')}" if queue_run.restarts else ""
-        say(f"{queue_run.label}: {queue_run.describe_landed()}{again}")
+        restarts = f", {counted(queue_run.restarts, 'restart')}" if queue_run.restarts else ""
+        say(f"{queue_run.label}: {queue_run.describe_landed()}{restarts}")
 
 
 @app.command()
 def check(file: FileArgument, as_json: JsonOption = False) -> None:
-    """Look whether the pipeline could run: the file, Java, schema registries, queues, and the tables that are there."""
+    """Check that the pipeline can run: the file, Java, schema registries, queues, and existing tables."""
     pipeline = _read(file)
     from servicebroker.pipeline.late_rules import find_late
     from servicebroker.pipeline.schema_registry import check_registry
-    from servicebroker.pipeline.sinks.maintenance import status as look
+    from servicebroker.pipeline.sinks.maintenance import status as read_status
     from servicebroker.pipeline.sinks.maintenance import unknown_types
     from servicebroker.pipeline.spark_session import check_java, check_modules
 
@@ -193,38 +201,43 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
     check_modules(pipeline.format)
     for url in {rule.registry for rule in pipeline.messages} - {""}:
         check_registry(url)
-    changes = _changes(pipeline)
-    found = look(pipeline)
-    problems = [queue.problem for queue in found.queues if queue.problem]
+    changes = _schema_changes(pipeline)
+    pipeline_status = read_status(pipeline)
+    problems = [queue.problem for queue in pipeline_status.queues if queue.problem]
     if problems:
         raise InstanceError(" ".join(problems))
     unknown = unknown_types(pipeline)
     late_messages = find_late(pipeline)
     if as_json:
-        told = [{"table": table, "change": change} for table, change in changes]
-        queues = [queue.queue for queue in found.queues]
-        late = [late_type._asdict() for late_type in late_messages]
-        say_json({"pipeline": pipeline.name, "queues": queues, "changes": told, "unknown_types": unknown, "late": late})
+        say_json(
+            {
+                "pipeline": pipeline.name,
+                "queues": [queue.queue for queue in pipeline_status.queues],
+                "changes": [{"table": table, "change": change} for table, change in changes],
+                "unknown_types": unknown,
+                "late": [late_type._asdict() for late_type in late_messages],
+            }
+        )
         return
     _warn(pipeline, partial(say, error=True))
     for message_type in unknown:
         say(
-            f"Warning: no database of its queues has the message type '{message_type}': its rule reads nothing.",
+            f"Warning: no database of the queues has the message type '{message_type}', so its rule reads nothing.",
             error=True,
         )
     for rule in pipeline.messages:
         columns = ", ".join(f"{column.name} {column.kind}" for column in rule.decoder().columns)
         say(f"{rule.message_type} -> {rule.table} ({columns})")
     for table, change in changes:
-        say(f"At its next run the table {table} {change}.")
+        say(f"At the next run the table {table} {change}.")
     for late_type in late_messages:
         count = counted(late_type.messages, "older message", "older messages")
         say(
-            f"The table {late_type.table} lacks {count} of the type '{late_type.message_type}', which landed in bronze "
-            "before the rule: a run leaves them there, and 'servicebroker pipeline replay' takes them."
+            f"The table {late_type.table} lacks {count} of the type '{late_type.message_type}': they were written to "
+            "the raw table ('bronze') before the type had a rule. To add them: servicebroker pipeline replay."
         )
-    size = f"{counted(len(found.queues), 'queue')}, {counted(len(found.tables), 'table')}"
-    say(f"The pipeline '{pipeline.name}' could run: {size}.")
+    size = f"{counted(len(pipeline_status.queues), 'queue')}, {counted(len(pipeline_status.tables), 'table')}"
+    say(f"The pipeline '{pipeline.name}' can run: {size}.")
 
 
 @app.command("test")
@@ -233,54 +246,54 @@ def try_rules(
     examples: Annotated[
         list[Path],
         typer.Argument(
-            metavar="EXAMPLE...", help="Files of examples (.toml); with --type files that each hold a body."
+            metavar="EXAMPLE...", help="Files of examples (.toml); with --type files that each contain one body."
         ),
     ],
     message_type: Annotated[str | None, typer.Option("--type", help="The message type of the bodies.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let the rules read example messages, without Spark and without a server: say rows and quarantine.
+    """Apply the rules to example messages, and print the rows and the unreadable messages. Needs no Spark, no server.
 
-    Exit code 1 if an example becomes something else than its file expects.
+    Exit code 1 if the result of an example is not the one that its file expects.
     """
     from servicebroker.pipeline.rules.trial import Example, find_differences, read_examples, try_message
     from servicebroker.pipeline.variables import Placeholders
 
     pipeline = _read(file, Placeholders(os.environ))
     if message_type is None:
-        given = [example for path in examples for example in read_examples(path)]
+        trials = [example for path in examples for example in read_examples(path)]
     else:
-        given = [Example(number, str(path), message_type, read_file(path)) for number, path in enumerate(examples)]
-    told, failures = [], 0
-    for example in given:
+        trials = [Example(number, str(path), message_type, read_file(path)) for number, path in enumerate(examples)]
+    results, failures = [], 0
+    for example in trials:
         trial = try_message(pipeline, example.message_type, example.body)
         differences = list(find_differences(pipeline, example, trial))
         failures += bool(differences)
-        told.append({"example": example.name, **trial.to_json(), "differences": differences})
+        results.append({"example": example.name, **trial.to_json(), "differences": differences})
         if not as_json:
             say(f"{example.name}: {trial}")
             say(*(f"  {example.name} {difference}." for difference in differences), error=True) if differences else None
     if as_json:
-        say_json({"examples": told})
-    expecting = sum(example.has_expectation for example in given)
+        say_json({"examples": results})
+    expecting = sum(example.has_expectation for example in trials)
     if failures:
-        raise InstanceError(f"{counted(failures, 'example')} of {expecting} became something else than expected.")
+        raise InstanceError(f"The results of {failures:,} of {counted(expecting, 'example')} differ from the expected.")
     if not as_json:
-        say(f"{counted(len(given), 'example')}, {expecting:,} of them as expected.")
+        say(f"{counted(len(trials), 'example')}, {expecting:,} of them as expected.")
 
 
 @app.command()
 def infer(
     bodies: Annotated[
-        list[Path], typer.Argument(metavar="BODY...", help="Files that each hold a sample body, in JSON or XML.")
+        list[Path], typer.Argument(metavar="BODY...", help="Files that each contain one sample body, in JSON or XML.")
     ],
     message_type: Annotated[str, typer.Option("--type", help="The message type of the rule.")],
     table: Annotated[str, typer.Option(help="The table of the rule.")] = "",
     lines: Annotated[bool, typer.Option("--lines", help="Each line of a file is a body.")] = False,
 ) -> None:
-    """Print a first rule for a pipeline file, with the columns that sample bodies have.
+    """Print a first rule for a pipeline file, with the columns of sample bodies.
 
-    The rule reads every sample. Look at its types before you use it: a sample shows no other values.
+    The rule can read all samples. Check its types before you use it: other bodies may have other values.
     """
     from servicebroker.pipeline.rules.inference import infer_rule
 
@@ -292,64 +305,76 @@ def infer(
 @app.command()
 def status(
     file: FileArgument,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds, until Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the last run, the tables, what lies in quarantine and why, and how far behind each queue is.
+    """Show the last run, the tables, the messages in quarantine with the reasons, and how far behind each queue is.
 
-    Exit code 1 if a queue cannot be reached; the rest is shown.
+    Exit code 1 if a queue cannot be reached; the other queues are shown.
     """
     pipeline = _read(file)
-    from servicebroker.pipeline.sinks.maintenance import status as look
+    from servicebroker.pipeline.sinks.maintenance import status as read_status
 
     if not watch:
-        found = look(pipeline)
-        say_json(_status_told(pipeline, found)) if as_json else Terminal().print(_status(pipeline, found))
-        if any(queue.problem for queue in found.queues):
+        pipeline_status = read_status(pipeline)
+        _print_status(pipeline, pipeline_status, as_json=as_json)
+        if any(queue.problem for queue in pipeline_status.queues):
             raise typer.Exit(1)
         return
     with suppress(KeyboardInterrupt):
         if as_json or not Terminal().is_terminal:
             while True:
-                found = look(pipeline)
-                say_json(_status_told(pipeline, found)) if as_json else Terminal().print(_status(pipeline, found))
+                _print_status(pipeline, read_status(pipeline), as_json=as_json)
                 time.sleep(WATCH_INTERVAL_S)
-        with Live(_status(pipeline, look(pipeline)), console=Terminal(), screen=True, auto_refresh=False) as page:
+        screen = _draw_status(pipeline, read_status(pipeline))
+        with Live(screen, console=Terminal(), screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(WATCH_INTERVAL_S)
-                page.update(_status(pipeline, look(pipeline)), refresh=True)
+                live.update(_draw_status(pipeline, read_status(pipeline)), refresh=True)
 
 
-def _status_told(pipeline: Pipeline, found: Status) -> dict[str, Any]:
+def _print_status(pipeline: Pipeline, pipeline_status: Status, *, as_json: bool) -> None:
+    if as_json:
+        say_json(_status_to_json(pipeline, pipeline_status))
+    else:
+        Terminal().print(_draw_status(pipeline, pipeline_status))
+
+
+def _status_to_json(pipeline: Pipeline, pipeline_status: Status) -> dict[str, Any]:
     from servicebroker.pipeline.last_run import read_last_run
 
     return {
         "run": read_last_run(pipeline),
-        "tables": [table._asdict() for table in found.tables],
-        "queues": [queue._asdict() for queue in found.queues],
-        "quarantined": {": ".join(pair): count for pair, count in found.quarantined.items()},
+        "tables": [table._asdict() for table in pipeline_status.tables],
+        "queues": [queue._asdict() for queue in pipeline_status.queues],
+        "quarantined": {": ".join(pair): count for pair, count in pipeline_status.quarantined.items()},
     }
 
 
-def _status(pipeline: Pipeline, found: Status) -> Group:
+def _draw_status(pipeline: Pipeline, pipeline_status: Status) -> Group:
+    """Return the lines and tables of the status for a terminal."""
     from servicebroker.pipeline.last_run import describe, read_last_run
 
-    shown = [
+    queue_rows = [
         (
             queue.queue,
-            queue.batch if queue.batch >= 0 else "",  # -1 before the first one
+            queue.batch if queue.batch >= 0 else "",  # -1 before the first batch
             queue.behind.get("messagesBehind", ""),
             queue.behind.get("oldestMessageSeconds", ""),
             queue.behind.get("blockingPid", ""),
         )
-        for queue in found.queues
+        for queue in pipeline_status.queues
     ]
+    quarantined = pipeline_status.quarantined.items()
     return Group(
-        *(Text(line(words)) for words in describe(read_last_run(pipeline))),
-        _table("table", "rows", "files", "bytes", rows=found.tables),
-        _table("queue", "last batch", "behind", "oldest, seconds", "held back by process", rows=shown),
-        *(Text(line(f"{queue.queue}: {queue.problem}")) for queue in found.queues if queue.problem),
-        *(Text(line(f"{count:,} in quarantine: {': '.join(pair)}")) for pair, count in found.quarantined.items()),
+        *(Text(line(sentence)) for sentence in describe(read_last_run(pipeline))),
+        _table("table", "rows", "files", "bytes", rows=pipeline_status.tables),
+        _table("queue", "last batch", "behind", "oldest, seconds", "held back by process", rows=queue_rows),
+        *(Text(line(f"{queue.queue}: {queue.problem}")) for queue in pipeline_status.queues if queue.problem),
+        *(
+            Text(line(f"{count:,} in quarantine: {': '.join(type_and_reason)}"))
+            for type_and_reason, count in quarantined
+        ),
     )
 
 
@@ -359,36 +384,36 @@ def replay(
     message_type: Annotated[str | None, typer.Option("--type", help="Only messages of this type.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read what lies in quarantine again, by the rules as they are now.
+    """Apply the current rules to the messages in quarantine.
 
-    Messages that landed in bronze before their type had a rule are read too.
+    They are also applied to messages that were written to the raw table ("bronze") before their type had a rule.
     """
     pipeline = _read(file)
-    from servicebroker.pipeline.late_rules import replay as read_again
+    from servicebroker.pipeline.late_rules import replay as replay_messages
 
-    found = read_again(pipeline, message_type)
+    replayed_types = replay_messages(pipeline, message_type)
     if as_json:
-        say_json({"message_types": [replayed._asdict() for replayed in found]})
+        say_json({"message_types": [replayed._asdict() for replayed in replayed_types]})
         return
-    for replayed in found:
+    for replayed in replayed_types:
         say(f"{replayed.message_type}: {replayed.written:,} written, {replayed.remaining:,} still in quarantine")
 
 
 @app.command()
 def rebuild(
     file: FileArgument,
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of one of its rules.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table of a rule.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Make a table anew from bronze, by its rule as it is now."""
+    """Rebuild a table from the raw table ("bronze") with its current rule."""
     pipeline = _read(file)
-    from servicebroker.pipeline.rebuild import rebuild as make_anew
+    from servicebroker.pipeline.rebuild import rebuild as rebuild_table
 
-    found = make_anew(pipeline, table)
+    rebuilt = rebuild_table(pipeline, table)
     if as_json:
-        say_json(found._asdict())
+        say_json(rebuilt._asdict())
         return
-    say(f"{found.table}: {found.rows:,} rows, {found.quarantined:,} messages cannot be read and are in quarantine")
+    say(f"{rebuilt.table}: {rebuilt.rows:,} rows, {rebuilt.quarantined:,} unreadable messages in quarantine")
 
 
 @app.command()
@@ -396,19 +421,23 @@ def compact(
     file: FileArgument,
     keep_hours: Annotated[
         float,
-        typer.Option(callback=finite, help="Keep what younger versions need, since a reader may be at one."),
+        typer.Option(
+            metavar="HOURS",
+            callback=finite,
+            help="Keep the files of table versions younger than this: a query may still read them.",
+        ),
     ] = 168.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge the tables' small files, and remove files that nothing needs any more."""
+    """Merge small files of the tables, and remove files that are no longer needed."""
     pipeline = _read(file)
-    from servicebroker.pipeline.sinks.maintenance import compact as merge
+    from servicebroker.pipeline.sinks.maintenance import compact as compact_tables
 
-    found = merge(pipeline, keep_hours)
+    compacted_tables = compact_tables(pipeline, keep_hours)
     if as_json:
-        say_json({"tables": [compacted._asdict() for compacted in found]})
+        say_json({"tables": [compacted._asdict() for compacted in compacted_tables]})
         return
-    for compacted in found:
+    for compacted in compacted_tables:
         say(
             f"{compacted.table}: {compacted.merged:,} files merged into {compacted.written:,}, "
             f"{compacted.removed:,} removed"
@@ -418,16 +447,16 @@ def compact(
 @app.command()
 def report(
     file: FileArgument,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the page goes.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML file to write.")] = Path("report.html"),
     as_json: JsonOption = False,
 ) -> None:
-    """Count messages, bytes, latencies and errors by hour into the table `analytics`, and draw them on a page."""
+    """Write messages, bytes, latencies and errors by hour to the table `analytics`, and draw them on an HTML page."""
     pipeline = _read(file)
     from servicebroker.pipeline.analysis import analyze
-    from servicebroker.pipeline.report import report as page
+    from servicebroker.pipeline.report import report as draw_page
 
     hours = analyze(pipeline)
-    out.write_text(page(pipeline.name, hours), encoding="utf-8")
+    out.write_text(draw_page(pipeline.name, hours), encoding="utf-8")
     if as_json:
         say_json({"hours": [hour._asdict() for hour in hours]})
         return
@@ -445,11 +474,13 @@ def _read(file: Path, environment: Mapping[str, str] = os.environ) -> Pipeline:
     return read_pipeline(file, environment)
 
 
-def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:
-    """Return the changes that a run makes to existing tables first: a table, and a sentence that follows its name.
+def _schema_changes(pipeline: Pipeline) -> list[tuple[str, str]]:
+    """Return (table, predicate) for each schema change that a run makes before it starts.
+
+    "gets the column x" is a predicate: the table's name goes before it.
 
     Raises:
-        InstanceError: one cannot become what its rule says.
+        InstanceError: a table cannot be changed as its rule requires.
     """
     from servicebroker.pipeline.sinks.target import target
 
@@ -460,11 +491,11 @@ def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:
     ]
 
 
-def _warn(pipeline: Pipeline, tell: Callable[[str], None]) -> None:
+def _warn(pipeline: Pipeline, print_line: Callable[[str], None]) -> None:
     if pipeline.format == "parquet":
-        tell(
-            "Warning: tables of Parquet files show a batch in part while it lands, and a lost checkpoint doubles rows; "
-            "Delta does neither.",
+        print_line(
+            "Warning: readers of Parquet tables see a part of a batch while it is written, and a lost checkpoint "
+            "duplicates rows. Delta has neither problem.",
         )
 
 

@@ -1,4 +1,4 @@
-"""`servicebroker poison`: find the message that cannot be processed, look at it, end its conversation, go on."""
+"""`servicebroker poison list | inspect | end | retry`: messages that fail again and again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
-RECEIVE_WAIT_S = 2.0  # that --receive waits for the message
+RECEIVE_WAIT_S = 2.0  # the time that --receive waits for a message
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,8 +30,8 @@ app = typer.Typer(
 )
 
 
-class _Undo(Exception):
-    """Rolls the inspecting transaction back."""
+class _Rollback(Exception):
+    """Raised to roll back the transaction of --receive."""
 
 
 @app.command("list")
@@ -41,8 +41,7 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
         off = run(connection, poison_report.off_queues())
         failing = run(connection, poison_report.failing_messages())
     if as_json:
-        told = {"off": [queue._asdict() for queue in off], "failing": [message._asdict() for message in failing]}
-        say_json(told)
+        say_json({"off": [queue._asdict() for queue in off], "failing": [message._asdict() for message in failing]})
         return
     for queue in off:
         since = f", the oldest since {queue.oldest:%Y-%m-%d %H:%M:%S} UTC" if queue.oldest else ""
@@ -68,7 +67,7 @@ def inspect(
     top: Annotated[int, typer.Option(min=1, help="The maximum number of messages.")] = 10,
     receive: Annotated[
         bool,
-        typer.Option("--receive", help="Use RECEIVE in a transaction that is rolled back; poison detection counts it."),
+        typer.Option("--receive", help="RECEIVE one message and roll back; poison detection counts this rollback."),
     ] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
@@ -79,8 +78,8 @@ def inspect(
     show(messages, as_json=as_json)
     if messages and receive and not as_json:
         say(
-            "The transaction was rolled back, and the message is in the queue as before. That counts: five rollbacks "
-            "in a row switch a queue off."
+            "The transaction was rolled back, so the message is in the queue as before. Poison detection counts this: "
+            "five rollbacks in a row switch a queue off."
         )
 
 
@@ -88,9 +87,11 @@ def inspect(
 def end(
     conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="The conversation of the message.")],
     database: DatabaseOption,
-    error: Annotated[int, typer.Option(metavar="CODE", help="The error number that the other side gets.")] = 127,
-    description: Annotated[str, typer.Option(metavar="TEXT", help="Its text.")] = "Unable to process message.",
-    switch_on: Annotated[bool, typer.Option("--switch-on", help="Enable its queue, too.")] = False,
+    error: Annotated[int, typer.Option(metavar="CODE", help="The number of the error that the other side gets.")] = 127,
+    description: Annotated[
+        str, typer.Option(metavar="TEXT", help="The text of the error.")
+    ] = "Unable to process message.",
+    switch_on: Annotated[bool, typer.Option("--switch-on", help="Enable the queue of this side, too.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """End a conversation WITH ERROR: its messages are removed, and the other side gets the error."""
@@ -101,23 +102,23 @@ def end(
         if switch_on:
             opened.alter_queue(queue, status=True)
     say(f"The conversation {conversation} has ended with the error {error}.")
-    say("The application that reads the queue is not told: clean what it keeps of the conversation yourself.")
+    say("The application that reads the queue gets no message: remove its own state of the conversation yourself.")
     if switch_on:
         say(f"The queue {queue} is ON.")
 
 
 @app.command()
 def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Enable a queue, and process its messages again as if they had never failed."""
+    """Enable a queue, and reset the failure counts of its messages, so that they are processed again."""
     with open_database(instance, database) as opened:
-        found = opened._do(find_queue_now("alter", opened.database_id, queue))
+        queue_id = opened._do(find_queue_now("alter", opened.database_id, queue)).queue_id
         opened.alter_queue(queue, status=True)
-        count = opened._alone(poison_report.forget_failures(found.queue_id))
-    again = counted(count, "message that has failed is", "messages that have failed are")
-    say(f"The queue {queue} is ON; {again} tried again.")
+        count = opened._alone(poison_report.forget_failures(queue_id))
+    retried = counted(count, "message that has failed is", "messages that have failed are")
+    say(f"The queue {queue} is ON; {retried} tried again.")
 
 
-# names of before, until a version after the one that warns
+# deprecated names of `servicebroker dead-letters`
 for _name, _command in (
     ("set-aside", dead_letters.list_),
     ("replay", dead_letters.replay),
@@ -129,7 +130,7 @@ for _name, _command in (
 
 def _received(database: Database, queue: str, conversation: UUID | None) -> list[dict[str, Any]]:
     messages = []
-    with suppress(_Undo), database.transaction() as transaction:
+    with suppress(_Rollback), database.transaction() as transaction:
         messages = transaction.receive(queue, top=1, conversation_handle=conversation, wait=RECEIVE_WAIT_S)
-        raise _Undo
+        raise _Rollback
     return [message._asdict() for message in messages]

@@ -26,21 +26,21 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues: list
 def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show the queues of a database, how many messages wait, and whether they are on."""
     with open_database(instance, database) as opened:
-        parts = opened._do(find_application(opened.database_id, opened.name)).queues
+        definitions = opened._do(find_application(opened.database_id, opened.name)).queues
         with opened.instance.connection() as connection:
             statuses = run(connection, queue_statuses())
-    waiting = {status.queue: status for status in statuses if status.database.lower() == database.lower()}
+    status_by_name = {status.queue: status for status in statuses if status.database.lower() == database.lower()}
     rows = []
-    for name, part in parts.items():
-        status = waiting.get(name) or waiting.get(f"dbo.{name}")
+    for name, definition in definitions.items():
+        status = status_by_name.get(name) or status_by_name.get(f"dbo.{name}")
         rows.append(
             {
                 "queue": name,
                 "messages": status.messages if status else 0,
                 "oldest": status.oldest if status else None,
-                "is_on": part.status,
-                "retention": part.retention,
-                "poison_message_handling": part.poison_message_handling,
+                "is_on": definition.status,
+                "retention": definition.retention,
+                "poison_message_handling": definition.poison_message_handling,
                 "services": status.services if status else [],
             }
         )
@@ -55,7 +55,7 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
 
 _OPTIONS = {"status": "--on/--off"}
 _WITHOUT = {"activation"}  # a procedure is named in T-SQL, or by `define`
-add_command(app, "create", "queue", CreateQueue, "The queue {name} is there.", options=_OPTIONS, without=_WITHOUT)
+add_command(app, "create", "queue", CreateQueue, "The queue {name} is created.", options=_OPTIONS, without=_WITHOUT)
 add_command(app, "alter", "queue", AlterQueue, "The queue {name} is altered.", options=_OPTIONS, without=_WITHOUT)
 add_command(app, "drop", "queue", DropQueue, "The queue {name} is dropped.")
 
@@ -67,14 +67,15 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Delete all messages of a queue; conversations that the other side has ended are ended here, too."""
+    """Delete all messages of a queue, and end conversations whose other side has ended them."""
     with open_database(instance, database) as opened:
         if not yes:
             typer.confirm(f"All messages of {name} will be lost. Go on?", abort=True)
-        many = opened.process(name, _end, top=None)
-    say(f"{counted(many, 'message is', 'messages are')} gone.")
+        count = opened.process(name, _end_if_ended, top=None)
+    say(f"{counted(count, 'message is', 'messages are')} deleted.")
 
 
-def _end(transaction: Transaction, messages: list[Message]) -> None:
+def _end_if_ended(transaction: Transaction, messages: list[Message]) -> None:
+    """End this side of each conversation with an EndDialog or Error among the messages."""
     for handle in {message.conversation_handle for message in messages if message.is_end_dialog or message.is_error}:
         transaction.end_conversation(handle)

@@ -1,4 +1,4 @@
-"""`servicebroker rights`: rights of PostgreSQL roles that may use Service Broker and nothing else."""
+"""`servicebroker rights`: the rights of restricted PostgreSQL roles, which may use Service Broker only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     help="Rights of PostgreSQL roles that may use Service Broker only.",
 )
 
-SqlOption = Annotated[bool, typer.Option("--sql", help="Print the statements, and run none.")]
+SqlOption = Annotated[bool, typer.Option("--sql", help="Print the SQL statements instead of running them.")]
 
 _OPTIONS = {"contracts": "--contract"}
 
@@ -38,7 +38,7 @@ def grant(
     operation: GrantRights,
     database: Annotated[
         str | None,
-        typer.Option("--database", "-d", envvar="SERVICEBROKER_DATABASE", metavar="D", help="The broker database."),
+        typer.Option("--database", "-d", envvar="SERVICEBROKER_DATABASE", metavar="NAME", help="The broker database."),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_sql: SqlOption = False,
@@ -51,60 +51,64 @@ def grant(
 @takes(RevokeRights, without={"database"}, options=_OPTIONS)
 def revoke(
     operation: RevokeRights,
-    # not from the environment: without one, every right is taken back
-    database: Annotated[str | None, typer.Option("--database", "-d", metavar="D", help="The broker database.")] = None,
+    # not from the environment: without --database every right is revoked
+    database: Annotated[
+        str | None, typer.Option("--database", "-d", metavar="NAME", help="The broker database.")
+    ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_sql: SqlOption = False,
 ) -> None:
-    """Revoke permissions of a role: those named, else all in the database; without --database, all of its rights."""
+    """Revoke rights of a role: those named, else all in the database; without --database all rights."""
     _change(instance, replace(operation, database=database), as_sql=as_sql)
 
 
 @app.command()
 def locks(instance: InstanceOption = DEFAULT_INSTANCE, as_sql: SqlOption = False) -> None:
-    """As a superuser, take the functions that take the broker's locks from everybody but the roles that need them."""
+    """Let only the roles that need them use PostgreSQL's advisory lock functions. Needs a superuser."""
     with open_existing(instance) as opened:
         if as_sql:
             _print(opened, plan_lock_closing())
             return
         with opened.connection() as connection:
             in_transaction(connection, close_locks())
-    say("Only the schema's owner, and roles that may write its tables, can take the broker's locks now.")
+    say("Only the schema's owner, and roles that may write its tables, can use advisory lock functions now.")
 
 
 @app.command()
 def budget(
-    role: Annotated[str, typer.Argument(metavar="ROLE", help="The PostgreSQL role, which was granted rights.")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="A PostgreSQL role with granted rights.")],
     changes: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="RESOURCE=AMOUNT", help=f"One of {', '.join(RoleBudget._fields)}; may be repeated."
         ),
     ] = None,
-    no_limits: Annotated[bool, typer.Option("--no-limits", help="Remove all other limits.")] = False,
+    no_limits: Annotated[bool, typer.Option("--no-limits", help="Remove the limits of all other resources.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show or change how many conversations, and waiting messages and bytes on each, a restricted role may have."""
+    """Show or change a restricted role's limits: conversations, and waiting messages and bytes on each."""
     amounts = read_amounts(changes or (), RoleBudget._fields)
     with open_existing(instance) as opened:
         if no_limits:
             opened.set_role_budget(role, None)
-        found = opened.set_role_budget(role, amounts)
+        new_budget = opened.set_role_budget(role, amounts)
     if as_json:
-        say_json({"role": role, "budget": found._asdict()})
+        say_json({"role": role, "budget": new_budget._asdict()})
         return
-    for resource, amount in found._asdict().items():
+    for resource, amount in new_budget._asdict().items():
         say(f"{resource}: {'no limit' if amount is None else f'{amount:,}'}")
 
 
 @app.command()
 def show(
-    role: Annotated[str | None, typer.Argument(metavar="[ROLE]", help="Every role, without it.")] = None,
+    role: Annotated[
+        str | None, typer.Argument(metavar="[ROLE]", help="The PostgreSQL role. Default: all roles.")
+    ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the effective rights of a role, by PostgreSQL's catalogs and the broker's permissions."""
+    """Show the effective rights of a role, from PostgreSQL's catalogs and the broker's permissions."""
     with open_existing(instance) as opened:
         roles = opened.show_rights(role)
     if as_json:
@@ -114,7 +118,7 @@ def show(
 
 
 def _change(instance: str, operation: GrantRights | RevokeRights, *, as_sql: bool) -> None:
-    """Change what a role may do and show what it can do then; with `as_sql` only print the statements."""
+    """Run the operation and show the rights of the role then; with `as_sql` only print the statements."""
     with open_existing(instance) as opened:
         if as_sql:
             _print(opened, statements_of(operation))
@@ -130,25 +134,25 @@ def _print(opened: Instance, plan: Steps[list[Statement]]) -> None:
 
 
 def _as_text(statement: Statement) -> str:
-    """Return a statement for psql, with its values."""
+    """Return a statement for psql, with literals in place of its parameters."""
     values = [sql.Literal(value).as_string(None) for value in statement.parameters]
-    return re.sub(r"\$(\d+)", lambda place: values[int(place[1]) - 1], statement.sql) + ";"
+    return re.sub(r"\$(\d+)", lambda parameter: values[int(parameter[1]) - 1], statement.sql) + ";"
 
 
 def _show(roles: list[RoleRights]) -> None:
     for rights in roles:
-        say(f"{rights.role}: {_way(rights)}")
+        say(f"{rights.role}: {_summarize(rights)}")
         for user, permissions in rights.users.items():
             say(f"  in {user}: {', '.join(permissions) or 'nothing'}")
         for right in rights.direct:
-            say(f"  past the verbs: {right}")
+            say(f"  direct access: {right}")
     if not roles:
-        say("No role but the owner's has any rights.")
+        say("No role but the owner has any rights.")
 
 
-def _way(rights: RoleRights) -> str:
+def _summarize(rights: RoleRights) -> str:
     if rights.as_owner:
-        return f"everything, since {rights.as_owner}."
+        return f"may do everything, since {rights.as_owner}."
     if rights.direct:
-        return "what it likes with the tables below, whatever its permissions are."
-    return "the verbs, as its permissions allow." if rights.has_verbs else "nothing."
+        return "has direct access to the tables below, so the broker's permissions do not restrict it."
+    return "may use Service Broker, as its permissions allow." if rights.has_verbs else "has no rights."

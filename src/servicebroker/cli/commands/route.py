@@ -1,4 +1,4 @@
-"""`servicebroker route list | create | alter | drop | explain`: where services are reached, and why there."""
+"""`servicebroker route list | create | alter | drop | explain`: the routes of an instance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLUMNS = "name", "remote_service_name", "broker_instance", "lifetime", "addres
 def list_(
     instance: InstanceOption = DEFAULT_INSTANCE,
     database: Annotated[
-        str | None, typer.Option("--database", "-d", metavar="D", help="Only of this broker database.")
+        str | None, typer.Option("--database", "-d", metavar="NAME", help="Only routes of this broker database.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -46,17 +46,17 @@ def list_(
             database,
         )
     if as_json:
-        told = [dict(zip((*_COLUMNS, "is_expired"), (*row[:-1], bool(row[-1])), strict=True)) for row in rows]
-        say_json({"routes": told})
+        routes = [dict(zip((*_COLUMNS, "is_expired"), (*row[:-1], bool(row[-1])), strict=True)) for row in rows]
+        say_json({"routes": routes})
         return
     if not rows:
-        say("No routes: every conversation waits.")
+        say("No routes: no message can be delivered.")
         return
     table = Listing("database", "name", "service", "address", "broker instance", "until")
-    for name, service, broker, until, address, mirror, of, expired in rows:
-        where = address if mirror is None else [address, f"mirror {mirror}"]
-        ends = "" if until is None else f"{until:%Y-%m-%d %H:%M:%S} UTC" + (" (expired)" if expired else "")
-        table.row(of, name, service or "any", where, broker or "any", ends)
+    for name, service, broker, lifetime, address, mirror, broker_database, is_expired in rows:
+        addresses = address if mirror is None else [address, f"mirror {mirror}"]
+        until = "" if lifetime is None else f"{lifetime:%Y-%m-%d %H:%M:%S} UTC" + (" (expired)" if is_expired else "")
+        table.row(broker_database, name, service or "any", addresses, broker or "any", until)
     Terminal().print(table)
 
 
@@ -69,13 +69,13 @@ add_command(app, "drop", "route", DropRoute, f"{_SENTENCE}dropped.")
 
 @app.command()
 def explain(
-    service: Annotated[str, typer.Option(help="The service that the message is for, byte by byte.")],
+    service: Annotated[str, typer.Option(metavar="SERVICE", help="The target service; case-sensitive.")],
     from_database: Annotated[
-        str | None, typer.Option("--from-database", metavar="D", help="The database where the conversation begins.")
+        str | None, typer.Option("--from-database", metavar="NAME", help="The database where the conversation begins.")
     ] = None,
     from_outside: Annotated[
         bool,
-        typer.Option("--from-outside", help="The message arrives from another instance: the routes of msdb count."),
+        typer.Option("--from-outside", help="The message arrives from another instance, so the routes of msdb apply."),
     ] = False,
     broker_instance: Annotated[
         str | None,
@@ -95,21 +95,21 @@ def explain(
             )
     sentences = words(explanation, dict(rows))
     if as_json:
-        say_json(_told(explanation, sentences))
+        say_json(_to_json(explanation, sentences))
     else:
         say(*sentences)
 
 
-def _told(explanation: Explanation, sentences: list[str]) -> dict[str, Any]:
+def _to_json(explanation: Explanation, sentences: list[str]) -> dict[str, Any]:
     return {
         "conversation": explanation.conversation._asdict(),
-        "decisions": [_decision(decision) for decision in explanation.decisions],
+        "decisions": [_decision_to_json(decision) for decision in explanation.decisions],
         "expired": [route._asdict() for route in explanation.expired],
         "words": sentences,
     }
 
 
-def _decision(decision: Decision) -> dict[str, Any]:
+def _decision_to_json(decision: Decision) -> dict[str, Any]:
     destination = decision.destination
     fields = destination._asdict().items()
     return {

@@ -21,11 +21,11 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
     with open_database(instance, database) as opened:
         services = opened._do(find_application(opened.database_id, opened.name)).services
     if as_json:
-        told = [
+        rows = [
             {"service": name, "queue": service.queue, "contracts": service.contracts}
             for name, service in services.items()
         ]
-        say_json({"services": told})
+        say_json({"services": rows})
         return
     table = Listing("service", "queue", "contracts")
     for name, service in services.items():
@@ -34,6 +34,6 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
 
 
 _OPTIONS = {"contracts": "--contract", "add_contracts": "--add-contract", "drop_contracts": "--drop-contract"}
-add_command(app, "create", "service", CreateService, "The service {name} is there.", options=_OPTIONS)
+add_command(app, "create", "service", CreateService, "The service {name} is created.", options=_OPTIONS)
 add_command(app, "alter", "service", AlterService, "The service {name} is altered.", options=_OPTIONS)
 add_command(app, "drop", "service", DropService, "The service {name} is dropped.")

@@ -1,4 +1,7 @@
-"""`servicebroker sql`: scripts from a file, from the command line, from a pipe, or typed at a prompt."""
+"""`servicebroker sql`: runs T-SQL from a file, an option, a pipe, or a prompt.
+
+While a script runs, this process also runs the activation procedures of its queues.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +25,33 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_block, say_json
-from servicebroker.cli.sqlcmd import MAXIMUM_SIZE, Sqlcmd, decoded, variables_of
+from servicebroker.cli.sqlcmd import MAX_SIZE, Sqlcmd, decoded, variables_of
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.named_files import read_argument, read_standard_input
 from servicebroker.tsql.results import ResultSet, RowCount, ScriptOutput
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import Message, TsqlError
 
-Teller = Callable[[ScriptOutput], None]
+OutputHandler = Callable[[ScriptOutput], None]
 
 SETTLE_TIMEOUT_S = 3.0  # for activated procedures to process the last messages of the script
-_GOES_ON = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # ends a line of a value that has more lines
-STOP_PATIENCE_S = 1.0  # for them to end after that; the transaction of one that still waits is rolled back
+STOP_TIMEOUT_S = 1.0  # for these procedures to end then; a transaction that is still open is rolled back
+_CONTINUED = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # ends each line of a value but the last
 
 
 def sql(
     instance: InstanceOption = DEFAULT_INSTANCE,
     database: Annotated[
-        str, typer.Option("--database", "-d", metavar="DATABASE", help="The broker database, made if it is missing.")
+        str, typer.Option("--database", "-d", metavar="DATABASE", help="The broker database, created if missing.")
     ] = "master",
-    file: Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", help="A script to run.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--input", "-i", metavar="FILE", help="The file of the script to run.")
+    ] = None,
     text: Annotated[str | None, typer.Option("--query", "-Q", metavar="TEXT", help="T-SQL to run.")] = None,
     variables: Annotated[
         list[str],
         typer.Option(
-            "--variable", "-v", metavar="NAME=VALUE", help="The value of $(NAME) in the text; may be repeated."
+            "--variable", "-v", metavar="NAME=VALUE", help="The value of $(NAME) in the script; may be repeated."
         ),
     ] = [],  # noqa: B006 # typer reads it
     as_json: JsonOption = False,
@@ -61,52 +66,54 @@ def sql(
         raise typer.Exit(1)
 
 
-class Told:
-    """The receiver of a session's output; it remembers whether there was an error."""
+class ErrorRecorder:
+    """An output handler that passes output on to another one. `has_error` is True after an error."""
 
-    def __init__(self, tell: Teller) -> None:
-        self._tell = tell
-        self.failed = False
+    def __init__(self, handler: OutputHandler) -> None:
+        self._handler = handler
+        self.has_error = False
 
-    def __call__(self, said: ScriptOutput) -> None:
-        """Show a piece of output."""
-        self.failed = self.failed or isinstance(said, TsqlError)
-        self._tell(said)
+    def __call__(self, output: ScriptOutput) -> None:
+        """Pass on a result set, row count, message or error."""
+        self.has_error = self.has_error or isinstance(output, TsqlError)
+        self._handler(output)
 
 
 def run_sql(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folder: Path, *, as_json: bool) -> bool:
-    """Run a script, or typed batches if there is none. Return whether there was no error.
+    """Run a script, or with None batches typed at a prompt. Return whether there was no error.
 
-    Names of files in the script are relative to `folder`.
+    File names in the script are relative to `folder`.
     """
     results: list[dict[str, object]] = []
-    told = Told((lambda said: results.extend(for_a_program(said))) if as_json else tell_plainly)
+    handler = ErrorRecorder((lambda output: results.extend(to_json(output))) if as_json else print_output)
     try:
-        return _run(instance, database, script, sqlcmd, folder, told)
+        return _run(instance, database, script, sqlcmd, folder, handler)
     finally:
         if as_json:
             say_json({"results": results})
 
 
-def _run(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folder: Path, told: Told) -> bool:
+def _run(
+    instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folder: Path, handler: ErrorRecorder
+) -> bool:
     try:
         expanded = None if script is None else sqlcmd.expand(script, folder)
     except TsqlError as unreadable:
-        told(unreadable)
+        handler(unreadable)
         return False
     databases: set[str] = {database.lower()}
     with (
-        after_the_script(databases) if expanded is not None else nullcontext(),
+        activation_log_deferred(databases) if expanded is not None else nullcontext(),
         open_instance(instance) as opened,
-        activated(opened),
-        Session(opened.database(database, create=True), told) as session,
+        activation_running(opened),
+        Session(opened.database(database, create=True), handler) as session,
     ):
         if expanded is not None:
             try:
                 session.run(expanded.text, should_stop_after=expanded.should_stop_after)
             finally:
                 databases |= session.machine.context.used_databases
-            return not told.failed
+            return not handler.has_error
         from servicebroker.cli.prompt import prompt
 
         prompt(session, sqlcmd)
@@ -114,12 +121,12 @@ def _run(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folde
 
 
 @contextmanager
-def activated(instance: Instance) -> Iterator[None]:
-    """Queues start their readers while a script runs, and those get some time for what it has sent last.
+def activation_running(instance: Instance) -> Iterator[None]:
+    """Run activation procedures during the block, and up to `SETTLE_TIMEOUT_S` longer for its last messages.
 
-    What they have not done then is done by the daemon, or in the next session.
+    Messages that are left then wait for the daemon, or for the next `servicebroker sql`.
     """
-    host = activate(instance, patience=STOP_PATIENCE_S)
+    host = activate(instance, patience=STOP_TIMEOUT_S)
     with capturing_stdout():
         host.start()
         try:
@@ -130,75 +137,81 @@ def activated(instance: Instance) -> Iterator[None]:
 
 
 @contextmanager
-def after_the_script(databases: Set[str]) -> Iterator[None]:
-    """Collect the log of activated procedures in the block, and at its end show that of these databases."""
-    kept: list[logging.LogRecord] = []
+def activation_log_deferred(databases: Set[str]) -> Iterator[None]:
+    """Hold back the log of activation procedures during the block. Then log the records of these databases."""
+    held_back: list[logging.LogRecord] = []
 
-    def keep(record: logging.LogRecord) -> bool:
+    def hold_back(record: logging.LogRecord) -> bool:
         if record.name == ACTIVATION_LOG:
-            kept.append(record)
+            held_back.append(record)
         return record.name != ACTIVATION_LOG
 
     handlers = logging.getLogger().handlers[:]
     for handler in handlers:
-        handler.addFilter(keep)
+        handler.addFilter(hold_back)
     try:
         yield
     finally:
         for handler in handlers:
-            handler.removeFilter(keep)
-        for record in kept:
+            handler.removeFilter(hold_back)
+        for record in held_back:
             if getattr(record, "database", "").lower() in databases | {""}:
                 logging.getLogger().handle(record)
 
 
 def read_script(file: Path | None, text: str | None) -> str | None:
-    """The script that the options name; from a pipe when they name none; None for a terminal."""
+    """Return the script of the options, else that of standard input; None if standard input is a terminal."""
     if text is not None:
         return text
     if file is not None:
-        return decoded(read_argument(file, MAXIMUM_SIZE))
-    return None if sys.stdin.isatty() else decoded(read_standard_input(MAXIMUM_SIZE))
+        return decoded(read_argument(file, MAX_SIZE))
+    return None if sys.stdin.isatty() else decoded(read_standard_input(MAX_SIZE))
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- output
 
 
-def for_a_program(said: ScriptOutput) -> Iterator[dict[str, object]]:
-    """A result set or a message, in JSON; that the database was changed is none."""
-    match said:
+def to_json(output: ScriptOutput) -> Iterator[dict[str, object]]:
+    """Yield a result set, a message or an error as a JSON object; nothing for USE (message 5701)."""
+    match output:
         case ResultSet(columns, rows):
-            yield {"columns": columns, "rows": [[plain(value) for value in row] for row in rows]}
+            yield {"columns": columns, "rows": [[json_value(value) for value in row] for row in rows]}
         case RowCount(rows=count):
             yield {"message": f"({count} rows affected)"}
-        case Message() if said.number != 5701:
-            yield {"message": message_text(said)}
+        case Message() if output.number != 5701:
+            yield {"message": message_text(output)}
         case TsqlError():
-            told = {"message": said.shown(), "number": said.number, "level": said.severity, "state": said.state}
-            yield told | {"procedure": said.procedure or None, "line": said.line}
+            yield {
+                "message": output.shown(),
+                "number": output.number,
+                "level": output.severity,
+                "state": output.state,
+                "procedure": output.procedure or None,
+                "line": output.line,
+            }
 
 
-def tell_plainly(said: ScriptOutput) -> None:
-    """Tables and sentences."""
-    match said:
+def print_output(output: ScriptOutput) -> None:
+    """Print a result set as a table, a message or an error as lines."""
+    match output:
         case ResultSet(columns, rows):
-            _show_table(columns, rows)
+            _print_table(columns, rows)
         case RowCount(rows=count):
             say(f"({count} row{'s' if count != 1 else ''} affected)")
         case Message():
-            _say_message(said)
+            _print_message(output)
         case TsqlError():
-            say(said.headline(), error=True)
-            say_block(said.text, error=True)
+            say(output.headline(), error=True)
+            say_block(output.text, error=True)
 
 
 def _is_printed(message: Message) -> bool:
-    """Return whether the script has printed the text, by PRINT or RAISERROR; then its line ends are kept."""
+    """Return whether PRINT or RAISERROR of the script has written the text; then its line ends are kept."""
     return not message.severity or message.number == 50000
 
 
-def _say_message(message: Message) -> None:
-    """Print the text of PRINT as it is, a warning with its number and place."""
+def _print_message(message: Message) -> None:
+    """Print the text of PRINT unchanged, and a warning with its number and line."""
     if _is_printed(message):
         say_block(message.text, hanging="")
         return
@@ -207,41 +220,41 @@ def _say_message(message: Message) -> None:
 
 
 def message_text(message: Message) -> str:
-    """Return a message as one text."""
+    """Return the text of a message; for a warning below its headline."""
     return message.text if _is_printed(message) else f"{message.headline()}\n{message.text}"
 
 
-def _show_table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
-    cells = [[_cell(value) for value in row] for row in rows]
-    table = Listing(*columns, right=[place for place in range(len(columns)) if _are_numbers(rows, place)])
+def _print_table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+    cells = [[_cell_lines(value) for value in row] for row in rows]
+    table = Listing(*columns, right=[index for index in range(len(columns)) if _is_numeric(rows, index)])
     for row in cells:
         table.row(*row)
     console = Terminal()
-    if not console.is_terminal:  # a program reads whole lines
-        console = Terminal(width=_whole_width(columns, cells))
+    if not console.is_terminal:  # for programs: no value is broken into several lines
+        console = Terminal(width=_unbroken_width(columns, cells))
     console.print(table)
     say(f"({len(rows)} row{'s' if len(rows) != 1 else ''} returned)")
 
 
-def _are_numbers(rows: list[tuple[object, ...]], place: int) -> bool:
-    return bool(rows) and all(isinstance(row[place], int | float | Decimal | None) for row in rows)
+def _is_numeric(rows: list[tuple[object, ...]], column: int) -> bool:
+    return bool(rows) and all(isinstance(row[column], int | float | Decimal | None) for row in rows)
 
 
-def _cell(value: object) -> list[str]:
-    """Return the lines of a value in a table. A sign ends each line but the last, so that none looks like a row."""
-    *begun, last = shown(value).replace("\r\n", "\n").expandtabs().split("\n")
-    return [*(text + _GOES_ON for text in begun), last]
+def _cell_lines(value: object) -> list[str]:
+    """Return the lines of a value in a table. An arrow ends each line but the last, so no line looks like a row."""
+    *lines, last = format_value(value).replace("\r\n", "\n").expandtabs().split("\n")
+    return [*(text + _CONTINUED for text in lines), last]
 
 
-def _whole_width(columns: tuple[str, ...], rows: list[list[list[str]]]) -> int:
-    """Return the width of a table that breaks no value."""
+def _unbroken_width(columns: tuple[str, ...], rows: list[list[list[str]]]) -> int:
+    """Return the width at which the table breaks no value, in terminal cells."""
     width = 2
-    for place, column in enumerate(columns):
-        width += 4 + max(map(cell_len, (column, *(text for row in rows for text in row[place]))))
+    for index, column in enumerate(columns):
+        width += 4 + max(map(cell_len, (column, *(text for row in rows for text in row[index]))))
     return width
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value as text for a table."""
     if value is None:
         return "NULL"
@@ -249,13 +262,13 @@ def shown(value: object) -> str:
         return "0x" + value.hex().upper()
     if isinstance(value, UUID):
         return str(value).upper()
-    if isinstance(value, datetime) and value.microsecond % 1000 == 0:  # a datetime has three digits
+    if isinstance(value, datetime) and value.microsecond % 1000 == 0:  # DATETIME prints three decimals
         return value.isoformat(" ", "milliseconds")
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def plain(value: object) -> object:
-    """Return a value for JSON: binary as 0x..., a decimal that a float would change as text."""
+def json_value(value: object) -> object:
+    """Return a value for JSON: binary as 0x..., and a decimal that a float cannot represent as text."""
     if isinstance(value, bool):
         return int(value)
     if value is None or isinstance(value, str | int | float):
@@ -264,4 +277,4 @@ def plain(value: object) -> object:
         return value.isoformat()
     if isinstance(value, Decimal) and len(value.as_tuple().digits) <= 15:
         return int(value) if value == value.to_integral_value() else float(value)
-    return shown(value)
+    return format_value(value)

@@ -1,4 +1,4 @@
-"""`servicebroker tsql check`: whether scripts will run here."""
+"""`servicebroker tsql check`: checks without a database which statements of T-SQL scripts Service Broker runs."""
 
 from __future__ import annotations
 
@@ -32,52 +32,52 @@ def check_files(
     variables: Annotated[
         list[str],
         typer.Option(
-            "--variable", "-v", metavar="NAME=VALUE", help="The value of $(NAME) in the text; may be repeated."
+            "--variable", "-v", metavar="NAME=VALUE", help="The value of $(NAME) in the scripts; may be repeated."
         ),
     ] = [],  # noqa: B006 # typer reads it
 ) -> None:
-    """Report for each statement whether it runs, differs, or does not run. Exit code 1 if one does not run."""
+    """Report for each statement whether it runs, differs, or does not run. Exit code 1 if a statement does not run."""
     from servicebroker.cli.sqlcmd import variables_of
-    from servicebroker.tsql.check import Verdict  # the translation takes its time to import
+    from servicebroker.tsql.check import Verdict  # slow to import
 
     try:
-        given = variables_of(variables)
+        values = variables_of(variables)
     except ValueError as wrong:
         raise typer.BadParameter(str(wrong)) from None
     counts: Counter[Verdict] = Counter()
-    told = []
+    reported = []
     for file in files:
-        for found in _findings(file, given):
-            counts[found.verdict] += 1
-            if not every and found.verdict is Verdict.RUNS:
+        for finding in _findings(file, values):
+            counts[finding.verdict] += 1
+            if not every and finding.verdict is Verdict.RUNS:
                 continue
             if as_json:
-                told.append({"file": str(file), **found._asdict()})
+                reported.append({"file": str(file), **finding._asdict()})
             else:
-                say(f"{file}:{found.line}: {_sentence(found)}")
+                say(f"{file}:{finding.line}: {_sentence(finding)}")
     total = sum(counts.values())
-    shares = {verdict: round(100 * counts[verdict] / total, 1) if total else 0.0 for verdict in Verdict}
+    percent = {verdict: round(100 * counts[verdict] / total, 1) if total else 0.0 for verdict in Verdict}
     if as_json:
-        sums = {verdict.value: {"statements": counts[verdict], "percent": shares[verdict]} for verdict in Verdict}
-        say_json({"found": told, "statements": total, **sums})
+        totals = {verdict.value: {"statements": counts[verdict], "percent": percent[verdict]} for verdict in Verdict}
+        say_json({"found": reported, "statements": total, **totals})
     else:
-        said = ", ".join(f"{shares[verdict]} % {verdict.value} ({counts[verdict]})" for verdict in Verdict)
-        say(f"{total} statements: {said}.")
+        summary = ", ".join(f"{percent[verdict]} % {verdict.value} ({counts[verdict]})" for verdict in Verdict)
+        say(f"{total} statements: {summary}.")
     if counts[Verdict.REFUSED]:
         raise typer.Exit(1)
 
 
 def _findings(file: Path, variables: dict[str, str]) -> Iterator[Finding]:
-    """Yield the findings of a file, after the directives of sqlcmd were carried out as in `servicebroker sql`.
+    """Yield the findings of a file. Directives of sqlcmd are expanded first, as in `servicebroker sql`.
 
-    A file that cannot be read or judged yields a finding that says so, and does not stop the others.
+    If a file cannot be read or checked, that is a finding too, and the next file is checked.
     """
-    from servicebroker.cli.sqlcmd import MAXIMUM_SIZE, Sqlcmd, decoded
+    from servicebroker.cli.sqlcmd import MAX_SIZE, Sqlcmd, decoded
     from servicebroker.tsql.check import Finding, Verdict, check
     from servicebroker.tsql.statement_errors import TsqlError
 
     try:
-        script = Sqlcmd(variables).expand(decoded(read_argument(file, MAXIMUM_SIZE)), file.parent)
+        script = Sqlcmd(variables).expand(decoded(read_argument(file, MAX_SIZE)), file.parent)
     except OSError as error:
         yield Finding(0, "file", Verdict.REFUSED, f"It cannot be read: {error.strerror or type(error).__name__}.")
         return
@@ -89,10 +89,10 @@ def _findings(file: Path, variables: dict[str, str]) -> Iterator[Finding]:
         for finding in check(script.text):
             line = finding.line
             yield finding
-    except Exception as error:  # a fault of the checker: the other files are still judged
-        note = f"The checker failed behind this line: {type(error).__name__}: {error}. Please report the script."
+    except Exception as error:  # a bug of the checker; the other files are still checked
+        note = f"The checker failed after this line: {type(error).__name__}: {error}. Please report the script."
         yield Finding(line, "text", Verdict.REFUSED, note)
 
 
-def _sentence(found: Finding) -> str:
-    return f"{found.statement} {found.verdict.value}{': ' + found.note if found.note else ''}"
+def _sentence(finding: Finding) -> str:
+    return f"{finding.statement} {finding.verdict.value}{': ' + finding.note if finding.note else ''}"

@@ -1,4 +1,4 @@
-"""The input file: choosing it, reading its complete lines, and noticing that it was replaced."""
+"""The input file: choose it, read its complete lines, and detect that it was replaced since the last run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _LOGS = (
     "/var/log/messages",
     "/var/log/system.log",
 )
-_HASHED_BYTES = 4096  # at each end of the part that was read: they must stay the same
+_HASHED_BYTES = 4096  # at each end of the part already sent: if they differ, it is another file
 
-BATCH_LINES = 1000
+BATCH_LINES = 1000  # a batch ends at the first limit that it reaches
 BATCH_BYTES = 1024 * 1024
 
 
 class Position(NamedTuple):
-    """A position in a file, with the means to tell the file from another one under the same name.
+    """The part of a file that was sent: `offset` bytes, `lines` lines.
 
-    `offset` and `lines` count what was sent; `head` and `tail` hash the first and last bytes before the offset.
+    The inode, and hashes of the first and last bytes before the offset (`head`, `tail`), identify the file.
     """
 
     inode: int
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 
 def default_source() -> Path:
-    """The package manager's log of this machine, else another readable log, else a text of Python's library."""
+    """Return the package manager's log, else another readable log, else a text file of Python's library."""
     for name in _LOGS:
         if os.access(name, os.R_OK) and os.path.isfile(name) and os.path.getsize(name):
             return Path(name)
@@ -56,10 +56,10 @@ def default_source() -> Path:
 
 
 def open_source(path: Path) -> BinaryIO:
-    """The file, open for reading.
+    """Open the file for reading.
 
     Raises:
-        OSError: it is missing, unreadable or not a regular file, in one sentence.
+        OSError: the file is missing, unreadable or not a regular file. The text is one sentence.
     """
     if not path.exists():
         raise FileNotFoundError(f"The input file '{path}' does not exist.")
@@ -78,51 +78,52 @@ def resume(file: BinaryIO, known: Position | None) -> Position:
         known is not None
         and known.inode == inode
         and known.offset <= os.fstat(file.fileno()).st_size
-        and (known.head, known.tail) == _prints(file, known.offset)
+        and (known.head, known.tail) == _end_hashes(file, known.offset)
     ):
         return known
-    return Position(inode, 0, 0, *_prints(file, 0))
+    return Position(inode, 0, 0, *_end_hashes(file, 0))
 
 
 def advanced(file: BinaryIO, position: Position, batch: Batch) -> Position:
-    """The position behind a batch."""
-    return Position(position.inode, batch.end, position.lines + len(batch.lines), *_prints(file, batch.end))
+    """Return the position after a batch."""
+    return Position(position.inode, batch.end, position.lines + len(batch.lines), *_end_hashes(file, batch.end))
 
 
 def batches(file: BinaryIO, offset: int, size: int) -> Iterator[Batch]:
-    """The complete lines from `offset` on, as far as the file reached when its `size` was taken."""
+    """Yield the complete lines from `offset` up to `size`, in batches. Lines appended later are left out."""
     lines: list[bytes] = []
-    held = 0
+    batch_bytes = 0
     end = offset
     for line, end in _complete_lines(file.fileno(), offset, size):
         lines.append(line)
-        held += len(line)
-        if len(lines) >= BATCH_LINES or held >= BATCH_BYTES:
+        batch_bytes += len(line)
+        if len(lines) >= BATCH_LINES or batch_bytes >= BATCH_BYTES:
             yield Batch(lines, end)
-            lines, held = [], 0
+            lines, batch_bytes = [], 0
     if lines:
         yield Batch(lines, end)
 
 
 def _complete_lines(descriptor: int, offset: int, size: int) -> Iterator[tuple[bytes, int]]:
-    """Each line with the offset behind it; an unfinished last line is left out."""
-    parts: list[bytes] = []  # of a line longer than a block
-    place = offset
-    while place < size:
-        block = os.pread(descriptor, min(BATCH_BYTES, size - place), place)
+    """Yield each line with the offset after it, without an incomplete last line."""
+    parts: list[bytes] = []  # of a line that crosses blocks
+    position = offset
+    while position < size:
+        block = os.pread(descriptor, min(BATCH_BYTES, size - position), position)
         if not block:
             return
         begin = 0
-        while (feed := block.find(b"\n", begin)) >= 0:
-            parts.append(block[begin:feed])
-            begin = feed + 1
-            yield b"".join(parts), place + begin
+        while (line_feed := block.find(b"\n", begin)) >= 0:
+            parts.append(block[begin:line_feed])
+            begin = line_feed + 1
+            yield b"".join(parts), position + begin
             parts = []
         parts.append(block[begin:])
-        place += len(block)
+        position += len(block)
 
 
-def _prints(file: BinaryIO, offset: int) -> tuple[str, str]:
+def _end_hashes(file: BinaryIO, offset: int) -> tuple[str, str]:
+    """Return hashes of the first and of the last bytes before the offset."""
     length = min(_HASHED_BYTES, offset)
     head = os.pread(file.fileno(), length, 0)
     tail = os.pread(file.fileno(), length, offset - length)

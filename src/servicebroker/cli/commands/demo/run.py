@@ -1,4 +1,4 @@
-"""One run of the main job, from a file to a Delta table, and what it tells a person."""
+"""One run of `servicebroker demo`: send the lines of a file, and write them to a Delta table, with progress output."""
 
 from __future__ import annotations
 
@@ -24,16 +24,20 @@ from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.spark_session import check_java
 
-POLL_S = 0.1  # between two looks at the rows that have landed
-SENDING_POLL_S = 1.0  # between two looks while lines are sent
+POLL_S = 0.1  # between two counts of the rows in the table
+SENDING_POLL_S = 1.0  # between two counts while lines are sent
 ROWS_SHOWN = 5
 _BOXED: dict[str, Any] = {"box": box.HEAVY_HEAD, "pad_edge": True, "title_justify": "center"}
-LOCK_TIMEOUT_S = 20  # for another run in the same folder to end
+LOCK_TIMEOUT_S = 20  # for another run in the same folder to end, such as the Spark of a killed run
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a run. `sent`, `landed`, `conversations` (opened) and `closed` count this run, `lines` the file."""
+    """The result of a run.
+
+    `sent` lines, `landed` rows, and `conversations` opened and `closed` are those of this run; `lines` counts the lines
+    of the file that any run has sent.
+    """
 
     input: str
     lines: int
@@ -47,27 +51,27 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Voice:
+class Reporter:
     """The output of a run.
 
     Attributes:
-        say: a sentence.
-        show: a bar's name with how many messages are done and expected.
-        first: the first rows of the table, as soon as this run has landed some.
+        print_line: print a sentence.
+        update_bar: set a progress bar: its name, messages done, messages expected.
+        print_first_rows: print the first rows of the table, once this run has written some.
     """
 
-    say: Callable[[str], None]
-    show: Callable[[str, int, int], None]
-    first: Callable[[list[Row]], None]
+    print_line: Callable[[str], None]
+    update_bar: Callable[[str, int, int], None]
+    print_first_rows: Callable[[list[Row]], None]
 
 
-def say_nothing() -> Voice:
-    """Discard the output, for scripts."""
-    return Voice(lambda sentence: None, lambda name, done, expected: None, lambda rows: None)
+def silent_reporter() -> Reporter:
+    """Return a reporter that prints nothing."""
+    return Reporter(lambda sentence: None, lambda name, done, expected: None, lambda rows: None)
 
 
-def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
-    """Send the lines of `source` that were not sent yet and land everything that is under way.
+def run_demo(source: Path | None, out: Path, reporter: Reporter) -> Summary:
+    """Send the lines of `source` that were not sent yet, and wait until all messages are in the table.
 
     Raises:
         InstanceError, OSError: no Java, an unreadable file, a folder that cannot be used, a full disk ...
@@ -75,10 +79,10 @@ def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
     check_java()
     path = source or default_source()
     table = out.resolve() / "table"
-    with open_source(path) as file, _only_one(out) as lock:
-        begin = time.monotonic()
-        voice.say(f"Input: {path}")
-        voice.say(f"Starting the embedded PostgreSQL in {out / 'instance'}, and Spark.")
+    with open_source(path) as file, _locked_folder(out) as lock:
+        started_at = time.monotonic()
+        reporter.print_line(f"Input: {path}")
+        reporter.print_line(f"Starting the embedded PostgreSQL in {out / 'instance'}, and Spark.")
         with (
             open_instance(out / "instance") as instance,
             Landing(instance.url, table, out.resolve() / "checkpoint", lock) as landing,
@@ -86,15 +90,17 @@ def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
             database = instance.database(names.DATABASE, create=True)
             set_up(database)
             shipper = Shipper(database, path, file)
-            landed = _Landed(landing, landed_rows(table), voice)
-            voice.say(f"Sending each line from {names.SHIPPER} to {names.WAREHOUSE}; Spark lands them in {table}.")
-            _ship(shipper, os.fstat(file.fileno()).st_size, landed)
+            progress = _TableProgress(landing, landed_rows(table), reporter)
+            reporter.print_line(
+                f"Sending each line from {names.SHIPPER} to {names.WAREHOUSE}; Spark writes them to {table}."
+            )
+            _ship(shipper, os.fstat(file.fileno()).st_size, progress)
             landing.begin()
-            _drain(shipper, landed)
-        seconds = time.monotonic() - begin
+            _drain(shipper, progress)
+        seconds = time.monotonic() - started_at
         if shipper.failures:
             raise InstanceError(" ".join(shipper.failures))
-        rows = landed_rows(table) - landed.before
+        rows = landed_rows(table) - progress.rows_before
     return Summary(
         str(path),
         shipper.position.lines,
@@ -109,57 +115,59 @@ def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
 
 
 @dataclass
-class _Landed:
-    """The rows that this run has landed, beside the `before` rows of the table; it reports them."""
+class _TableProgress:
+    """Counts the rows that this run has written, which are all rows less `rows_before`, and reports them."""
 
     landing: Landing
-    before: int
-    voice: Voice
-    _looked: float = field(default_factory=time.monotonic)
-    _is_shown: bool = False
+    rows_before: int
+    reporter: Reporter
+    _reported_at: float = field(default_factory=time.monotonic)
+    _has_printed_rows: bool = False
 
-    def look(self, sent: int, pause: float = 0.0) -> None:
-        """Tell how many rows there are, and show the first ones; not within `pause` seconds of the last look."""
-        if time.monotonic() < self._looked + pause:
+    def report(self, sent: int, interval_s: float = 0.0) -> None:
+        """Report the number of rows, and once the first rows. Do nothing within `interval_s` of the last report."""
+        if time.monotonic() < self._reported_at + interval_s:
             return
-        count = self.landing.rows() - self.before
-        self.voice.show("landed", count, max(sent, count))
-        if count and not self._is_shown:
-            self.voice.first(self.landing.first_rows(ROWS_SHOWN))
-            self._is_shown = True
-        self._looked = time.monotonic()
+        count = self.landing.rows() - self.rows_before
+        self.reporter.update_bar("landed", count, max(sent, count))
+        if count and not self._has_printed_rows:
+            self.reporter.print_first_rows(self.landing.first_rows(ROWS_SHOWN))
+            self._has_printed_rows = True
+        self._reported_at = time.monotonic()
 
 
-def _ship(shipper: Shipper, size: int, landed: _Landed) -> None:
-    """Send, and land as soon as Spark is there."""
+def _ship(shipper: Shipper, size: int, progress: _TableProgress) -> None:
+    """Send all lines. Start the Spark query as soon as Spark has started."""
     for offset in shipper.ship(size):
-        landed.voice.show("sent", shipper.sent, round(shipper.sent * size / max(offset, 1)))
-        shipper.answer()
-        if landed.landing.is_ready:
-            landed.landing.begin()
-            landed.look(shipper.sent, SENDING_POLL_S)
-        landed.landing.check()
+        progress.reporter.update_bar("sent", shipper.sent, round(shipper.sent * size / max(offset, 1)))
+        shipper.receive_answers()
+        if progress.landing.is_ready:
+            progress.landing.begin()
+            progress.report(shipper.sent, SENDING_POLL_S)
+        progress.landing.check()
     shipper.finish()
-    landed.voice.show("sent", shipper.sent, shipper.sent)
+    progress.reporter.update_bar("sent", shipper.sent, shipper.sent)
 
 
-def _drain(shipper: Shipper, landed: _Landed) -> None:
-    """Until every conversation is closed on both sides: then everything has landed and is acknowledged."""
+def _drain(shipper: Shipper, progress: _TableProgress) -> None:
+    """Wait until every conversation is closed on both sides. Then all rows are written and acknowledged."""
     while True:
-        while shipper.answer():
+        while shipper.receive_answers():
             pass
-        landed.look(shipper.sent)
+        progress.report(shipper.sent)
         if not shipper.open_conversations():
             return
-        landed.landing.check()
+        progress.landing.check()
         time.sleep(POLL_S)
 
 
 @contextlib.contextmanager
-def _only_one(out: Path) -> Iterator[int]:
-    """The folder of the demo, made if missing, for one run at a time; yields the descriptor of its lock.
+def _locked_folder(out: Path) -> Iterator[int]:
+    """Create the folder of the demo, and lock it for one run. Yield the descriptor of the lock.
 
-    Waits a while: the Spark of a run that was killed needs a moment to go.
+    Raises:
+        OSError: the folder cannot be used.
+        InstanceError: another run still has the lock after `LOCK_TIMEOUT_S`.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -167,27 +175,27 @@ def _only_one(out: Path) -> Iterator[int]:
     except OSError as problem:
         raise OSError(f"The folder '{out}' cannot be used: {problem.strerror}. Name another with --out.") from None
     with lock:
-        give_up = time.monotonic() + LOCK_TIMEOUT_S
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > give_up:
+                if time.monotonic() > deadline:
                     raise InstanceError(
-                        f"Another run of the demo is at work in '{out}': wait for it, or name another --out."
+                        f"Another run of the demo uses '{out}': wait until it ends, or name another --out."
                     ) from None
                 time.sleep(POLL_S)
         yield lock.fileno()
 
 
-def show(source: Path | None, out: Path) -> None:
-    """A run for a person: sentences, two bars, the first rows as soon as there are some, and a summary."""
+def run_on_terminal(source: Path | None, out: Path) -> None:
+    """Run the demo with output for a terminal: sentences, two progress bars, the first rows, and a summary."""
     console = Terminal()
-    shown: list[Row] = []
+    printed: list[Row] = []
 
-    def show_rows(rows: list[Row]) -> None:
-        shown.extend(rows)
+    def print_rows(rows: list[Row]) -> None:
+        printed.extend(rows)
         if rows:
             console.print(_rows_table(rows))
 
@@ -198,12 +206,12 @@ def show(source: Path | None, out: Path) -> None:
         def update(name: str, done: int, expected: int) -> None:
             progress.update(bars[name], completed=done, total=max(expected, 1) if done or expected else 1)
 
-        voice = Voice(lambda sentence: console.print(line(sentence)), update, show_rows)
-        summary = run_demo(source, out, voice)
-    if not shown:  # no new rows
-        show_rows(first_rows(Path(summary.table), ROWS_SHOWN))
+        reporter = Reporter(lambda sentence: console.print(line(sentence)), update, print_rows)
+        summary = run_demo(source, out, reporter)
+    if not printed:  # no new rows
+        print_rows(first_rows(Path(summary.table), ROWS_SHOWN))
     console.print(_summary_table(summary))
-    console.print("Run it again: only lines that are new since then are sent and landed.")
+    console.print("Run the command again: it sends only lines that are new.")
 
 
 def _rows_table(rows: list[Row]) -> Listing:
@@ -214,13 +222,13 @@ def _rows_table(rows: list[Row]) -> Listing:
 
 
 def _summary_table(summary: Summary) -> Listing:
-    table = Listing("what", "how much", title="What happened", show_header=False, **_BOXED)
+    table = Listing("figure", "value", title="Summary", show_header=False, **_BOXED)
     for name, value in (
         ("lines in the file", f"{summary.lines:,}"),
         ("sent in this run", f"{summary.sent:,}"),
         ("landed in this run", f"{summary.landed:,}"),
         ("conversations opened, closed", f"{summary.conversations:,}, {summary.closed:,}"),
-        ("seconds, with starting Spark", f"{summary.seconds:.1f}"),
+        ("seconds, including Spark's start", f"{summary.seconds:.1f}"),
         ("messages per second", f"{summary.messages_per_second:,.0f}"),
         ("Delta table", summary.table),
     ):

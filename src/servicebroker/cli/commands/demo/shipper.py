@@ -1,8 +1,8 @@
 """`//demo/LogShipper`: sends the lines over recycled conversations (docs/reference/rules.md#recycled-conversations).
 
-Several conversations are in use at once, one a slot. Each is used for a bounded number of messages or an hour,
-then gets an [EndOfStream] message. The target ends it, and the shipper ends its side when the EndDialog comes.
-Every transaction locks in the same order: the slot's row first, the conversation next.
+Each of `SLOT_COUNT` slots has one open conversation. After a number of messages, or an hour, the shipper sends an
+[EndOfStream] message on it, and the slot gets a new conversation. The target then ends the old one, and the shipper
+ends its side at the EndDialog. Every transaction locks the slot's row before the conversation.
 """
 
 from __future__ import annotations
@@ -69,39 +69,43 @@ def set_up(database: Database) -> None:
 
 
 class Shipper:
-    """Sends one file. `sent`, `opened` and `closed` count this run; `failures` says which conversations broke."""
+    """Sends one file.
+
+    `sent` lines, and `opened` and `closed` conversations are those of this run. `failures` has a sentence for each
+    conversation that failed.
+    """
 
     def __init__(self, database: Database, path: Path, file: BinaryIO) -> None:
         self.database = database
         self.path = os.fsencode(path.resolve()).decode(errors="backslashreplace")
         self.file = file
-        self.position = resume(file, self._known())
+        self.position = resume(file, self._load_position())
         self.sent = self.opened = self.closed = 0
         self.failures: list[str] = []
-        self._turn = 0
+        self._last_slot = 0
 
     def ship(self, size: int) -> Iterator[int]:
-        """Send what the file holds up to `size` bytes; yields the offset behind each committed batch."""
+        """Send the lines up to `size` bytes. Yield the offset after each committed batch."""
         for batch in batches(self.file, self.position.offset, size):
             self._send(batch)
             yield self.position.offset
 
     def finish(self) -> None:
-        """End the stream of every conversation that is in use."""
+        """Send EndOfStream on the conversation of every slot."""
         for slot in range(SLOT_COUNT):
             with self.database.transaction() as transaction:
                 self._end_stream(transaction, slot)
 
-    def answer(self) -> int:
-        """Take what came back: EndDialog and Error end our side, a timer ends the stream. Returns how many messages."""
+    def receive_answers(self) -> int:
+        """Receive and handle messages of one conversation: EndDialog, Error, timer. Return their number."""
         with self.database.transaction() as transaction:
             messages = transaction.receive(SHIPPER_QUEUE)
             for message in messages:
-                self._answer(transaction, message)
+                self._handle(transaction, message)
         return len(messages)
 
     def open_conversations(self) -> int:
-        """Return how many of the shipper's conversations, of this run or an earlier one, are not closed yet."""
+        """Return how many conversations of the shipper, also of earlier runs, are not closed yet."""
         with self.database.instance.connection() as connection:
             row = connection.execute(
                 "select count(*) from servicebroker.conversation_endpoints e "
@@ -111,8 +115,8 @@ class Shipper:
         return int(row[0]) if row else 0
 
     def _send(self, batch: Batch) -> None:
-        slot = self._turn = (self._turn + 1) % SLOT_COUNT
-        after = advanced(self.file, self.position, batch)
+        slot = self._last_slot = (self._last_slot + 1) % SLOT_COUNT
+        new_position = advanced(self.file, self.position, batch)
         with self.database.transaction() as transaction:
             handle, used = self._conversation(transaction, slot)
             transaction.send_batch(handle, LINE, batch.lines)
@@ -122,12 +126,12 @@ class Shipper:
             )
             if used + len(batch.lines) >= RECYCLE_AFTER_MESSAGES:
                 self._end_stream(transaction, slot)
-            self._remember(transaction, after)
-        self.position = after
+            self._save_position(transaction, new_position)
+        self.position = new_position
         self.sent += len(batch.lines)
 
     def _conversation(self, transaction: Transaction, slot: int) -> tuple[UUID, int]:
-        """The slot's conversation, its row locked; a new one when there is none."""
+        """Lock the slot's row. Return its conversation and the number of messages sent on it; begin one if missing."""
         row = transaction.connection.execute(
             "select handle, sent from demo_dbo.session_conversations where slot = %s for update", (slot,)
         ).fetchone()
@@ -148,7 +152,8 @@ class Shipper:
         if row is not None:
             transaction.send(row[0], END_OF_STREAM)
 
-    def _answer(self, transaction: Transaction, message: Message) -> None:
+    def _handle(self, transaction: Transaction, message: Message) -> None:
+        """Handle a message: the timer ends the stream of its conversation, EndDialog and Error end this side."""
         handle = message.conversation_handle
         row = transaction.connection.execute(
             "delete from demo_dbo.session_conversations where handle = %s returning slot", (handle,)
@@ -163,14 +168,14 @@ class Shipper:
             code, description = read_error(message.message_body or b"")
             self.failures.append(f"The conversation {handle} failed with error {code}: {description}")
 
-    def _known(self) -> Position | None:
+    def _load_position(self) -> Position | None:
         with self.database.instance.connection() as connection:
             row = connection.execute(
                 'select inode, "offset", lines, head, tail from demo_dbo.shipped_files where path = %s', (self.path,)
             ).fetchone()
         return Position(int(row[0]), *row[1:]) if row else None
 
-    def _remember(self, transaction: Transaction, position: Position) -> None:
+    def _save_position(self, transaction: Transaction, position: Position) -> None:
         transaction.connection.execute(
             'insert into demo_dbo.shipped_files (path, inode, "offset", lines, head, tail) '
             "values (%s, %s, %s, %s, %s, %s) on conflict (path) do update set inode = excluded.inode, "

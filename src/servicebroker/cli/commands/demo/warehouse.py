@@ -1,4 +1,4 @@
-"""`//demo/Warehouse`: the Spark query that lands the lines, and the table it makes."""
+"""`//demo/Warehouse`: the Spark query that writes the lines to a Delta table."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ Row = tuple[str, int, bytes]  # conversation handle, sequence number, body
 
 
 class Landing:
-    """A query from the warehouse's queue into a Delta table, exactly once. Spark starts while others work.
+    """A Spark query that writes the messages of the warehouse's queue to a Delta table, exactly once.
 
-    Takes a lock's descriptor: two queries must never share a checkpoint, so it is held as long as Java lives.
+    Spark starts in a thread. Java inherits the descriptor `lock`, and so holds the lock of the folder until it ends:
+    two queries must never share a checkpoint.
     """
 
     def __init__(self, url: str, table: Path, checkpoint: Path, lock: int) -> None:
@@ -42,19 +43,19 @@ class Landing:
 
     @property
     def is_ready(self) -> bool:
-        """True if Spark has started or failed to start; then `begin` does not wait."""
+        """True if Spark has started, or has failed to start. Then `begin` does not wait."""
         return self._spark.done()
 
     def begin(self) -> None:
-        """Begin to land when Spark has started, unless that was done before.
+        """Start the query, unless it was started already. Wait for Spark to start.
 
         Raises:
             InstanceError: Spark does not start, or the query is refused.
         """
-        if self._query is None:  # in the thread that has started Spark, which is the one where Java knows the session
-            self._query = self._starting.submit(self._begun).result()
+        if self._query is None:  # in the thread that has started Spark: the session belongs to that thread
+            self._query = self._starting.submit(self._start_query).result()
 
-    def _begun(self) -> StreamingQuery:
+    def _start_query(self) -> StreamingQuery:
         lines = (
             self._spark.result()
             .readStream.format("servicebroker")
@@ -64,7 +65,7 @@ class Landing:
             .option("endOfStream", names.END_OF_STREAM)
             .load()
             .where(F.col("message_type_name") == names.LINE)
-            # an empty body travels as NULL; here it is a blank line again
+            # an empty body is NULL in the source; in the table it is an empty line
             .withColumn("message_body", F.coalesce("message_body", F.lit(bytearray())))
         )
         ensure_table(self._table, lines.schema)
@@ -77,10 +78,10 @@ class Landing:
         )
 
     def check(self) -> None:
-        """Raise what broke the query, if anything did.
+        """Raise an error if the query has failed.
 
         Raises:
-            InstanceError: with the innermost reason.
+            InstanceError: the query has failed or stopped; the text has the innermost reason.
         """
         if self._query is None:
             return
@@ -91,11 +92,11 @@ class Landing:
             raise InstanceError("The Spark query stopped by itself.")
 
     def rows(self) -> int:
-        """Rows in the table now."""
+        """Return the number of rows in the table."""
         return landed_rows(self._table)
 
     def first_rows(self, count: int) -> list[Row]:
-        """Some rows of the table."""
+        """Return the first rows of the table's oldest file."""
         return first_rows(self._table, count)
 
     def __enter__(self) -> Self:
@@ -113,14 +114,14 @@ class Landing:
 
 
 def landed_rows(table: Path) -> int:
-    """Rows of a Delta table, read from its log; 0 when it does not exist yet."""
+    """Return the number of rows of a Delta table, from its log; 0 if the table does not exist yet."""
     if not DeltaTable.is_deltatable(str(table)):
         return 0
     return int(DeltaTable(str(table)).count())
 
 
 def first_rows(table: Path, count: int) -> list[Row]:
-    """Conversation handle, sequence number and body of the first rows of the table's oldest file."""
+    """Return conversation handle, sequence number and body of the first rows of the table's oldest file."""
     files = pa.table(DeltaTable(str(table)).get_add_actions()).sort_by("modification_time").column("path").to_pylist()
     if not files:
         return []
