@@ -210,7 +210,7 @@ def test_a_program_is_told_what_it_waits_for(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slow_steps, "SILENCE_S", 0.01)
+    monkeypatch.setattr(slow_steps, "SLOW_STEP_S", 0.01)
     monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)
     with caplog.at_level(logging.INFO, "servicebroker"):
         with slow_steps.logged_if_slow("Starting"):

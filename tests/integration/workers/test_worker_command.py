@@ -108,7 +108,7 @@ def test_sigterm_lets_it_finish_what_it_is_at(
     eventually((tmp_path / "slow").exists)
     worker.process.send_signal(signal.SIGTERM)
     if program is APP:  # a handler that blocks holds up the event loop, and with it what is told
-        worker.says("Ending")
+        worker.says("Stopping")
         assert (worker.probe("livez"), worker.probe("readyz")) == (200, 503)
     (tmp_path / "go on").touch()
     assert worker.process.wait(60) == 0
