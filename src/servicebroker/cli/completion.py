@@ -81,5 +81,5 @@ def _query_names(kind: str, instance: str, database: str | None) -> list[str]:
         return []
     with connect(url, application_name="servicebroker completion") as connection:
         connection.execute(f"set statement_timeout = {TIMEOUT_MS}")
-        rows = fetch(connection, "completion.names", _NAMES[kind], (database, FIRST_USER_ID))
+        rows = fetch(connection, "completion.query_names", _NAMES[kind], (database, FIRST_USER_ID))
         return [name for (name,) in rows]
