@@ -10,7 +10,7 @@
 # make coverage-of-simulation  which lines of broker/ 1,000 seeds of the simulator alone reach
 # make conformance  every test, and docs/conformance.md from those that passed
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
-#                and double, 50,000 in T-SQL, 100,000 conversations that leave nothing, a cut at every exchange,
+#                and double, 50,000 in T-SQL, 1,000,000 conversations that leave nothing, a cut at every exchange,
 #                50,000 random T-SQL texts of each kind, an hour of random bodies for the pipeline's decoders, of scripts, of frames
 # make soak      200,000 messages each way between two instances, under faults; ten minutes of 32 on one queue; 1,000,000
 #                open dialogs; 50 kills of a pipeline; ten times a million through one queue
@@ -120,7 +120,7 @@ simulate: install
 	$(BIN)/python -m servicebroker_lab.simulation --seeds $(SEEDS)
 	$(BIN)/python -m servicebroker_lab.simulation --fleet 1000:100000 --seeds 0:20
 	$(BIN)/python -m servicebroker_lab.simulation --mirrors --seeds 0:20000
-	$(BIN)/python -m pytest -q tests/integration/conversation/test_model.py tests/integration/conversation/test_crossings.py tests/integration/tsql/test_tsql_model.py tests/integration/conversation/test_leaks.py --model-steps 500000 --crossings 100000 --tsql-steps 50000 --leak-conversations 100000
+	$(BIN)/python -m pytest -q tests/integration/conversation/test_model.py tests/integration/conversation/test_crossings.py tests/integration/tsql/test_tsql_model.py tests/integration/conversation/test_leaks.py --model-steps 500000 --crossings 100000 --tsql-steps 50000 --leak-conversations 10000 --short-conversations 1000000
 	$(PYTEST) -q --full tests/integration/conversation/test_interruptions.py --cuts 1000
 	$(BIN)/python -m pytest -q tests/unit/tsql/test_tsql_translation_fuzz.py tests/unit/tsql/test_tsql_script_fuzz.py --fuzz-examples 50000
 	$(BIN)/python -m servicebroker_lab.fuzzing --seconds 3600

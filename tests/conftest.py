@@ -74,6 +74,7 @@ class Count(NamedTuple):
 
 COUNTS = {
     "leak-conversations": Count(300, 700, "conversations of the test for leaks"),
+    "short-conversations": Count(100, 10_000, "conversations that are opened, answered and ended, and leave nothing"),
     "model-steps": Count(1_000, 10_000, "steps of the engine beside the double"),
     "tsql-steps": Count(250, 1_200, "steps in T-SQL text beside the double"),
     "crossings": Count(

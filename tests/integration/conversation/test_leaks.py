@@ -34,6 +34,7 @@ SESSIONS = {"savepoint_probes"}  # one row for each process number of the server
 STATEMENTS = {"statement_totals", "history", "history_samples"}  # for each name; by time
 CONVERSATIONS_TOGETHER = 350  # conversations that are begun in one transaction
 LIFETIME_S = 60  # seconds
+SHORT_TOGETHER = 50  # short conversations that are begun in one transaction
 LIVES = [b"answered", b"forgotten", b"failed", b"cleaned", b"expires", b"unread", b"nowhere"]
 
 
@@ -44,6 +45,16 @@ def left(database: sb.Database) -> dict[str, int]:
     assert names > {"conversation_endpoints", "conversation_groups", "transmission_queue"}
     counts = {name: query(database, f"select count(*) from servicebroker.{name}")[0][0] for name in names}
     return {name: count for name, count in counts.items() if count}
+
+
+def left_after_upkeep(database: sb.Database, clock: Clock) -> dict[str, int]:
+    """Run the background work until it removes no more rows, and return what is left."""
+    before, now = None, left(database)
+    while now != before:
+        with database.instance.connection() as connection:
+            upkeep(connection, clock())
+        before, now = now, left(database)
+    return now
 
 
 def begin_some(database: sb.Database, first: int) -> None:
@@ -104,9 +115,35 @@ def test_nothing_is_left_of_conversations(
     clock.jump(seconds=LIFETIME_S + 1)
     serve(database)
     clock.jump(minutes=31)
-    before = {}
-    while (now := left(database)) != before:
-        before = now
-        with database.instance.connection() as connection:
-            upkeep(connection, clock())
-    assert left(database) == {}
+    assert left_after_upkeep(database, clock) == {}
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.feature(99)
+def test_nothing_is_left_of_short_conversations(
+    fresh_database: sb.Database, clock: Clock, request: pytest.FixtureRequest
+) -> None:
+    database, wanted = fresh_database, request.config.option.short_conversations
+    answered = ended = 0
+    for _ in range(0, wanted, SHORT_TOGETHER):
+        with database.transaction() as tx:
+            for _ in range(SHORT_TOGETHER):
+                tx.send(begin(tx), ORDER, b"one teapot")  # type: ignore[arg-type]
+        answered += database.process(STOCK_QUEUE, answer_and_end, groups=SHORT_TOGETHER)
+        ended += database.process(ORDERS_QUEUE, end_at_end_dialog, top=None, groups=SHORT_TOGETHER)
+    assert (answered, ended) == (wanted, 2 * wanted)
+    endpoints = query(database, "select state, count(*) from servicebroker.conversation_endpoints group by state")
+    assert dict(endpoints) == {"CD": wanted}  # the targets, for 30 minutes
+    clock.jump(minutes=31)
+    assert left_after_upkeep(database, clock) == {}
+
+
+def answer_and_end(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+    for message in messages:
+        tx.send(message.conversation_handle, REPLY, b"a teapot")
+        tx.end_conversation(message.conversation_handle)
+
+
+def end_at_end_dialog(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+    assert [message.message_body or None for message in messages] == [b"a teapot", None]
+    tx.end_conversation(messages[-1].conversation_handle)
