@@ -255,8 +255,8 @@ MUTANTS = [
     Mutant(
         "what was under way on a lost link does not travel again",
         "protocol.outgoing",
-        "        self._cursor = (self.base, 0)\n        self._under_way = 0\n",
-        "        self._under_way = 0\n",
+        "        self._cursor = (self.base, 0)\n        self._in_flight = 0\n",
+        "        self._in_flight = 0\n",
         6,
     ),
     Mutant(
@@ -395,7 +395,7 @@ MUTANTS = [
     Mutant(
         "the sender compares no tokens",
         "protocol.outgoing",
-        "        if ours and ack.token and ours != ack.token:\n",
+        "        if token and ack.token and token != ack.token:\n",
         "        if False:\n",
         154,
     ),
@@ -471,7 +471,7 @@ MUTANTS = [
     Mutant(
         "what the peer once had is relied on",
         "protocol.outgoing",
-        "        if self._acked and self._lacks_what_it_had():\n",
+        "        if self._acked and self._has_lost_message():\n",
         "        if False:\n",
         85,
     ),

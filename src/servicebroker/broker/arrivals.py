@@ -445,7 +445,7 @@ class InboundWriter:
             self._targets[handle] = target, link
         journal.acknowledgement(header, is_sent=False)
         self._traces.note(link.owner, handle, header)
-        number = entry.dialog.to_recall(header)
+        number = entry.dialog.token_to_recall(header)
         recalled = None if number is None else store.read_token(handle, number)
         allowance = self._unfinished.allowance(link.owner, handle, header.fragments)
         for event in entry.dialog.arrived(header, payload, recalled, allowance):

@@ -410,7 +410,7 @@ class Conversations:
         entry = self._entries.get(handle)
         if entry is None:
             return
-        entry.dialog.give_way(self._large_window(entry))
+        entry.dialog.limit_large(self._large_window(entry))
         if obstacle := self._obstacle(entry):
             if entry.has_unread or entry.dialog.has_work(self._seconds()):
                 self.on_event(entry, Event.SEND_BLOCKED, why=obstacle)

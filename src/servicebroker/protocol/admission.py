@@ -1,7 +1,7 @@
 """Limits on connections that are not authenticated yet.
 
-**The problem.** A stranger can open connections faster than honest peers finish their handshakes, and each costs a file
-descriptor.
+**The problem.** An unknown client can open connections faster than honest peers finish their handshakes, and each costs
+a file descriptor.
 
 **The rules.** Unauthenticated connections share a fixed number of places, and a network has a part of them. If that
 part is used up, a new connection takes the place of the oldest one of its network. If no place is free at all, it takes
@@ -23,7 +23,7 @@ _OF_SUBSCRIBER = 64  # bits of an IPv6 address
 
 
 class Places(NamedTuple):
-    """The limits on unproven connections: of all, and of one network."""
+    """The limits of unauthenticated connections: in total, and of one network."""
 
     in_all: int
     of_network: int
@@ -35,13 +35,13 @@ class _Place(NamedTuple):
 
 
 class Admission(Generic[Key]):
-    """The unproven connections, with the deadline of the step that each is at."""
+    """The unauthenticated connections, each with the deadline of its present step."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._taken: dict[Key, _Place] = {}
         self._networks: dict[str, dict[Key, None]] = {}  # the oldest first
-        self._by_count: dict[int, dict[str, None]] = {}  # the networks, by their number of places
+        self._by_count: dict[int, dict[str, None]] = {}  # number of places -> networks
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -90,7 +90,7 @@ class Admission(Generic[Key]):
         return self.oldest() if len(self._taken) >= self._places.in_all else None
 
     def _sort(self, network: str, before: int, after: int) -> None:
-        """Note how many places a network has: among those with as many it is the last."""
+        """Record the new number of places of a network. It becomes the last of the networks with as many."""
         if before:
             del self._by_count[before][network]
             if not self._by_count[before]:
@@ -100,7 +100,7 @@ class Admission(Generic[Key]):
 
 
 def network_of(host: str) -> str:
-    """Return the network of an address; a text that is no address is its own."""
+    """Return the network of an address. A text that is no address is its own network."""
     try:
         address: IPv4Address | IPv6Address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -2,7 +2,7 @@
 
 The rules: docs/reference/rules.md#transmission.
 
-A dialog holds sequence numbers, never bodies, and has no clock: `now` is in seconds of any monotonic clock. The
+A dialog holds sequence numbers, never bodies. It has no clock: `now` is in seconds of any monotonic clock. The
 docstring of the package says how to use it.
 """
 
@@ -44,14 +44,14 @@ from servicebroker.protocol.outgoing import NEVER, Cut, Outgoing
 
 
 class Sending(StrEnum):
-    """The state of sending. Its name stands in refusals."""
+    """The state of sending."""
 
     FLOWING = "FLOWING"
-    HELD = "HELD"  # the peer has ended: messages wait until this side's application ends too
-    ENDING = "ENDING"  # our own end is on its way
-    ENDED = "ENDED"  # and was acknowledged
-    FAILED = "FAILED"  # a broker's error came: nothing is sent any more, and nothing new is taken
-    CLOSED = "CLOSED"  # the endpoint is: only what it has stored is acknowledged again
+    HELD = "HELD"  # the peer has ended the conversation: messages wait until this side ends it too
+    ENDING = "ENDING"  # this side has ended the conversation, without acknowledgement yet
+    ENDED = "ENDED"  # this side's end was acknowledged
+    FAILED = "FAILED"  # a broker's error has arrived: nothing more is sent or accepted
+    CLOSED = "CLOSED"  # the endpoint is CLOSED: only stored messages are acknowledged again
 
 
 class DialogEvent(StrEnum):
@@ -62,10 +62,10 @@ class DialogEvent(StrEnum):
     END_ACKNOWLEDGED = "receive message acknowledgement"
     FAILURE_ARRIVED = "receive broker error"
     CLOSED_HERE = "CLOSED"
-    DIVERGED = "the peer has another past"
+    DIVERGED = "the peer has another history"
 
 
-# A pair that is missing changes nothing. A peer that has ended makes no more errors that matter here.
+# A missing pair changes nothing: after the peer's end its errors have no effect.
 TRANSITIONS: dict[tuple[Sending, DialogEvent], Sending] = {
     (Sending.FLOWING, DialogEvent.ENDED_HERE): Sending.ENDING,
     (Sending.FLOWING, DialogEvent.PEER_ENDED): Sending.HELD,
@@ -98,13 +98,14 @@ class Identity(NamedTuple):
     lifetime: float
     encryption: bool = True
     is_secured: bool = False
-    exchange: Exchange | None = None  # of our session key, for the peer
+    exchange: Exchange | None = None  # of the own session key, for the peer
 
 
 class Acknowledged(NamedTuple):
-    """In one transaction: note that the peer has acknowledged, and its broker identifier; delete the messages below.
+    """The peer has acknowledged the messages below `below`. The caller deletes them, in one transaction.
 
-    Then say `deleted`. An endpoint that is DISCONNECTED_OUTBOUND, and of which no message is left, is CLOSED by that.
+    The same transaction notes the acknowledgement and the peer's broker identifier. Then call `deleted`. If no message
+    is left of a DISCONNECTED_OUTBOUND endpoint, its state is CLOSED.
     """
 
     below: int
@@ -112,23 +113,23 @@ class Acknowledged(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The peer's broker refuses the conversation: the application gets this Error, nothing is sent any more."""
+    """The peer's broker refuses the conversation: the application gets this Error, and nothing more is sent."""
 
     failure: BrokerFailure
 
 
 class Dropped(NamedTuple):
-    """A message, or a part of one, was not taken: number and text for Broker:Message Undeliverable (Dropped)."""
+    """A message or a fragment was dropped: number and text for Broker:Message Undeliverable (Dropped)."""
 
     number: int
     text: str
 
 
 class Diverged(NamedTuple):
-    """The two sides have different pasts: an instance has gone back to an old copy. `is_here`: this one.
+    """The two sides have different histories: an instance was restored from an old copy.
 
-    In one transaction: the application gets the Error `own`, and it is noted that the peer gets `far`; which the
-    `Dialog` refuses it with already. `what` has shown it.
+    In one transaction: the application gets the Error `own`, and the endpoint records that the peer gets `far`, with
+    which `Dialog` refuses it already. `is_here`: this instance is the old copy. `what`: the contradiction.
     """
 
     is_here: bool
@@ -149,7 +150,7 @@ class Diverged(NamedTuple):
 
 
 class ClockDiffers(NamedTuple):
-    """The target has not taken an opening, since it was sealed too long before or after what its clock shows."""
+    """The target has refused an opening: it was sealed too long before or after the time of its clock."""
 
     clock: int  # seconds since 1970
 
@@ -158,7 +159,7 @@ Outcome = Acknowledged | Failed | Dropped | Diverged | ClockDiffers
 
 
 class Transmission(NamedTuple):
-    """One frame to make. With a `cut` the caller reads its messages; else `payload` is all."""
+    """One frame to send. With a `cut` the caller reads its messages; otherwise `payload` is the content."""
 
     header: Header
     cut: Cut | None
@@ -166,12 +167,19 @@ class Transmission(NamedTuple):
 
 
 class TransmissionState(NamedTuple):
-    """The part of a `Dialog` that outlives it; all of it can be found again from the store.
+    """The part of a `Dialog` that outlives it. All of it can be read from the store again.
 
-    `base` is the lowest message in the transmission queue and `sent_below` the next number of SEND (both the latter
-    when none waits); `is_acknowledged` whether the peer has ever acknowledged anything; `next` is the next message to
-    arrive, `kept` what is kept above it, `final` the message that ended the conversation, once it is known; `token` is
-    that of the last one that has arrived in order.
+    Attributes:
+        base: the lowest message in the transmission queue; `sent_below` if there is none.
+        sent_below: the next number of SEND.
+        attempts: failed attempts to get a link, in a row.
+        sending: the state of sending.
+        far_broker: the peer's broker, if known.
+        is_acknowledged: the peer has acknowledged a message.
+        next: the next message to arrive.
+        final: the message that ended the conversation, once it is known.
+        token: of the last message that has arrived in order.
+        kept: the fragments and early messages that are stored.
     """
 
     base: int = 0
@@ -195,24 +203,23 @@ _saved = msgspec.msgpack.Decoder(_Saved)
 
 
 def pack(state: TransmissionState) -> bytes:
-    """The bytes of a saved state."""
+    """Return the bytes of a saved state."""
     return msgspec.msgpack.encode(_Saved(state[:9], list(state.kept.items())))
 
 
 def unpack(saved: bytes, limits: Limits = LIMITS) -> TransmissionState:
-    """The state that `pack` made bytes of, without what it keeps beyond the limits: the peer sends that again."""
+    """Return the state of saved bytes. Fragments beyond the limits are dropped: the peer sends them again."""
     decoded = _saved.decode(saved)
     state = TransmissionState(*decoded.state, dict(decoded.kept))
     beyond = impossible(state.next, state.kept, limits)
-    return state._replace(kept={number: one for number, one in state.kept.items() if number not in beyond})
+    return state._replace(kept={number: kept for number, kept in state.kept.items() if number not in beyond})
 
 
 class Dialog:
     """The transmission state of one endpoint.
 
-    `state` is what `unpack` makes of saved bytes, or what the caller finds in the store; of an initiator that has
-    sent nothing it is `State()`, with the broker identifier that BEGIN DIALOG named. `draw` gives numbers from 0 up
-    to 1.
+    `state` comes from `unpack`, or from the store. For an initiator that has sent nothing it is `TransmissionState()`,
+    with the broker identifier that BEGIN DIALOG named. `draw` returns random numbers from 0 up to 1.
     """
 
     __slots__ = (
@@ -244,28 +251,28 @@ class Dialog:
         self._end: int | None = None
         self._outgoing = Outgoing(state.base, state.sent_below, limits, draw)
         self._outgoing.attempts = state.attempts
-        self._jumps = False  # an Error leaves out messages that the peer may not have
+        self._jumps = False  # an Error skips messages that the peer may lack
         self._incoming = Incoming(Progress(state.next, dict(state.kept), state.final, state.token, limits))
         self._link_status = ""
         self._failure: BrokerFailure | None = None
         self._is_refusing = False
-        self._is_opened = False  # by the last frame: the peer has seen no acknowledgement yet
+        self._is_opened = False  # the last frame had an opening: the peer has received no acknowledgement yet
         if self._incoming.stored.is_closed:
-            self._happens(DialogEvent.PEER_ENDED)
+            self._apply(DialogEvent.PEER_ENDED)
         if self.sending is Sending.CLOSED:
             self.close()
         elif self.sending is Sending.FAILED:
             self._failure = GONE
 
     def secure(self, exchange: Exchange | None) -> None:
-        """Set the security of the conversation, before anything of it has travelled."""
+        """Set the security of the conversation, before its first frame is sent."""
         self.identity = self.identity._replace(is_secured=True, exchange=exchange)
 
     @property
     def introduction(self) -> Exchange | None:
-        """The key exchange to send with each message, until one is acknowledged or while it is silent; else None.
+        """The key exchange to send with each message until the first acknowledgement, and while the peer is silent.
 
-        A peer that is silent may have gone back to an old copy of its instance, from before it was told the key.
+        A silent peer may have been restored from a copy of its instance that is older than the key.
         """
         return self.identity.exchange if self.is_unanswered or not self._is_acknowledged else None
 
@@ -273,31 +280,31 @@ class Dialog:
 
     @property
     def next_to_offer(self) -> int:
-        """The number of the message to offer next; with END CONVERSATION WITH ERROR a higher one."""
+        """The number of the message to offer next. END CONVERSATION WITH ERROR may skip numbers."""
         return self._outgoing.next_number
 
     @property
     def room(self) -> int:
-        """Bytes of messages that may be offered now; a message is taken whole while this is above zero."""
+        """The bytes of messages that may be offered now. While it is above 0, a message of any size is accepted."""
         return self._outgoing.room if self._end is None else 0
 
     @property
     def load(self) -> int:
-        """Bytes that are offered and not acknowledged, of very large messages a part; none while nothing is sent."""
+        """The offered bytes without acknowledgement (a part of very large messages); 0 while nothing is sent."""
         return self._outgoing.load if self.sending in SENDS else 0
 
     @property
     def acknowledged_below(self) -> int:
-        """The peer has acknowledged all messages below this one."""
+        """The lowest message without acknowledgement."""
         return self._outgoing.base
 
     def offer_run(self, number: int, sizes: Sequence[int], tokens: Sequence[bytes | None] = ()) -> int:
-        """Messages of the application, that SEND has committed, are to be sent: as many as there is room for.
+        """Offer committed messages of the application, as many as there is room for. Returns their number.
 
-        `tokens` were drawn by SEND, one for each. Returns how many.
+        `tokens` were drawn by SEND, one for each message.
 
         Raises:
-            ValueError: `number` is not the next one, or follows the end of the conversation.
+            ValueError: `number` is not the next number, or follows the end of the conversation.
         """
         if self._end is not None:
             raise ValueError(f"message {number} was offered behind the end of the conversation")
@@ -305,13 +312,12 @@ class Dialog:
         return self._outgoing.offer_run(number, sizes, tokens)
 
     def offer(self, number: int, size: int, content: Content = Content.DATA, token: bytes | None = None) -> None:
-        """A message that SEND or END has committed, of `size` bytes, is to be sent.
+        """Offer a message of `size` bytes that SEND or END CONVERSATION has committed.
 
-        An ERROR needs no room and may leave out numbers: everything below it that is not acknowledged is never sent
-        again.
+        An ERROR needs no room and may skip numbers: lower messages without acknowledgement are never sent again.
 
         Raises:
-            ValueError: it is not the next number, or follows the end of the conversation.
+            ValueError: `number` is not the next number, or follows the end of the conversation.
         """
         if self._end is not None:
             raise ValueError(f"message {number} was offered behind the end of the conversation")
@@ -323,29 +329,29 @@ class Dialog:
         self.dirty = True
         if content is not Content.DATA:
             self._end = number
-            self._happens(DialogEvent.ENDED_HERE)
+            self._apply(DialogEvent.ENDED_HERE)
 
     def end(self) -> None:
-        """Note the state DISCONNECTED_OUTBOUND: sent messages are still transmitted, even if the peer has ended."""
-        self._happens(DialogEvent.ENDED_HERE)
+        """Enter the state DISCONNECTED_OUTBOUND. Messages are still sent, even if the peer has ended its side."""
+        self._apply(DialogEvent.ENDED_HERE)
 
     def close(self) -> None:
-        """The endpoint is CLOSED: nothing is sent, and what comes and is new is refused, so that its sender can end."""
-        self._happens(DialogEvent.CLOSED_HERE)
+        """Enter the state CLOSED: nothing is sent, and new messages are refused so that their sender can end."""
+        self._apply(DialogEvent.CLOSED_HERE)
         self._failure = GONE
 
     def refuse(self, failure: BrokerFailure) -> None:
-        """Answer what the peer sends with an error of the broker, now and each time it tries again."""
+        """Answer the peer's messages with a broker error, now and at each repetition."""
         self._failure = failure
         self._is_refusing = True
 
-    def give_way(self, large_window: int | None) -> None:
-        """Limit the bytes of large messages under way, while others send small ones. None: as many as of small ones."""
+    def limit_large(self, large_window: int | None) -> None:
+        """Limit the bytes in flight of large messages, while others send small ones. None: no such limit."""
         self._outgoing.large_window = large_window
 
     def has_work(self, now: float) -> bool:
         """Return whether `transmit` would return something."""
-        if now < self._outgoing.held_until:
+        if now < self._outgoing.paused_until:
             return False
         return self._incoming.is_ack_due or self._is_refusing or self._may_send(now)
 
@@ -391,17 +397,17 @@ class Dialog:
 
     @property
     def _floor(self) -> int | None:
-        """Everything below has been acknowledged; None where what lies below may have been dropped."""
+        """The number below which all messages were acknowledged; None if some of these may have been dropped."""
         outgoing = self._outgoing
         is_whole = self.sending in _KEEPS or (self.sending is Sending.ENDING and outgoing.base < outgoing.next_number)
         return outgoing.base if is_whole and not self._jumps else None
 
     def _opening(self, now: float) -> Opening:
-        left = int(max(0, min(self.identity.lifetime - now, MAXIMUM_LIFETIME)))
-        return Opening(self.identity.contract, left, self.identity.encryption)
+        remaining = int(max(0, min(self.identity.lifetime - now, MAXIMUM_LIFETIME)))
+        return Opening(self.identity.contract, remaining, self.identity.encryption)
 
     def _take_acknowledgement(self) -> Acknowledgement | None:
-        """Every frame says how far we are: it costs nothing, and repairs an acknowledgement that was lost."""
+        """Return the acknowledgement for the next frame. Every frame has one, which replaces lost ones."""
         self._incoming.is_ack_due = False
         stored = self._incoming.stored
         if stored.next:
@@ -410,8 +416,8 @@ class Dialog:
 
     # --- receiving
 
-    def to_recall(self, header: Header) -> int | None:
-        """The message whose token `arrived` has to know, since it was sent in an earlier life; None nearly always."""
+    def token_to_recall(self, header: Header) -> int | None:
+        """Return the message whose token `arrived` needs, because it was sent before a restart; usually None."""
         ack, outgoing = header.acknowledgement, self._outgoing
         if ack is None or ack.token is None or not outgoing.next_number < ack.below <= outgoing.sent_below:
             return None
@@ -420,22 +426,22 @@ class Dialog:
     def arrived(
         self, header: Header, payload: Payload, recalled: bytes | None = None, allowance: Allowance = FREE
     ) -> list[Outcome]:
-        """Handle a verified frame. New messages in it come with the next `batch`.
+        """Handle a verified frame. Its new messages come with the next `batch`.
 
-        `recalled` is the token of the message that `to_recall` has named; None where it has none, or is gone.
-        `allowance` is what the quota of the peer lets be kept.
+        `recalled`: the token of the message that `token_to_recall` has named; None if it has none, or was deleted.
+        `allowance`: what the quota of the peer allows to keep.
         """
-        strange = self._strange(header)
-        if strange is not None:
-            return [strange]
+        problem = self._misaddressed(header)
+        if problem is not None:
+            return [problem]
         self._is_opened = header.opening is not None
         ack = header.acknowledgement
-        wrong = None if ack is None else self._outgoing.contradicts(ack, recalled)
-        events = [] if ack is None or wrong else self._acknowledge(header, ack)
+        contradiction = None if ack is None else self._outgoing.contradicts(ack, recalled)
+        events = [] if ack is None or contradiction else self._acknowledge(header, ack)
         if isinstance(payload, BrokerFailure):
             return [*events, *self._fail(payload)]
-        if wrong:
-            return self._diverge(Diverged(is_here=True, what=wrong))
+        if contradiction:
+            return self._diverge(Diverged(is_here=True, what=contradiction))
         if (diverged := self._contradiction(header, payload)) is not None:
             return [*events, *self._diverge(diverged)]
         if payload is None:
@@ -450,18 +456,18 @@ class Dialog:
         return self._incoming.batch()
 
     def committed(self) -> None:
-        """The batch is durable: from now on it is acknowledged."""
+        """Handle the commit of the batch, which may be acknowledged now."""
         self._incoming.committed()
         if not self._incoming.stored.next:
             self._withhold_acknowledgement()
         self.dirty = True
         if self._incoming.stored.is_closed:
-            self._happens(DialogEvent.PEER_ENDED)
+            self._apply(DialogEvent.PEER_ENDED)
 
     def _withhold_acknowledgement(self) -> None:
-        """Withhold acknowledgements until a part of the first message has come: such a target may be deleted.
+        """Withhold acknowledgements until a part of the first message has arrived: such a target may be deleted.
 
-        An initiator that was acknowledged does not say again how the conversation begins.
+        After an acknowledgement the initiator no longer repeats the opening, which a new target would need.
         """
         if self._is_headless:
             self._incoming.is_ack_due = False
@@ -473,7 +479,7 @@ class Dialog:
 
     @property
     def arriving(self) -> int:
-        """Bytes that have come and are not stored yet."""
+        """The received bytes that are not stored yet."""
         return self._incoming.load
 
     @property
@@ -483,28 +489,28 @@ class Dialog:
 
     @property
     def begun(self) -> Begun | None:
-        """The incomplete messages that are kept, or will be with the next batch; None if there are none."""
+        """The incomplete messages that are stored, or will be with the next batch; None if there are none."""
         return self._incoming.begun
 
     def forget_kept(self) -> None:
-        """Note that the store has deleted the fragments of incomplete messages; the peer sends them again.
+        """Handle the deletion of stored fragments of incomplete messages. The peer sends them again.
 
         Raises:
-            ValueError: something waits for a commit.
+            ValueError: a message waits for a commit.
         """
         self._incoming.forget_kept()
         self.dirty = True
 
     def rolled_back(self) -> None:
-        """Note that the batch was not stored; the peer sends it and later messages again."""
+        """Handle the rollback of the batch. The peer sends it and later messages again."""
         self._incoming.rolled_back()
 
     def deleted(self, event: Acknowledged) -> None:
-        """Note that the deletion that `Acknowledged` asked for is committed."""
+        """Handle the commit of the deletion for `event`."""
         self._deleted_below = max(self._deleted_below, event.below)
 
-    def _strange(self, header: Header) -> Dropped | None:
-        """Why a frame is not for this endpoint."""
+    def _misaddressed(self, header: Header) -> Dropped | None:
+        """Return why a frame is not for this endpoint, or None."""
         identity = self.identity
         if header.is_from_initiator == identity.is_initiator:
             return dropped(11221, "it comes from this side of the conversation")
@@ -517,7 +523,7 @@ class Dialog:
         return None
 
     def _contradiction(self, header: Header, parts: tuple[Part, ...] | None) -> Diverged | None:
-        """Return whether it shows that one of the two instances has gone back to an old copy."""
+        """Return the contradiction which shows that an instance was restored from an old copy, or None."""
         stored = self._incoming.stored.next
         if header.floor is not None and header.floor > stored:
             what = f"The messages {stored} to {header.floor - 1} were acknowledged, and are not known."
@@ -528,17 +534,17 @@ class Dialog:
         return Diverged(is_here=False, what=f"Message {number} has come twice, and differs.")
 
     def _clock_differs(self, clock: int | None) -> list[Outcome]:
-        """The target says what its clock shows; of no interest once it has opened the conversation."""
+        """Handle the target's clock. It matters only until the target has accepted the opening."""
         is_opening = self.identity.is_initiator and not self._is_acknowledged
         return [ClockDiffers(clock)] if clock is not None and is_opening else []
 
     def _diverge(self, diverged: Diverged) -> list[Outcome]:
-        """Stop the conversation: report the failure here once, and to the peer each time it sends."""
+        """Stop the conversation. Report the failure to the caller once, and to the peer at each frame."""
         self._is_refusing = True
         if self._failure is not None:
             return [dropped(11212)]
         self._failure = diverged.far
-        self._happens(DialogEvent.DIVERGED)
+        self._apply(DialogEvent.DIVERGED)
         return [diverged]
 
     def _acknowledge(self, header: Header, acknowledgement: Acknowledgement) -> list[Outcome]:
@@ -549,12 +555,12 @@ class Dialog:
         self._is_acknowledged = True
         self._link_status = ""
         if self._end is not None and self._outgoing.base > self._end:
-            self._happens(DialogEvent.END_ACKNOWLEDGED)
+            self._apply(DialogEvent.END_ACKNOWLEDGED)
         return [Acknowledged(self._outgoing.base, header.from_broker)]
 
     def _fail(self, failure: BrokerFailure) -> list[Outcome]:
         before = self.sending
-        self._happens(DialogEvent.FAILURE_ARRIVED)
+        self._apply(DialogEvent.FAILURE_ARRIVED)
         if before is self.sending:
             return []
         self._failure = GONE
@@ -565,8 +571,8 @@ class Dialog:
             return []
         events: list[Outcome] = []
         verdicts: set[Verdict] = set()
-        for place, part in enumerate(parts):
-            number = header.number + place
+        for offset, part in enumerate(parts):
+            number = header.number + offset
             verdict = self._incoming.arrived(number, header.fragment, header.fragments, part, allowance)
             if verdict not in verdicts and verdict not in (Verdict.NEW, Verdict.PENDING):
                 verdicts.add(verdict)
@@ -575,7 +581,7 @@ class Dialog:
         return events
 
     def _repeats(self, header: Header, parts: tuple[Part, ...]) -> bool:
-        """Return whether all of it is stored: then it only wants its acknowledgement again."""
+        """Return whether the whole frame is stored already: then it only needs an acknowledgement."""
         return self._incoming.stored.has(header.number + len(parts) - 1, header.fragment)
 
     def _explain(self, verdict: Verdict, number: int) -> Dropped:
@@ -596,26 +602,26 @@ class Dialog:
     # --- time and links
 
     def tick(self, now: float) -> None:
-        """Note the time: messages that were not acknowledged in time are due again. Then ask `has_work`."""
+        """Handle timeouts: messages without acknowledgement in time are due again. Then call `has_work`."""
         self._outgoing.tick(now)
 
     @property
     def wake_at(self) -> float:
-        """When to call `tick` if nothing else happens; `NEVER` when only something from outside brings work."""
-        if (self._incoming.is_ack_due or self._is_refusing) and self._outgoing.held_until:
-            return self._outgoing.held_until
+        """The time at which `tick` must be called; NEVER if only another call can bring work."""
+        if (self._incoming.is_ack_due or self._is_refusing) and self._outgoing.paused_until:
+            return self._outgoing.paused_until
         return self._outgoing.wake_at() if self.sending in SENDS else NEVER
 
     def link_up(self) -> None:
-        """Handle a connection to the peer: waiting messages may be sent at once."""
+        """Handle a connection to the peer: waiting messages may be sent immediately."""
         self._link_status = ""
         self._outgoing.release()
 
     def link_down(self, now: float, status: str) -> None:
-        """The connection was lost, or there was none to be had; `status` says why, in the words of transmission_status.
+        """Handle the loss or the lack of a connection. `status`: the reason, for transmission_status.
 
-        What is unacknowledged travels again from the lowest number: at the next `link_up`, or when `wake_at` asks for
-        another attempt, after 4 seconds first and 64 at most.
+        Messages without acknowledgement are sent again from the lowest number: at the next `link_up`, or when
+        `wake_at` asks for another attempt, after 4 seconds first and at most 64.
         """
         self._link_status = status
         self._outgoing.hold(now)
@@ -623,29 +629,29 @@ class Dialog:
 
     @property
     def is_unanswered(self) -> bool:
-        """Return whether the peer is silent over a link that stands: something was sent twice, and not acknowledged."""
+        """Return whether the peer is silent on an open link: a message was sent twice without acknowledgement."""
         return self._outgoing.is_unanswered and self.sending in SENDS
 
     @property
     def status(self) -> str:
-        """transmission_status: why messages wait; empty when they do not, or were not tried yet."""
+        """The transmission_status: why messages wait; '' if none waits, or none was sent yet."""
         return STATUS.get(self.sending, self._link_status)
 
     # --- memory
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the object may be saved and dropped: nothing under way, to commit or to acknowledge."""
+        """Return whether the object may be saved and dropped: nothing is in flight, to commit or to acknowledge."""
         return (
             not self._incoming.is_busy
             and self._deleted_below == self._outgoing.base
             and not self._incoming.is_ack_due
             and not self._is_refusing
-            and (self.sending not in SENDS or self._outgoing.is_at_rest)
+            and (self.sending not in SENDS or self._outgoing.is_settled)
         )
 
     def save(self) -> bytes:
-        """Return the committed state, from which another `Dialog` can be made. This one is not dirty any more."""
+        """Return the committed state, from which another `Dialog` can be made, and reset `dirty`."""
         out, stored = self._outgoing, self._incoming.stored
         self.dirty = False
         return pack(
@@ -663,7 +669,7 @@ class Dialog:
             )
         )
 
-    def _happens(self, event: DialogEvent) -> None:
+    def _apply(self, event: DialogEvent) -> None:
         after = TRANSITIONS.get((self.sending, event), self.sending)
         self.dirty |= after is not self.sending
         self.sending = after

@@ -12,16 +12,16 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Turn(NamedTuple, Generic[Key]):
-    """The next sender. `is_elevated`: it got its turn by its long wait alone (StarvationElevation)."""
+    """The next sender. `is_elevated`: it was chosen because of its long wait (StarvationElevation)."""
 
     key: Key
     is_elevated: bool
 
 
 class FairQueue(Generic[Key]):
-    """The senders with something to send. One turn is one frame; a sender with more to send is added again.
+    """The senders with work. One turn is one frame; a sender with more to send is added again.
 
-    So the fragments of a large message take turns with everything else. Where HONOR_BROKER_PRIORITY is off, add with
+    So the fragments of a large message take turns with all other messages. If HONOR_BROKER_PRIORITY is off, add with
     priority 5.
     """
 
@@ -30,17 +30,17 @@ class FairQueue(Generic[Key]):
     def __init__(self) -> None:
         self._classes: dict[int, OrderedDict[Key, int]] = {}  # priority -> key -> the turn it was added at
         self._turn = 0
-        self._elevated = 0  # the last turn that went to who had waited longest
+        self._elevated = 0  # the last turn of a sender that was chosen because of its long wait
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
 
     def add(self, key: Key, priority: int) -> None:
-        """Get in line, behind those of the same priority (1 to 10); once is enough."""
+        """Add a sender after the others of its priority (1 to 10). A second call changes nothing."""
         self._classes.setdefault(priority, OrderedDict()).setdefault(key, self._turn)
 
     def discard(self, key: Key) -> None:
-        """Leave the line; no error when not in it."""
+        """Remove a sender, if it is in the queue."""
         for priority in list(self._classes):
             if self._classes[priority].pop(key, None) is not None:
                 self._forget_if_empty(priority)
@@ -63,7 +63,7 @@ class FairQueue(Generic[Key]):
         """Return the priority that has waited longest, if it has waited long enough to go first."""
         if self._turn - self._elevated < MAX_TURNS_WAITED:
             return None
-        since, priority = min((next(iter(line.values())), priority) for priority, line in self._classes.items())
+        since, priority = min((next(iter(senders.values())), priority) for priority, senders in self._classes.items())
         return priority if self._turn - since >= MAX_TURNS_WAITED else None
 
     def _forget_if_empty(self, priority: int) -> None:

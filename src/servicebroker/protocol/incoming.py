@@ -12,14 +12,14 @@ from servicebroker.protocol.limits import LIMITS, Limits
 
 
 class Deliver(NamedTuple):
-    """Messages that are next in order, numbered from `number` on: put them in the target queue."""
+    """The step to insert messages into the target queue: they are next in order, from `number` on."""
 
     number: int
     parts: tuple[Part, ...]
 
 
 class Keep(NamedTuple):
-    """A fragment, or a whole message that came too early (fragment 0 of 1): keep it, with status 2."""
+    """The step to store a fragment, or a whole early message (fragment 0 of 1), with status 2."""
 
     number: int
     fragment: int
@@ -28,15 +28,15 @@ class Keep(NamedTuple):
 
 
 class Complete(NamedTuple):
-    """All of a message is kept and it is next in order: put it together and into the target queue."""
+    """The step to join the stored fragments of the next message, and insert it into the target queue."""
 
     number: int
 
 
 class Discard(NamedTuple):
-    """Delete the messages from `first` on and below `below`: the conversation failed, and they stay incomplete.
+    """The step to delete incomplete messages of a failed conversation, from `first` on and below `below`.
 
-    What lies below `first` is next in order, and is delivered: perhaps by this batch, or it waits beside a queue.
+    Messages below `first` are complete and in order: this batch inserts them, or they wait for a queue.
     """
 
     first: int
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
 
     @property
     def fragments(self) -> int:
-        """Return how many have come to be stored; a message that came whole is one."""
+        """The number of received fragments; a whole message counts as one."""
         return _fragments(self.steps)
 
     def has(self, number: int) -> bool:
@@ -81,17 +81,17 @@ class Verdict(Enum):
     """The outcome of an arrival."""
 
     NEW = "new"
-    DUPLICATE = "duplicate"  # already stored: acknowledge it again
-    PENDING = "pending"  # waits for its commit: the acknowledgement will come
-    TOO_FAR = "too far"  # the sender's retry brings it again
+    DUPLICATE = "duplicate"  # stored already: acknowledge it again
+    PENDING = "pending"  # waits for its commit, which will be acknowledged
+    TOO_FAR = "too far"  # beyond the limits; the sender repeats it
     AFTER_END = "after the end"
     INCONSISTENT = "inconsistent"
-    MISSHAPEN = "misshapen"  # no sender cuts a message like that
-    OVER_QUOTA = "over quota"  # of its peer, in all of its conversations; the sender's retry brings it again
+    MISSHAPEN = "misshapen"  # no sender makes such a fragment
+    OVER_QUOTA = "over quota"  # of its peer, over all of its conversations; the sender repeats it
 
 
 class Allowance(NamedTuple):
-    """The bytes that a peer's quota allows: fragments of the next message, and messages that come too early."""
+    """What a peer's quota allows to store: fragments of the next message, and later (early) messages."""
 
     current: bool = True
     ahead: bool = True
@@ -103,8 +103,8 @@ FREE = Allowance()
 class Begun(NamedTuple):
     """The incomplete messages of one conversation.
 
-    `number` is its message next in order, which says to have `declared` bytes, 0 while nothing of it has come, and
-    counts for `current`. `ahead` is what later messages count for.
+    `number` is the next message in order. Its sender has `declared` its size in bytes (0 while nothing of it has
+    arrived). `current` and `ahead` are the bytes counted for it and for later messages.
     """
 
     number: int
@@ -116,8 +116,8 @@ class Begun(NamedTuple):
 class Kept(NamedTuple):
     """The received fragments of one message, and their bytes.
 
-    `bounds` are the runs of fragments, in order: of each its first fragment, and the one behind its last. So a message
-    takes memory for what has come of it, however many fragments it says that it has.
+    `bounds` are the runs of received fragments in order: the first fragment of a run, and the one after its last. So
+    the memory depends on the received fragments, not on the declared number.
     """
 
     fragments: int
@@ -128,40 +128,40 @@ class Kept(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether none is missing."""
+        """Return whether no fragment is missing."""
         return self.bounds == (0, self.fragments)
 
     @property
     def arrived(self) -> int:
-        """Return how many fragments have come."""
+        """The number of received fragments."""
         return sum(self.bounds[1::2]) - sum(self.bounds[::2])
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The runs of fragments that have come: first and last."""
-        return [(first, behind - 1) for first, behind in zip(self.bounds[::2], self.bounds[1::2], strict=True)]
+        """The runs of received fragments: first and last."""
+        return [(first, end - 1) for first, end in zip(self.bounds[::2], self.bounds[1::2], strict=True)]
 
     def has(self, fragment: int) -> bool:
-        """Return whether this fragment has come."""
+        """Return whether this fragment was received."""
         return bool(bisect_right(self.bounds, fragment) & 1)
 
     def has_room(self, fragment: int, limits: Limits) -> bool:
-        """Return whether a fragment that has not come lies beside one that has, or may begin another run."""
+        """Return whether a new fragment extends a run, or may begin another one."""
         if len(self.bounds) < 2 * limits.kept_ranges:
             return True
         return fragment in self.bounds or fragment + 1 in self.bounds
 
     def with_fragment(self, fragment: int, size: int) -> Kept:
-        """Return a copy with one more fragment of `size` bytes, which has not come before."""
+        """Return a copy with one more fragment, of `size` bytes."""
         bounds = self.bounds
-        place = bisect_right(bounds, fragment)
-        follows = place > 0 and bounds[place - 1] == fragment
-        precedes = place < len(bounds) and bounds[place] == fragment + 1
+        index = bisect_right(bounds, fragment)
+        follows = index > 0 and bounds[index - 1] == fragment
+        precedes = index < len(bounds) and bounds[index] == fragment + 1
         new = ((fragment,) if not follows else ()) + ((fragment + 1,) if not precedes else ())
-        return self._replace(bounds=bounds[: place - follows] + new + bounds[place + precedes :], size=self.size + size)
+        return self._replace(bounds=bounds[: index - follows] + new + bounds[index + precedes :], size=self.size + size)
 
     def cost(self, limits: Limits) -> int:
-        """Return the bytes that it counts for."""
+        """Return the bytes that it counts for, with overhead."""
         return self.size + limits.kept_cost + self.arrived * limits.message_cost
 
     def is_possible(self, limits: Limits) -> bool:
@@ -179,27 +179,27 @@ class Kept(NamedTuple):
 
 
 def impossible(next_number: int, kept: Mapping[int, Kept], limits: Limits = LIMITS) -> list[int]:
-    """Return the messages that no `Incoming` with these limits keeps behind `next_number`; of too many, the last."""
-    found, ahead = [], 0
+    """Return the messages that exceed these limits, of those stored from `next_number` on; of too many the last."""
+    beyond, ahead = [], 0
     for number in sorted(kept):
-        one = kept[number]
+        message = kept[number]
         is_early = number != next_number
-        cost = one.cost(limits) if is_early else 0
+        cost = message.cost(limits) if is_early else 0
         is_far = number >= next_number + limits.ahead_messages
-        if is_far or not one.is_possible(limits) or ahead + cost > limits.ahead_bytes:
-            found.append(number)
+        if is_far or not message.is_possible(limits) or ahead + cost > limits.ahead_bytes:
+            beyond.append(number)
         else:
             ahead += cost
-    return found
+    return beyond
 
 
-_NOTHING: Final[dict[int, Kept]] = {}  # shared by all that keep nothing, and never written
+_NOTHING: Final[dict[int, Kept]] = {}  # shared by all that store nothing, and never changed
 
 
 class Progress:
-    """The progress of one direction: all below `next` has arrived, and of later messages those in `kept`.
+    """The received messages of one direction: all below `next`, and later ones in `kept`.
 
-    `token` is that of message `next` - 1, where it is known.
+    `token` is that of message `next` - 1, if known.
     """
 
     __slots__ = ("_acknowledgement", "final", "held", "kept", "limits", "next", "token")
@@ -215,13 +215,13 @@ class Progress:
         self.next = next_number
         self.token = token
         self.kept = kept or _NOTHING
-        self.held = sum(one.cost(limits) for one in self.kept.values())  # bytes that it counts for
+        self.held = sum(kept.cost(limits) for kept in self.kept.values())  # bytes counted for them
         self.final = final  # the number of the message that ends the conversation, once it is known
         self.limits = limits
-        self._acknowledgement: Acknowledgement | None = None  # until something changes
+        self._acknowledgement: Acknowledgement | None = None  # cached until the next change
 
     def copy(self) -> Progress:
-        """Return a copy that changes by itself."""
+        """Return an independent copy."""
         twin = Progress(self.next, None, self.final, self.token, self.limits)
         twin.kept = self.kept.copy() or _NOTHING
         twin.held, twin._acknowledgement = self.held, self._acknowledgement
@@ -235,18 +235,18 @@ class Progress:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the message that ends the conversation was reached."""
+        """Return whether the message that ends the conversation has arrived in order."""
         return self.final is not None and self.next > self.final
 
     def has(self, number: int, fragment: int) -> bool:
-        """Return whether this fragment has come."""
+        """Return whether this fragment was received."""
         if number < self.next:
             return True
         kept = self.kept.get(number)
         return kept is not None and kept.has(fragment)
 
     def add_run(self, number: int, parts: tuple[Part, ...]) -> Step:
-        """Take in whole messages that are next in order, when nothing is kept; only the last may end anything."""
+        """Add whole messages that are next in order. `kept` is empty; only the last one may end the conversation."""
         self.next = number + len(parts)
         self.token = parts[-1].token
         self._acknowledgement = None
@@ -255,7 +255,7 @@ class Progress:
         return Deliver(number, parts)
 
     def add(self, number: int, fragment: int, fragments: int, part: Part) -> list[Step]:
-        """Take in a fragment that has not come yet. Returns what the store has to do."""
+        """Add a new fragment. Returns the steps for the store."""
         if part.content is not Content.DATA:
             self.final = number
         if part.content is Content.ERROR and fragments == 1:
@@ -277,27 +277,27 @@ class Progress:
         return [*steps, *self._complete()]
 
     def _jump_to(self, number: int) -> list[Step]:
-        """An error takes the place of everything that has not come; see docs/decisions/050."""
-        doomed = [kept for kept in self.kept if kept < number]
-        for kept in doomed:
-            self._let_go(kept)
+        """Skip to an Error, which replaces all messages that have not arrived (decision 050)."""
+        dropped = [kept for kept in self.kept if kept < number]
+        for kept in dropped:
+            self._drop(kept)
         first, self.next = self.next, number
-        return [Discard(first, number)] if doomed else []
+        return [Discard(first, number)] if dropped else []
 
     def _complete(self) -> list[Step]:
         steps: list[Step] = []
         while (kept := self.kept.get(self.next)) is not None and kept.is_whole:
-            self._let_go(self.next)
+            self._drop(self.next)
             self.token = kept.token
             steps.append(Complete(self.next))
             self.next += 1
         return steps
 
-    def _let_go(self, number: int) -> None:
+    def _drop(self, number: int) -> None:
         self.held -= self.kept.pop(number).cost(self.limits)
 
     def acknowledgement(self) -> Acknowledgement:
-        """Return the acknowledgement to send once this is committed; of very many gaps the lowest ones."""
+        """Return the acknowledgement to send after the commit. If there are too many gaps, it names the lowest."""
         if not self.kept:
             return Acknowledgement(self.next, token=self.token)
         if self._acknowledgement is None:
@@ -306,9 +306,9 @@ class Progress:
         return self._acknowledgement
 
     def _lowest_ranges(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int, int], ...]]:
-        """Return ranges of whole messages and of fragments, until the acknowledgement has room for no more of either.
+        """Return ranges of whole messages and of fragments, as many as the acknowledgement has room for.
 
-        What is not named travels again: a receiver looks no further than it can tell.
+        The sender repeats the others: a receiver stores no more than it can acknowledge.
         """
         whole: list[tuple[int, int]] = []
         parts: list[tuple[int, int, int]] = []
@@ -326,7 +326,7 @@ class Progress:
 
 
 class Incoming:
-    """Arrivals on their way into the store: one batch at a time is with the caller, who says how it ended."""
+    """Received messages until their commit. The caller stores one batch at a time, and reports the result."""
 
     __slots__ = ("_committing", "_limits", "_steps", "_waiting", "is_ack_due", "load", "seen", "stored")
 
@@ -336,27 +336,27 @@ class Incoming:
         self.is_ack_due = False
         self._limits = stored.limits
         self._steps: list[Step] = []
-        self._waiting = 0  # bytes in them
-        self.load = 0  # bytes in them and in the batch that is with the caller, as their sender counts them
+        self._waiting = 0  # bytes in the steps
+        self.load = 0  # bytes in the steps and in the caller's batch, as the sender counts them
         self._committing: Progress | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Return whether something waits for a commit."""
+        """Return whether a message waits for a commit."""
         return bool(self._steps) or self._committing is not None
 
     def contradicts(self, number: int, parts: tuple[Part, ...], before: bytes | None) -> int | None:
-        """Return the number of a message that has come before with other contents, or None.
+        """Return the number of a message that was received before with another token, or None.
 
-        What came is numbered from `number` on, behind a message with the token `before`. It is enough to know the last
-        message: whoever has sent that one has sent all before it.
+        The frame has messages from `number` on, after one with the token `before`. A check of the last message is
+        enough: a peer that has sent it has sent all messages before it.
         """
         seen = self.seen
         place = seen.next - 1 - number
-        theirs = before if place < 0 else parts[place].token if place < len(parts) else None
-        if place >= -1 and theirs and seen.token and theirs != seen.token:
+        token = before if place < 0 else parts[place].token if place < len(parts) else None
+        if place >= -1 and token and seen.token and token != seen.token:
             return seen.next - 1
-        if seen.kept:  # nearly never; of many that are kept only those that the frame is about
+        if seen.kept:  # rare; only the kept messages of this frame are compared
             for place, token in enumerate((before, *(part.token for part in parts)), -1):
                 kept = seen.kept.get(number + place)
                 if token and kept is not None and kept.token and token != kept.token:
@@ -364,9 +364,9 @@ class Incoming:
         return None
 
     def arrived_run(self, number: int, parts: tuple[Part, ...]) -> bool:
-        """Whole messages that follow each other: whether they were taken together.
+        """Add whole consecutive messages. Returns whether all were added.
 
-        That is so when all are next in order and there is room; else nothing has changed, and each is judged by itself.
+        That needs all to be next in order, and room for them. Otherwise nothing has changed, and the caller adds each.
         """
         seen, size = self.seen, sum([len(part.body) for part in parts if part.body])
         is_next = number == seen.next and not seen.kept and seen.final is None
@@ -378,7 +378,7 @@ class Incoming:
         return True
 
     def arrived(self, number: int, fragment: int, fragments: int, part: Part, allowance: Allowance = FREE) -> Verdict:
-        """One whole message, or one fragment of one."""
+        """Add one whole message, or one fragment."""
         verdict = self._judge(number, fragment, fragments, part, allowance)
         if verdict is Verdict.NEW:
             self._steps += self.seen.add(number, fragment, fragments, part)
@@ -409,7 +409,7 @@ class Incoming:
         return Verdict.OVER_QUOTA if is_kept and not is_allowed else Verdict.NEW
 
     def _is_shaped(self, fragment: int, fragments: int, size: int) -> bool:
-        """Return whether a sender cuts a fragment like that: all are full but the last."""
+        """Return whether the size of a fragment is possible: all but the last have the full size."""
         limits = self._limits
         if fragments > limits.most_fragments or size > limits.fragment_size:
             return False
@@ -425,7 +425,7 @@ class Incoming:
         return number < seen.next + limits.ahead_messages and seen.ahead + cost <= limits.ahead_bytes
 
     def batch(self) -> Batch | None:
-        """Return the batch to store now; None if there is nothing, or if the caller still has the last one."""
+        """Return the batch to store now; None if there is none, or if the caller still has the last one."""
         if self._committing is not None or not self._steps:
             return None
         self._committing = self.seen.copy()
@@ -433,7 +433,7 @@ class Incoming:
         return Batch(self.stored.next, self._committing.next, steps, self._committing.token)
 
     def committed(self) -> None:
-        """The batch is durable: it may be acknowledged.
+        """Handle the commit of the batch, which may be acknowledged now.
 
         Raises:
             ValueError: there is no batch.
@@ -446,7 +446,7 @@ class Incoming:
 
     @property
     def begun(self) -> Begun | None:
-        """The incomplete messages that are kept, or will be with the next batch; None if there are none."""
+        """The incomplete messages that are stored, or will be with the next batch; None if there are none."""
         seen = self.seen
         if not seen.kept:
             return None
@@ -457,20 +457,20 @@ class Incoming:
         return Begun(seen.next, declared, seen.held - ahead + each, ahead + each * (len(seen.kept) - 1))
 
     def forget_kept(self) -> None:
-        """Note that the kept fragments were deleted.
+        """Handle the deletion of the stored fragments.
 
         Raises:
-            ValueError: something waits for a commit.
+            ValueError: a message waits for a commit.
         """
         if self.is_busy:
             raise ValueError("what is kept is being stored")
         stored = self.stored
-        final = stored.final if stored.is_closed else None  # else that is the number of the kept one
+        final = stored.final if stored.is_closed else None  # else `final` is the number of a deleted message
         self.stored = Progress(stored.next, None, final, stored.token, stored.limits)
         self.seen = self.stored.copy()
 
     def rolled_back(self) -> None:
-        """The batch was not stored: it, and what came after it, is as if it had never arrived."""
+        """Handle the rollback of the batch: drop it, and all messages received after it."""
         self._committing = None
         self._steps.clear()
         self._waiting = self.load = 0

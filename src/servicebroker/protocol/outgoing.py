@@ -29,7 +29,7 @@ class Cut(NamedTuple):
 
 
 class _Flight(NamedTuple):
-    """A cut under way; at `due` what of it is unacknowledged is sent again."""
+    """A cut in flight. At `due` its messages without acknowledgement are sent again."""
 
     due: float
     first: int
@@ -39,30 +39,30 @@ class _Flight(NamedTuple):
 
 
 class Outgoing:
-    """Messages from `base`, the lowest one that is not acknowledged.
+    """The messages from `base` on, the lowest one without acknowledgement.
 
-    `sent_below` bounds what a peer can rightly acknowledge: SEND has committed every number below it. `draw` gives
-    numbers from 0 up to 1, for the jitter. Of large messages at most `large_window` bytes are under way, or as many as
-    of others where that is None.
+    `sent_below`: SEND has committed all lower numbers, and a peer can acknowledge no higher ones. `draw` returns random
+    numbers from 0 up to 1, for the jitter. `large_window`: the most bytes in flight of large messages; None: the limit
+    of all messages.
     """
 
     __slots__ = (
         "_acked",
-        "_again",
         "_cursor",
         "_draw",
         "_error",
         "_flights",
+        "_in_flight",
         "_limits",
         "_offered",
         "_sizes",
+        "_to_resend",
         "_tokens",
-        "_under_way",
         "attempts",
         "base",
-        "held_until",
         "is_unanswered",
         "large_window",
+        "paused_until",
         "sent_below",
     )
 
@@ -70,19 +70,19 @@ class Outgoing:
         self.base = base
         self.sent_below = sent_below
         self.large_window: int | None = None
-        self.attempts = 0  # links that could not be had, in a row
-        self.held_until = 0.0
-        self.is_unanswered = False  # something was sent again, and that was not acknowledged either
+        self.attempts = 0  # failed attempts to get a link, in a row
+        self.paused_until = 0.0
+        self.is_unanswered = False  # a message was sent twice without acknowledgement
         self._limits = limits
         self._draw = draw
         self._sizes: list[int] = []  # of message base, base + 1, ...
-        self._tokens: list[bytes | None] = []  # of the same
+        self._tokens: list[bytes | None] = []  # of the same messages
         self._offered = 0  # the sum of the sizes
-        self._error: int | None = None  # the number of the Error that takes the place of what was not acknowledged
+        self._error: int | None = None  # the number of an Error that replaces messages without acknowledgement
         self._acked: dict[int, int] = {}  # message -> its acknowledged fragments, as bits
-        self._under_way = 0  # bytes
-        self._cursor = (base, 0)  # message and fragment that travel first next
-        self._again: list[tuple[int, int, int]] = []  # heap of (message, fragment, attempts)
+        self._in_flight = 0  # bytes in flight
+        self._cursor = (base, 0)  # message and fragment to send next
+        self._to_resend: list[tuple[int, int, int]] = []  # heap of (message, fragment, attempts)
         self._flights: list[_Flight] = []  # heap
 
     @property
@@ -92,19 +92,19 @@ class Outgoing:
 
     @property
     def room(self) -> int:
-        """Return how many bytes of messages may be offered now; a message is taken whole while this is above zero."""
+        """The bytes of messages that may be offered now. While it is above 0, a message of any size is accepted."""
         return self._limits.window - self._offered - self._limits.message_cost * len(self._sizes)
 
     @property
     def load(self) -> int:
-        """Bytes offered and not acknowledged; a message that is larger than the window counts as one window."""
+        """The offered bytes without acknowledgement; a message larger than the window counts as one window."""
         return min(self._limits.window - self.room, 2 * self._limits.window)
 
     def offer(self, number: int, sizes: Sequence[int], tokens: Sequence[bytes | None] = ()) -> None:
-        """Add committed messages to send, of these sizes, numbered from `number` on; each with its token, or none.
+        """Add committed messages with these sizes and tokens, numbered from `number` on.
 
         Raises:
-            ValueError: that is not the next one.
+            ValueError: `number` is not the next number.
         """
         if number != self.next_number:
             raise ValueError(f"message {number} was offered, message {self.next_number} comes next")
@@ -114,10 +114,10 @@ class Outgoing:
         self.sent_below = max(self.sent_below, self.next_number)
 
     def offer_run(self, number: int, sizes: Sequence[int], tokens: Sequence[bytes | None] = ()) -> int:
-        """Offer as many messages of a run as there is room for. Returns how many."""
+        """Offer as many messages of a run as there is room for. Returns their number."""
         cost = self._limits.message_cost
-        befores = list(accumulate([size + cost for size in sizes], initial=0))
-        count = min(bisect_left(befores, self.room), len(sizes))
+        sizes_before = list(accumulate([size + cost for size in sizes], initial=0))
+        count = min(bisect_left(sizes_before, self.room), len(sizes))
         self.offer(number, sizes[:count], tokens[:count])
         return count
 
@@ -126,7 +126,7 @@ class Outgoing:
         return self._tokens[number - self.base] if self.base <= number < self.next_number else None
 
     def skip_to(self, number: int) -> None:
-        """Drop everything below `number`: an Error takes its place."""
+        """Drop all messages below `number`: an Error replaces them."""
         self.base = self._error = number
         self.sent_below = max(self.sent_below, number)
         self._sizes.clear()
@@ -137,7 +137,7 @@ class Outgoing:
 
     def cut(self, now: float) -> Cut | None:
         """Return the content of the next frame; None if nothing may be sent."""
-        if now < self.held_until:
+        if now < self.paused_until:
             return None
         cut, attempts = self._cut_again() or (self._cut_new(), 0)
         if cut is not None:
@@ -147,16 +147,17 @@ class Outgoing:
 
     def has_work(self, now: float) -> bool:
         """Return whether `cut` would return something."""
-        if now < self.held_until:
+        if now < self.paused_until:
             return False
-        self._forget_acknowledged()
-        return bool(self._again) or self._may_send_new()
+        self._pop_acknowledged()
+        return bool(self._to_resend) or self._may_send_new()
 
     def contradicts(self, ack: Acknowledgement, recalled: bytes | None) -> str | None:
-        """Return how it shows that the peer has taken other messages than were sent here; None when nothing shows that.
+        """Return how an acknowledgement contradicts the messages sent here, or None.
 
-        `recalled` is the token of a message that was sent in an earlier life, and is not offered yet. It is enough to
-        know the last message: whoever has taken that one has taken all before it.
+        A contradiction means that an instance was restored from an old copy. `recalled`: the token of a message that
+        was sent before a restart, and is not offered yet. A check of the last message is enough: a peer that has
+        received it has received all messages before it.
         """
         if ack.below > self.sent_below:
             return f"The messages {self.sent_below} to {ack.below - 1} were acknowledged, and never sent."
@@ -169,56 +170,56 @@ class Outgoing:
         for part in ack.parts:
             if self._cannot_be_kept(*part):
                 return f"Parts of message {part[0]} have come, and it was sent in others."
-        ours = self.token(ack.below - 1) or recalled
-        if ours and ack.token and ours != ack.token:
+        token = self.token(ack.below - 1) or recalled
+        if token and ack.token and token != ack.token:
             return f"Message {ack.below - 1} was acknowledged, and is not the one that was sent."
         return None
 
     def acknowledged(self, ack: Acknowledgement) -> bool:
-        """Apply an acknowledgement to which `contradicts` does not object. Returns whether it brings news."""
-        news = ack.below > self.base
-        if news:
+        """Apply an acknowledgement without a contradiction. Returns whether it acknowledges anything new."""
+        is_new = ack.below > self.base
+        if is_new:
             self._drop_below(ack.below)
         for first, last in ack.whole:
             for number in range(max(first, self.base), min(last + 1, self.next_number)):
-                news |= self._acknowledge_fragments(number, 0, self._fragments(number) - 1)
+                is_new |= self._acknowledge_fragments(number, 0, self._fragments(number) - 1)
         for number, first, last in ack.parts:
-            news |= self._acknowledge_fragments(number, first, last)
-        if self._acked and self._lacks_what_it_had():
+            is_new |= self._acknowledge_fragments(number, first, last)
+        if self._acked and self._has_lost_message():
             self._acked.clear()
             self.rewind()
-        if news:
+        if is_new:
             self.attempts = 0
             self.is_unanswered = False
-        return news
+        return is_new
 
     def tick(self, now: float) -> None:
-        """Make messages due again that were not acknowledged in time, and end a wait whose time has passed."""
-        if self.held_until <= now:
-            self.held_until = 0.0
+        """Handle timeouts: messages without acknowledgement are due again, and a pause may end."""
+        if self.paused_until <= now:
+            self.paused_until = 0.0
         while self._flights and self._flights[0].due <= now:
             flight = heappop(self._flights)
             self.is_unanswered |= flight.attempts > 0 and not self._is_flight_acked(flight)
             for number in range(max(flight.first, self.base), flight.last + 1):
                 if not self._is_acked(number, flight.fragment):
-                    heappush(self._again, (number, flight.fragment, flight.attempts + 1))
+                    heappush(self._to_resend, (number, flight.fragment, flight.attempts + 1))
 
     @property
-    def is_at_rest(self) -> bool:
-        """Return whether nothing is under way that the peer may yet acknowledge."""
-        return not self._sizes or self.held_until > 0
+    def is_settled(self) -> bool:
+        """Return whether nothing is in flight that the peer may still acknowledge."""
+        return not self._sizes or self.paused_until > 0
 
     def _cannot_be_kept(self, number: int, first: int, last: int) -> bool:
-        """Return whether no peer can keep just these pieces of a message: it has fewer, or would be whole."""
+        """Return whether no peer can store just these fragments: the message has fewer, or would be complete."""
         if not self.base <= number < self.next_number:
             return False
         count = self._fragments(number)
         return last >= count or (first, last) == (0, count - 1)
 
     def wake_at(self) -> float:
-        """When `tick`, or `cut` after a lost link, has something to do; `NEVER` when nothing waits."""
-        if self._sizes and self.held_until:
-            return self.held_until
+        """Return the time at which `tick`, or `cut` after a lost link, must be called; NEVER if no message waits."""
+        if self._sizes and self.paused_until:
+            return self.paused_until
         while self._flights and self._is_flight_acked(self._flights[0]):
             heappop(self._flights)
         return self._flights[0].due if self._flights else NEVER
@@ -226,20 +227,20 @@ class Outgoing:
     def rewind(self) -> None:
         """Send all unacknowledged messages again, from the lowest number."""
         self._flights.clear()
-        self._again.clear()
+        self._to_resend.clear()
         self._cursor = (self.base, 0)
-        self._under_way = 0
+        self._in_flight = 0
 
     def hold(self, now: float) -> None:
-        """Handle the lack of a link: retry with backoff. A running wait stays as it is."""
+        """Handle the lack of a link: retry with backoff. A running pause is not changed."""
         self.rewind()
-        if now >= self.held_until:
-            self.held_until = now + self._wait(self.attempts)
+        if now >= self.paused_until:
+            self.paused_until = now + self._wait(self.attempts)
             self.attempts += 1
 
     def release(self) -> None:
-        """Handle a link: waiting messages may be sent at once."""
-        self.held_until = 0.0
+        """Handle a link: waiting messages may be sent immediately."""
+        self.paused_until = 0.0
 
     def _wait(self, attempts: int) -> float:
         limits = self._limits
@@ -253,22 +254,22 @@ class Outgoing:
 
     def _cut_again(self) -> tuple[Cut, int] | None:
         """Return the lowest message to send again, with those that follow without a gap."""
-        self._forget_acknowledged()
-        if not self._again:
+        self._pop_acknowledged()
+        if not self._to_resend:
             return None
-        number, fragment, attempts = heappop(self._again)
+        number, fragment, attempts = heappop(self._to_resend)
         last = number
         if self._fragments(number) == 1:
             room = self._limits.fragment_size - self._sizes[number - self.base]
-            while self._again and last - number < MAXIMUM_RUN - 1:
-                following, piece, tried = self._again[0]
+            while self._to_resend and last - number < MAXIMUM_RUN - 1:
+                following, piece, tried = self._to_resend[0]
                 if following > last and not self._is_acked(following, piece):
                     if following != last + 1 or not self._fits(following, room):
                         break
                     room -= self._sizes[following - self.base]
                     last = following
                     attempts = max(attempts, tried)
-                heappop(self._again)
+                heappop(self._to_resend)
         return self._make_cut(number, last, fragment), attempts
 
     def _cut_new(self) -> Cut | None:
@@ -283,11 +284,11 @@ class Outgoing:
         else:
             self._cursor = (number, fragment + 1) if fragment + 1 < count else (number + 1, 0)
         cut = self._make_cut(number, last, fragment)
-        self._under_way += cut.length + self._limits.message_cost * (last + 1 - number)
+        self._in_flight += cut.length + self._limits.message_cost * (last + 1 - number)
         return cut
 
     def _end_of_run(self, number: int) -> int:
-        """The last of the small messages that fit in a frame with `number`, and that no acknowledgement names."""
+        """Return the last small message that fits in a frame with `number`, before any acknowledged one."""
         first = number - self.base
         ends = list(accumulate(self._sizes[first : first + MAXIMUM_RUN]))
         last = number + max(bisect_right(ends, self._limits.fragment_size), 1) - 1
@@ -305,7 +306,7 @@ class Outgoing:
         return Cut(first, last, fragment, self._fragments(first), offset, min(unit, size - offset))
 
     def _may_send_new(self) -> bool:
-        if self._under_way >= self._limits.window:
+        if self._in_flight >= self._limits.window:
             return False
         number, fragment = self._cursor
         while number < self.next_number and self._is_acked(number, fragment):
@@ -316,19 +317,19 @@ class Outgoing:
             return False
         if self.large_window is None or self._fragments(number) == 1:
             return True
-        return self._under_way < self.large_window
+        return self._in_flight < self.large_window
 
-    def _forget_acknowledged(self) -> None:
-        while self._again and self._is_acked(*self._again[0][:2]):
-            heappop(self._again)
+    def _pop_acknowledged(self) -> None:
+        while self._to_resend and self._is_acked(*self._to_resend[0][:2]):
+            heappop(self._to_resend)
 
     # --- acknowledgements
 
     def _is_acked(self, number: int, fragment: int) -> bool:
         return number < self.base or bool(self._acked.get(number, 0) >> fragment & 1)
 
-    def _lacks_what_it_had(self) -> bool:
-        """Return whether all pieces of the lowest message are acknowledged, but not it: the peer is an old copy."""
+    def _has_lost_message(self) -> bool:
+        """Return whether all fragments of the lowest message are acknowledged, but not it: the peer is an old copy."""
         return bool(self._sizes) and self._acked.get(self.base, 0) == (1 << self._fragments(self.base)) - 1
 
     def _is_flight_acked(self, flight: _Flight) -> bool:
@@ -346,7 +347,9 @@ class Outgoing:
         known = min(below, self.next_number)
         dropped = self._sizes[: known - self.base]
         if not self._acked and known <= self._cursor[0] and max(dropped, default=0) <= self._limits.fragment_size:
-            self._under_way -= sum(dropped) + self._limits.message_cost * len(dropped)  # all were sent, in one piece
+            self._in_flight -= sum(dropped) + self._limits.message_cost * len(
+                dropped
+            )  # all were sent, as whole messages
         else:
             for number in range(self.base, known):
                 self._drop(number)
@@ -360,7 +363,7 @@ class Outgoing:
         bits = self._acked.pop(number, 0)
         for fragment in range(self._fragments(number)):
             if not bits >> fragment & 1 and self._was_sent(number, fragment):
-                self._under_way -= self._cost(number, fragment)
+                self._in_flight -= self._cost(number, fragment)
 
     def _acknowledge_fragments(self, number: int, first: int, last: int) -> bool:
         if not self.base <= number < self.next_number:
@@ -370,10 +373,10 @@ class Outgoing:
         fresh = ((1 << max(last - first + 1, 0)) - 1 << first) & ~before
         if fresh:
             self._acked[number] = before | fresh
-        left = fresh
-        while left:  # only these: of a large message thousands are acknowledged again and again
-            fragment = (left & -left).bit_length() - 1
-            left &= left - 1
+        remaining = fresh
+        while remaining:  # only new bits: acknowledgements of a large message repeat thousands of fragments
+            fragment = (remaining & -remaining).bit_length() - 1
+            remaining &= remaining - 1
             if self._was_sent(number, fragment):
-                self._under_way -= self._cost(number, fragment)
+                self._in_flight -= self._cost(number, fragment)
         return bool(fresh)

@@ -274,7 +274,7 @@ def move(from_: Dialog, to: Dialog, history: str = "a") -> list[Any]:
         if cut is not None:
             numbers = range(cut.first, cut.last + 1)
             payload = tuple(Part("t", Content.DATA, b"x" * 10, drawn(number, history)) for number in numbers)
-        number = to.to_recall(transmission.header)
+        number = to.token_to_recall(transmission.header)
         events += to.arrived(transmission.header, payload, None if number is None else drawn(number, history))
         if to.batch() is not None:
             to.committed()
@@ -752,7 +752,7 @@ def test_the_token_of_a_message_of_an_earlier_life_is_recalled(
     remade = dialog(state=TransmissionState(sent_below=3))
     header = send_one(target()).header
     acknowledged = msgspec.structs.replace(header, acknowledgement=Acknowledgement(below, token=token))
-    assert remade.to_recall(acknowledged) == number
+    assert remade.token_to_recall(acknowledged) == number
 
 
 def test_kept_fragments_are_not_forgotten_while_something_is_stored() -> None:

@@ -299,7 +299,7 @@ def test_without_a_message_there_is_nothing_to_wait_for() -> None:
     out.hold(0.0)
     assert out.wake_at() == NEVER
     out.offer(0, [10])
-    assert out.wake_at() == out.held_until == 4.0
+    assert out.wake_at() == out.paused_until == 4.0
 
 
 def test_the_largest_body_needs_its_last_fragment() -> None:
