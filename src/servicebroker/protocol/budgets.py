@@ -24,15 +24,15 @@ HOUR_S = 3_600.0
 
 
 class Budget(NamedTuple):
-    """The most that one owner may use.
+    """The limits of one owner.
 
     Attributes:
         connections: connections at a time.
         openings: conversations begun by its messages, of which no message has been delivered yet.
         unfinished_bytes: stored bytes of its incomplete messages (`protocol/unfinished.py`).
-        waiting_messages: messages in memory whose service or sender cannot be judged yet.
+        waiting_messages: messages in memory that wait for a decision on their service or sender.
         trace_contexts: trace contexts in memory whose messages are not stored yet.
-        addresses: addresses named by its messages in ten seconds that nobody has answered at.
+        addresses: unanswered addresses that its messages name in ten seconds.
         route_requests: requests to the dynamic routing service that its messages cause in an hour.
     """
 
@@ -49,7 +49,7 @@ DEFAULT = Budget()
 
 
 def share_of(amount: int, shares: int) -> int:
-    """Return the part of an amount for each of `shares` shares, rounded up: with 0 nothing could pass."""
+    """Return the part of an amount for each of `shares` shares, rounded up so that it is never 0."""
     return -(-amount // shares)
 
 
@@ -62,7 +62,7 @@ class Budgets:
     """The budgets of all owners: the default, and those set for single owners.
 
     Attributes:
-        amounts: what `obey` was given.
+        amounts: the argument of the last `apply`.
     """
 
     def __init__(self, default: Budget = DEFAULT) -> None:
@@ -77,23 +77,23 @@ class Budgets:
     def apply(self, amounts: Mapping[str, Mapping[str, int]]) -> None:
         """Set the amounts that single owners have instead of the default; all others get the default back."""
         self.amounts = amounts
-        self._by_owner = {owner: self._default._replace(**some) for owner, some in amounts.items()}
+        self._by_owner = {owner: self._default._replace(**limits) for owner, limits in amounts.items()}
 
 
 class RouteRequests:
     """Limits the requests to the dynamic routing service that each owner causes in an hour.
 
-    The allowance comes back evenly over the hour. A request that was made a moment ago counts no second time.
+    The allowance returns evenly over the hour. A repeated request within `REQUEST_PERIOD_S` is not counted again.
     """
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
-        self.shares = 1  # that divide the budget
-        self._used: dict[str, tuple[float, float]] = {}  # by owner: requests, and when they were counted last
-        self._recent: OrderedDict[object, float] = OrderedDict()  # when each was asked for, the latest last
+        self.shares = 1  # shares that divide the budget
+        self._used: dict[str, tuple[float, float]] = {}  # owner -> requests, and the time of the last count
+        self._recent: OrderedDict[object, float] = OrderedDict()  # request -> its time, the latest last
 
     def may_ask(self, owner: str, missing: object, now: float) -> bool:
-        """Return whether this owner's message may cause a request for `missing`. Then it is counted."""
+        """Return whether this owner's message may cause a request for `missing`. If so, count it."""
         asked_at = self._recent.get(missing)
         if asked_at is not None and now - asked_at < REQUEST_PERIOD_S:
             return True
@@ -119,11 +119,11 @@ class NamedAddresses:
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
-        self.shares = 1  # that divide the budget
-        self._since: dict[str, OrderedDict[Address, float]] = {}  # by owner, the latest last
+        self.shares = 1  # shares that divide the budget
+        self._since: dict[str, OrderedDict[Address, float]] = {}  # owner -> address -> its time, the latest last
 
     def may_ask(self, owner: str, address: Address, now: float) -> bool:
-        """Return whether this owner's message may have a connection made to an address. Then it is counted."""
+        """Return whether this owner's message may have a connection made to an address. If so, count it."""
         addresses = self._since.setdefault(owner, OrderedDict())
         while addresses and next(iter(addresses.values())) <= now - NAMED_PERIOD_S:
             addresses.popitem(last=False)
@@ -135,7 +135,7 @@ class NamedAddresses:
         return True
 
     def reached(self, address: Address) -> None:
-        """Note that an address has answered, so that it does not count any more."""
+        """Stop counting an address that has answered."""
         for owner, addresses in list(self._since.items()):
             addresses.pop(address, None)
             if not addresses:

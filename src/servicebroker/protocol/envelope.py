@@ -2,8 +2,8 @@
 
     header length 2 | header | sealed payload
 
-The header goes in clear, since brokers on the way route by it, and is authenticated with the payload. Both are msgspec
-arrays: a later version may add fields behind the last one, which this one skips.
+The header is sent in clear, since brokers on the way route by it, and is authenticated with the payload. Both are
+msgspec arrays: a later version may add fields after the last one, which this version skips.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 MAXIMUM_NUMBER = 2**62
 MAXIMUM_FRAGMENTS = LIMITS.most_fragments  # of one message
-MAXIMUM_RUN = 350  # messages in one frame, which holds them also with the longest names and with traces
+MAXIMUM_RUN = 350  # messages in one frame; they fit even with the longest names and traces
 MAXIMUM_RANGES = 64  # in one acknowledgement
 MAXIMUM_INTEGER = 2**31 - 1
-MAXIMUM_CAPABILITIES = 32  # that one broker tells
-DATED = "dated"  # the capability of a broker that says in each opening when it was sealed
-BATCHED = "batched"  # that of a broker that opens exchanges which were made in a batch
+MAXIMUM_CAPABILITIES = 32  # that one broker states
+DATED = "dated"  # the capability of a broker that dates each opening
+BATCHED = "batched"  # the capability of a broker that accepts batched key exchanges
 CAPABILITIES = (DATED, BATCHED)  # of this version
-MAXIMUM_SIBLINGS = 16  # in the tree under one signature: of 65,536 exchanges
+MAXIMUM_SIBLINGS = 16  # in the Merkle tree under one signature, for up to 65,536 exchanges
 
 Number = Annotated[int, Meta(ge=0, le=MAXIMUM_NUMBER)]
 FragmentNumber = Annotated[int, Meta(ge=0, le=MAXIMUM_FRAGMENTS)]
@@ -53,18 +53,18 @@ class Content(IntEnum):
     ERROR = 2
 
 
-Moment = Annotated[int, Meta(ge=0, le=2**40)]  # seconds since 1970, UTC
+UnixTime = Annotated[int, Meta(ge=0, le=2**40)]  # seconds since 1970, UTC
 Capability = Annotated[str, Meta(min_length=1, max_length=64)]
 
-# Distinguishes a message from every other one that had, or will have, its number; drawn when it is sent.
+# A random value drawn by SEND. It distinguishes a message from another one with its number, in a restored copy.
 Token = Annotated[bytes, Meta(min_length=8, max_length=8)]
 
 
 class Acknowledgement(Struct, array_like=True, frozen=True):
-    """The messages that the receiver has committed: all below `below`, and of those above it the ones that it keeps.
+    """The messages that the receiver has committed: all below `below`, and early ones that it has stored.
 
-    `whole` are ranges of messages (first, last), `parts` are ranges of fragments (message, first, last). `token` is
-    that of message `below` - 1, where it is known.
+    `whole`: ranges of early messages (first, last). `parts`: ranges of fragments (message, first, last). `token`: that
+    of message `below` - 1, if known.
     """
 
     below: Number
@@ -74,18 +74,18 @@ class Acknowledgement(Struct, array_like=True, frozen=True):
 
 
 class Opening(Struct, array_like=True, frozen=True):
-    """The data from which a target makes its endpoint. The initiator sends it until anything is acknowledged.
+    """The data from which a target creates its endpoint. The initiator sends it until the first acknowledgement.
 
-    `lifetime` is what is left of the conversation's, in seconds. In a secured conversation `sealed_at` is when this
-    frame was made. Where the target's broker has told what its clock shows, that is by its clock, and `own_clock` is
-    what the initiator's shows. `capabilities` are those of the initiator's broker. The seal authenticates all of it.
+    `lifetime`: the remaining seconds of the conversation. `sealed_at`: the time of this frame, in a secured
+    conversation. If the target's broker has reported another clock, `sealed_at` is by that clock, and `own_clock` by
+    the initiator's. `capabilities`: those of the initiator's broker. All of it is authenticated.
     """
 
     contract: str
     lifetime: Annotated[int, Meta(ge=0, le=MAXIMUM_INTEGER)]
     encryption: bool = True
-    sealed_at: Moment | None = None
-    own_clock: Moment | None = None
+    sealed_at: UnixTime | None = None
+    own_clock: UnixTime | None = None
     capabilities: Annotated[tuple[Capability, ...], Meta(max_length=MAXIMUM_CAPABILITIES)] = ()
 
 
@@ -97,14 +97,14 @@ Sibling = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class Exchange(Struct, array_like=True, frozen=True):
-    """The security header: a session key for the peer, until it has acknowledged something.
+    """The security header: a session key for the peer, sent until the first acknowledgement.
 
-    `source` and `destination` are the SHA-256 of the certificates that sign it and that it is wrapped for; without a
-    source nobody signs. What the other fields hold is the business of who makes and opens them.
+    `source`: the SHA-256 of the certificate that signs it, empty without a signature. `destination`: that of the
+    certificate that the key is wrapped for. `broker/key_exchange.py` makes and opens the other fields.
 
-    `siblings` is None in the form that every version knows. Else the exchange was made in a batch: its key exchange key
-    is used again, and its signature is that of the root of a hash tree, which it reaches by its siblings. Bit n of
-    `sides` is set where sibling n is the left one.
+    `siblings` is None in a single exchange, which every version supports. A batched exchange uses a shared key exchange
+    key. Its signature signs the root of a Merkle tree; `siblings` prove that the exchange is in the tree. Bit n of
+    `sides` is set if sibling n is the left one.
     """
 
     key_id: UUID
@@ -117,18 +117,17 @@ class Exchange(Struct, array_like=True, frozen=True):
     siblings: Annotated[tuple[Sibling, ...], Meta(max_length=MAXIMUM_SIBLINGS)] | None = None
 
 
-# A message of the run, counted from its first, and where it comes from: trace id, span id, flags (W3C).
+# The index of a message in the run, and its trace context: trace id, span id, flags (W3C).
 Trace = tuple[Annotated[int, Meta(ge=0, lt=MAXIMUM_RUN)], Annotated[bytes, Meta(min_length=25, max_length=25)]]
 
 
 class Header(Struct, array_like=True, frozen=True):
-    """The clear part. `number` is the first message of a run, or the one that the fragment is of.
+    """The clear part. `number`: the first message of a run, or the message of a fragment.
 
-    `floor`: the peer has acknowledged every message below it. `before` is the token of message `number` - 1, while the
-    peer has not acknowledged that. `clock` is what the clock of a target's broker shows that has not taken an opening,
-    since it was sealed too long ago. `capabilities` are those of a target's broker, in its answers to frames that open
-    a secured conversation.
-    Names may be anything that fits into a header, until `check_addresses` has looked at them.
+    `floor`: the peer has acknowledged all messages below it. `before`: the token of message `number` - 1, until the
+    peer has acknowledged that message. `clock`: the target broker's time, in the answer to an opening that was sealed
+    too long ago. `capabilities`: those of the target's broker, in its answers to frames that open a secured
+    conversation. Names are unchecked until `check_addresses`.
     """
 
     conversation_id: UUID
@@ -148,7 +147,7 @@ class Header(Struct, array_like=True, frozen=True):
     traces: Annotated[tuple[Trace, ...], Meta(max_length=MAXIMUM_RUN)] | None = None
     floor: Number | None = None
     before: Token | None = None
-    clock: Moment | None = None
+    clock: UnixTime | None = None
     capabilities: Annotated[tuple[Capability, ...], Meta(max_length=MAXIMUM_CAPABILITIES)] = ()
 
 
@@ -162,7 +161,7 @@ class Part(Struct, array_like=True, frozen=True):
 
 
 class BrokerFailure(Struct, array_like=True, frozen=True):
-    """An error that a broker made: the number below zero, and the text that the Error message shows."""
+    """An error of a broker: its negative number, and the text of the Error message."""
 
     code: Annotated[int, Meta(ge=-MAXIMUM_INTEGER, le=-1)]
     description: Annotated[str, Meta(max_length=3_000)]
@@ -172,7 +171,7 @@ Payload = tuple[Part, ...] | BrokerFailure | None
 
 
 def refusal(header: Header, own_broker: UUID, *, is_secured: bool = False) -> Header:
-    """The header of a `BrokerFailure` that answers `header` where no endpoint is, or none is made."""
+    """Return the header of a `BrokerFailure` that answers `header` without an endpoint."""
     return Header(
         header.conversation_id,
         not header.is_from_initiator,
@@ -186,7 +185,7 @@ def refusal(header: Header, own_broker: UUID, *, is_secured: bool = False) -> He
 
 
 class Envelope(NamedTuple):
-    """A parsed header, and what it was sealed with."""
+    """A parsed header, with its bytes and the sealed payload."""
 
     header: Header
     clear: bytes
@@ -209,27 +208,27 @@ _exchanges = msgspec.msgpack.Decoder(Exchange)
 
 
 def pack_exchange(exchange: Exchange) -> bytes:
-    """The bytes of an exchange, to be stored."""
+    """Return the bytes of an exchange, for the store."""
     return _encoder.encode(exchange)
 
 
 def unpack_exchange(packed: bytes) -> Exchange:
-    """The exchange that `pack_exchange` made bytes of."""
+    """Return the exchange from the bytes of `pack_exchange`."""
     return _exchanges.decode(packed)
 
 
 def encode(header: Header, payload: Payload, protection: Protection) -> bytes:
-    """The body of a DIALOG frame."""
+    """Return the body of a DIALOG frame."""
     clear = _encoder.encode(header)
     sealed = protection.seal(clear, b"" if payload is None else _encoder.encode(payload))
     return b"".join((len(clear).to_bytes(2, "big"), clear, sealed))
 
 
 def parse(body: bytes) -> Envelope:
-    """The header of a DIALOG frame's body; nothing of it is proven until `open_payload`.
+    """Parse the header of a DIALOG frame's body. It is not authenticated until `open_payload`.
 
     Raises:
-        CorruptedMessage: 11235, it is none.
+        CorruptedMessage: 11235 the body has no valid header.
     """
     end = 2 + int.from_bytes(body[:2], "big")
     clear = body[2:end]
@@ -241,10 +240,10 @@ def parse(body: bytes) -> Envelope:
 
 
 def conversation_of(body: bytes) -> UUID:
-    """The conversation of a DIALOG frame's body, whatever else is wrong with it.
+    """Return the conversation of a DIALOG frame's body, without a check of the other fields.
 
     Raises:
-        CorruptedMessage: 11235, it names none.
+        CorruptedMessage: 11235 the body names no conversation.
     """
     try:
         return _first.decode(body[2 : 2 + int.from_bytes(body[:2], "big")]).conversation_id
@@ -256,29 +255,29 @@ def check_addresses(header: Header) -> None:
     """Check that the header names both sides.
 
     Raises:
-        Undeliverable: 11201, 11205 or 11207 when a name is missing; 11202, 11206 or 11208 when it is too long; 11220
-            when a target does not say whom it answers.
+        Undeliverable: 11201, 11205 or 11207 a name is missing; 11202, 11206 or 11208 it is too long; 11220 the
+            frame of a target names no broker.
     """
     origin = header.from_broker
-    for missing, name, most in (
+    for missing, name, max_length in (
         (11201, header.from_service, MAXIMUM_SERVICE_NAME),
         (11205, header.to_service, MAXIMUM_SERVICE_NAME),
         (11207, header.opening.contract if header.opening else None, MAXIMUM_NAME),
     ):
         if name == "":
             raise Undeliverable(missing, origin)
-        if name is not None and len(name) > most:
-            raise Undeliverable(missing + 1, 2 * most, name[:most], origin)
+        if name is not None and len(name) > max_length:
+            raise Undeliverable(missing + 1, 2 * max_length, name[:max_length], origin)
     if not header.is_from_initiator and header.to_broker is None:
         raise Undeliverable(11220)
 
 
 def open_payload(envelope: Envelope, protection: Protection) -> Payload:
-    """The payload, once it is proven that neither it nor the header was changed.
+    """Verify that payload and header are unchanged, and return the payload.
 
     Raises:
-        CorruptedMessage: 11230 when something was; 11235, 11277 or 11299 when no broker makes such a message.
-        Undeliverable: 11231 or 11232 when only one of the message and the conversation is secured; 11221 when the
+        CorruptedMessage: 11230 they were changed; 11235, 11277 or 11299 no broker makes such a message.
+        Undeliverable: 11231 or 11232 only one of the message and the conversation is secured; 11221 the
             header does not fit the payload.
     """
     header = envelope.header
@@ -316,17 +315,17 @@ def _check(header: Header, payload: Payload) -> None:
 
 
 def _ascends(acknowledgement: Acknowledgement) -> bool:
-    """Return whether no range is empty or overlaps the next one, which would cost time again and again."""
-    behind = 0
+    """Return whether the ranges are not empty, and in order without overlaps. Others would cost time each time."""
+    end = 0
     for first, last in acknowledgement.whole:
-        if not behind <= first <= last:
+        if not end <= first <= last:
             return False
-        behind = last + 1
-    place = (0, 0)
+        end = last + 1
+    position = (0, 0)
     for number, first, last in acknowledgement.parts:
-        if not place <= (number, first) <= (number, last):
+        if not position <= (number, first) <= (number, last):
             return False
-        place = (number, last + 1)
+        position = (number, last + 1)
     return True
 
 

@@ -27,7 +27,7 @@ from servicebroker.protocol.routing import (
     classify,
 )
 
-MOST_OUTCOMES = 100
+MAX_OUTCOMES = 100  # decisions in one explanation
 NONE: Mapping[Elsewhere, str] = MappingProxyType({})
 
 
@@ -39,7 +39,7 @@ class Explanation(NamedTuple):
         decisions: every possible one, at most `MOST_OUTCOMES`; equally likely if they differ by one random choice.
         expired: routes that would have matched and are ignored.
         is_here: a database of the instance has the service, and its broker is enabled.
-        mirrors: for each mirrored pair, a sentence about what the daemon knows of it.
+        mirrors: mirrored pair -> a sentence with the daemon's knowledge of it.
     """
 
     conversation: Conversation
@@ -67,24 +67,24 @@ def explain(
         and route.service in (conversation.service, None)
         and route.broker_instance in (conversation.broker_instance, None)
     )
-    found: list[Decision] = []
-    paths: list[list[int]] = [[]]
-    while paths and len(found) < MOST_OUTCOMES:
-        path = paths.pop()
+    decisions: list[Decision] = []
+    random_paths: list[list[int]] = [[]]
+    while random_paths and len(decisions) < MAX_OUTCOMES:
+        path = random_paths.pop()
         taken: list[int] = []
 
         def pick(count: int, path: list[int] = path, taken: list[int] = taken) -> int:
             depth = len(taken)
-            if depth == len(path):  # a new choice: take 0 now, and plan the others
-                paths.extend([*path, other] for other in range(min(count, MOST_OUTCOMES) - 1, 0, -1))
+            if depth == len(path):  # a new random choice: take 0 now, and the others later
+                random_paths.extend([*path, other] for other in range(min(count, MAX_OUTCOMES) - 1, 0, -1))
                 path.append(0)
             taken.append(path[depth])
             return path[depth]
 
         decision = classify(conversation, own, outside, site, now, pick)
-        if decision not in found:
-            found.append(decision)
-    return Explanation(conversation, tuple(found), expired, bool(site.homes(conversation.service)), mirrors)
+        if decision not in decisions:
+            decisions.append(decision)
+    return Explanation(conversation, tuple(decisions), expired, bool(site.homes(conversation.service)), mirrors)
 
 
 def words(explanation: Explanation, databases: dict[str, str]) -> list[str]:
@@ -166,8 +166,8 @@ def _destination(decision: Decision, explanation: Explanation, databases: dict[s
             return f"It is delivered in this instance, to database {_name(broker, databases)}."
         case Elsewhere(address, None):
             return f"It is sent to {address}."
-        case Elsewhere(address, mirror) if found := explanation.mirrors.get(destination):
-            return f"It is sent to whichever of {address} and its mirror {mirror} is the principal. {found}"
+        case Elsewhere(address, mirror) if knowledge := explanation.mirrors.get(destination):
+            return f"It is sent to whichever of {address} and its mirror {mirror} is the principal. {knowledge}"
         case Elsewhere(address, mirror):
             return (
                 f"It is sent to whichever of {address} and its mirror {mirror} is the principal: both are asked when "

@@ -1,9 +1,9 @@
-"""Frames: how one connection's byte stream is cut (docs/reference/wire-protocol.md, "Frames").
+"""Frames: the units of one connection's byte stream (docs/reference/wire-protocol.md, "Frames").
 
     magic 2 | format 1 | kind 1 | body length 4 | CRC-32 of the body 4 | CRC-32 of these twelve bytes 4 | body
 
-All numbers are unsigned and big-endian. The header has its own checksum, so that a length is believed, and memory
-taken, only when it is the one that was sent.
+All numbers are unsigned and big-endian. The header has its own checksum, so that the body's length is verified before
+memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from servicebroker.protocol.wire_errors import WireError
 MAGIC = b"SB"
 FRAME_FORMAT = 1
 HEADER_SIZE = 16  # bytes
-MAXIMUM_BODY = 262_144  # bytes of a body once the peer is known
-MAXIMUM_GREETING = 4_096  # bytes of a body before that
+MAXIMUM_BODY = 262_144  # bytes of a body after the greeting
+MAXIMUM_GREETING = 4_096  # bytes of a body in the greeting
 
 _FIELDS = struct.Struct(">2sBBII")
 _CHECK = struct.Struct(">I")
@@ -35,15 +35,15 @@ class FrameKind(IntEnum):
     CLOSE = 5
     DIALOG = 6
     FORWARDED = 7  # a DIALOG that has passed a forwarder, see forwarding.py
-    QUESTION = 8  # the principal of a mirrored pair, see mirroring.py
-    STANDING = 9
+    QUESTION = 8  # whether the peer is the principal of a mirrored pair, see mirroring.py
+    STANDING = 9  # the answer: role and timeline
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
 
 
 class Frame(NamedTuple):
-    """One frame; `is_intact` is False when its body is not the one that was sent."""
+    """One frame. `is_intact` is False if the checksum of the body is wrong."""
 
     kind: FrameKind
     body: bytes
@@ -51,7 +51,7 @@ class Frame(NamedTuple):
 
 
 def encode_frame(kind: FrameKind, body: bytes = b"") -> bytes:
-    """The bytes of a frame.
+    """Return the bytes of a frame.
 
     Raises:
         ValueError: the body is longer than `MAXIMUM_BODY`.
@@ -63,10 +63,9 @@ def encode_frame(kind: FrameKind, body: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Cuts a byte stream, in whatever portions it comes, into frames.
+    """Cuts a byte stream into frames.
 
-    `limit` is the longest body it takes, in bytes; it never keeps more than one frame's bytes, and what one call
-    brought in.
+    `limit` is the longest accepted body, in bytes. The reader buffers at most one frame, and the bytes of one call.
     """
 
     __slots__ = ("_buffer", "limit")
@@ -76,14 +75,14 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add what has arrived."""
+        """Add received bytes."""
         self._buffer += data
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame, None when more bytes are needed.
+        """Return the next whole frame, or None if more bytes are needed.
 
         Raises:
-            WireError: 11235, this is no frame, or a longer one than allowed.
+            WireError: 11235 the bytes are no frame, or the frame is longer than allowed.
         """
         buffer = self._buffer
         if len(buffer) < HEADER_SIZE:

@@ -24,16 +24,16 @@ SALT_SIZE = 16  # bytes
 COUNTER_SIZE = 8  # bytes
 TAG_SIZE = 16  # bytes, of both kinds
 KEY_USES = 2**32  # transmissions under one salt
-MAX_SALTS = 4  # of a peer that are remembered
+MAX_SALTS = 4  # salts of a peer whose derived keys are cached
 _PADDING = bytes(4)  # before the counter, to the twelve bytes of a nonce
 
 
 class Protection(Protocol):
-    """Seals a payload together with the header that goes in clear beside it, and opens it again."""
+    """Seals a payload together with its clear header, and opens it again."""
 
     @property
     def is_secured(self) -> bool:
-        """Return whether a key is shared, so that bodies are encrypted."""
+        """Return whether there is a session key, so that bodies are encrypted."""
         ...
 
     def seal(self, header: bytes, payload: bytes) -> bytes:
@@ -44,19 +44,19 @@ class Protection(Protocol):
         """Return the payload that was sealed together with exactly this header.
 
         Raises:
-            CorruptedMessage: 11230, a bit of either was changed.
+            CorruptedMessage: 11230 the header or the payload was changed.
         """
         ...
 
 
 class Checksum:
-    """For dialogs without security: a digest against corruption."""
+    """The protection of dialogs without security: a digest against corruption."""
 
     __slots__ = ()
     is_secured = False
 
     def seal(self, header: bytes, payload: bytes) -> bytes:
-        """The payload behind the digest of both."""
+        """Return the digest of both, followed by the payload."""
         return _digest(header, payload) + payload
 
     def open(self, header: bytes, sealed: bytes) -> bytes:
@@ -68,7 +68,7 @@ class Checksum:
 
 
 def _digest(header: bytes, payload: bytes) -> bytes:
-    # the header's length keeps the border between the two in its place
+    # the header's length fixes the border between header and payload
     return blake2b(b"%d:%b%b" % (len(header), header, payload), digest_size=TAG_SIZE).digest()
 
 
@@ -76,13 +76,13 @@ CHECKSUM = Checksum()
 
 
 class SessionKey:
-    """For secured dialogs: a key that AES-256-GCM keys are derived from, each under a salt of its own.
+    """The protection of secured dialogs: AES-256-GCM keys, derived from a session key with a salt each.
 
-    `salts` gives sixteen fresh random bytes at each call. Whoever loads a key draws a salt, and counts what it seals
-    with the derived key; so no nonce comes twice however often the key is loaded, and the key never wears out.
+    `salts` returns sixteen random bytes at each call. Each process that loads a key draws a salt, and numbers its uses
+    of the derived key. So no nonce is used twice, however often the key is loaded.
 
     Raises:
-        BrokerError: 28000 when the key has not `KEY_SIZE` bytes.
+        BrokerError: 28000 the key has not `KEY_SIZE` bytes.
     """
 
     __slots__ = ("_key", "_opening", "_salt", "_salts", "_sealing", "_uses")
@@ -96,10 +96,10 @@ class SessionKey:
         self._salt = b""
         self._sealing: AESGCM | None = None
         self._uses = 0
-        self._opening: dict[bytes, AESGCM] = {}  # by salt, the last few
+        self._opening: dict[bytes, AESGCM] = {}  # salt -> cipher, of the last few
 
     def seal(self, header: bytes, payload: bytes) -> bytes:
-        """The encrypted payload behind the salt and the number of its use."""
+        """Return the salt and the number of its use, followed by the encrypted payload."""
         if self._sealing is None or self._uses >= KEY_USES:
             self._salt, self._uses = self._salts(), 0
             self._sealing = self._derived(self._salt)

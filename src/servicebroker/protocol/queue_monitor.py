@@ -5,8 +5,8 @@ The rules: docs/reference/rules.md#queue-monitors.
     monitor = NEW
     monitor, decision = look(monitor, seen, settings, now)
 
-`now` is in seconds of any monotonic clock. After every ALTER QUEUE the caller begins with NEW again. The first look
-that sees a message starts one reader at once. The caller has checked that the queue and its activation are ON.
+`now` is in seconds of any monotonic clock. After every ALTER QUEUE the caller restarts with NEW. The first call with a
+receivable message starts one reader immediately. The caller has checked that the queue and its activation are ON.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class MonitorState(StrEnum):
     """The state of a queue's monitor, as in sys.dm_broker_queue_monitors."""
 
     INACTIVE = "INACTIVE"  # no message is receivable
-    NOTIFIED = "NOTIFIED"  # a reader was asked for, and nobody has executed RECEIVE since
+    NOTIFIED = "NOTIFIED"  # a reader was requested, and no RECEIVE was executed since
     RECEIVES_OCCURRING = "RECEIVES_OCCURRING"
 
 
 class Decision(Enum):
-    """The action that a look leads to."""
+    """The action after a check of the queue."""
 
     NOTHING = 0
     ACTIVATE = 1  # start one procedure, or send the notifications
-    LIMIT = 2  # one more was wanted, but MAX_QUEUE_READERS are running
+    LIMIT = 2  # another reader is needed, but MAX_QUEUE_READERS are running
 
 
 class Settings(NamedTuple):
-    """ACTIVATION of a queue. With `external`, notifications are sent instead, and nobody counts who reads."""
+    """ACTIVATION of a queue. With `external`, notifications are sent instead, and readers are not counted."""
 
     max_readers: int
     interval: float = READER_INTERVAL_S
@@ -42,13 +42,13 @@ class Settings(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The state of a queue at one moment. The three counters count all sessions, and restart after a server crash.
+    """The state of a queue. The three counters cover all sessions, and restart after a server crash.
 
     Attributes:
-        receivable: whether a message waits in a group that nobody has locked.
-        arrivals: messages that have come.
+        receivable: a message waits in a group without a lock.
+        arrivals: messages that have arrived.
         receives: RECEIVE and GET CONVERSATION GROUP that were executed.
-        empty: how many of those returned nothing, but for RECEIVE WHERE: who drains a group has not seen the queue.
+        empty: those without a result. RECEIVE WHERE does not count: a reader of one group has not checked the queue.
         waiting: sessions that wait for a message.
         running: activated procedures.
     """
@@ -62,16 +62,16 @@ class Seen(NamedTuple):
 
 
 class Monitor(NamedTuple):
-    """The memory of a queue between two looks. Times are those of `now`, None for never.
+    """The memory of a queue between two checks. Times are values of `now`; None: never.
 
     Attributes:
-        seen: the last look.
-        quiet_since: since when `empty` has not risen while messages were receivable.
-        found_nothing: whether `empty` rose when `receives` was last seen to.
-        activated_at: how many messages had come when a reader was last asked for.
-        retry_at: when a reader is started in place of one that could not be started, or died without RECEIVE.
-        last_empty: when `empty` was last seen to rise.
-        last_activated: when a reader was last asked for.
+        seen: the state at the last check.
+        quiet_since: the time since which `empty` has not risen while messages were receivable.
+        found_nothing: the last RECEIVE was an empty one.
+        activated_at: `arrivals` when the last reader was requested.
+        retry_at: the time to replace a reader that could not be started, or died without RECEIVE.
+        last_empty: the time of the last rise of `empty`.
+        last_activated: the time of the last request for a reader.
     """
 
     state: MonitorState = MonitorState.INACTIVE
@@ -88,7 +88,7 @@ NEW = Monitor()
 
 
 def look(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[Monitor, Decision]:
-    """Judge a look at the queue. Returns the monitor from now on, and the action."""
+    """Decide after a check of the queue. Returns the new monitor, and the action."""
     begins = monitor.seen is None
     monitor = _observe(monitor, seen, now)
     if not seen.receivable or (monitor.state == MonitorState.NOTIFIED and monitor.retry_at is None):
@@ -101,26 +101,26 @@ def look(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[
             return _activate(monitor, seen, settings, now)
         monitor = monitor._replace(state=MonitorState.RECEIVES_OCCURRING, quiet_since=now)
     elif nobody_reads and not (monitor.found_nothing and monitor.activated_at == seen.arrivals):
-        return _activate(monitor, seen, settings, now)  # the last one has left, and not because there was nothing
+        return _activate(monitor, seen, settings, now)  # the last reader has ended, and not because the queue was empty
     if now >= monitor.quiet_since + settings.interval:
         return _activate(monitor, seen, settings, now)
     return monitor, Decision.NOTHING
 
 
 def could_not_start(monitor: Monitor, settings: Settings, now: float) -> Monitor:
-    """The procedure that was asked for is missing, or may not run: it is tried again after the interval."""
+    """Handle a procedure that is missing or may not run: retry after the interval."""
     return monitor._replace(state=MonitorState.INACTIVE, retry_at=now + settings.interval)
 
 
 def died(monitor: Monitor, settings: Settings, now: float) -> Monitor:
-    """Start a reader after the interval in place of one that died, unless somebody executes RECEIVE before."""
+    """Replace a reader that died, after the interval and unless a RECEIVE is executed before."""
     if monitor.state != MonitorState.NOTIFIED:
         return monitor
     return monitor._replace(retry_at=now + settings.interval)
 
 
 def _observe(monitor: Monitor, seen: Seen, now: float) -> Monitor:
-    """Note what happened since the last look: RECEIVEs, empty ones among them, and whether messages are left."""
+    """Update the monitor with the changes since the last check: RECEIVEs, empty ones, and receivable messages."""
     before = monitor.seen or seen
     if seen.empty != before.empty:
         monitor = monitor._replace(quiet_since=now, last_empty=now, found_nothing=True)

@@ -1,7 +1,7 @@
 """Routing: which route a conversation takes, and where that leads (docs/reference/rules.md#routing).
 
-Three steps over plain values: find the matching routes, choose one of them, locate the service. Time and chance
-are arguments, so the same arguments give the same decision.
+Three steps over plain values: find the matching routes, choose one of them, locate the service. Time and random
+numbers are arguments, so that equal arguments give equal decisions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DYNAMIC_ROUTING_SERVICE = "SQL/ServiceBroker/BrokerConfiguration"
 
 T = TypeVar("T")
 Pick = Callable[[int], int]
-"""Chance: a number from 0 up to and without the argument."""
+"""Return a random number from 0 to one below the argument."""
 
 
 class Address(NamedTuple):
@@ -37,29 +37,29 @@ class Address(NamedTuple):
 _HOST = r"\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)"
 _ADDRESS = re.compile(rf"tcp://(?:{_HOST}):(?P<port>[0-9]{{1,5}})", re.IGNORECASE)
 _ROUTE_ADDRESS = re.compile(rf"tcp://(?:{_HOST})(?::(?P<port>[0-9]{{1,5}}))?/?", re.IGNORECASE)
-DEFAULT_PORT = 4022  # of an address without one: what endpoints of brokers usually listen at
+DEFAULT_PORT = 4022  # the port of an address without one
 
 
 @functools.lru_cache(maxsize=4096)
 def parse_address(text: str) -> Address | None:
-    """Return the address in TCP://host[:port][/], where an IPv6 host stands in brackets; None when it is not one."""
-    found = _ROUTE_ADDRESS.fullmatch(text)
-    return _address(found) if found else None
+    """Return the address in TCP://host[:port][/], with an IPv6 host in brackets; None if the text is none."""
+    parsed = _ROUTE_ADDRESS.fullmatch(text)
+    return _address(parsed) if parsed else None
 
 
 def address_of_service(service: str) -> Address | None:
-    """The address with which the name of a service begins: what a TRANSPORT route dials."""
-    found = _ADDRESS.match(service)
-    return _address(found) if found and service[found.end() : found.end() + 1] in ("", "/") else None
+    """Return the address at the beginning of a service's name, to which a TRANSPORT route leads."""
+    parsed = _ADDRESS.match(service)
+    return _address(parsed) if parsed and service[parsed.end() : parsed.end() + 1] in ("", "/") else None
 
 
-def _address(found: re.Match[str]) -> Address | None:
-    port = int(found["port"] or DEFAULT_PORT)
-    return Address((found["v6"] or found["name"]).lower(), port) if 1 <= port <= 65535 else None
+def _address(parsed: re.Match[str]) -> Address | None:
+    port = int(parsed["port"] or DEFAULT_PORT)
+    return Address((parsed["v6"] or parsed["name"]).lower(), port) if 1 <= port <= 65535 else None
 
 
 class Route(NamedTuple):
-    """A row of sys.routes. None stands for any service, any instance, never expires, no mirror."""
+    """A row of sys.routes. None means: any service, any broker instance, no expiry, no mirror."""
 
     name: str
     service: str | None
@@ -72,7 +72,7 @@ class Route(NamedTuple):
 class RoutingTable:
     """The routes of one database, found by service name and broker identifier.
 
-    `is_timeless`: they say the same at any time, since none expires and nobody is asked for routes.
+    `is_timeless`: the decision does not depend on the time. No route expires, and there is no dynamic routing service.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
@@ -84,11 +84,11 @@ class RoutingTable:
         self.is_timeless = has_no_expiry and DYNAMIC_ROUTING_SERVICE not in self._by_service
 
     def of(self, service: str | None) -> Mapping[str | None, Sequence[Route]]:
-        """The routes that name this service, by broker identifier."""
+        """Return the routes that name this service, by broker identifier."""
         return self._by_service.get(service, {})
 
     def leads_away(self, service: str, own: frozenset[Address]) -> bool:
-        """Return whether routes name the service, and each of them an address that is none of our `own`."""
+        """Return whether routes name the service, and all of them addresses other than the `own` ones."""
         named = [route for routes in self.of(service).values() for route in routes]
         addresses = [parse_address(route.mirror_address or route.address) for route in named]
         addresses += [parse_address(route.address) for route in named]
@@ -100,8 +100,8 @@ class Conversation(NamedTuple):
 
     Attributes:
         service: the name of the service that the message is for.
-        broker_instance: the identifier that was named, or learned from the first acknowledgement.
-        database: the identifier of the database it began in; None when the message came from outside.
+        broker_instance: the identifier from BEGIN DIALOG, or from the first acknowledgement.
+        database: the identifier of the database that sends the message; None if a peer sent it.
         from_target: the message goes from the target to the initiator.
     """
 
@@ -116,12 +116,12 @@ class Site:
     """The facts about this instance that routing uses.
 
     Attributes:
-        services: for a service name, the identifiers of the databases that have it and whose broker is enabled.
+        services: service name -> identifiers of the databases with an enabled broker that have it.
         brokers: the identifiers of all databases whose broker is enabled.
-        addresses: where the instance listens.
-        forwards: message forwarding is on.
-        asked: services whose route the dynamic routing service has been asked for.
-        unreachable: addresses that lately could not be reached; new conversations avoid them while others exist.
+        addresses: the addresses at which the instance listens.
+        forwards: message forwarding is enabled.
+        asked: services for which a request to the dynamic routing service is pending.
+        unreachable: addresses that could not be reached lately; new conversations avoid them if there are others.
     """
 
     services: Mapping[str, Sequence[str]]
@@ -132,12 +132,12 @@ class Site:
     unreachable: frozenset[Address] = frozenset()
 
     def homes(self, service: str) -> Sequence[str]:
-        """The identifiers of the databases that have a service of this name."""
+        """Return the identifiers of the databases that have a service of this name."""
         return self.services.get(service, ())
 
 
 class Rule(Enum):
-    """The step of the matching process that found the routes."""
+    """The rule of the matching process that selected the routes."""
 
     REPLY = "a reply whose broker identifier belongs to this instance"
     SERVICE_AND_INSTANCE = "routes with the service name and the broker identifier"
@@ -150,7 +150,7 @@ class Rule(Enum):
 
 
 class Local(NamedTuple):
-    """Delivered in this instance, to the database of that identifier."""
+    """The decision to deliver in this instance, to the database with this identifier."""
 
     broker_instance: str
 
@@ -162,31 +162,31 @@ class Elsewhere(NamedTuple):
     mirror: Address | None = None
 
     def leads_to(self, addresses: frozenset[Address]) -> bool:
-        """Return whether it is one of these addresses, or half of a pair of which one is."""
+        """Return whether one of these addresses is the address or the mirror."""
         return self.address in addresses or self.mirror in addresses
 
 
 class Delayed(NamedTuple):
-    """Matched again later; `number` is the message that says why (docs/reference/rules.md#transmission-status)."""
+    """The decision to match again later. `number`: the reason (docs/reference/rules.md#transmission-status)."""
 
     number: int
 
 
 class Ask(NamedTuple):
-    """Matched again once the dynamic routing service has answered."""
+    """The decision to ask the dynamic routing service, and to match again after its answer."""
 
     service: str
     broker_instance: str | None
 
 
 class Refused(NamedTuple):
-    """The broker identifier is one of ours, and that database has no such service: an Error of this number."""
+    """The decision to fail with an Error: the broker identifier belongs to a local database without such a service."""
 
     number: int
 
 
 class Dropped(NamedTuple):
-    """A dropped message from outside, which its sender repeats. `number` is the reason."""
+    """The decision to drop a message of a peer, which repeats it. `number` is the reason."""
 
     number: int
 
@@ -201,8 +201,8 @@ class Decision(NamedTuple):
     rule: Rule
     matched: tuple[Route, ...] = ()
     chosen: Route | None = None
-    through_outside: bool = False  # the route led back to this instance: the routes of msdb decided
-    expires: datetime | None = None  # when the first of the routes that led there does
+    through_outside: bool = False  # the route led to this instance itself, so the routes of msdb decided
+    expires: datetime | None = None  # the first expiry of the routes that were used
 
 
 def classify(
@@ -210,7 +210,7 @@ def classify(
 ) -> Decision:
     """Return the destination of a conversation's messages.
 
-    `own` is the table of the database that it began in, `outside` that of msdb, for what comes from elsewhere.
+    `own`: the routes of the sending database. `outside`: those of msdb, for messages of peers.
     """
     if conversation.database is None:
         return _classify(conversation, outside, site, now, pick)
@@ -240,7 +240,7 @@ def _classify(conversation: Conversation, table: RoutingTable, site: Site, now: 
     if rule is Rule.NONE:
         return Decision(Dropped(9750) if arrived else Delayed(9750), rule)
     chosen = choose(conversation, matched, site, pick)
-    if chosen is None:  # LOCAL, and the service is not here; or TRANSPORT, and its name holds no address
+    if chosen is None:  # LOCAL without the service here, or TRANSPORT without an address in its name
         is_local = any(_is(route, LOCAL) for route in matched)
         if is_local and conversation.broker_instance in site.brokers:
             return Decision(Refused(8490), rule, matched)
@@ -252,7 +252,7 @@ def _classify(conversation: Conversation, table: RoutingTable, site: Site, now: 
 def match(
     conversation: Conversation, table: RoutingTable, site: Site, now: datetime, pick: Pick
 ) -> tuple[Rule, tuple[Route, ...]]:
-    """Step 1: the first rule that any route fits which has not expired, and those routes."""
+    """Step 1: return the first rule with a valid (unexpired) route, and its valid routes."""
     named = table.of(conversation.service)
     if conversation.broker_instance and (found := _valid(named.get(conversation.broker_instance, ()), now)):
         return Rule.SERVICE_AND_INSTANCE, found
@@ -272,7 +272,7 @@ def match(
 
 
 def choose(conversation: Conversation, matched: Sequence[Route], site: Site, pick: Pick) -> Route | None:
-    """Step 2: a mirrored route, else LOCAL when the service is here, else a network address, else TRANSPORT."""
+    """Step 2: choose a mirrored route, else LOCAL if the service is local, else a network address, else TRANSPORT."""
     mirrored = [route for route in matched if route.mirror_address is not None]
     if mirrored:
         return _any(_distinct(mirrored), pick)
@@ -288,26 +288,26 @@ def choose(conversation: Conversation, matched: Sequence[Route], site: Site, pic
 
 
 def ways(service: str, broker_instance: str, tables: Iterable[RoutingTable], now: datetime) -> set[Address]:
-    """Every address that a route of these tables names for a service at that broker, also by one that has expired.
+    """Return every address that routes of these tables name for a service at a broker, even in expired routes.
 
-    As everywhere, routes for any service count where no valid one is for this.
+    Routes for any service count only if no valid route names this service.
     """
-    found: set[Address | None] = set()
+    addresses: set[Address | None] = set()
     for table in tables:
         of_service, any_service = table.of(service), table.of(None)
         named = (*of_service.get(broker_instance, ()), *of_service.get(None, ()))
         for route in named if _valid(named, now) else (*named, *any_service.get(None, ())):
             if _is(route, TRANSPORT):
-                found.add(address_of_service(service))
+                addresses.add(address_of_service(service))
             else:
-                found |= {parse_address(text) for text in (route.address, route.mirror_address) if text is not None}
-    return {address for address in found if address is not None}
+                addresses |= {parse_address(text) for text in (route.address, route.mirror_address) if text is not None}
+    return {address for address in addresses if address is not None}
 
 
 def asks(service: str, table: RoutingTable, now: datetime) -> bool:
-    """Return whether a dynamic routing service is asked for a route to this service where there is none."""
+    """Return whether a dynamic routing service is asked for a missing route to this service."""
     routes = table.of(DYNAMIC_ROUTING_SERVICE).values()
-    return service != DYNAMIC_ROUTING_SERVICE and any(_valid(some, now) for some in routes)
+    return service != DYNAMIC_ROUTING_SERVICE and any(_valid(same_broker, now) for same_broker in routes)
 
 
 def _destination(conversation: Conversation, chosen: Route, site: Site, pick: Pick) -> Destination:
@@ -322,7 +322,7 @@ def _destination(conversation: Conversation, chosen: Route, site: Site, pick: Pi
 
 
 def _locate(conversation: Conversation, chosen: Route | None, site: Site, pick: Pick) -> Destination:
-    """Step 3: the database. The own one before the others, of which any."""
+    """Step 3: choose the database that has the service: the sending one first, else any."""
     homes = site.homes(conversation.service)
     wanted = conversation.broker_instance or (chosen.broker_instance if chosen else None)
     if wanted is not None:
@@ -337,7 +337,7 @@ def _locate(conversation: Conversation, chosen: Route | None, site: Site, pick: 
 
 
 def _preferred(instances: Mapping[str, Sequence[Route]], site: Site) -> list[str]:
-    """The identifiers that new conversations are spread over: those with an address not known to be unreachable."""
+    """Return the identifiers for new conversations: those with an address that is not known to be unreachable."""
     reachable = [
         instance for instance, routes in instances.items() if any(_is_reachable(route, site) for route in routes)
     ]
@@ -349,17 +349,17 @@ def _valid(routes: Iterable[Route], now: datetime) -> tuple[Route, ...]:
 
 
 def _first(*expiries: datetime | None) -> datetime | None:
-    return min((one for one in expiries if one is not None), default=None)
+    return min((expiry for expiry in expiries if expiry is not None), default=None)
 
 
 def _is_reachable(route: Route, site: Site) -> bool:
-    """Return whether an address can be reached; of a mirrored pair one of both is enough."""
-    ways = [parse_address(text) for text in (route.address, route.mirror_address) if text is not None]
-    return any(way not in site.unreachable for way in ways)
+    """Return whether an address is not known to be unreachable. Of a mirrored pair, one address is enough."""
+    addresses = [parse_address(text) for text in (route.address, route.mirror_address) if text is not None]
+    return any(address not in site.unreachable for address in addresses)
 
 
 def _distinct(routes: Sequence[Route]) -> list[Route]:
-    """One of each: routes with the same identifier, service name and address count as one."""
+    """Return each route once: routes with equal broker identifier, service name and addresses are equal."""
     return list({(r.broker_instance, r.service, r.address.lower(), r.mirror_address): r for r in routes}.values())
 
 

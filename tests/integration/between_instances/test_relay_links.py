@@ -188,7 +188,7 @@ def test_a_conversation_that_sends_no_more_fills_neither_the_memory_nor_its_link
     pair.rounds(2)
     entry = there.get(handle)
     assert entry is not None
-    assert entry.is_at_rest
+    assert entry.is_forgettable
 
 
 @pytest.mark.feature(116)

@@ -166,7 +166,7 @@ def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it
     assert len(there) == 1
     entry = here.get(handle)
     assert entry is not None
-    assert entry.is_at_rest  # everything is acknowledged: it may go, and is made anew when it is needed
+    assert entry.is_forgettable  # everything is acknowledged: it may go, and is made anew when it is needed
     here.forget(handle)
     there.forget(east.database.receive(STOCK_QUEUE)[0].conversation_handle)
     west.database.send(handle, ORDER, b"1")

@@ -156,7 +156,7 @@ def test_a_frame_for_nothing_counts_where_it_was_taken() -> None:
         made.put(Arrival(link, frame(of_share(number, 2))))
     made.shares[0].take(10)
     made.waste(link, 1.0)
-    assert [inbox._lines[link].wasted for inbox in made.shares] == [1.0, 0.0]
+    assert [inbox._peer_queues[link].useless_frames for inbox in made.shares] == [1.0, 0.0]
 
 
 def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:

@@ -144,7 +144,7 @@ def test_each_is_charged_for_what_was_measured_for_it(world: World) -> None:
             assert counts["mallory"] == 1  # as many as its turn has time for
     assert counts["light"] == 1
     assert len(world.inbox.empty()) > 3_900  # of mallory; those of the shop were taken
-    assert world.inbox._lines["shop"].portion > 100
+    assert world.inbox._peer_queues["shop"].portion > 100
 
 
 @pytest.mark.parametrize(("waste", "rest"), [(0.0, 0.016), (0.5, 0.034), (1.0, 0.05)])

@@ -164,7 +164,7 @@ def test_an_imported_certificate_is_nothing_where_only_the_domain_counts(
 
 @pytest.mark.feature(146)
 @pytest.mark.parametrize(
-    ("opener", "acceptor", "turn", "seen_by_opener", "seen_by_acceptor"),
+    ("opener", "acceptor", "certificate_index", "seen_by_opener", "seen_by_acceptor"),
     [
         ("WINDOWS CERTIFICATE", "WINDOWS CERTIFICATE", 0, "NEGOTIATE", "NEGOTIATE"),
         ("CERTIFICATE WINDOWS", "CERTIFICATE WINDOWS", 0, "CERTIFICATE", "CERTIFICATE"),
@@ -270,7 +270,7 @@ def test_a_denied_login_is_no_stranger(make: Callable[..., tuple[TransportCertif
 def test_strangers_leave_nothing_behind(
     make: Callable[..., tuple[TransportCertificate, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("servicebroker.broker.transport.tls.MOST_STRANGERS", 2)
+    monkeypatch.setattr("servicebroker.broker.transport.tls.MAX_UNKNOWN_CERTIFICATES", 2)
     (_, west_file), (_, east_file) = make("west"), make("east")
     acceptor = Tls(east_file, [], connect=PUBLIC)
     for name in ("a", "b", "c"):

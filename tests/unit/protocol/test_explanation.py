@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from servicebroker.protocol.explanation import MOST_OUTCOMES, explain, words
+from servicebroker.protocol.explanation import MAX_OUTCOMES, explain, words
 from servicebroker.protocol.routing import Address, Conversation, Elsewhere, Local, Route, RoutingTable, Site
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -84,7 +84,7 @@ def test_every_outcome_of_chance_is_found() -> None:
 def test_more_outcomes_than_anybody_reads_are_cut() -> None:
     routes = [Route(f"r{n}", "s", f"b{n}", None, f"TCP://h{n}:1") for n in range(5_000)]
     found = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
-    assert len(found.decisions) == MOST_OUTCOMES
+    assert len(found.decisions) == MAX_OUTCOMES
 
 
 def test_what_arrives_from_outside() -> None:

@@ -103,7 +103,7 @@ def test_a_cumulative_acknowledgement_frees_everything_below_it() -> None:
     assert (out.base, out.next_number) == (2, 3)
     assert out.acknowledged(Acknowledgement(3))
     assert out.wake_at() == NEVER
-    assert out.is_at_rest
+    assert out.is_settled
     assert not out.acknowledged(Acknowledgement(1))  # the acknowledgement was overtaken
 
 

@@ -12,7 +12,7 @@ from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import FREE, Allowance, Begun, Incoming, Progress
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.protocol.unfinished import LOOK_S, Stored, UnfinishedMessages
+from servicebroker.protocol.unfinished import SEARCH_INTERVAL_S, Stored, UnfinishedMessages
 
 QUOTA_BYTES = 1_000
 LIMITS = Limits(fragment_size=100, unfinished_idle=3_600, unfinished_idle_full=300)
@@ -125,10 +125,10 @@ def test_when_to_look(messages: UnfinishedMessages) -> None:
     assert (messages.wake_at, messages.is_due(10.0**9)) == (NEVER, False)
     messages.note(SHOP, conversation(1), begun(100, fragments=6), 100.0)
     messages.note(SHOP, conversation(2), begun(100, fragments=6), 120.0)
-    assert messages.wake_at == 100.0 + LOOK_S
+    assert messages.wake_at == 100.0 + SEARCH_INTERVAL_S
     assert not messages.is_due(129.0)
     assert messages.is_due(130.0)
-    assert messages.wake_at == 130.0 + LOOK_S
+    assert messages.wake_at == 130.0 + SEARCH_INTERVAL_S
     assert messages.quiet(130.0) == [conversation(1)]
     messages.forget(conversation(1))
     messages.forget(conversation(2))
