@@ -1,4 +1,4 @@
-"""Forwarding: messages held in memory for other instances, the links that they leave by, and their log."""
+"""Forwarding: messages held in memory for other instances, their links, and their log."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Row = tuple[object, ...]
 
 
 class Forwarding:
-    """The forwarder of one instance. `draw` makes random bits for the identifiers of messages.
+    """The forwarder of one instance. `draw` returns random bits for the identifiers of messages.
 
     Attributes:
-        wake_at: when `send` has something to do, if nothing happens before; NEVER while nothing is held.
+        wake_at: the time at which `send` must be called; NEVER while no message is held.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Forwarding:
         self._named = named
         self._seconds = seconds
         self._draw = draw
-        self._linked: set[Address] = set()  # to which there was a link the last time
+        self._linked: set[Address] = set()  # addresses with a link at the last attempt
         self._forwarder: Forwarder[Elsewhere] = Forwarder(0)
-        self.shares = 1  # that divide what may be held
+        self.shares = 1  # shares that divide the memory
         self.wake_at = NEVER
 
     def takes(self, came: ReceivedMessage, decision: Decision, here: LocalInstance) -> bool:
-        """Return whether a message that nobody here knows is for others, by its route: then it is held, or dropped."""
+        """Return whether the route of a message leads to another instance. If so, hold or drop it."""
         header = came.header
         journal.classified(decision.destination, header.to_service, header.to_broker, is_arrival=True)
         match decision.destination:
@@ -70,7 +70,7 @@ class Forwarding:
         return True
 
     def _take_in(self, came: ReceivedMessage, hop: Elsewhere) -> None:
-        """Hold a message for the broker that it goes to next; one without a passage comes from its sender."""
+        """Hold a message for the next broker. Without a passage it comes from its original sender."""
         passage = came.passage or Passage(UUID(int=self._draw(128), version=4))
         now, owner = self._seconds(), came.link.owner
         refused = self._forwarder.take_in(came.header, came.body, passage, hop, now, owner)
@@ -85,7 +85,7 @@ class Forwarding:
         self.wake_at = min(self.wake_at, now + EXPIRY_INTERVAL_S)
 
     def send(self, here: LocalInstance) -> bool:
-        """Pass on what the links take; whether there was anything. Forwarding may have been switched off meanwhile."""
+        """Forward messages as far as links accept them. Returns whether any were sent."""
         if not here.forwards:
             self.drop_all(9792)
         now, sent = self._seconds(), False
@@ -114,7 +114,7 @@ class Forwarding:
         return sent
 
     def _note_link(self, address: Address) -> None:
-        """Note that there is a link to an address: what goes there next needs no budget."""
+        """Record a link to an address: further messages to it need no budget."""
         if address not in self._linked:
             if len(self._linked) >= MAX_LINKED:
                 self._linked.clear()
@@ -122,17 +122,17 @@ class Forwarding:
             self._named.reached(address)
 
     def _may_reach(self, hop: Elsewhere, address: Address, now: float) -> bool:
-        """Return whether the budget of an owner whose messages wait for a hop lets a connection be made there."""
+        """Return whether the budget of an owner with messages for a hop allows a connection to it."""
         return any(self._named.may_ask(owner, address, now) for owner in self._forwarder.owners_at(hop))
 
     def drop_all(self, number: int) -> None:
-        """Drop all that waits, for that reason; the senders send it again."""
+        """Drop all messages for this reason. The senders repeat them."""
         for refusal in self._forwarder.drop_all(number):
             _dropped(refusal)
 
     @property
     def held(self) -> tuple[int, int]:
-        """Return how many messages, and their bytes."""
+        """The number of held messages, and their bytes."""
         return len(self._forwarder), self._forwarder.held_bytes
 
     def observed(self) -> list[Row]:
@@ -166,7 +166,7 @@ _COLUMNS = (
 
 
 def write(connection: psycopg.Connection[tuple[object, ...]], rows: Sequence[Row]) -> None:
-    """These are held now."""
+    """Write the rows of sys.dm_broker_forwarded_messages."""
     show(connection, "forwarded_messages", _COLUMNS, rows)
 
 

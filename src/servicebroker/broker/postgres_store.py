@@ -56,10 +56,9 @@ T = TypeVar("T")
 
 
 class PostgresStore(Store):
-    """The tables of the instance that `connection` leads to, which is in autocommit mode.
+    """The tables of an instance, over a connection in autocommit mode.
 
-    Of what waits in the transmission queue it finds the conversations of one share. Large messages are left to `kept`,
-    where that is there.
+    It reads the conversations of one share (partition) only. Large messages are delivered by `kept`, if given.
     """
 
     def __init__(
@@ -73,20 +72,20 @@ class PostgresStore(Store):
         self._clock = clock
         self.division = division
         self.kept = kept
-        self._is_beside = False  # this transaction has left something beside a queue
+        self._is_beside = False  # this transaction has stored large messages for `kept`
         self._catalog = Catalog()
-        self._answers: dict[Hashable, object] | None = None  # of this transaction, to what each opening asks again
+        self._answers: dict[Hashable, object] | None = None  # results of this transaction, which several openings need
         self._must_last = False
         self._is_replicated = True
 
     def notice(self, said: psycopg.errors.Diagnostic) -> None:
-        """A notice of PostgreSQL: a commit may be given up before its standby has it, and yet succeed."""
+        """Handle a notice of PostgreSQL: a canceled wait for the standby, after which the commit still succeeds."""
         if said.source_function == "SyncRepWaitForLSN":
             self._is_replicated = False
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run a transaction: BEGIN travels with the first statement, and COMMIT waits for the disk only if it must."""
+        """Run a transaction. BEGIN is sent with the first statement, and COMMIT waits for the disk only if it must."""
         connection, self._must_last, self._is_beside = self._connection, False, False
         self._answers = {}
         connection.queued.append(QueuedCommand(b"begin"))
@@ -106,25 +105,25 @@ class PostgresStore(Store):
             self.kept.ask()
 
     def prove(self) -> None:
-        """Wait for a commit that the synchronous standby has, where there is one, and with it all that was committed.
+        """Wait for a commit and, if there is one, for the synchronous standby, which then has all earlier commits.
 
         Raises:
-            InstanceError: somebody has given it up.
+            InstanceError: the wait for the standby was canceled.
         """
         with self.transaction():
             self._do(mirrored_pairs.proof())
 
     def _do(self, steps: Steps[T]) -> T:
-        """Run a verb whose commit must wait for the disk."""
+        """Run an operation whose commit must wait for the disk."""
         self._must_last = True
         return run(self._connection, steps)
 
     def _do_lazily(self, steps: Steps[T]) -> T:
-        """Run one that only reads, or whose loss in a crash of the server only means that a peer is asked again."""
+        """Run an operation that only reads, or whose loss in a server crash only makes a peer repeat a message."""
         return run(self._connection, steps)
 
     def _once(self, key: Hashable, steps: Steps[T]) -> T:
-        """Run a look-up once in a transaction: its openings ask the same of what they have in common."""
+        """Run a query once in a transaction, and cache its result for the other openings."""
         if self._answers is None:
             return self._do(steps)
         if key not in self._answers:
@@ -134,7 +133,7 @@ class PostgresStore(Store):
     def _execute(self, statement: Statement) -> None:
         self._do(_alone(statement))
 
-    # ---------------------------------------------------------------- who has something to do
+    # ---------------------------------------------------------------- conversations with messages
 
     def look(self, seen: Snapshot | None) -> OutgoingLook:
         return self._do_lazily(departing.look(seen, self.division))
@@ -154,7 +153,7 @@ class PostgresStore(Store):
     def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
         return self._do(remote_endpoints.groups_left(groups))
 
-    # ---------------------------------------------------------------- where it goes
+    # ---------------------------------------------------------------- routes
 
     def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         return self._do(departing.route(self._catalog, departures, here, self._clock()))
@@ -185,7 +184,7 @@ class PostgresStore(Store):
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
         return self._do(departing.claim(claims))
 
-    # ---------------------------------------------------------------- what leaves
+    # ---------------------------------------------------------------- outgoing messages
 
     def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
         return self._do_lazily(departing.read(wanted, longest))
@@ -219,7 +218,7 @@ class PostgresStore(Store):
     def set_statuses(self, texts: dict[UUID, str]) -> None:
         self._execute(departing.set_statuses(texts))
 
-    # ---------------------------------------------------------------- what arrives
+    # ---------------------------------------------------------------- received messages
 
     def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
         service, opening, now = header.to_service, header.opening, self._clock()
@@ -242,7 +241,7 @@ class PostgresStore(Store):
             return pick(count)
 
         place = place_of(header, located, outside, now, noted_pick)
-        if not was_asked:  # else another conversation may go elsewhere
+        if not was_asked:  # after a random choice, another conversation may get another database
             answers[key] = place
         return place
 
@@ -273,7 +272,7 @@ class PostgresStore(Store):
     def wake(self, queues: Collection[int]) -> None:
         self._execute(enqueue.wake(list(queues)))
 
-    # ---------------------------------------------------------------- what secures it
+    # ---------------------------------------------------------------- dialog security
 
     def find_beginnings(self, handles: Sequence[UUID]) -> list[UndecidedDialog]:
         return self._do(session_keys.find_undecided(handles))
@@ -321,5 +320,5 @@ class PostgresStore(Store):
 
 
 def _alone(statement: Statement) -> Steps[None]:
-    """A statement without a verb around it."""
+    """Yield a single statement."""
     yield statement

@@ -405,14 +405,14 @@ class _ShareThread:
 
     @property
     def _ending(self) -> str:
-        """The end of the process."""
+        """The way in which the process has ended."""
         ended = self._shares.opened_at(self._number)
         assert isinstance(ended, ShareProcess)
         return ended.ending
 
 
 def _wait(wait: Wait, wake_event: threading.Event, over: threading.Event) -> bool:
-    """Wait. Returns whether the bell has ended the wait."""
+    """Wait. Returns whether the wake event has ended the wait."""
     if not wait.is_interruptible:
         over.wait(wait.seconds)
         return False
@@ -423,14 +423,14 @@ def _wait(wait: Wait, wake_event: threading.Event, over: threading.Event) -> boo
 
 
 def _close(opening: Future[list[_Opened | ShareProcess]]) -> None:
-    """Close connections that nobody waits for any more."""
+    """Close opened shares that are no longer needed."""
     if opening.exception() is None:
         for one in opening.result():
             one.close()
 
 
 def _resident(pid: int) -> int | None:
-    """The memory of a process, in whole megabytes: less is no news."""
+    """Return the memory of a process, in whole megabytes, or None. Smaller changes are not reported."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, IndexError):  # on another system, or it has just ended
@@ -439,24 +439,24 @@ def _resident(pid: int) -> int | None:
 
 
 def max_shares(*, in_processes: bool = False) -> int:
-    """Shares at most, on the cores that this process may use."""
+    """Return the maximum number of shares, by the cores that this process may use."""
     return max(1, min(MAX_PROCESSES if in_processes else MAX_THREADS, cores() // CORES_PER_SHARE))
 
 
 def are_many_cores() -> bool:
-    """Return whether one Python process would be the bottleneck before the cores are."""
+    """Return whether the machine has more cores than a daemon of one process can use."""
     return cores() > CORES_OF_ONE_PROCESS
 
 
 def cores() -> int:
-    """Return how many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pin_plans(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     """Make the session use generic plans with index scans.
 
-    To plan these statements costs more than to run them, and a plan for an empty table is bad as soon as it has rows.
+    Planning these statements costs more than running them. A plan for an empty table is slow once it has rows.
     """
     execute(
         connection,

@@ -35,36 +35,36 @@ from servicebroker.protocol.unfinished import Stored
 class Store(Protocol):
     """The tables of one instance, over one connection.
 
-    Nobody is waited for: of rows that somebody else holds an operation says that it has not done them.
+    No operation waits for a row lock. It skips rows that another session has locked, and reports the others as done.
 
     Raises:
-        psycopg.Error, InstanceError: from every operation; nothing of the round is to count.
+        psycopg.Error, InstanceError: from every operation; nothing of the round is committed.
     """
 
     def transaction(self) -> AbstractContextManager[object]:
-        """All operations inside are one transaction; each of those outside is one of its own."""
+        """Run the operations inside as one transaction. Each operation outside is a transaction of its own."""
 
-    # ---------------------------------------------------------------- who has something to do
+    # ---------------------------------------------------------------- conversations with messages
 
     def look(self, seen: Snapshot | None) -> OutgoingLook:
-        """Find what waits in the transmission queue and was not visible to the look that returned `seen`."""
+        """Find messages in the transmission queue that were not visible in the snapshot `seen`."""
 
     def page(self, after: UUID, count: int) -> list[UUID]:
-        """The next endpoints of which messages wait, in the order of their handles."""
+        """Return the next endpoints with waiting messages, in the order of their handles."""
 
     def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
         """Return the endpoints that have no peer in this instance."""
 
     def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
-        """The endpoints of these conversations, each given with whether it is the initiator's."""
+        """Return the endpoints with these keys: conversation, and whether the endpoint is the initiator's."""
 
     def groups_of(self, handles: Sequence[UUID]) -> dict[UUID, UUID]:
-        """The conversation groups of these endpoints."""
+        """Return the conversation groups of these endpoints."""
 
     def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
         """Return the groups that still exist."""
 
-    # ---------------------------------------------------------------- where it goes
+    # ---------------------------------------------------------------- routes
 
     def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         """Route each address. Ask the dynamic routing service for addresses without a route."""
@@ -72,22 +72,22 @@ class Store(Protocol):
     def route_arrivals(
         self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
     ) -> list[Decision]:
-        """Route each of these messages from outside.
+        """Route each of these messages of peers.
 
-        The dynamic routing service is asked for missing routes, if `may_ask` lets the message of that index do so.
+        The dynamic routing service is asked for missing routes, if `may_ask` allows that for the message's index.
         """
 
     def site(self) -> LocalTopology:
-        """The databases of the instance, for `routes`."""
+        """Return the databases of the instance, for `routes`."""
 
     def routes(self, located: LocalTopology, database: Database) -> RoutingTable:
-        """The routes of a database."""
+        """Return the routes of a database."""
 
     def ask(self, database_id: int, missing: Ask) -> None:
-        """Ask the dynamic routing service for a route, unless that was done."""
+        """Ask the dynamic routing service for a route, unless a request is pending."""
 
     def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, KnownTimeline]:
-        """Return the highest timeline seen of each mirrored pair."""
+        """Return the highest known timeline of each mirrored pair."""
 
     def pairs(self) -> list[Elsewhere]:
         """Return the stored mirrored pairs to which a route leads."""
@@ -98,28 +98,28 @@ class Store(Protocol):
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
         """Claim conversations: their targets are in other instances from now on. Returns the claimed ones."""
 
-    # ---------------------------------------------------------------- what leaves
+    # ---------------------------------------------------------------- outgoing messages
 
     def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
-        """The messages of each endpoint, where there are any; bodies up to `longest` bytes."""
+        """Return the waiting messages of endpoints that have any. Bodies longer than `longest` bytes are left out."""
 
     def read_fragment(self, handle: UUID, number: int, offset: int, length: int) -> bytes | None:
-        """`length` bytes at `offset` of one message; None when it is gone."""
+        """Return `length` bytes at `offset` of one message; None if it was deleted."""
 
     def read_token(self, handle: UUID, number: int) -> bytes | None:
-        """The token of one message that waits; None when it is gone, or has none."""
+        """Return the token of one waiting message; None if it was deleted, or has none."""
 
     def read_traces(self, header: Header, first: int, last: int) -> list[tuple[int, bytes]]:
-        """The trace contexts of these messages, by their numbers."""
+        """Return the trace contexts of these messages, with their numbers."""
 
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
-        """The peers have committed every message below these numbers: they go."""
+        """Delete the messages below these numbers: the peers have committed them."""
 
     def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
-        """The trace contexts of those messages go too."""
+        """Delete the trace contexts of messages below these numbers."""
 
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
-        """The peers' brokers have refused these conversations. Returns those for which that is done."""
+        """Fail conversations that the peers' brokers have refused. Returns the failed ones."""
 
     def diverge(self, diverged: Mapping[UUID, Diverged]) -> list[UUID]:
         """Fail conversations whose two sides have different histories. Returns the failed ones."""
@@ -127,15 +127,15 @@ class Store(Protocol):
     def note_old_copy(
         self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
     ) -> None:
-        """One of the two databases was restored, and the conversation has ended with that Error."""
+        """Record that one of the two databases was restored, which has ended the conversation with this Error."""
 
     def set_statuses(self, texts: dict[UUID, str]) -> None:
-        """Why the messages of these endpoints wait; '' when they are on their way."""
+        """Set the transmission_status of endpoints: why their messages wait, or '' while they are sent."""
 
-    # ---------------------------------------------------------------- what arrives
+    # ---------------------------------------------------------------- received messages
 
     def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
-        """Find the place for the target of a conversation that begins in another instance."""
+        """Find the service and the database for the target of a new conversation of another instance."""
 
     def new_handle(self) -> UUID:
         """Draw the handle of a target."""
@@ -143,67 +143,67 @@ class Store(Protocol):
     def store(
         self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
     ) -> arriving.Result:
-        """Make targets, and store what has arrived for endpoints: of each its whole batch, or nothing.
+        """Create targets, and store received messages: of each endpoint the whole batch, or nothing.
 
-        `owners` are those of the peers that have brought what is kept of messages that are not complete. The target of
-        a conversation of which the initiator is in this instance, too, is not made.
+        `owners`: the owners of the peers that have sent incomplete messages. No target is created if the initiator is
+        in this instance as well.
         """
 
     def drop_openings(self, handles: Sequence[UUID]) -> list[UUID]:
-        """Delete those of these targets of which no message was delivered and nothing is kept. Returns which."""
+        """Delete targets without any delivered or stored message. Returns the deleted ones."""
 
     def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
         """Return the incomplete messages of this share; only of these conversations, if given."""
 
     def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
-        """Delete it, of these conversations. Returns those of which nothing is kept now."""
+        """Delete the incomplete messages of these conversations. Returns those without any left."""
 
     def store_traces(self, traced: Sequence[MessageContext]) -> None:
-        """Store the trace contexts that came with messages."""
+        """Store the trace contexts of received messages."""
 
     def wake(self, queues: Collection[int]) -> None:
-        """These queues have more to read."""
+        """Wake the readers of these queues."""
 
-    # ---------------------------------------------------------------- what secures it
+    # ---------------------------------------------------------------- dialog security
 
     def find_beginnings(self, handles: Sequence[UUID]) -> list[UndecidedDialog]:
         """Return the initiators whose security is not decided."""
 
     def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
-        """The certificates of these principals, each given with its database."""
+        """Return the certificates of these principals: (database, principal) -> certificates."""
 
     def find_certificates(self, database_id: int, thumbprints: Sequence[bytes]) -> dict[bytes, UserCertificate]:
-        """The certificates of a database with these thumbprints."""
+        """Return the certificates of a database with these thumbprints."""
 
     def find_master_key(self, database_id: int) -> MasterKey | None:
-        """The master key of a database."""
+        """Return the master key of a database, or None."""
 
     def ask_for_binding(self, database_id: int, service: str) -> bool:
-        """Ask the dynamic routing service for a remote service binding. Whether an answer is awaited."""
+        """Ask the dynamic routing service for a remote service binding. Returns whether an answer is expected."""
 
     def save_keys(self, keys: Mapping[UUID, Keys]) -> None:
-        """Keep the session keys of conversations that have none yet."""
+        """Store the session keys of conversations without stored keys."""
 
     def save_exchange(self, handle: UUID, exchange: bytes) -> None:
-        """Keep our session key as other certificates than before have wrapped and signed it."""
+        """Store the own session key, wrapped and signed by new certificates."""
 
     def save_second_keys(self, keys: Mapping[UUID, tuple[UUID, bytes]]) -> None:
-        """Keep the keys of targets that initiators have learned: the identifier of each, and the key."""
+        """Store the keys of targets that initiators have learned: key identifier and key."""
 
     def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
-        """Return the known capabilities and clock of a broker that signs by this certificate."""
+        """Return the known capabilities and clock of a broker that signs with this certificate."""
 
     def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
-        """Add capabilities of a broker, and the latest time that its clock has shown while it was ahead of ours."""
+        """Add capabilities of a broker, and the latest time of its clock while it was ahead of the local one."""
 
     def find_target(self, home: LocalService) -> Target:
         """Return the service that a new conversation is for, and its queue."""
 
     def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:
-        """Why the session key must not be wrapped for a certificate of this principal, if it must not."""
+        """Return why the session key may not be wrapped for a certificate of this principal, or None."""
 
     def refused_sender(self, target: Target, principal_id: int) -> BrokerError | None:
-        """Why this principal may not send to the service, if it may not."""
+        """Return why this principal may not send to the service, or None."""
 
     def refused_owner(self, target: Target) -> BrokerError | None:
         """Return why the service's owner may not receive from its queue, or None."""

@@ -1,8 +1,8 @@
-"""The session keys of a conversation: which one seals what.
+"""The session keys of a conversation, and the key for each frame.
 
-The initiator makes the first key and wraps it for the target; in full security the target answers with a second one
-for what it sends. Anonymous security has one key for both directions. Whatever a broker says by itself, an
-acknowledgement or a failure, is sealed with the first key, which both have from the first message on.
+The initiator creates the first key and wraps it for the target. In full security the target answers with a second key
+for its own messages. Anonymous security has one key for both directions. Acknowledgements and failures, which the
+broker itself sends, are sealed with the first key, which both sides have from the first message on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from servicebroker.protocol.wire_errors import CorruptedMessage
 
 
 class SessionKeys(NamedTuple):
-    """`second` is None until the target has answered with it; `has_second`: in full security it will."""
+    """The keys of one conversation. `has_second`: full security. `second` is None until the target has answered."""
 
     first: Protection
     second: Protection | None = None
@@ -26,7 +26,7 @@ class SessionKeys(NamedTuple):
         """Return the protection that seals a frame with this header.
 
         Raises:
-            CorruptedMessage: 11254, the key is not known yet.
+            CorruptedMessage: 11254 the key is not known yet.
         """
         if header.is_from_initiator or not self.has_second or header.kind not in (Kind.RUN, Kind.FRAGMENT):
             return self.first

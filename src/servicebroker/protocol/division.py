@@ -1,4 +1,4 @@
-"""The division of an instance's conversations among shares (shards), by their identifiers.
+"""The division of an instance's conversations among shares (partitions), by their identifiers.
 
 Each conversation belongs to one share, so its messages stay in order.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
-SLOT_COUNT = 256  # the last byte of an identifier, which is drawn at random
+SLOT_COUNT = 256  # values of the last byte of an identifier, which is random
 
 
 class Division(NamedTuple):
@@ -18,7 +18,7 @@ class Division(NamedTuple):
     shares: int = 1
 
     def has(self, conversation: UUID) -> bool:
-        """Return whether a conversation is of this share."""
+        """Return whether a conversation belongs to this share."""
         return share_of(conversation, self.shares) == self.number
 
 

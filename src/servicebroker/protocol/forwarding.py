@@ -1,9 +1,9 @@
-"""Forwarding: messages for services elsewhere, held in memory only until they are passed on.
+"""Forwarding: messages for services of other instances, held in memory until they are forwarded.
 
 The rules: docs/reference/rules.md#forwarding.
 
-A forwarder acknowledges nothing and opens nothing: what it loses its sender sends again. A message travels with a
-passage, which every forwarder on the way changes, in front of what it was:
+A forwarder acknowledges nothing and decrypts nothing. If it loses a message, the original sender sends it again. Each
+forwarder puts a forwarding header (the passage: remaining hops and time) in front of the DIALOG frame, and updates it:
 
     passage length 1 | passage | body of the DIALOG frame
 """
@@ -22,10 +22,10 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header, Kind
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
-MAX_HOPS = 16  # forwarders that a message may pass
-TIME_TO_LIVE = 60  # seconds on the way; its sender sends it again about as often
+MAX_HOPS = 16  # forwarders on the way of a message
+TIME_TO_LIVE = 60  # seconds; the sender repeats a message about as often
 MEGABYTE_BYTES = 1024 * 1024
-MESSAGE_OVERHEAD_BYTES = 500  # bytes that a held message counts for beside its body
+MESSAGE_OVERHEAD_BYTES = 500  # memory of a held message besides its body, an estimate
 
 Seconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -39,7 +39,7 @@ class Passage(Struct, array_like=True, frozen=True):
     time_consumed: Annotated[float, Meta(ge=0, le=2**31 - 1)] = 0.0
 
     def bounded(self) -> Passage:
-        """Return the passage within the most that a forwarder grants: memory is lent, and a circle of routes ends."""
+        """Return the passage with hops and time to live capped. The caps bound memory, and end a loop of routes."""
         hops, seconds = min(self.hops_remaining, MAX_HOPS), min(self.time_to_live, TIME_TO_LIVE)
         return Passage(self.message_id, hops, seconds, self.time_consumed)
 
@@ -49,16 +49,16 @@ _passages = msgspec.msgpack.Decoder(Passage)
 
 
 def wrap(passage: Passage, body: bytes) -> bytes:
-    """The body of a FORWARDED frame."""
+    """Return the body of a FORWARDED frame."""
     head = _encoder.encode(passage)
     return b"".join((len(head).to_bytes(1, "big"), head, body))
 
 
 def unwrap(body: bytes) -> tuple[Passage, bytes]:
-    """The passage, and the body of the DIALOG frame that the sender made.
+    """Return the passage, and the body of the sender's DIALOG frame.
 
     Raises:
-        CorruptedMessage: 11235, it is none.
+        CorruptedMessage: 11235 the body has no valid passage.
     """
     end = 1 + int.from_bytes(body[:1], "big")
     try:
@@ -71,7 +71,13 @@ Hop = TypeVar("Hop", bound=Hashable)
 
 
 class Held(NamedTuple, Generic[Hop]):
-    """A message that waits for its next hop; `passage` as it arrived, at the moment `since`; `owner` brought it."""
+    """A message that waits for its next hop.
+
+    Attributes:
+        passage: as it arrived.
+        since: the time of its arrival, in seconds.
+        owner: the certificate owner of the peer that sent it.
+    """
 
     header: Header
     body: bytes
@@ -82,16 +88,16 @@ class Held(NamedTuple, Generic[Hop]):
 
     @property
     def size(self) -> int:
-        """Bytes of memory that it counts for."""
+        """The bytes of memory that it counts for."""
         return len(self.body) + MESSAGE_OVERHEAD_BYTES
 
     def consumed(self, now: float) -> float:
-        """Seconds that it has been on its way."""
+        """Return the seconds since the original sender sent it."""
         return self.passage.time_consumed + (now - self.since)
 
     @property
     def expires_at(self) -> float:
-        """The time when its time to live ends."""
+        """The time at which its time to live ends."""
         return self.since + self.passage.time_to_live - self.passage.time_consumed
 
 
@@ -103,16 +109,18 @@ class DroppedMessage(NamedTuple):
 
 
 class Forwarder(Generic[Hop]):
-    """The messages that one instance passes on; `hop` names where to. `limit` is in bytes of memory."""
+    """The messages that one instance forwards. A `hop` identifies the next instance. `limit`: bytes of memory."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held_bytes = 0
-        self._held: dict[tuple[object, ...], Held[Hop]] = {}  # no OrderedDict: another thread may list it
+        self._held: dict[
+            tuple[object, ...], Held[Hop]
+        ] = {}  # a dict, not an OrderedDict: `__iter__` copies it from another thread
         self._waiting: dict[Hop, OrderedDict[tuple[object, ...], None]] = {}
         self._bytes: Counter[str] = Counter()  # by owner
-        self._owners: dict[Hop, Counter[str]] = {}  # messages for each hop by owner
-        self._keys_by_owner: dict[str, dict[tuple[object, ...], None]] = {}  # by owner, the newest last
+        self._owners: dict[Hop, Counter[str]] = {}  # hop -> owner -> number of messages
+        self._keys_by_owner: dict[str, dict[tuple[object, ...], None]] = {}  # the newest last
 
     def __len__(self) -> int:
         return len(self._held)
@@ -126,7 +134,7 @@ class Forwarder(Generic[Hop]):
         return list(self._waiting)
 
     def postpone(self, hop: Hop) -> None:
-        """Put a hop that is not reached behind the others: budgets let only some be connected to at a time."""
+        """Move an unreachable hop to the end. Budgets limit how many hops are connected at once."""
         self._waiting[hop] = self._waiting.pop(hop)
 
     def owners_at(self, hop: Hop) -> list[str]:
@@ -135,33 +143,34 @@ class Forwarder(Generic[Hop]):
 
     @property
     def wake_at(self) -> float:
-        """When `expire` may have something to do: at the latest then, for some earlier than need be."""
+        """The earliest time at which a message may expire."""
         return min((held.expires_at for held in self._held.values()), default=float("inf"))
 
     def make_room(self, body: bytes, owner: str) -> list[DroppedMessage]:
-        """After 11289 of `take_in`: who holds most gives way, unless the other would then hold as much.
+        """Make room for a message that `take_in` refused with 11289. Returns the dropped messages.
 
-        So no certificate keeps the messages of all others out, and one alone may fill everything; peers that have
-        shown none count as one. Where that would not make room enough, nothing is dropped.
+        The newest messages of the owner that uses most memory are dropped, unless `owner` would then use as much. So no
+        owner blocks the others, but one alone may use all memory. All peers without a certificate count as one owner.
+        If that makes not enough room, nothing is dropped.
         """
-        size, left = len(body) + MESSAGE_OVERHEAD_BYTES, Counter(self._bytes)
-        needed, going = self.held_bytes + size - self.limit, list[tuple[object, ...]]()
-        newest = {brought: reversed(keys) for brought, keys in self._keys_by_owner.items()}
+        size, remaining = len(body) + MESSAGE_OVERHEAD_BYTES, Counter(self._bytes)
+        needed, dropped = self.held_bytes + size - self.limit, list[tuple[object, ...]]()
+        newest = {other: reversed(keys) for other, keys in self._keys_by_owner.items()}
         while needed > 0:
-            most = max(left, key=left.__getitem__, default=owner)
-            if left[most] <= left[owner] + size:
+            largest = max(remaining, key=remaining.__getitem__, default=owner)
+            if remaining[largest] <= remaining[owner] + size:
                 return []
-            going.append(key := next(newest[most]))
+            dropped.append(key := next(newest[largest]))
             needed -= self._held[key].size
-            left[most] -= self._held[key].size
-        return [DroppedMessage(self._remove(key).header, BrokerError(11289, self.limit)) for key in going]
+            remaining[largest] -= self._held[key].size
+        return [DroppedMessage(self._remove(key).header, BrokerError(11289, self.limit)) for key in dropped]
 
     def take_in(
         self, header: Header, body: bytes, passage: Passage, hop: Hop, now: float, owner: str = ""
     ) -> DroppedMessage | None:
-        """Hold a message until its hop is reached; or why it is dropped.
+        """Hold a message until its hop is connected. Returns the dropped message and the reason instead, if any.
 
-        `owner`: whose certificate the peer that brought it has shown.
+        `owner`: the certificate owner of the peer that sent it.
         """
         passage = passage.bounded()
         held = Held(header, body, passage, hop, now, owner)
@@ -175,7 +184,7 @@ class Forwarder(Generic[Hop]):
             return DroppedMessage(header, BrokerError(11288))
         if self.held_bytes + held.size - (before.size if before else 0) > self.limit:
             return DroppedMessage(header, BrokerError(11289, self.limit))
-        if before is not None:  # a later acknowledgement says more
+        if before is not None:  # a later acknowledgement replaces an earlier one
             self._remove(key)
         self._held[key] = held
         self._waiting.setdefault(hop, OrderedDict())[key] = None
@@ -186,7 +195,7 @@ class Forwarder(Generic[Hop]):
         return None
 
     def pass_on(self, hop: Hop, now: float) -> tuple[Header, bytes] | DroppedMessage | None:
-        """Return the next message for a connected hop, or one whose time to live is over; None if none waits."""
+        """Return the next message for a connected hop, or one that has expired; None if none waits."""
         line = self._waiting.get(hop)
         if not line:
             return None
@@ -198,21 +207,21 @@ class Forwarder(Generic[Hop]):
         return held.header, wrap(next_passage, held.body)
 
     def expire(self, now: float) -> list[DroppedMessage]:
-        """Drop what could not be passed on in time."""
+        """Drop messages whose time to live has ended."""
         late = [(key, held) for key, held in self._held.items() if held.expires_at <= now]
         for key, _ in late:
             self._remove(key)
         return [DroppedMessage(held.header, BrokerError(11290)) for _, held in late]
 
     def drop_all(self, number: int) -> list[DroppedMessage]:
-        """Drop everything: 9792 forwarding was switched off, 11293 the transport ends."""
+        """Drop all messages: 9792 forwarding was disabled, 11293 the transport ends."""
         held, self._held = self._held, {}
         self._waiting.clear()
         self._owners.clear()
         self._bytes.clear()
         self._keys_by_owner.clear()
         self.held_bytes = 0
-        return [DroppedMessage(one.header, BrokerError(number)) for one in held.values()]
+        return [DroppedMessage(message.header, BrokerError(number)) for message in held.values()]
 
     def _remove(self, key: tuple[object, ...]) -> Held[Hop]:
         held = self._held.pop(key)
@@ -232,7 +241,7 @@ class Forwarder(Generic[Hop]):
 
 
 def _key(header: Header) -> tuple[object, ...]:
-    """Return the key under which two messages are duplicates."""
+    """Return the key that is equal for two copies of a message."""
     return header.conversation_id, header.is_from_initiator, header.kind, header.number, header.fragment
 
 

@@ -35,7 +35,7 @@ class FrameKind(IntEnum):
     CLOSE = 5
     DIALOG = 6
     FORWARDED = 7  # a DIALOG that has passed a forwarder, see forwarding.py
-    QUESTION = 8  # whether the peer is the principal of a mirrored pair, see mirroring.py
+    QUESTION = 8  # asks whether the peer is the principal of a mirrored pair, see mirroring.py
     STANDING = 9  # the answer: role and timeline
 
 

@@ -1,4 +1,4 @@
-"""The age limit of the first message of a secured conversation: an older one may be a replay, and begins nothing.
+"""The age limit of the first message of a secured conversation: an older one may be a replay, and is refused.
 
 A closed target endpoint is kept for `REPLAY_PROTECTION`, by the clock of its broker, and while it exists a replay is
 recognized. An attacker who has recorded the first frame can send it again after the endpoint was deleted. By then the
@@ -12,15 +12,15 @@ from datetime import datetime, timedelta
 
 from servicebroker.model.states import REPLAY_PROTECTION
 
-CLOCK_ALLOWANCE = timedelta(minutes=10)  # more leaves less time for the way, less refuses clocks that differ by minutes
-MAX_AGE = REPLAY_PROTECTION - CLOCK_ALLOWANCE  # of an opening that is taken
+CLOCK_ALLOWANCE = timedelta(minutes=10)  # more leaves less time in transit, less refuses clocks that differ by minutes
+MAX_AGE = REPLAY_PROTECTION - CLOCK_ALLOWANCE  # of an accepted opening
 
 
 def is_fresh(sealed_at: int, now: datetime) -> bool:
-    """Return whether a frame that was sealed at that time, in seconds since 1970, may open a conversation."""
+    """Return whether a frame that was sealed at this time (seconds since 1970) may open a conversation."""
     return not is_ahead(sealed_at, now) and now.timestamp() - sealed_at < MAX_AGE.total_seconds()
 
 
-def is_ahead(moment: int, now: datetime) -> bool:
-    """Return whether that time, in seconds since 1970, lies further ahead than clocks may differ."""
-    return moment - now.timestamp() > CLOCK_ALLOWANCE.total_seconds()
+def is_ahead(time: int, now: datetime) -> bool:
+    """Return whether a time (seconds since 1970) is further ahead than clocks may differ."""
+    return time - now.timestamp() > CLOCK_ALLOWANCE.total_seconds()

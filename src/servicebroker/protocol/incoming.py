@@ -91,7 +91,7 @@ class Verdict(Enum):
 
 
 class Allowance(NamedTuple):
-    """What a peer's quota allows to store: fragments of the next message, and later (early) messages."""
+    """The messages that a peer's quota allows to store: fragments of the next message, and later (early) messages."""
 
     current: bool = True
     ahead: bool = True

@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
-OVERLAP_S = 5.0  # seconds: what was under way when a daemon was replaced comes before
-MEMORY_S = 120.0  # seconds for which a daemon that brings nothing is remembered
-MAX_IDENTITIES = 1_000  # identities that are remembered
+OVERLAP_S = 5.0  # seconds of overlap that frames in flight explain when a daemon is replaced
+MEMORY_S = 120.0  # seconds for which a silent daemon is kept in memory
+MAX_IDENTITIES = 1_000  # identities in memory
 MAX_DAEMONS = 4  # of one identity
 
 
 class Identity(NamedTuple):
-    """The identity that a daemon states, and the owner of the certificate that it has shown."""
+    """The instance that a daemon claims to be, and the owner of its certificate."""
 
     owner: str
     instance: UUID
 
 
 class Presence(NamedTuple):
-    """The address of a daemon, and the first and last time, in seconds, at which it brought messages."""
+    """The address of a daemon, and the times (seconds) of its first and last message."""
 
     where: str
     first: float
@@ -37,14 +37,14 @@ class Twins:
         self._known: dict[Identity, dict[UUID, Presence]] = {}
 
     def heard(self, identity: Identity, incarnation: UUID, where: str, now: float) -> str | None:
-        """Note that a daemon has sent messages. Returns the address of another one that uses the same identity now.
+        """Record that a daemon has sent messages. Returns the address of another daemon with its identity, or None.
 
-        The same two are told again after `OVERLAP_S` seconds.
+        Two such daemons are reported again after `OVERLAP_S` seconds.
         """
-        daemons = {key: one for key, one in self._known.pop(identity, {}).items() if one.last + MEMORY_S > now}
+        daemons = {key: known for key, known in self._known.pop(identity, {}).items() if known.last + MEMORY_S > now}
         before = daemons.pop(incarnation, Presence(where, now, now))
         present = Presence(where, before.first, now)
-        other = next((key for key, one in daemons.items() if _overlap(present, one) > OVERLAP_S), None)
+        other = next((key for key, known in daemons.items() if _overlap(present, known) > OVERLAP_S), None)
         twin = daemons[other].where if other is not None else None
         if other is not None:
             present = Presence(where, now, now)
@@ -58,5 +58,5 @@ class Twins:
         return twin
 
 
-def _overlap(one: Presence, other: Presence) -> float:
-    return min(one.last, other.last) - max(one.first, other.first)
+def _overlap(first: Presence, second: Presence) -> float:
+    return min(first.last, second.last) - max(first.first, second.first)

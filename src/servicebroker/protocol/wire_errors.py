@@ -6,18 +6,18 @@ from servicebroker.model.errors import BrokerError
 
 
 class WireError(BrokerError):
-    """Bytes that no broker of ours sends. The stream they came from cannot be read any further: close it."""
+    """The error for bytes that no broker of this program sends. The stream is unreadable: close it."""
 
 
 class CorruptedMessage(BrokerError):
-    """One message was changed on its way, or never was one: drop it, acknowledge nothing, and go on.
+    """The error for one message that was corrupted on the way, or is invalid: drop it without acknowledgement.
 
     It becomes the event Broker:Corrupted Message.
     """
 
 
 class Undeliverable(CorruptedMessage):
-    """One message arrived as it was sent, and no endpoint here can take it: drop it as well.
+    """The error for one intact message that no local endpoint can accept: drop it as well.
 
     It becomes the event Broker:Message Undeliverable.
     """
