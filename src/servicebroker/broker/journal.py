@@ -1,6 +1,6 @@
 """The broker's log of messages and connections, under the names of the event classes.
 
-A record's attribute `fields` holds what a program wants to read of it.
+The attribute `fields` of a record has its values for programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNDELIVERABLE = "Broker:Message Undeliverable"
 
 
 def not_taken(problem: CorruptedMessage, link: Link) -> None:
-    """Broker:Corrupted Message or Broker:Message Undeliverable: it is dropped and not acknowledged."""
+    """Log Broker:Corrupted Message or Broker:Message Undeliverable for a message that was dropped."""
     if isinstance(problem, Undeliverable):
         metrics.DROPPED.inc()
         _tell(logging.INFO, UNDELIVERABLE, problem.text, {"error": problem.text})
@@ -39,14 +39,14 @@ def not_taken(problem: CorruptedMessage, link: Link) -> None:
 
 
 def corrupted(problem: CorruptedMessage, link: Link, peer: str = "") -> None:
-    """Broker:Corrupted Message: it is dropped and not acknowledged; its sender will send it again."""
+    """Log Broker:Corrupted Message for a message that was dropped; its sender repeats it."""
     metrics.CORRUPTED.inc()
     fields = {"peer": peer} if peer else {}
     _tell(logging.WARNING, "Broker:Corrupted Message", str(problem), {**fields, "error": str(problem)})
     link.refused(problem.number, problem.text)
 
 
-_AUDITED_CONVERSATIONS = {  # the number of what is refused, by the subclass
+_AUDITED_CONVERSATIONS = {  # subclass -> number of the refusal
     "No Security Header": 11254,
     "No Certificate": 11230,
     "Bad Signature": 11230,
@@ -55,9 +55,9 @@ _AUDITED_CONVERSATIONS = {  # the number of what is refused, by the subclass
 
 
 def conversation(subclass: str, header: Header, link: Link, error: str = "") -> None:
-    """Audit Broker Conversation: No Security Header, No Certificate, Bad Signature or Run As Target Failure.
+    """Log Audit Broker Conversation: No Security Header, No Certificate, Bad Signature or Run As Target Failure.
 
-    The message is dropped and not answered; its sender will send it again.
+    The message was dropped without an answer; its sender repeats it.
     """
     fields = {"conversation": str(header.conversation_id), "from_service": header.from_service}
     _record(logging.WARNING, "Audit Broker Conversation", subclass=subclass, error=error, **fields)
@@ -66,26 +66,26 @@ def conversation(subclass: str, header: Header, link: Link, error: str = "") -> 
 
 
 def trouble(text: str) -> None:
-    """Log a problem that the administrator has to solve."""
+    """Log a problem that the administrator must solve."""
     _log.error("%s", text)
 
 
 def undeliverable(dropped: Dropped, header: Header, link: Link) -> None:
-    """Broker:Message Undeliverable (Dropped)."""
+    """Log Broker:Message Undeliverable (Dropped)."""
     metrics.DROPPED.inc()
     link.refused(dropped.number, f"{dropped.text} {_where(header)}")
     _tell_of_message(UNDELIVERABLE, dropped.text, header, _subclass(header))
 
 
 def over_budget(event: BrokerError, header: Header, link: Link) -> None:
-    """Broker:Message Undeliverable for a message beyond its owner's budget; its sender will send it again."""
+    """Log Broker:Message Undeliverable for a message beyond its owner's budget; its sender repeats it."""
     metrics.DROPPED.inc()
     link.refused(event.number, event.text)
     _tell_of_message(UNDELIVERABLE, event.text, header, _subclass(header))
 
 
 def expired(owner: str, handle: UUID) -> None:
-    """Log that incomplete messages of a conversation were deleted, since no more fragments came."""
+    """Log that incomplete messages of a conversation were deleted, because no more fragments arrived."""
     whose = owner or "a peer without certificate"
     _log.warning("Deleted unfinished messages of %s, conversation %s: nothing more of them came.", whose, handle)
 
@@ -98,12 +98,12 @@ def _subclass(header: Header) -> str:
 
 
 def watches_conversations() -> bool:
-    """Return whether Broker:Conversation and its groups are to be told: there is one for each message."""
+    """Return whether Broker:Conversation events are logged: there is one for each message."""
     return _log.isEnabledFor(logging.DEBUG)
 
 
 def conversed(deed: ConversationEvent, endpoint: RemoteEndpoint, state: str, many: int = 1) -> None:
-    """Broker:Conversation, of what came from another instance; `state` is that of the endpoint now."""
+    """Log Broker:Conversation for a message of another instance. `state`: the new state of the endpoint."""
     if not many:
         return
     metrics.CONVERSATIONS.labels(deed.value).inc(many)
@@ -115,15 +115,15 @@ def conversed(deed: ConversationEvent, endpoint: RemoteEndpoint, state: str, man
 
 
 def grouped(subclass: str, group: UUID) -> None:
-    """Broker:Conversation Group: Create or Drop."""
+    """Log Broker:Conversation Group: Create or Drop."""
     _record(logging.DEBUG, "Broker:Conversation Group", subclass=subclass, group=str(group))
 
 
-_REJECTIONS = {-8428: 11225, -8498: 11226, -8457: 11227, -8437: 11228}  # the event for the Error that both sides get
+_REJECTIONS = {-8428: 11225, -8498: 11226, -8457: 11227, -8437: 11228}  # Error of both sides -> number of the event
 
 
 def rejected(failed: ConversationFailure, endpoint: RemoteEndpoint) -> None:
-    """Broker:Message Undeliverable for a message that the contract or the validation of the endpoint does not allow."""
+    """Log Broker:Message Undeliverable for a message that the contract or the validation does not allow."""
     metrics.DROPPED.inc()
     number = _REJECTIONS.get(failed.code)
     text = failed.description
@@ -141,7 +141,7 @@ def rejected(failed: ConversationFailure, endpoint: RemoteEndpoint) -> None:
 
 
 def forwarded(header: Header, address: object, size: int) -> None:
-    """Broker:Forwarded Message Sent; its bytes."""
+    """Log Broker:Forwarded Message Sent, and count its bytes."""
     metrics.FORWARDED.inc()
     metrics.FORWARDED_BYTES.inc(size)
     if _log.isEnabledFor(logging.DEBUG):
@@ -150,7 +150,7 @@ def forwarded(header: Header, address: object, size: int) -> None:
 
 
 def forwarded_dropped(error: BrokerError, header: Header) -> None:
-    """Broker:Forwarded Message Dropped: its sender will send it again."""
+    """Log Broker:Forwarded Message Dropped; the sender repeats the message."""
     metrics.DISCARDED.inc()
     _tell_of_message("Broker:Forwarded Message Dropped", str(error), header)
 
@@ -170,13 +170,13 @@ AUDITED = {  # the subclass of Audit Broker Login, by the number of the refusal
 
 
 def connection(subclass: str, peer: str, error: str = "") -> None:
-    """Broker:Connection: Connecting, Connected, Connect Failed, Accept, Closing, Closed, Send or Receive IO Error."""
+    """Log Broker:Connection: Connecting, Connected, Connect Failed, Accept, Closing, Closed, or an IO Error."""
     metrics.CONNECTIONS.labels(subclass).inc()
     _record(logging.INFO, "Broker:Connection", subclass=subclass, peer=peer, error=error)
 
 
 def login(subclass: str, peer: str, certificate: str = "", error: str = "") -> None:
-    """Audit Broker Login: a peer was let in, or refused."""
+    """Log Audit Broker Login: a peer was accepted or refused."""
     metrics.LOGINS.labels(subclass).inc()
     level = logging.WARNING if error else logging.INFO
     _record(level, "Audit Broker Login", subclass=subclass, peer=peer, certificate=certificate, error=error)
@@ -185,9 +185,11 @@ def login(subclass: str, peer: str, certificate: str = "", error: str = "") -> N
 def mistrusted(what: Mistrust, times: int, detail: str) -> None:
     """Log false claims of a peer as Audit Broker Conversation or Audit Broker Login: their number and the last one.
 
-    Whoever claimed to be another instance was refused when it greeted, and told of then.
+    A peer that claimed to be another instance was refused and logged at its greeting.
     """
-    owner = STRANGER if what.owner.startswith(STRANGER) else what.owner  # they are as many as they like
+    owner = (
+        STRANGER if what.owner.startswith(STRANGER) else what.owner
+    )  # one label for all unknown peers, whose number is unbounded
     metrics.MISTRUSTED.labels(owner, what.claim).inc(times)
     fields = {"peer_owner": what.owner, "times": str(times), "error": detail}
     if what.claim == MESSAGES:
@@ -205,28 +207,28 @@ def transmission(conversation_id: UUID, error: str) -> None:
 
 
 def classified(destination: Destination, service: str, broker: object, *, is_arrival: bool = False) -> None:
-    """Broker:Message Classify: messages for that service stay here (Local), go to an address (Remote), or are Delayed.
+    """Log Broker:Message Classify: messages for a service are Local (this instance), Remote (an address) or Delayed.
 
-    `broker` is the identifier that they name, None for any.
+    `broker`: the broker identifier in the messages, None for any.
     """
     match destination:
         case Elsewhere(address):
-            subclass, way = "Remote", str(address)
+            subclass, address_text = "Remote", str(address)
         case Local():
-            subclass, way = "Local", ""
+            subclass, address_text = "Local", ""
         case Refused():
             return
         case _:
-            subclass, way = "Delayed", ""
+            subclass, address_text = "Delayed", ""
     metrics.CLASSIFIED.labels(subclass).inc()
     if _log.isEnabledFor(logging.DEBUG):
-        fields = {"service": service, "broker": str(broker or ""), "address": way}
+        fields = {"service": service, "broker": str(broker or ""), "address": address_text}
         role = "network" if is_arrival else "this instance"
         _record(logging.DEBUG, "Broker:Message Classify", subclass=subclass, **fields, role=role)
 
 
 def acknowledgement(header: Header, *, is_sent: bool) -> None:
-    """Broker:Remote Message Acknowledgement, for a header that carries one: with a message, or alone."""
+    """Log Broker:Remote Message Acknowledgement for a header with an acknowledgement."""
     if header.acknowledgement is None:
         return
     what = "Acknowledgement" if header.kind is Kind.ACKNOWLEDGEMENT else "Message with Acknowledgement"
@@ -234,19 +236,19 @@ def acknowledgement(header: Header, *, is_sent: bool) -> None:
     metrics.ACKNOWLEDGEMENTS.labels(subclass).inc()
     if _log.isEnabledFor(logging.DEBUG):
         fields = {"conversation": header.conversation_id, "sequence_number": header.number, "fragment": header.fragment}
-        told = {name: str(value) for name, value in fields.items()}
+        texts = {name: str(value) for name, value in fields.items()}
         below = str(header.acknowledgement.below)
-        _record(logging.DEBUG, "Broker:Remote Message Acknowledgement", subclass=subclass, **told, below=below)
+        _record(logging.DEBUG, "Broker:Remote Message Acknowledgement", subclass=subclass, **texts, below=below)
 
 
 def _record(level: int, event: str, **fields: str) -> None:
-    told = {name: value for name, value in fields.items() if value}
-    text = " ".join(f"{name}={value!r}" if " " in value else f"{name}={value}" for name, value in told.items())
-    _tell(level, event, text, told)
+    present = {name: value for name, value in fields.items() if value}
+    text = " ".join(f"{name}={value!r}" if " " in value else f"{name}={value}" for name, value in present.items())
+    _tell(level, event, text, present)
 
 
 def _fields(header: Header) -> dict[str, str]:
-    """Return the fields that the trace has of any message."""
+    """Return the log fields of a message."""
     return {
         "conversation": str(header.conversation_id),
         "sequence_number": str(header.number),
@@ -269,6 +271,6 @@ def _tell_of_message(event: str, why: str, header: Header, subclass: str = "") -
 
 
 def _tell(level: int, event: str, text: str, fields: dict[str, str]) -> None:
-    """Say it, whatever a peer has put into it."""
-    told = {name: cleaned(value) for name, value in fields.items()}
-    _log.log(level, "%s: %s", event, cleaned(text, _MAX_LINE), extra={"fields": {"event": event, **told}})
+    """Log an event. Texts of peers are cleaned."""
+    clean = {name: cleaned(value) for name, value in fields.items()}
+    _log.log(level, "%s: %s", event, cleaned(text, _MAX_LINE), extra={"fields": {"event": event, **clean}})

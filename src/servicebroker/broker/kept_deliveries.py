@@ -1,7 +1,7 @@
-"""Delivery of large messages in a thread and on a connection of its own, beside the rounds (decision 462).
+"""Delivery of large messages in a thread of its own, with its own connection, outside the rounds (decision 462).
 
-A round only stores and acknowledges their fragments. To join 400 MB and write them takes seconds. Within a round, all
-other peers would wait for that long, and the daemon would report that it is not in service.
+A round only stores and acknowledges their fragments. Joining 400 MB into one row takes seconds. Within a round, all
+other peers would wait for that long, and the daemon would report that it is out of service.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("servicebroker.broker")
 
 
 class KeptDeliveries:
-    """Inserts complete large messages into their queues, whenever it is asked to."""
+    """Inserts complete large messages into their queues, after each call of `ask`."""
 
     def __init__(self, url: str, clock: Callable[[], datetime]) -> None:
         self._url, self._clock = url, clock
@@ -43,7 +43,7 @@ class KeptDeliveries:
         self._outage = Outage(_log, "Large messages wait beside their queues")
 
     def ask(self) -> None:
-        """Ask for a delivery of the messages stored so far. From any thread; the first call starts the thread."""
+        """Request a delivery of the messages stored so far. Thread-safe; the first call starts the thread."""
         self._due.set()
         with self._starting:
             if self._thread is None:
@@ -51,7 +51,7 @@ class KeptDeliveries:
                 self._thread.start()
 
     def close(self) -> None:
-        """End the thread; what it is at is rolled back, and stays kept."""
+        """End the thread. The delivery in progress is rolled back, and repeated by the next daemon."""
         self._closed.set()
         self._due.set()
         connection, thread = self._connection, self._thread
@@ -84,9 +84,9 @@ class KeptDeliveries:
                 self._due.set()
 
     def _deliver(self, connection: psycopg.Connection[Any]) -> bool:
-        """Deliver each conversation's in a transaction of its own, also behind one that fails.
+        """Deliver the messages of each conversation in a transaction of its own. A failure does not stop the others.
 
-        Returns whether nothing is left.
+        Returns whether all were delivered.
         """
         kept = run(connection, find_kept())
         for handle in kept:

@@ -1,15 +1,17 @@
 """The security header of a dialog: a session key, wrapped for one certificate and signed by another.
 
-**Wrapping.** A key exchange key encrypts session keys with AES-256-GCM. What opens it is the capsule: a point on the
-curve of the certificate, for an agreement with its key (ECDH, HKDF-SHA256), or a secret that is encrypted by RSA-OAEP.
+**Wrapping.** A key exchange key encrypts session keys with AES-256-GCM. The capsule (encapsulated key) lets the owner
+of the certificate compute it. A capsule is a point on the certificate's curve (ECDH, HKDF-SHA256), or a secret
+encrypted with RSA-OAEP.
 
 **Binding.** `about` names the conversation, the services and the direction. It is authenticated with the session key
-and signed, so that an exchange is worth nothing in another conversation.
+and signed, so that an exchange is invalid in another conversation.
 
-**Two forms.** Every version knows the first one: a key exchange key for one exchange, and a signature of it. The other
-one is for a peer with the capability `batched`. One key exchange key wraps many session keys, each with a nonce of its
-own. One signature is made for many exchanges: it signs the root of a hash tree over them (`hash_tree.py`), and each
-exchange brings its siblings. So a signature says as much in both forms: this conversation, this key.
+**Two forms.** Every version supports single exchanges: one key exchange key and one signature for each exchange.
+Batched exchanges need a peer with the capability `batched`. One key exchange key wraps many session keys, each with a
+nonce of its own. One signature covers many exchanges: it signs the root of a Merkle tree over them (`hash_tree.py`),
+and each exchange contains its siblings. So a signature proves the same facts in both forms: this conversation has this
+key.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from servicebroker.store.keys.x509_certificates import PrivateKey, PublicKey
 
 _AGREED = b"servicebroker key exchange key 1"
 _REUSED = b"servicebroker key exchange key 2"
-_SIGNED_ROOT = b"servicebroker exchanges 1"  # the first form signs other texts: those begin with a length
+_SIGNED_ROOT = b"servicebroker exchanges 1"  # a single exchange signs another text, which begins with a length
 _OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)
 NONCE_SIZE = 12  # bytes
-_ONE_NONCE = bytes(NONCE_SIZE)  # in the first form the key is used once
+_ONE_NONCE = bytes(NONCE_SIZE)  # the key of a single exchange is used once
 
 
 class Capsule(NamedTuple):
@@ -47,7 +49,7 @@ class Capsule(NamedTuple):
 
 
 def encapsulate(target: PublicKey) -> Capsule:
-    """Draw a secret for the holder of that private key. Returns it in clear and sealed for `target`."""
+    """Draw a secret for the owner of a private key. Returns it in clear, and sealed for the public key `target`."""
     if isinstance(target, rsa.RSAPublicKey):
         secret = os.urandom(KEY_SIZE)
         return Capsule(secret, target.encrypt(secret, _OAEP))
@@ -67,7 +69,7 @@ def decapsulate(sealed: bytes, own: PrivateKey) -> bytes | None:
         return None
 
 
-# ---------------------------------------------------------------- the first form
+# ---------------------------------------------------------------- single exchanges
 
 
 def wrap(key: bytes, target: PublicKey, about: bytes) -> tuple[bytes, bytes]:
@@ -92,7 +94,7 @@ def is_signed(exchange: Exchange, by: PublicKey, about: bytes) -> bool:
     return x509_certificates.is_signed(_signed(exchange, about), exchange.signature, by)
 
 
-# ---------------------------------------------------------------- the form of a batch
+# ---------------------------------------------------------------- batched exchanges
 
 
 class ReusedKey:
@@ -107,7 +109,7 @@ class ReusedKey:
         return nonce + self._cipher.encrypt(nonce, key, about)
 
     def unwrap(self, wrapped: bytes, about: bytes) -> bytes | None:
-        """Return the session key; None if it was not wrapped for this conversation, or a bit was changed."""
+        """Return the session key; None if it was not wrapped for this conversation, or was changed."""
         try:
             key = self._cipher.decrypt(wrapped[:NONCE_SIZE], wrapped[NONCE_SIZE:], about)
         except (ValueError, InvalidTag):
@@ -116,7 +118,7 @@ class ReusedKey:
 
 
 def sign_together(exchanges: Sequence[tuple[Exchange, bytes]], own: PrivateKey) -> list[Exchange]:
-    """Sign exchanges, each given with what it is bound to, by one signature. Returns them with it."""
+    """Sign exchanges, each with its bound context, by one signature. Returns them with the signature."""
     root, proofs = prove([_signed(exchange, about) for exchange, about in exchanges])
     signature = x509_certificates.sign(_SIGNED_ROOT + root, own)
     return [
@@ -126,7 +128,7 @@ def sign_together(exchanges: Sequence[tuple[Exchange, bytes]], own: PrivateKey) 
 
 
 def signed_root(exchange: Exchange, about: bytes) -> bytes:
-    """Return the text that the signature of an exchange out of a batch must sign."""
+    """Return the text that the signature of a batched exchange must sign."""
     assert exchange.siblings is not None
     return _SIGNED_ROOT + root_of(_signed(exchange, about), Proof(exchange.sides, exchange.siblings))
 

@@ -22,12 +22,12 @@ MAX_BODY_BYTES = 512 * 1024 * 1024  # bytes of a message body, unless the instan
 HIGHEST_MAX_BODY_BYTES = 900 * 1024 * 1024  # bytes; PostgreSQL fails at 1 GB, with the rest of the row
 MAXIMUM_DESCRIPTION = 3000  # characters
 MAXIMUM_KEY = 256  # characters of an idempotency key: an entry of its index has 2,700 bytes at most
-MAXIMUM_GROUPS = 60  # in a transaction: one subtransaction each; PostgreSQL keeps 64 of a backend in memory
-MAXIMUM_SLOTS = 1_000  # of the workers of a queue: a reader that waits tries each
-MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock, and the server's lock table is bounded
+MAXIMUM_GROUPS = 60  # groups in a transaction: one subtransaction each; PostgreSQL keeps 64 of a backend in memory
+MAXIMUM_SLOTS = 1_000  # handler slots of a queue's workers: a waiting reader tries each
+MAXIMUM_HANDLES = 10_000  # handles in one SEND: each may need a lock, and the server's lock table is bounded
 CURRENT_DATABASE = "CURRENT DATABASE"
 NAME_TAKEN = 2714
-ANY = "ANY"  # stands for no criterion in a broker priority
+ANY = "ANY"  # the value of a criterion that a broker priority does not use
 _RATE = re.compile(r"(?P<count>\d{1,9}(\.\d{1,9})?)/(?P<unit>s|min|h)")
 _UNIT_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
 DEFAULT_LEVEL = 5  # of a conversation without a broker priority
@@ -37,7 +37,7 @@ Given = TypeVar("Given")
 
 
 class Omitted:
-    """The value of a body that was not given, which is not the same as NULL."""
+    """The value of an omitted body, which differs from NULL."""
 
     def __repr__(self) -> str:
         return "OMITTED"
@@ -53,7 +53,7 @@ def check_handle(handle: object) -> None:
     """Refuse a value that cannot be a conversation handle, before any query.
 
     Raises:
-        BrokerError: 8418 it is missing, 402 another type.
+        BrokerError: 8418 the handle is missing, 402 another type.
     """
     if handle is None:
         raise BrokerError(8418)
@@ -85,7 +85,7 @@ def stored_body(body: Body | Omitted | None, maximum: int = MAX_BODY_BYTES) -> b
     Raises:
         BrokerError: 8433 NULL, 8459 more than `maximum` bytes, 402 another type.
     """
-    if type(body) is bytes and len(body) <= maximum:  # nearly every one, and a loop of SENDs feels each check
+    if type(body) is bytes and len(body) <= maximum:  # the usual case, first because a loop of SENDs feels each check
         return body or None
     if isinstance(body, Omitted):
         return None
@@ -110,7 +110,7 @@ def checked_maximum(maximum: object) -> int:
 
 
 def stored_bodies(bodies: Iterable[Body], maximum: int = MAX_BODY_BYTES) -> list[bytes | None]:
-    """Return the bodies of a batch, at least one."""
+    """Return the bytes to store for the bodies of a batch, at least one."""
     if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
         raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")
     contents = [stored_body(body, maximum) for body in bodies]
@@ -120,7 +120,7 @@ def stored_bodies(bodies: Iterable[Body], maximum: int = MAX_BODY_BYTES) -> list
 
 
 def check_script(script: object, parameters: object) -> None:
-    """Refuse T-SQL that is no str, and variables that are no mapping of names to values."""
+    """Refuse T-SQL that is no str, and parameters that are no mapping of names to values."""
     if not isinstance(script, str):
         raise BrokerError(402, "the script", type(script).__name__, "str")
     if parameters is not None and not (isinstance(parameters, Mapping) and all(isinstance(p, str) for p in parameters)):
@@ -185,7 +185,7 @@ def check_procedure(procedure: object, *, may_be_async: bool) -> None:
 
 
 def check_policy(policy: object) -> None:
-    """Refuse a policy that cannot judge failures.
+    """Refuse a retry policy that cannot be called with a failure.
 
     Raises:
         BrokerError: 402 no function of a Failure, or one whose call runs nothing.
@@ -217,7 +217,7 @@ def messages_per_second(name: str, rate: object) -> float:
 
 
 def check_priority(priority: object) -> None:
-    """Refuse a value that is no priority of a conversation; None is none.
+    """Refuse a value that is no priority of a conversation; None means without one.
 
     Raises:
         BrokerError: 402.
@@ -228,7 +228,7 @@ def check_priority(priority: object) -> None:
 
 
 def check_idempotency(key: object, seconds: object) -> None:
-    """Refuse an idempotency key, or the seconds for which it is kept; None is no key.
+    """Refuse an invalid idempotency key or time to live; None means without a key.
 
     Raises:
         BrokerError: 402.
@@ -249,7 +249,7 @@ def check_groups(groups: object) -> None:
 
 
 def check_slots(slots: object) -> None:
-    """Refuse a value that is no number of handlers at once of all workers of a queue."""
+    """Refuse a value that is no number of concurrent handlers of a queue's workers."""
     check_count("global_concurrency", slots)
     if slots > MAXIMUM_SLOTS:  # type: ignore[operator]
         raise BrokerError(402, "global_concurrency", shown(slots), f"at most {MAXIMUM_SLOTS}")
@@ -327,7 +327,7 @@ def _pairs(sent_by: object) -> list[tuple[str, str]]:
 
 
 def checked_contracts(contracts: Iterable[str]) -> list[str]:
-    """Return the contract names, checked; a name that occurs twice is refused with 8404."""
+    """Check and return contract names. A name that occurs twice is refused with 8404."""
     if isinstance(contracts, str) or not isinstance(contracts, Iterable):
         raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
     given = [names.checked("service contract", contract) for contract in contracts]
@@ -363,16 +363,16 @@ def check_changes(**options: object) -> None:
 
 def check_broker_options(*chosen: bool) -> None:
     """Refuse more than one of ENABLE_BROKER, DISABLE_BROKER, NEW_BROKER and ERROR_BROKER_CONVERSATIONS."""
-    for one in chosen:
-        check_switch("SET", one)
+    for option in chosen:
+        check_switch("SET", option)
     if sum(chosen) > 1:
         raise BrokerError(402, "SET", "two of the broker's options", "one of them")
 
 
 class Termination(NamedTuple):
-    """The treatment of sessions that use a database: end them after a number of seconds, or give up at once.
+    """The treatment of sessions that use a database: end them after some seconds, or fail immediately.
 
-    Without either, the statement waits for them.
+    Without either, the statement waits until they end.
     """
 
     rollback_after: float | None = None
@@ -450,5 +450,5 @@ def checked_password(clause: str, password: object, *, is_new: bool = False) -> 
 
 
 def read_once(given: Given) -> Given | list[Any]:
-    """Return the items of an iterator as a list, since it is read more than once."""
+    """Return the items of an iterator as a list, so that they can be read more than once."""
     return list(given) if isinstance(given, Iterator) else given

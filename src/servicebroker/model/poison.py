@@ -122,10 +122,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Retry:
-    """The verdict that puts the message back. No reader receives from its conversation group for `after` seconds.
+    """The decision to put the message back. No reader receives from its conversation group for `after` seconds.
 
     Raises:
-        BrokerError: 402 that is no number of seconds from 0 to a hundred years.
+        BrokerError: 402 `after` is no number of seconds from 0 to a hundred years.
     """
 
     after: float = 0.0
@@ -138,7 +138,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class EndWithError:
-    """The verdict END CONVERSATION WITH ERROR: the other side is told, and the conversation's messages are removed.
+    """The decision END CONVERSATION WITH ERROR: the other side gets the Error, and the queued messages are removed.
 
     A description that is no str, such as the exception itself, becomes its text. A long one is cut to 3,000 characters.
 
@@ -158,17 +158,17 @@ class EndWithError:
 
 @dataclass(frozen=True)
 class SetAside:
-    """The verdict that keeps the message as a dead letter for an operator; the conversation goes on."""
+    """The decision to keep the message as a dead letter for an operator. The conversation continues."""
 
 
 @dataclass(frozen=True)
 class Ignore:
-    """The verdict that commits RECEIVE and does nothing with the message."""
+    """The decision to commit RECEIVE and do nothing with the message."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The verdict that commits RECEIVE and sends this message back; the conversation goes on.
+    """The decision to commit RECEIVE and send this message back. The conversation continues.
 
     If the conversation has ended or failed, nothing is sent.
 
@@ -228,16 +228,16 @@ def error_kind(error: str) -> str:
 
 
 Verdict: TypeAlias = Retry | EndWithError | SetAside | Ignore | Reply
-"""What a policy may answer: `Retry`, `EndWithError`, `SetAside`, `Ignore` or `Reply`."""
+"""The decision of a retry policy: `Retry`, `EndWithError`, `SetAside`, `Ignore` or `Reply`."""
 Policy: TypeAlias = Callable[[Failure], Verdict]
-"""A function that is given a `Failure` and returns a `Verdict`. Where it raises, the default policy decides instead."""
+"""A retry policy: a function of a `Failure` that returns a `Verdict`. If it raises, the default policy decides."""
 
 
 def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: float = 0.0) -> Policy:
-    """Return the policy that retries a message and, after more than `failures` failures, returns `verdict`.
+    """Return the retry policy that retries a message and, after more than `failures` failures, returns `verdict`.
 
-    The default verdict is END CONVERSATION WITH ERROR 500. The first retry comes after `pause` seconds, each further
-    one after twice as many, at most a minute; 0 retries at once.
+    The default verdict is END CONVERSATION WITH ERROR 500. The first retry comes after `pause` seconds, and each pause
+    is twice the one before, at most a minute. With 0 all retries are immediate.
     """
     check_count("failures", failures)
     check_wait(pause)
@@ -252,10 +252,10 @@ def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: f
 
 
 def checked_verdict(verdict: object) -> Verdict:
-    """Return the verdict of a policy, checked.
+    """Check and return the decision of a retry policy.
 
     Raises:
-        BrokerError: 402 it is no verdict.
+        BrokerError: 402 the value is no verdict.
     """
     if isinstance(verdict, Retry | EndWithError | SetAside | Ignore | Reply):
         return verdict

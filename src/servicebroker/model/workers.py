@@ -1,4 +1,4 @@
-"""Workers as values: a queue, the handlers of its messages by type, and a policy for failed messages."""
+"""Workers as values: a queue, the handlers of its messages by type, and a retry policy for failed messages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ from servicebroker.model.wording import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-UNANSWERABLE = {8426, 8429}  # the conversation is gone, was ended by the other side, or has failed
+UNANSWERABLE = {
+    8426,
+    8429,
+}  # error numbers: the conversation does not exist, was ended by the other side, or has failed
 
 _OTHERS = ""  # the key of the handler of all other types
 
 
 def by_default(failure: Failure) -> Verdict:
-    """Retry five times, after 1, 2, 4, 8 and 16 seconds, then keep a dead letter; at once if no retry can help."""
+    """Retry five times, after 1, 2, 4, 8 and 16 seconds, then keep a dead letter. If no retry can help, skip them."""
     error = failure.error
     cannot_be_answered = isinstance(error, BrokerError) and error.number in UNANSWERABLE
     return SetAside() if cannot_be_answered or isinstance(error, BodyError) else _patient(failure)
@@ -50,7 +53,7 @@ class ScheduledHandler(NamedTuple):
 
 
 class ExpectedType(NamedTuple):
-    """A message type that only initiators send, by a contract of a service of a queue: nobody else can handle it."""
+    """A message type that initiators may send to a queue, by the contract of a service of that queue."""
 
     message_type: str
     contract: str
@@ -78,7 +81,7 @@ class Worker:
             messages several times as fast. An exception of a handler undoes only the work for its group.
         answers_ends: EndDialog is answered without a handler, for many conversations at a time; needs more than one of
             `groups`. An Error still reaches its handler, or is logged.
-        poison: the policy for a message whose handler raises an exception.
+        poison: the retry policy for a message whose handler raises an exception.
         concurrency: the number of messages that each process handles at a time; None for that of `working` or of the
             command.
         rate: the most messages that each process handles in a time, spread evenly, as "100/s", "30/min" or "1000/h".
@@ -131,10 +134,11 @@ class Worker:
     def on(self, *message_types: str) -> Callable[[F], F]:
         """Register the function as handler of these message types; without any, of all types without another handler.
 
-        `sb.DIALOG_TIMER`, `sb.END_DIALOG` and `sb.ERROR` are types as well. The annotation of the second parameter says
-        what the function gets. Without one, or with `sb.Message`, it gets the message. With `sb.Message[Order]` the
-        `body` of the message is an Order, and with `Order` the function gets the body. A dataclass, a msgspec.Struct
-        and a model of pydantic are read from JSON, str as UTF-8, bytes as they are. With `batch` it is a list of these.
+        `sb.DIALOG_TIMER`, `sb.END_DIALOG` and `sb.ERROR` are types as well. The annotation of the second parameter
+        decides what the function gets. Without one, or with `sb.Message`, it gets the message. With `sb.Message[Order]`
+        the `body` of the message is an Order, and with `Order` the function gets the body. A dataclass, a
+        msgspec.Struct and a model of pydantic are read from JSON, str as UTF-8, bytes as they are. With `batch` it is a
+        list of these.
 
         Raises:
             BrokerError: 402 an argument that is no name, a type that has a handler, END_DIALOG with `answers_ends`, a
@@ -173,8 +177,8 @@ class Worker:
 
         Its message is the DialogTimer of a conversation of its own, which begins when a worker first runs the schedule.
         The body is the time, as text. With the annotation `datetime` the function gets the time, else the message; with
-        `batch` a list of one. Failures are judged by the policy, as those of any message. The next time comes after a
-        final failure, too.
+        `batch` a list of one. The retry policy decides on failures, as for any message. After a final
+        failure the schedule continues with the next time.
 
         Args:
             every: the five fields of cron, `@hourly`, `@daily`, `@weekly`, `@monthly` or `@yearly`; or a timedelta of
@@ -195,10 +199,10 @@ class Worker:
             if not callable(function):
                 raise BrokerError(402, "every", shown(function), "a function of a transaction and a message")
             handler = self._made("every", function, sys._getframe(1).f_locals)
-            found = name_of(name, function)
-            if found in self._schedules:
-                raise BrokerError(402, "every", f"'{found}', which another function has", "another name=")
-            self._schedules[found] = ScheduledHandler(schedule, handler)
+            schedule_name = name_of(name, function)
+            if schedule_name in self._schedules:
+                raise BrokerError(402, "every", f"'{schedule_name}', which another function has", "another name=")
+            self._schedules[schedule_name] = ScheduledHandler(schedule, handler)
             return function
 
         return register
@@ -219,13 +223,13 @@ class Worker:
     @property
     def schedules(self) -> Mapping[str, Schedule]:
         """The schedules, by name."""
-        return {name: one.schedule for name, one in self._schedules.items()}
+        return {name: scheduled.schedule for name, scheduled in self._schedules.items()}
 
     def handler_of_schedule(self, name: str) -> Handler:
         """Return the handler of a schedule.
 
         Raises:
-            InstanceError: the worker has none of that name.
+            InstanceError: the worker has no schedule of that name.
         """
         if name in self._schedules:
             return self._schedules[name].handler
@@ -257,7 +261,7 @@ class Worker:
     @property
     def is_async(self) -> bool:
         """True if its handlers are coroutine functions."""
-        scheduled = (one.handler for one in self._schedules.values())
+        scheduled = (each.handler for each in self._schedules.values())
         return any(handler.is_async for handler in (*self._handlers.values(), *scheduled))
 
     def check(self, *, is_async: bool) -> None:
