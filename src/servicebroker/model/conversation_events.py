@@ -35,7 +35,7 @@ class ConversationEvent(StrEnum):
 
 
 class EndpointSnapshot(NamedTuple):
-    """An endpoint at one moment. `waits`: a message that it has sent is not delivered yet."""
+    """The state of an endpoint at one time. `waits`: a message that it has sent is not delivered yet."""
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -48,12 +48,12 @@ class EndpointSnapshot(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """True if no messages arrive any more."""
+        """True if no further messages can arrive."""
         return self.state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.ERROR, EndpointState.CLOSED)
 
 
 class ConversationSnapshot(NamedTuple):
-    """Both sides of some conversations by their handles, and those of the given groups that exist."""
+    """Both sides of conversations by their handles, and the conversation groups that exist."""
 
     endpoints: Mapping[UUID, EndpointSnapshot]
     groups: frozenset[UUID]

@@ -160,7 +160,7 @@ def _trace(name: str, events: str) -> Group:
     return Group(f"TRC_{name}", tuple(events.split()))
 
 
-# events of SQL Server's own work: a notification for them is stored, but they never occur here
+# events of SQL Server's internal work: a notification for them is stored, but this product never raises them
 _TRACE = Group(
     "TRC_ALL_EVENTS",
     (
@@ -218,7 +218,7 @@ _TRACE = Group(
 )
 _GROUPS = {group.name: tuple(group.events()) for root in (_DDL, _TRACE) for group in root.groups()}
 _SERVER_LEVEL = frozenset(_OF_THE_SERVER.events())
-RAISED_BY_NOTHING = frozenset(_TRACE.events())  # occur neither by a statement nor by a broker
+RAISED_BY_NOTHING = frozenset(_TRACE.events())  # raised neither by a statement nor by a broker
 EVENTS = frozenset({*ON_QUEUE, *_DDL.events(), *RAISED_BY_NOTHING})
 
 
@@ -232,7 +232,7 @@ def parents() -> Iterator[tuple[str, str]]:
 
 
 def is_of_the_server(event: str) -> bool:
-    """Check whether the event belongs to no database, as CREATE_LOGIN."""
+    """Return whether the event belongs to no database, such as CREATE_LOGIN."""
     return event in _SERVER_LEVEL
 
 

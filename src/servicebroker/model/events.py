@@ -24,8 +24,8 @@ NAMES = {
     QUEUE_DISABLED_CLASS: "Broker:Queue Disabled",
     ACTIVATION_CLASS: "Broker:Activation",
 }
-_LEVELS = {ACTIVATION_CLASS: logging.INFO}  # the others are warnings
-# the other classes are sent only to handlers that name them, and are not kept
+_LEVELS = {ACTIVATION_CLASS: logging.INFO}  # other classes are logged as warnings
+# other classes are sent only to handlers that name them, and are not stored
 DEFAULT_CLASSES = frozenset({QUEUE_DISABLED_CLASS, ACTIVATION_CLASS})
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -61,7 +61,7 @@ def _ends_programs(problem: BaseException) -> bool:
 class Events:
     """The last events of this process, and the handlers that are called for new ones.
 
-    `is_interrupt` tells whether an exception of a handler is meant for the program, as Ctrl-C is.
+    `is_interrupt` returns whether an exception of a handler is meant for the program, such as Ctrl-C.
     """
 
     def __init__(self, is_interrupt: Callable[[BaseException], bool] = _ends_programs) -> None:
@@ -82,7 +82,7 @@ class Events:
     def tell(
         self, number: int, at: datetime, database_id: int, text: str, subclass: str, columns: Mapping[str, str]
     ) -> None:
-        """Call the handlers that have asked for an event that is neither kept nor logged."""
+        """Call the handlers of an event that is neither stored nor logged."""
         self._tell(BrokerEvent(number, NAMES[number], at, database_id, 0, text, subclass, columns))
 
     def _tell(self, event: BrokerEvent) -> None:
@@ -97,7 +97,7 @@ class Events:
                 report(_LOG, logging.ERROR, "a handler of %s failed: %s", event.name, told(problem), exc_info=problem)
 
     def recent(self, number: int | None = None) -> list[BrokerEvent]:
-        """Return the last thousand events, oldest first; with a number only those of it."""
+        """Return the last thousand events, oldest first. With a number, only events of that number."""
         return [event for event in tuple(self._recent) if number in (None, event.number)]
 
     def subscribe(self, handler: Handler, *numbers: int) -> None:

@@ -13,7 +13,7 @@ from servicebroker.model.bodies import decoded
 from servicebroker.model.errors import ERROR_NAMESPACE
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # only type checkers need a default, and they bring it
+    from typing_extensions import TypeVar  # only type checkers need the default, and they have this package
 
     B_co = TypeVar("B_co", default=Any, covariant=True)
 else:
@@ -59,12 +59,12 @@ class Message(NamedTuple, Generic[B_co]):
 
     @property
     def is_end_dialog(self) -> bool:
-        """True if the peer has ended the conversation; answer with END CONVERSATION."""
+        """True if the peer has ended the conversation. Answer with END CONVERSATION."""
         return self.message_type_id == names.END_DIALOG_ID
 
     @property
     def is_error(self) -> bool:
-        """True if the conversation failed; `read_error(message_body)` tells why; answer with END CONVERSATION."""
+        """True if the conversation failed. `read_error(message_body)` has the reason. Answer with END CONVERSATION."""
         return self.message_type_id == names.ERROR_ID
 
     @property
@@ -76,7 +76,7 @@ class Message(NamedTuple, Generic[B_co]):
 def error_body(code: int, description: str) -> bytes:
     """Return the body of an Error message, UTF-16 with a byte order mark.
 
-    Characters that XML cannot represent become U+FFFD, so that every description arrives readable.
+    Characters that XML cannot represent become U+FFFD, so that every description is readable.
     """
     return (
         f'<?xml version="1.0"?><Error xmlns="{ERROR_NAMESPACE}">'
@@ -115,7 +115,7 @@ def _xml_allows(character: str) -> bool:
 
 
 class DelayedMessage(NamedTuple):
-    """A message in the transmission queue that is delayed, or waits behind one that is.
+    """A message in the transmission queue that is delayed, or waits behind a delayed one.
 
     Attributes:
         conversation_handle: its conversation, on the sender's side.

@@ -1,4 +1,4 @@
-"""Read files that users name: each may be a device, a pipe, as large as a disk, or replaced meanwhile.
+"""Read files that users name: each may be a device, a pipe, as large as a disk, or replaced during the read.
 
 All files named by commands, definitions, scripts or folders are read by these functions (decision 188). A test searches
 for modules that read files in another way.

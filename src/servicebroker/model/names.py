@@ -12,7 +12,7 @@ MAXIMUM_NAME = 128  # characters of a name in DDL
 MAXIMUM_SERVICE_NAME = 256  # characters of a service name given as a literal
 POSTGRES_IDENTIFIER = 63  # bytes
 
-SYSTEM_SCHEMAS = frozenset({"sys", "information_schema"})  # in which no objects are created
+SYSTEM_SCHEMAS = frozenset({"sys", "information_schema"})  # schemas in which no objects can be created
 
 _PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a name, in brackets or plain
 
@@ -45,7 +45,9 @@ class MessageTypeRow(NamedTuple):
 
 
 CONFIGURATION_NOTICE = _BROKER + "BrokerConfigurationNotice"  # the contract with the dynamic routing service
-SERVICE_BROKER = _BROKER + "ServiceBroker"  # asks the dynamic routing service, and answers Echo and Query
+SERVICE_BROKER = (
+    _BROKER + "ServiceBroker"
+)  # the service that asks the dynamic routing service, and answers Echo and Query
 SERVICE_ECHO_ID = 4
 SERVICE_ECHO = _BROKER + "ServiceEcho"  # the contract for Echo
 ECHO = SERVICE_ECHO + "/Echo"  # a message that is returned as it was sent
@@ -96,7 +98,7 @@ SYSTEM_SERVICES = (
 
 
 def short(name: str) -> str:
-    """Return the last part of the name of a system object, as EndDialog; any other name as it is."""
+    """Return the last part of a system object's name, such as EndDialog; other names unchanged."""
     is_system = name.startswith((_BROKER, _NOTIFICATIONS))
     return name.rpartition("/")[2] if is_system else name
 
@@ -105,7 +107,7 @@ def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
     """Return `name` if it is valid for a `kind` ('queue', 'service', ...).
 
     Raises:
-        BrokerError: 402 it is no str; 15151 an empty or too long name, or one with a NUL or half of a surrogate pair.
+        BrokerError: 402 the name is no str; 15151 it is empty, too long, or has a NUL or half of a surrogate pair.
     """
     if not isinstance(name, str):
         raise BrokerError(402, f"the {kind} name", type(name).__name__, "str")

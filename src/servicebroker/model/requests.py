@@ -1,10 +1,10 @@
-"""Requests: conversations of one message and its answer. How one is recognized, and how it fails.
+"""Requests: conversations of one message and its answer. How a request is recognized, and how it fails.
 
 **The problem.** A caller gives up or crashes, and the answer still arrives. Some program has to take it, and to know
 that it belongs to a request: the queue may also hold other conversations.
 
-**The mark.** The conversation group of a request is a UUID of version 8, with a layout of ours (RFC 9562). Three bytes
-tell the treatment of a late answer. 36 bits are the time, in seconds, until which the answer is reserved for its
+**The identifier.** The conversation group of a request is a UUID of version 8 (RFC 9562). Three bytes give the
+treatment of a late answer. 36 bits are the time, in seconds, until which the answer is reserved for its
 caller. Random UUIDs have version 4. PostgreSQL compares UUIDs byte by byte, so late requests are one index range.
 """
 
@@ -47,11 +47,11 @@ class RequestError(ServiceBrokerError):
 
 
 class RequestTimeout(ServiceBrokerError, TimeoutError):
-    """No answer has come in time. The request stays open: the other side's work is not undone.
+    """No answer has arrived in time. The request stays open: the other side's work is not undone.
 
     Attributes:
-        handle: the conversation. `wait_for_answer(handle)` waits on.
-        reason: the reason why there is no answer, if known here.
+        handle: the conversation. `wait_for_answer(handle)` continues to wait.
+        reason: the reason why there is no answer, if this instance knows it.
     """
 
     def __init__(self, handle: UUID, seconds: float, reason: str) -> None:
@@ -63,7 +63,7 @@ class RequestTimeout(ServiceBrokerError, TimeoutError):
 
 
 def request_group(until: datetime, late: LateAnswers, random: UUID) -> UUID:
-    """Return the conversation group of a request whose answer is reserved for its caller until that time."""
+    """Return the conversation group of a request. Its answer is reserved for the caller until the time `until`."""
     return _group(math.ceil(until.timestamp()), late, random.int & _RANDOM_MASK)
 
 

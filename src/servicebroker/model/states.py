@@ -79,7 +79,7 @@ def after(state: EndpointState, event: Event) -> EndpointState | None:
 
     Raises:
         BrokerError: the error of the verb (8427, 8429, 8438, 8458), naming the state.
-        KeyError: an arrival that this state does not take; the caller discards the message.
+        KeyError: a received message that this state does not accept; the caller discards the message.
     """
     try:
         return TRANSITIONS[state, event]
@@ -90,7 +90,7 @@ def after(state: EndpointState, event: Event) -> EndpointState | None:
 
 
 def at(state: EndpointState, lifetime: datetime, now: datetime) -> EndpointState:
-    """Return the state at `now`, counting a lifetime that has run out although no statement has recorded it."""
+    """Return the state at `now`, with a lifetime that has expired even if no statement has recorded it yet."""
     if lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is EndpointState.ERROR:
         return EndpointState.ERROR
     return state

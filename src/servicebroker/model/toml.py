@@ -1,4 +1,4 @@
-"""TOML of files that people write, with one kind of error for everything that may be wrong in them."""
+"""TOML files written by users, with one kind of error for all mistakes in them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 import tomllib
 from typing import Any
 
-MAX_KEY_PARTS = 100  # of a.b.c; tomllib needs a time that grows with their square
-MAX_DEPTH = 100  # of tables and arrays in each other; who reads them calls itself for each
+MAX_KEY_PARTS = 100  # parts of a key such as a.b.c; the time of tomllib grows with their square
+MAX_DEPTH = 100  # nested tables and arrays; readers are recursive
 _PART = r"(?:[\w-]+|\"[^\"\n]*\"|'[^'\n]*')"
 _PARTS = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+")
 
@@ -16,7 +16,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Return the contents of a TOML text. A byte order mark, as editors of Windows write it, is skipped.
 
     Raises:
-        ValueError: it is no TOML, or has values that Python does not read; the message says which.
+        ValueError: the text is no TOML, or has values that Python cannot read; the message names them.
     """
     if any(len(re.findall(_PART, found[0])) > MAX_KEY_PARTS for found in _PARTS.finditer(text)):
         raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")
@@ -34,7 +34,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _is_shallow(content: dict[str, Any]) -> bool:
-    """True if nothing lies deeper than `MAX_DEPTH`. Goes level by level, since a call for each would be too many."""
+    """Return whether no value is nested deeper than `MAX_DEPTH`. The loop goes level by level, without recursion."""
     level: list[Any] = [content]
     for _ in range(MAX_DEPTH):
         level = [

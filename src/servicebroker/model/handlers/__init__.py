@@ -7,12 +7,12 @@ awaits them. A plain function may still return a coroutine, for example a lambda
 
 **Modules.**
 
-* `typed.py`: a handler as a worker calls it, with the argument that its annotation asks for, within middleware.
-* `schedules.py`: the times of a scheduled handler, from a rule of cron or an interval.
+* `typed.py`: a handler as a worker calls it: with the argument of its annotation, within middleware.
+* `schedules.py`: the times of a scheduled handler, from a cron rule or an interval.
 
 **The rules.**
 
-* What can be refused is refused when a handler is registered, or when its worker starts.
+* Errors in a handler's signature are raised when it is registered, or when its worker starts.
 * An exception of a handler, of its middleware or of a codec is a failure of its message.
 
 Begin with `Handler` in `typed.py`.

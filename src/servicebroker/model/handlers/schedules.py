@@ -1,7 +1,7 @@
-"""Schedules of workers: the times of a cron rule or of an interval, and what becomes of missed ones.
+"""Schedules of workers: the times of a cron rule or of an interval, and the treatment of missed times.
 
-A rule with fixed hours goes by the clock on the wall. A time that the clock skips in spring is that of the first moment
-behind it, and one that comes twice in autumn counts once. A rule for every hour goes by real time: it has each hour.
+A rule with fixed hours uses local time. If daylight saving skips a time, the handler is called right after the gap. A
+time that occurs twice counts once. A rule for every hour uses real time, so it has each hour.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
 
-MISSED_AFTER = timedelta(seconds=60)  # a time is missed if no worker has taken it until then; only "skip" asks
+MISSED_AFTER = timedelta(seconds=60)  # a time is missed if no worker has handled it by then; only "skip" uses this
 MAX_NAME = 128  # characters of a schedule's name
 MAX_RULE = 500  # characters: one that names each minute, hour, day, month and weekday has 350
 
@@ -44,7 +44,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ScheduledJob(NamedTuple):
-    """A schedule as an instance keeps it.
+    """A stored schedule.
 
     Attributes:
         queue: schema and name of its queue.
@@ -91,7 +91,7 @@ class Schedule(NamedTuple):
     Attributes:
         rule: five fields of cron, or a number of seconds, such as "@every 300".
         time_zone: the name of the zone of the fields.
-        missed: what is done about times that passed while no worker ran.
+        missed: the treatment of times that passed while no worker ran.
     """
 
     rule: str
@@ -100,7 +100,7 @@ class Schedule(NamedTuple):
 
     @classmethod
     def of(cls, every: object, time_zone: object, missed: object) -> Schedule:
-        """Return the schedule as an application gives it.
+        """Return the schedule of an application's arguments.
 
         Raises:
             BrokerError: 402 no rule, no zone, no policy.
@@ -126,7 +126,7 @@ class Schedule(NamedTuple):
         return found
 
     def following(self, after: datetime) -> datetime:
-        """Return the first time after a moment.
+        """Return the first time after `after`.
 
         Raises:
             BrokerError: 402 there is none, as for 30 February.
@@ -134,10 +134,10 @@ class Schedule(NamedTuple):
         if self.rule.startswith("@every"):
             interval = timedelta(seconds=int(self.rule.split()[1]))
             return _EPOCH + (after - _EPOCH) // interval * interval + interval
-        from zoneinfo import ZoneInfo  # here, as few applications have schedules
+        from zoneinfo import ZoneInfo  # imported here: few applications have schedules
 
         fields, zone = _Fields.parse(self.rule), ZoneInfo(self.time_zone)
-        search = _real_times if len(fields.hours) == 24 else _wall_times  # hours of a day
+        search = _real_times if len(fields.hours) == 24 else _wall_times  # all hours of a day
         for found in search(fields, zone, after.astimezone(UTC)):
             if found > after:
                 return found
@@ -215,7 +215,7 @@ class _Fields(NamedTuple):
         """Return the fields of a rule.
 
         Raises:
-            BrokerError: 402 it is none.
+            BrokerError: 402 the text is no rule.
         """
         texts = rule.lower().split()
         if len(texts) != 5:  # the fields of cron

@@ -1,6 +1,6 @@
-"""Handlers as a worker calls them: with the argument that their annotation asks for, within the worker's middleware.
+"""Handlers as a worker calls them: with the argument of their annotation, within the worker's middleware.
 
-A handler's second parameter says what it takes:
+The annotation of a handler's second parameter decides its argument:
 
 * no annotation, Any or Message: the message; with `batch` a list of messages.
 * Message[Order]: the message, whose `body` is an Order.
@@ -28,9 +28,9 @@ from servicebroker.model.handlers import check_kind, check_parameters, check_res
 from servicebroker.model.messages import Message
 from servicebroker.model.names import DIALOG_TIMER, END_DIALOG, ERROR
 
-Reader: TypeAlias = Callable[[Message], Any]  # makes the argument of a handler
+Reader: TypeAlias = Callable[[Message], Any]  # returns the argument of a handler
 
-_OF_THE_BROKER = {DIALOG_TIMER, END_DIALOG, ERROR}  # their bodies are none of the application's
+_OF_THE_BROKER = {DIALOG_TIMER, END_DIALOG, ERROR}  # types whose bodies are not the application's
 _POSITIONAL = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
 _MESSAGE_TEXT = re.compile(r"(?P<list>\w+\[)?(\w+\.)*Message\]?")
 
@@ -187,7 +187,7 @@ def reader_of(where: str, annotation: Any, message_type: str, *, is_batch: bool)
         return lambda message: decode(message.message_body)
 
     class TypedMessage(Message[Any]):
-        """A message whose body is read as the annotation says."""
+        """A message whose body is read as the type of the annotation."""
 
         __slots__ = ()
 
@@ -217,7 +217,7 @@ def _item_of(where: str, annotation: Any) -> Any:
     """Return the annotation of the items of a list.
 
     Raises:
-        BrokerError: 402 it is none of a list.
+        BrokerError: 402 the annotation is no list.
     """
     if isinstance(annotation, str) or _is_message(annotation):
         return annotation

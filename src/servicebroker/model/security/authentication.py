@@ -16,11 +16,11 @@ class Method(StrEnum):
     CERTIFICATE = "CERTIFICATE"
 
 
-PROTOCOLS = ("NTLM", "KERBEROS", "NEGOTIATE")  # of WINDOWS: SQL Server's names, which all mean the same here
+PROTOCOLS = ("NTLM", "KERBEROS", "NEGOTIATE")  # of WINDOWS: SQL Server's names, all with one meaning in this product
 
 
 class Authentication(NamedTuple):
-    """The AUTHENTICATION clause. `protocol` is that of WINDOWS, for display only."""
+    """The AUTHENTICATION clause. `protocol`: that of WINDOWS, for display only."""
 
     methods: tuple[Method, ...] = (Method.CERTIFICATE,)
     protocol: str = ""
@@ -37,7 +37,7 @@ class Authentication(NamedTuple):
 
     @classmethod
     def numbered(cls, number: int) -> Authentication:
-        """Return the authentication of that number."""
+        """Return the authentication with this number."""
         return _ALL[number - 1]
 
 
@@ -58,7 +58,7 @@ _CLAUSE = re.compile(
 
 
 def parse_authentication(given: object) -> tuple[Authentication, str | None]:
-    """Parse AUTHENTICATION = ..., and return the name of the certificate too; None for any own one.
+    """Parse AUTHENTICATION = ... Returns also the name of the certificate; None for any certificate of the instance.
 
     A name may be in brackets.
 

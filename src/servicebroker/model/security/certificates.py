@@ -1,11 +1,15 @@
-"""The contents of a certificate; and the purposes for which keys are sealed."""
+"""The contents of a certificate, and the purposes for which keys are sealed."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import NamedTuple
 
-MASTER_KEY, PRIVATE_KEY, SESSION_KEY = "master key", "private key", "session key"  # each opens for its own purpose only
+MASTER_KEY, PRIVATE_KEY, SESSION_KEY = (
+    "master key",
+    "private key",
+    "session key",
+)  # a key that was sealed for one purpose cannot be opened for another
 
 
 class Facts(NamedTuple):
@@ -20,5 +24,5 @@ class Facts(NamedTuple):
     expiry_date: datetime
 
     def is_valid(self, now: datetime) -> bool:
-        """Check whether `now` is within its validity."""
+        """Return whether the certificate is valid at `now`."""
         return self.start_date <= now < self.expiry_date

@@ -16,7 +16,11 @@ from servicebroker.model.security.certificates import Facts
 
 
 class Security(StrEnum):
-    """The protection of a conversation: none, or a session key of an unknown or a known peer."""
+    """The protection of a conversation.
+
+    NONE: no encryption. ANONYMOUS: encrypted, and the initiator is not identified. FULL: encrypted, and both sides are
+    identified.
+    """
 
     NONE = "N"
     ANONYMOUS = "A"
@@ -31,10 +35,10 @@ class Binding(StrEnum):
     ANONYMOUS_OFF = "ANONYMOUS = OFF"
 
 
-NO_BINDING, NO_CERTIFICATE = 9727, 9731  # two of the reasons why messages wait
-NO_SERVICE_MASTER_KEY = 32  # the code that 28054 shows
+NO_BINDING, NO_CERTIFICATE = 9727, 9731  # error numbers in transmission_status
+NO_SERVICE_MASTER_KEY = 32  # the error code in the text of 28054
 
-# (whether the owner of the initiating service has a certificate, ENCRYPTION, binding)
+# (has_certificate: the owner of the initiating service, encryption: ENCRYPTION = ON, binding) -> protection or error
 TABLE: dict[tuple[bool, bool, Binding], Security | int] = {
     (True, True, Binding.NO_BINDING): NO_BINDING,
     (True, True, Binding.ANONYMOUS_ON): Security.ANONYMOUS,
@@ -56,7 +60,7 @@ class Candidate(Protocol):
 
     @property
     def is_active_for_begin_dialog(self) -> bool:
-        """True if new conversations may use it."""
+        """True if new conversations may use the certificate."""
         ...
 
     @property

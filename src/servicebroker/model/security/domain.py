@@ -13,7 +13,7 @@ _NUMBER_BYTES, _SECRET_BYTES, _THUMBPRINT_BYTES = 8, 24, 16  # bytes of the part
 
 
 class Member(NamedTuple):
-    """The member that a certificate of a domain stands for; names are compared without case."""
+    """The member that a domain's certificate identifies. Names are compared without case."""
 
     domain: str
     name: str
@@ -50,7 +50,7 @@ class Token(NamedTuple):
         """Return the token in a printed text.
 
         Raises:
-            DomainError: it is no token.
+            DomainError: the text is no token.
         """
         try:
             data = bytes.fromhex(text)
@@ -61,7 +61,7 @@ class Token(NamedTuple):
         return cls.make(data, data[_NUMBER_BYTES + _SECRET_BYTES :])
 
     def is_of(self, thumbprint: bytes) -> bool:
-        """Check whether the domain with this authority has made the token."""
+        """Return whether the domain with this authority has issued the token."""
         return thumbprint.startswith(self.thumbprint)
 
     def __str__(self) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from uuid import UUID
 
-STRANGER = "not imported"  # prefix of owners whose certificate nobody has imported
-NOBODY = ""  # the owner without proof: anybody who could reach us
+STRANGER = "not imported"  # prefix of owners without an imported certificate
+NOBODY = ""  # the owner of peers without a certificate: anybody that can connect
 
 WITHOUT_PROOF = (
     "With ENCRYPTION = {} nothing proves who a peer is: whoever reaches the port can be anybody, and read, send and "
@@ -24,7 +24,7 @@ class Proved(NamedTuple):
     """The identity that a certificate proves, once TLS has proved that a peer has its key.
 
     Attributes:
-        owner: the name of its owner here: `login NAME`, else `certificate NAME` with the name of the imported one, or
+        owner: the local name of its owner: `login NAME`, else `certificate NAME` with the name of the imported one, or
             of its imported predecessor. It stays the same if the certificate is replaced.
         instance: the instance that the certificate itself names, None if it names none.
         is_vouched: the authority of the domain confirms the instance.
@@ -46,19 +46,19 @@ class Peer(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer at an address: the certificate's owner, and the instance that it claims to be."""
+    """The peer that answered at an address: the certificate's owner, and the instance that it claims to be."""
 
     owner: str
     instance: UUID
 
 
 class Claims(NamedTuple):
-    """The claims to instances by ground; the first ground that knows an instance counts.
+    """The claims to instances by ground. The first ground that knows an instance decides.
 
     Attributes:
         accepted: owners that an administrator has accepted.
         named: owners of imported certificates that name the instance.
-        learned: owners that claimed it where we connected.
+        learned: owners that claimed it at an address that we connected to.
     """
 
     accepted: Mapping[UUID, str]
@@ -73,11 +73,11 @@ class Claims(NamedTuple):
         return self.named.get(instance) or self.learned.get(instance) or frozenset()
 
     def is_open(self, instance: UUID) -> bool:
-        """Check whether an answer where we connected may claim the instance: it is neither accepted nor imported."""
+        """Return whether a peer that we connected to may claim the instance: no other ground knows it."""
         return instance not in self.accepted and instance not in self.named
 
     def objection(self, instance: UUID, owner: str) -> str | None:
-        """Return why a peer with this owner's certificate is not believed to be that instance; None if it is."""
+        """Return why the claim of this owner to be an instance is refused; None if it is accepted."""
         owners = self.owners(instance)
         if not owners or owners == {owner}:
             return None
@@ -88,13 +88,13 @@ class Claims(NamedTuple):
 
 
 class Mistrust(NamedTuple):
-    """An act of a peer that only another one may do.
+    """A false claim of a peer, or messages that it may not send.
 
     Attributes:
-        owner: of its certificate.
-        claim: INSTANCE or ADDRESS: it claimed the `subject`. MESSAGES: it brought messages that are not its own.
+        owner: the owner of its certificate.
+        claim: INSTANCE or ADDRESS: it claimed the `subject`. MESSAGES: it sent messages of another source.
             STANDING: it named the principal of a mirrored pair without being part of it. TWINS: two daemons that claim
-            to be instance `subject` brought messages at the same time.
+            to be instance `subject` sent messages at the same time.
     """
 
     owner: str

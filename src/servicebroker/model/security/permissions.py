@@ -17,13 +17,13 @@ from servicebroker.model.names import FIRST_USER_ID
 
 PUBLIC_ID, DBO_ID, GUEST_ID, DB_OWNER_ID, DB_DDLADMIN_ID = 0, 1, 2, 16384, 16387
 DBO_SCHEMA_ID = 1  # the id of the schema dbo
-NOBODY_ID = -1  # owner of objects without an owner in the database
+NOBODY_ID = -1  # the owner id of objects without an owner in the database
 
 
 class Kind(IntEnum):
-    """The classes of securables; the numbers are those of sys.database_permissions and sys.server_permissions.
+    """The classes of securables, with the numbers of sys.database_permissions and sys.server_permissions.
 
-    Except OBJECT, a table, view, sequence, procedure or function of T-SQL: these are of class 1, as queues are.
+    OBJECT (a table, view, sequence, procedure or function of T-SQL) is an exception: its class is 1, like a queue's.
     """
 
     DATABASE = 0
@@ -56,7 +56,7 @@ KIND_WORDS = {
     Kind.LOGIN: "login",
     Kind.OBJECT: "object",
 }
-_EVERYWHERE = (Kind.DATABASE, Kind.SERVER)  # a grant on them holds for everything in them
+_EVERYWHERE = (Kind.DATABASE, Kind.SERVER)  # a grant on them applies to all objects in them
 
 
 class FixedPrincipal(NamedTuple):
@@ -114,7 +114,7 @@ class User(NamedTuple):
 
     @property
     def is_dbo(self) -> bool:
-        """True for dbo, who may do everything."""
+        """True for dbo, who has all permissions."""
         return self.principal_id == DBO_ID
 
 
@@ -131,7 +131,7 @@ class Login(NamedTuple):
 
 
 class Securable(NamedTuple):
-    """An object that permissions can be on; `name` is its name in a refusal.
+    """An object with permissions. `name` is its name in a refusal.
 
     `schema_id` is that of its schema, or its own for a schema; 0 without one.
     """
@@ -145,12 +145,12 @@ class Securable(NamedTuple):
 
     @property
     def is_built_in(self) -> bool:
-        """True if every database has it, and all may refer to it."""
+        """True if every database has the object, and all users may refer to it."""
         return self.kind in _BROKERS and self.major_id < FIRST_USER_ID
 
 
 class Entry(NamedTuple):
-    """One grant or denial; `state` is one of the letters below."""
+    """One grant or denial. `state` is one of the letters below."""
 
     kind: Kind
     major_id: int
@@ -324,7 +324,7 @@ def bringing(kind: Kind, permission: str) -> frozenset[Right]:
 
 
 def fixed_roles_with(rights: frozenset[Right]) -> tuple[list[int], list[int]]:
-    """Return the ids of fixed roles that have one of these rights on the database, and of those that are denied one."""
+    """Return the ids of fixed roles with one of these rights on the database, and of those with a denial of one."""
     on_database = {name for kind, name in rights if kind is Kind.DATABASE}
     roles = FIXED_PRINCIPALS
     return (
@@ -384,7 +384,7 @@ def _concerns(entry: Entry, identities: frozenset[int], rights: frozenset[Right]
 
 
 class Need(NamedTuple):
-    """A permission that a statement needs, on each of its objects of that kind; `number` is the error without it.
+    """A permission that a statement needs on each of its objects of a kind. `number` is the error without it.
 
     `or_else`: a permission on the schema or the database of the object that suffices, too.
     """
@@ -457,7 +457,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "DROP ROUTE": _drop(Kind.ROUTE),
     "DROP CERTIFICATE": _drop(Kind.CERTIFICATE),
     "ALTER AUTHORIZATION": tuple(Need(kind, "TAKE OWNERSHIP", 15151) for kind in ALTER_ANY),
-    # of a collection that a message type names; checked on the database, in place of the schema
+    # on the schema collection of a message type; checked on the database instead of the schema
     "FIND XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "REFERENCES", 15151),),
     "CREATE XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "CREATE XML SCHEMA COLLECTION", 262),),
     "ALTER XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "ALTER ANY SCHEMA", 15151),),
@@ -477,7 +477,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "ALTER ROLE": (Need(Kind.DATABASE, "ALTER ANY ROLE", 15151),),
     "ALTER FIXED ROLE": (Need(Kind.DATABASE, "CONTROL", 15151),),
     "DROP ROLE": (Need(Kind.DATABASE, "ALTER ANY ROLE", 15151),),
-    # for other users than the current one, and for roles that it is not in
+    # for other users than the current one, and for roles that the current user is not in
     "AUTHORIZATION": (Need(Kind.USER, "IMPERSONATE", 15151),),
     "AUTHORIZATION OF A ROLE": (Need(Kind.DATABASE, "CONTROL", 15151),),
     "ALTER AUTHORIZATION ON DATABASE": (Need(Kind.DATABASE, "CONTROL", 15151),),
