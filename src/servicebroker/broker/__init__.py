@@ -18,19 +18,19 @@ A round is one database transaction. Each round does these steps:
 1. Take the received frames from the inbox.
 2. Insert the received messages, and delete the acknowledged ones.
 3. Find messages that were committed since the last round. Route their conversations, claim them, and read the bodies
-   that may be sent. A claim notes in the database that a conversation goes to another instance, so that no service of
+   that may be sent. A claim records in the database that a conversation goes to another instance, so that no service of
    this one becomes its target.
 4. Commit. Then send acknowledgements and frames.
 
-The network has a thread of its own. Each share (a shard of the conversations) has a thread that runs its rounds. One
-more thread LISTENs, and wakes the rounds.
+The network has a thread of its own. Each share (a partition of the conversations) has a thread that runs its rounds.
+One more thread LISTENs for notifications, and wakes the rounds.
 
 **The rules.**
 
 * Nothing that depends on a round is sent before the round's commit (`Relay.round`). Only operations whose loss is
   harmless may be committed without waiting for the disk: `_do_lazily` in `postgres_store.py`.
-* A round never waits for a row lock. It skips locked rows, and tries them again after 20 ms, later once a second.
-* All state is in the database. After an error the relay drops its memory and begins again from the tables.
+* A round never waits for a row lock. It skips locked rows, and retries them after 20 ms, later once a second.
+* All state is in the database. After an error the relay drops its memory and restarts from the tables.
 * Memory is bounded: 10,000 conversations, 64 MB of bodies that wait for links, 64 MB that wait for rows, 32 MB in the
   inboxes. If a peer has used up its part, its connections are not read.
 * Only `conversations.py` changes the state of a conversation. The states and transitions are the tables of
@@ -40,8 +40,8 @@ more thread LISTENs, and wakes the rounds.
   service (`trust.py`).
 * The relay knows no socket and no SQL: `transport/links.py` and `store_operations.py` are its interfaces. The simulator
   implements both in memory.
-* An advisory lock lets only one daemon serve an instance. In a mirrored pair (primary and standby), a daemon says that
-  it is the principal only after a commit.
+* An advisory lock lets only one daemon serve an instance. In a mirrored pair (primary and standby), a daemon tells
+  peers that it is the principal only after a commit.
 
 **Where.** Routes and claims: `matching.py`. Received messages: `arrivals.py`. Session keys: `dialog_security.py`,
 `exchanges.py`, `key_exchange.py`. Forwarding: `forwarding.py`. Several relays: `shares.py`, in processes
