@@ -1,6 +1,6 @@
-"""The metrics of `servicebroker serve` for Prometheus: the daemon's own counts, and what PostgreSQL holds.
+"""The metrics of `servicebroker serve` for Prometheus: the daemon's own counters, and values stored in PostgreSQL.
 
-One registry. What the daemon counts is told where it is logged (broker/journal.py).
+One registry has both. The daemon's counters rise where the events are logged (broker/journal.py).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from servicebroker.store.running import run
 _log = logging.getLogger("servicebroker.broker")
 
 PREFIX = "servicebroker_"
-MAX_PARTS = 1_000  # of each counter, by their labels, that are found quickly
+MAX_PARTS = 1_000  # combinations of labels that are cached for each counter
 
 REGISTRY = prometheus_client.CollectorRegistry()
 
-Counted = dict[tuple[str, tuple[str, ...]], float]  # amounts by the name of the counter and its labels
+Counted = dict[tuple[str, tuple[str, ...]], float]  # (name of the counter, labels) -> amount
 _COUNTERS: dict[str, prometheus_client.Counter] = {}
 _TAKEN: Counted = {}
 
 
 def _counter(name: str, meaning: str, *labels: str) -> prometheus_client.Counter:
     counter = _COUNTERS[name] = prometheus_client.Counter(PREFIX + name, meaning, labels, registry=REGISTRY)
-    # To find the part with some labels, the library takes a lock and makes texts.
+    # Cached, since the library takes a lock and makes strings at each call.
     counter.labels = functools.lru_cache(MAX_PARTS)(counter.labels)  # type: ignore[method-assign]
     return counter
 
@@ -87,8 +87,8 @@ PRIORITY_SENDS = _counter(
 )
 
 
-# Broker TO Statistics: the transmission object is what the relay has in memory of a conversation, a batch is what one
-# round writes of them. Averages are quotients of the sums
+# Broker TO Statistics: a transmission object is the relay's memory of a conversation. A batch is the objects that one
+# round writes. Averages are quotients of the sums
 OBJECT_GETS = _counter("transmission_object_gets", "Tran Object Gets.")
 OBJECTS_DIRTY = _counter("transmission_objects_marked_dirty", "Tran Objects Marked Dirty.")
 OBJECT_WRITES = _counter("transmission_object_writes", "Tran Object Writes; by batches Avg. Length of Batched Writes.")
@@ -107,14 +107,14 @@ CURRENT_SEND_FRAGMENTS = _gauge("current_send_fragments", "Current Msg Frags for
 
 
 def show_backlog(*amounts: int) -> None:
-    """Pending and current bytes and fragments, as they are now."""
+    """Set the gauges of pending and current bytes and fragments."""
     gauges = (PENDING_RECEIVE_BYTES, PENDING_RECEIVE_FRAGMENTS, PENDING_SEND_BYTES, PENDING_SEND_FRAGMENTS)
     for gauge, amount in zip((*gauges, CURRENT_SEND_BYTES, CURRENT_SEND_FRAGMENTS), amounts, strict=True):
         gauge.set(amount)
 
 
 def show_relays(dialogs: int, messages: int, size: int, processes: int) -> None:
-    """Show what the relays remember and hold now."""
+    """Set the gauges of the relays' memory."""
     DIALOGS.set(dialogs)
     FORWARDED_PENDING.set(messages)
     FORWARDED_PENDING_BYTES.set(size)
@@ -127,7 +127,7 @@ def _both(name: str, meaning: str) -> tuple[prometheus_client.Counter, prometheu
     return counter.labels("send"), counter.labels("receive")
 
 
-SEND_PLACE, RECEIVE_PLACE = 0, 1  # the places in these
+SEND_PLACE, RECEIVE_PLACE = 0, 1  # indexes in these pairs
 IO_BYTES = _both("io_bytes", "Send and Receive I/O bytes Total.")
 IOS = _both("ios", "Send and Receive I/Os; bytes by I/Os is the Len Avg.")
 FRAGMENTS = _both("fragments", "Message Fragment Sends and Receives.")
@@ -149,14 +149,14 @@ def take_counted() -> Counted:
 
 
 def add(counted: Counted) -> None:
-    """Another process has counted this for this one."""
+    """Add the counts of a child process."""
     for (name, labels), amount in counted.items():
         counter = _COUNTERS[name]
         (counter.labels(*labels) if labels else counter).inc(amount)
 
 
 def count_event(event: BrokerEvent) -> None:
-    """One of `Instance.events`."""
+    """Count an event of `Instance.events`."""
     if event.number == ACTIVATION_CLASS:
         ACTIVATIONS.labels(event.subclass).inc()
     elif event.number == QUEUE_DISABLED_CLASS:
@@ -164,13 +164,13 @@ def count_event(event: BrokerEvent) -> None:
 
 
 class StoredCounters(Collector):
-    """Metrics that PostgreSQL holds, read at each scrape on a connection of its own; none while it is down."""
+    """Metrics stored in PostgreSQL, read at each scrape on a connection of their own. None while the server is down."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of one scrape."""
+        """Yield the metrics of one scrape."""
         found: list[Counter] = []
         try:
             with connect(self._url) as connection:
@@ -188,7 +188,7 @@ class StoredCounters(Collector):
 
 
 def registry(url: str) -> prometheus_client.CollectorRegistry:
-    """Return the metrics of this process and of the instance at that URL."""
+    """Return the metrics of this process and of the instance at this URL."""
     both = prometheus_client.CollectorRegistry()
     both.register(REGISTRY)
     both.register(StoredCounters(url))

@@ -1,6 +1,6 @@
 """Bodies as objects: the codec of each message type, which turns objects into bytes and back.
 
-Codecs are registered per process: nothing of them is stored, and the sent bytes are plain bodies.
+Codecs are registered per process. They are not stored, and the sent bytes are plain bodies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Functions(NamedTuple):
 
 
 class _Registered(NamedTuple):
-    """The codec of a message type, and what it was made from: a format, a type, or an object of the application."""
+    """The codec of a message type, and its source: a format, a type, or an object of the application."""
 
     codec: Codec
     kind: object
@@ -109,7 +109,7 @@ def _codec_of(kind: Any) -> Codec:
 
 
 def _pydantic(model: Any) -> Codec:
-    """A codec of a model of pydantic, which need not be installed."""
+    """Return the codec of a pydantic model. Pydantic need not be installed."""
     # a field may have one alias for writing and another or none for reading: both are read, where pydantic can (2.11)
     known = inspect.signature(model.model_validate_json).parameters
     names = {"by_alias": True, "by_name": True} if "by_name" in known else {}
@@ -183,9 +183,9 @@ def _read_xml(body: bytes) -> Any:
 
 
 def encoded(message_type: str, body: Any) -> Body | Omitted:
-    """Return the bytes to send: bytes as they are, every other value as the codec of its message type writes it.
+    """Return the bytes to send: bytes unchanged, every other value as written by the codec of its message type.
 
-    The written body is read again at once, so that the sender gets the error of a wrong body, not the receiver.
+    The written body is read again immediately, so that the sender gets the error of a wrong body, not the receiver.
 
     Raises:
         BodyError: the message type does not carry such a value.
@@ -308,6 +308,6 @@ def _check_json(where: str, kind: Any) -> None:
 
 
 def _said(problem: Exception) -> str:
-    """Return a codec's exception as one sentence, with its type: the text of a KeyError is a mere name."""
+    """Return a codec's exception as one sentence with its type, since the text of a KeyError is only a name."""
     text = told(problem).removesuffix(":")
     return text if text.endswith(".") else f"{text}."

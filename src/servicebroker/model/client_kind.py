@@ -26,7 +26,7 @@ def audit_context_sql(first: int) -> str:
 
 @contextmanager
 def entered_by(name: str) -> Iterator[None]:
-    """Run the block as that kind of client."""
+    """Run the block as this kind of client."""
     before = _CLIENT_KIND.set(name)
     try:
         yield

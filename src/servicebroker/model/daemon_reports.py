@@ -1,4 +1,4 @@
-"""Reports of the daemon about itself: their subjects, and advice for those that mean trouble."""
+"""Reports of the daemon about itself: their subjects, and advice for those about problems."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import NamedTuple
 class Subject(StrEnum):
     """The subject of a report of the daemon."""
 
-    LISTENS = "listens"  # at an address: no trouble
-    VERSION = "version"  # no trouble
+    LISTENS = "listens"  # its address: no problem
+    VERSION = "version"  # no problem
     ENDPOINT = "endpoint"
     PRINCIPAL = "principal"
     MIRROR = "mirror"
@@ -26,7 +26,7 @@ class DaemonReport(NamedTuple):
     since: datetime
 
 
-TROUBLE_REMEDIES: Mapping[str, str] = {  # by the subjects that mean trouble
+TROUBLE_REMEDIES: Mapping[str, str] = {  # subject -> advice, for subjects that mean a problem
     Subject.ENDPOINT: "See who uses the port (ss -ltnp), and free it; or give the endpoint another one: ALTER ENDPOINT "
     "... AS TCP (LISTENER_PORT = ...), or the option --listen of servicebroker serve.",
     Subject.PRINCIPAL: "See which server of the cluster is the primary. Make the other one its standby, or mend the "

@@ -1,4 +1,4 @@
-"""Every error that a verb can raise, with its Service Broker number, severity and text.
+"""Every error that an operation can raise, with its Service Broker number, severity and text.
 
 Two families: a `BrokerError` is the answer of the broker to a statement and has a number. An `InstanceError` means that
 the instance itself cannot be reached or created (no number exists for that).
@@ -17,7 +17,7 @@ ERROR_NAMESPACE = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
 
 
 class ServiceBrokerError(Exception):
-    """The base of all errors of this package. Texts with given values are cut to a maximum length."""
+    """The base of all errors of this package. Long texts are cut to a maximum length."""
 
     def __init__(self, *said: object) -> None:
         super().__init__(*(cut(one, LONGEST_TEXT) if isinstance(one, str) else one for one in said))
@@ -56,7 +56,7 @@ class BodyError(ServiceBrokerError, ValueError):
 
 
 class BrokerError(ServiceBrokerError):
-    """A statement was refused, and has done nothing.
+    """A statement was refused, and has changed nothing.
 
     Attributes:
         number: the Service Broker error number, for example 8429.
@@ -83,7 +83,7 @@ class BrokerError(ServiceBrokerError):
         super().__init__(f"{message} {hint}" if hint else message)
 
     def of_send(self, place: int, what: str) -> Self:
-        """Return the same error, marked with the number of its SEND in a pipeline."""
+        """Return the error with the number of its SEND in a pipeline."""
         self.place = place
         said = f"This is SEND {place} of the pipeline: {what}."
         self.hint = f"{self.hint} {said}".strip()

@@ -1,4 +1,4 @@
-"""Passwords in URLs and connection strings, hidden in texts that people read.
+"""Hide passwords of URLs and connection strings in texts for users.
 
 A mistyped URL must not show its password: errors reach logs, terminals, and the pages of Spark.
 """
@@ -30,7 +30,9 @@ def without_quoted_secrets(message: str, target: str) -> str:
         text = quoted[1] or quoted[2] or ""
         is_key = re.search(rf"\b{re.escape(text)}\s*=", target) is not None
         is_secret = bool(text) and not is_key and any(text in secret for secret in secrets)
-        is_rest_of_password = "@" in text and bool(secrets)  # taken for a host, if the password has an @
+        is_rest_of_password = "@" in text and bool(
+            secrets
+        )  # if the password has an @, the driver takes its rest for a host
         mark = quoted[0][0]
         return f"{mark}{HIDDEN}{mark}" if is_secret or is_rest_of_password else quoted[0]
 

@@ -1,4 +1,4 @@
-"""The bounds of T-SQL's bounded numeric types: Python checks by them, PostgreSQL by tsql.bounds."""
+"""The bounds of T-SQL's bounded numeric types, for checks in Python. PostgreSQL uses tsql.bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The difference between the schema of an instance and the one that this version makes."""
+"""The difference between the schema of an instance and the schema of this version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class SchemaDifference(NamedTuple):
-    """The highest number of a schema, and how many steps it lacks or has that this version does not know."""
+    """The highest migration number of a schema, and the numbers of missing and of unknown migrations."""
 
     number: int
     missing: int

@@ -9,17 +9,17 @@ MAXIMUM_TRACEBACK = 200_000  # characters, of the end: an exception's text may b
 
 
 def about_instance(text: str) -> str:
-    """Return a text of SQL Server's in the words of a user who has none: an instance is ours."""
+    """Return a text of SQL Server for a user without SQL Server: its instance is an instance of this product."""
     return text.replace("SQL Server instance", "instance")
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return `1 message` or `2,000 messages`; `many` is needed if it is not `one` with an s, as in `messages wait`."""
+    """Return `1 message` or `2,000 messages`. Pass `many` if the plural is not `one` with an s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def cleaned(text: str, most: int | None = 500, *, keep: str = "") -> str:
-    """Return text from outside for storing, logging or showing: one line without control characters, not too long.
+    """Return text from outside for storing or showing: one line of limited length, without control characters.
 
     Control characters, line ends, direction marks and all else that cannot be printed become U+FFFD, except the
     characters in `keep`. `most` is the number of characters; None keeps all.
@@ -34,12 +34,12 @@ def safe_text(value: object) -> str:
     """Return `str(value)`, or a text about its failure. Never raises."""
     try:
         return str(value)
-    except BaseException:  # of any kind: the failure that is being reported counts, not this one
+    except BaseException:  # of any kind: only the original failure must be reported
         return f"<{type(value).__name__}, whose text cannot be had>"
 
 
 def shown(value: object) -> str:
-    """Return `repr(value)` for an error: one line, and not too long. Never raises."""
+    """Return `repr(value)` for an error text: one line of limited length. Never raises."""
     if isinstance(value, str | bytes) and len(value) > LONGEST_SHOWN:
         value = value[:LONGEST_SHOWN]  # the repr of a body may be four times as long
     try:
@@ -55,7 +55,7 @@ def cut(text: str, most: int) -> str:
 
 
 def told(problem: BaseException) -> str:
-    """Return an exception on one line, as `ValueError: no such item`. Never raises."""
+    """Return an exception as one line, such as `ValueError: no such item`. Never raises."""
     return storable(" ".join(f"{type(problem).__name__}: {safe_text(problem)}".split()))
 
 

@@ -1,4 +1,4 @@
-"""XML from outside is hostile: parsed without entities, DTD or network, and validated by known schemas only.
+"""Parse and validate XML from outside, which is hostile: no entities, DTD or network, and only known schemas.
 
 The schemas are the documents of an XML schema collection."""
 
@@ -25,14 +25,14 @@ _XML_ATTRIBUTES = "".join(
 )
 _SCHEMA = '<xs:schema xmlns:xs="{xsd}"{target}>{content}</xs:schema>'
 
-MAX_XML_BYTES = 128 * 1024 * 1024  # of validated bodies; a type without validation takes more
-MAX_TAGS = 2_000_000  # start and end tags of validated bodies; finding the depth takes two seconds
+MAX_XML_BYTES = 128 * 1024 * 1024  # bytes of a validated body; a type without validation accepts larger ones
+MAX_TAGS = 2_000_000  # start and end tags of a validated body; finding their depth takes two seconds
 MAX_TREE_PARTS = 2_000_000  # tags and attributes of a parsed tree, about 200 bytes each
-STREAMED_FROM_BYTES = 1024 * 1024  # a smaller body is parsed to a tree, which costs little
-MAX_EXPLAINED_BYTES = 1024 * 1024  # a larger body that is refused gets the parser's words, which cost nothing
-_CHUNK_BYTES = 64 * 1024  # given to the streaming parser at a time
+STREAMED_FROM_BYTES = 1024 * 1024  # bytes; a smaller body is parsed to a tree, which is cheap
+MAX_EXPLAINED_BYTES = 1024 * 1024  # bytes; a larger refused body gets the parser's message, which costs nothing
+_CHUNK_BYTES = 64 * 1024  # bytes for one call of the streaming parser
 _LONGEST_FAILURE = 1_000  # characters: a failure may quote a value as long as the body
-_CONTENT = "body"  # the element around content while it is parsed; messages of the parser name it
+_CONTENT = "body"  # the name of the element around parsed content, which messages of the parser contain
 _DTD = re.compile(r"\ufeff?(?:\s|<!--.*?-->|<\?.*?\?>)*+<!DOCTYPE", re.DOTALL)  # possessive: no backtracking
 # markup of a well-formed document: no element, an end tag (1), a start tag or an empty one (2); unclosed markup extends
 # to the end, so that no text is scanned twice
@@ -43,7 +43,7 @@ _MARKUP = re.compile(
 )
 _DECLARED = re.compile(rb"""<\?xml\s[^>]*?\sencoding\s*=\s*["']([^"'>]*)""")
 _DECLARED_IN_TEXT = re.compile(_DECLARED.pattern.decode())
-_DECLARATION_BYTES = 400  # of a body, in which its declaration is looked for
+_DECLARATION_BYTES = 400  # bytes at the beginning of a body that are searched for a declaration
 _TWO_BYTE_ENCODINGS = frozenset({"utf-16", "ucs-2", "iso-10646-ucs-2"})
 _ASCII = bytes(range(128))
 _NO_CHARACTER_HANDLER = "servicebroker_no_character"
@@ -55,13 +55,13 @@ def parse(content: bytes) -> etree._Element:
     """Return the root of a document. Its mark or declaration gives the encoding; UTF-16 is recognized without either.
 
     Raises:
-        etree.XMLSyntaxError: it is not well-formed, or too large or deep for libxml2's usual limits.
+        etree.XMLSyntaxError: the document is not well-formed, or exceeds libxml2's limits of size and depth.
     """
     return etree.fromstring(content, _parser(_coding(content).unmarked))
 
 
 class NotXml(ValueError):
-    """A body that the type xml refuses.
+    """The error for a body that the type xml refuses.
 
     `number` is its error: 9400 to 9460 (`xml_problems.TEXTS`), 6359 a DTD, 6335 nested too deeply, 6365 too large.
     """
@@ -72,7 +72,7 @@ class NotXml(ValueError):
 
 
 def parse_content(body: bytes) -> etree._Element:
-    """Parse content as the type xml of the server does: one root, several, text between them, or nothing.
+    """Parse content like SQL Server's type xml: one root, several, text between them, or nothing.
 
     The encoding is found as by `parse`. Returns an element that contains the content.
 
@@ -132,7 +132,7 @@ def _surrounding(coding: _Coding) -> tuple[bytes, bytes]:
 
 
 def check_size(body: bytes, *, attributes: bool) -> None:
-    """Refuse a body that would cost too much memory or time, by counting bytes. `attributes`: count those, too.
+    """Refuse a body that would cost too much memory or time, by counting bytes. `attributes`: count attributes as well.
 
     Raises:
         NotXml: 6365 it has too many bytes, tags, or attributes; 9402 it declares an encoding whose tags cannot be
@@ -172,7 +172,7 @@ def _check_depth(body: bytes, coding: _Coding) -> None:
 
 
 def _not_well_formed(problem: etree.XMLSyntaxError, body: bytes, start: int, coding: _Coding) -> NotXml:
-    """Return the first violation as SQL Server tells it, and in the parser's words for a large body."""
+    """Return the first violation with SQL Server's text; for a large body with the parser's message."""
     if _DTD.match(body[:STREAMED_FROM_BYTES].decode(coding.codec, "replace")):
         return NotXml(*DTD)
     if len(body) <= MAX_EXPLAINED_BYTES:
@@ -211,11 +211,11 @@ def content_text(content: etree._Element) -> str:
 def validation_failure(validation: str, body: bytes | None, schemas: SchemaCollection | None = None) -> str | None:
     """Return why `body` fails its message type's validation, None if it passes.
 
-    N takes anything, E only an empty body, X content of the type xml, with `schemas` only roots that are valid by them.
+    N accepts any body, E only an empty one, X content of the type xml; with `schemas` all roots must be valid by them.
     """
     try:
         return _failure(validation, body, schemas)
-    except Exception as problem:  # of any kind: a body that cannot be judged must not stop others
+    except Exception as problem:  # of any kind: an unreadable body must not stop other messages
         return cleaned(f"The body cannot be judged: {type(problem).__name__} {problem}")
 
 
@@ -243,10 +243,10 @@ class SchemaDocument(NamedTuple):
 
 
 def read_schema(text: str | bytes) -> SchemaDocument:
-    """Return a given schema as a document.
+    """Return the text of a schema as a document.
 
     Raises:
-        ValueError: it is no XML schema, has a DTD, or refers to documents outside of its collection.
+        ValueError: the text is no XML schema, has a DTD, or refers to documents outside of its collection.
     """
     try:
         root = parse(text) if isinstance(text, bytes) else etree.fromstring(text.encode(), _parser("utf-8"))
@@ -263,13 +263,13 @@ def read_schema(text: str | bytes) -> SchemaDocument:
 
 
 class SchemaCollection:
-    """Schemas that import only each other. Compiled at the first use."""
+    """Schemas that import only each other, compiled at the first use."""
 
     def __init__(self, documents: Sequence[SchemaDocument]) -> None:
         self._documents = documents
 
     def failure(self, root: etree._Element) -> str | None:
-        """Return why a root, of a document without a DTD, is not valid by any of the schemas; None if it is."""
+        """Return why a root element is not valid by any of the schemas, or None."""
         try:
             self._compiled.assertValid(root)
         except etree.DocumentInvalid as problem:
@@ -289,7 +289,7 @@ class SchemaCollection:
 
     @functools.cached_property
     def _compiled(self) -> etree.XMLSchema:
-        """One schema that imports every namespace; the schemas of one namespace are joined by an inclusion."""
+        """Return one schema that imports every namespace. Schemas of one namespace are joined by an inclusion."""
         places, members = _places(self._documents)
         texts = {places[XML_NAMESPACE]: _schema(XML_NAMESPACE, _XML_ATTRIBUTES)}
         for namespace, documents in members.items():
@@ -304,18 +304,18 @@ class SchemaCollection:
 
 
 class _OnlyThese(etree.Resolver):
-    """Finds the documents of a collection. Every other place is an empty document, which is no schema."""
+    """Resolves the documents of a collection. Any other location is an empty document, which is no schema."""
 
     def __init__(self, texts: dict[str, bytes]) -> None:
         self._texts = texts
 
     def resolve(self, system_url: str, public_id: str, context: Any) -> Any:  # type: ignore[override] # as it is called
-        """Return the document at a place, from the collection only."""
+        """Return the document at a location, from the collection only."""
         return self.resolve_string(self._texts.get(system_url, b""), context, base_url=system_url)
 
 
 def _places(documents: Sequence[SchemaDocument]) -> tuple[dict[str, str], dict[str, list[SchemaDocument]]]:
-    """Return the place of each namespace for imports, and its documents."""
+    """Return the location of each namespace for imports, and its documents."""
     members: dict[str, list[SchemaDocument]] = {}
     for document in documents:
         members.setdefault(document.target_namespace, []).append(document)
@@ -349,7 +349,7 @@ def _import(namespace: str, place: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    from xml.sax.saxutils import quoteattr  # a lazy import: it loads an HTTP client, 40 ms for every process of ours
+    from xml.sax.saxutils import quoteattr  # a lazy import: it loads an HTTP client, 40 ms for each process
 
     return quoteattr(value)
 
@@ -423,7 +423,7 @@ def _begin(body: bytes, coding: _Coding) -> int:
 
 
 def _in_body(problem: etree.XMLSyntaxError, before: str) -> str:
-    """Return the parser's message with its position in the body, without the tag that we have put after `before`."""
+    """Return the parser's message with the position in the body, without the tag that was added after `before`."""
     line, column = problem.position
     said = (problem.msg or "").removesuffix(f", line {line}, column {column}").strip()
     *lines, last = before.split("\n")

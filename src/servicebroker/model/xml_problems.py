@@ -1,7 +1,7 @@
-"""Why a text is not well-formed XML, as SQL Server numbers and words it.
+"""The reason why a text is not well-formed XML, with SQL Server's numbers and texts.
 
-A parser has refused the text. `find_problem` reads it once more, piece by piece, up to the first violation. A place is
-the character at which SQL Server's reader stops, the last one if the input ends too early. PostgreSQL has the same
+A parser has refused the text. `find_problem` reads it again up to the first violation. A place is the character at
+which SQL Server's reader stops; if the input ends too early, the last one. PostgreSQL has the same
 rules in `store/tsql/xml.sql`; one table of tests holds both together.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-MAXIMUM_DEPTH = 128  # of elements in the type xml
+MAXIMUM_DEPTH = 128  # nested elements in the type xml
 
 TEXTS = {
     9400: "unexpected end of input",
@@ -268,7 +268,7 @@ class _Reader:
         return close + 1
 
     def _bad_attribute(self, end: int, place: int, *, is_first: bool) -> _Violation:
-        """Return the violation behind the good part of a start tag: it ends at `end`, its space at `place`."""
+        """Return the violation after the valid part of a start tag, which ends at `end`, with its space at `place`."""
         text = self.text
         if place >= len(text):
             return _Violation(9400, place)
