@@ -73,7 +73,7 @@ class Exchanges:
         self,
         key: bytes,
         key_id: UUID,
-        theirs: UserCertificate,
+        peer_certificate: UserCertificate,
         signer: Signer | None,
         header: Header,
         *,
@@ -87,43 +87,45 @@ class Exchanges:
         about = bound(header, key_id)
         source = b"" if signer is None else signer.certificate.facts.thumbprint
         if is_batched:
-            capsule, kept = self._key_for(theirs, source, header)
-            wrapped = kept.wrap(key, about)
+            capsule, reused_key = self._key_for(peer_certificate, source, header)
+            wrapped = reused_key.wrap(key, about)
         else:
-            capsule, wrapped = wrap(key, _public(theirs), about)
+            capsule, wrapped = wrap(key, _public(peer_certificate), about)
         siblings = () if is_batched else None  # (): `sign` adds them; None: signed alone
-        exchange = Exchange(key_id, source, theirs.facts.thumbprint, capsule, wrapped, b"", siblings=siblings)
+        exchange = Exchange(key_id, source, peer_certificate.facts.thumbprint, capsule, wrapped, b"", siblings=siblings)
         return Draft(exchange, about, signer)
 
-    def _key_for(self, theirs: UserCertificate, source: bytes, header: Header) -> tuple[bytes, ReusedKey]:
+    def _key_for(self, peer_certificate: UserCertificate, source: bytes, header: Header) -> tuple[bytes, ReusedKey]:
         """Return the cached capsule and key of a pair of services and certificates. They expire after an hour."""
-        pair = (header.from_service, header.to_service, source, theirs.facts.thumbprint)
+        pair = (header.from_service, header.to_service, source, peer_certificate.facts.thumbprint)
         now = self._clock()
         if pair in self._made:
-            since, sealed, kept = self._made[pair]
+            since, capsule, reused_key = self._made[pair]
             if timedelta(0) <= now - since < KEY_LIFETIME:
-                return sealed, kept
-        secret, sealed = encapsulate(_public(theirs))
-        kept = ReusedKey(secret)
-        _remember(self._made, pair, (now, sealed, kept))
-        return sealed, kept
+                return capsule, reused_key
+        secret, capsule = encapsulate(_public(peer_certificate))
+        reused_key = ReusedKey(secret)
+        _remember(self._made, pair, (now, capsule, reused_key))
+        return capsule, reused_key
 
     @staticmethod
     def sign(drafts: Sequence[Draft]) -> list[Exchange]:
         """Return the exchanges with their signatures, in the order of the drafts."""
         signed = [_signed_alone(draft) for draft in drafts]
         batches: defaultdict[bytes, list[int]] = defaultdict(list)
-        for place, draft in enumerate(drafts):
+        for index, draft in enumerate(drafts):
             if draft.signer is not None and draft.exchange.siblings is not None:
-                batches[draft.exchange.source].append(place)
-        for places in batches.values():
-            for first in range(0, len(places), MAX_BATCH):
-                some = places[first : first + MAX_BATCH]
-                signer = drafts[some[0]].signer
+                batches[draft.exchange.source].append(index)
+        for indexes in batches.values():
+            for first in range(0, len(indexes), MAX_BATCH):
+                chunk = indexes[first : first + MAX_BATCH]
+                signer = drafts[chunk[0]].signer
                 assert signer is not None
-                together = sign_together([(drafts[place].exchange, drafts[place].about) for place in some], signer.key)
-                for place, exchange in zip(some, together, strict=True):
-                    signed[place] = exchange
+                signed_batch = sign_together(
+                    [(drafts[index].exchange, drafts[index].about) for index in chunk], signer.key
+                )
+                for index, exchange in zip(chunk, signed_batch, strict=True):
+                    signed[index] = exchange
         return signed
 
     # ---------------------------------------------------------------- incoming
@@ -148,13 +150,13 @@ class Exchanges:
         about = bound(header, exchange.key_id)
         if exchange.siblings is None:
             return unwrap(exchange, own, about)
-        place = (exchange.destination, exchange.capsule)
-        if place not in self._opened:
+        cache_key = (exchange.destination, exchange.capsule)
+        if cache_key not in self._opened:
             secret = decapsulate(exchange.capsule, own)
             if secret is None:
                 return None
-            _remember(self._opened, place, ReusedKey(secret))
-        return self._opened[place].unwrap(exchange.wrapped, about)
+            _remember(self._opened, cache_key, ReusedKey(secret))
+        return self._opened[cache_key].unwrap(exchange.wrapped, about)
 
 
 def _public(certificate: UserCertificate) -> PublicKey:

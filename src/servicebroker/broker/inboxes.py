@@ -64,7 +64,7 @@ class Answered(NamedTuple):
 
 
 class Outdated(NamedTuple):
-    """The event that a peer has seen a higher timeline of our cluster: another server was promoted."""
+    """The event that a peer knows a higher timeline of this cluster: another server was promoted."""
 
     known: KnownTimeline
 
@@ -365,7 +365,7 @@ class Inboxes:
         return was_noise
 
     def waste(self, link: Link, share: float) -> None:
-        """A frame of the round that this thread runs has cost more than it was worth."""
+        """Count useless frames in the round of this thread. Fractions are allowed."""
         for inbox in self.shares:
             inbox.waste(link, share)
 
@@ -388,10 +388,10 @@ class Inboxes:
 
 
 class Charges:
-    """The measured time of the round that runs, by the link that has brought what it went to.
+    """The measured time of the present round, by the link whose frames used it.
 
-    What a stranger brings may take longer than its number of frames says: messages with many gaps, for instance. So
-    time is measured where it depends on what was brought, and told to the link, whose inbox has that peer rest as long.
+    A hostile frame may take much more time than others, for example a message with many gaps. So the time is measured
+    where it depends on received frames, and charged to the link, whose inbox pauses the peer for as long.
     """
 
     def __init__(self, seconds: Callable[[], float]) -> None:
@@ -401,12 +401,12 @@ class Charges:
 
     @property
     def now(self) -> float:
-        """The present time, from which the next charge counts."""
+        """The present time, for the argument `since` of a charge."""
         return self._seconds()
 
     @property
     def are_shared(self) -> bool:
-        """Return whether several links have brought something in this round: else nothing is to be divided."""
+        """Return whether several links have sent frames in this round: otherwise there is nothing to divide."""
         return len(self._of_link) > 1
 
     def begin(self) -> None:
@@ -415,26 +415,26 @@ class Charges:
         self._link_of.clear()
 
     def note_sender(self, handle: UUID, link: Link) -> None:
-        """Charge that link for the conversation, in this round."""
+        """Charge this link for the conversation, in this round."""
         self._link_of[handle] = link
 
     def charge(self, link: Link, since: float) -> None:
-        """Charge a link for the time since then."""
+        """Charge a link for the time since `since`."""
         self._of_link[link] += self._seconds() - since
 
     def charge_equally(self, links: Sequence[Link], since: float) -> None:
-        """Charge each of these links for its part of the time since then."""
+        """Charge each of these links for an equal part of the time since `since`."""
         each = (self._seconds() - since) / max(1, len(links))
         for link in links:
             self._of_link[link] += each
 
     def charge_for(self, handle: UUID, since: float) -> None:
-        """Charge the peer that has sent frames of that conversation in this round, if any."""
+        """Charge the peer that has sent frames of a conversation in this round, if any."""
         if (link := self._link_of.get(handle)) is not None:
             self.charge(link, since)
 
     def charge_by_weight(self, weights: Mapping[UUID, float], since: float) -> None:
-        """Divide the time since then among conversations by their weight, and charge those who brought them."""
+        """Divide the time since `since` among conversations by their weight, and charge their senders."""
         total = sum(weights.values())
         seconds = self._seconds() - since
         if total <= 0 or seconds <= 0:
@@ -444,7 +444,7 @@ class Charges:
                 self._of_link[link] += seconds * weight / total
 
     def tell(self) -> None:
-        """Tell the links, at the end of the round."""
+        """Charge the links at the end of the round."""
         for link, seconds in self._of_link.items():
             if seconds >= MIN_CHARGE_S:
                 link.charge(seconds)
@@ -462,12 +462,12 @@ def share_for(arrival: Arrival, count: int) -> int:
 
 
 def peer_key(link: Link) -> object:
-    """Return the key of the line of a link: its owner, or the link itself."""
+    """Return the key of a link's queue: its owner, or the link itself without a certificate."""
     return link.owner or link
 
 
 def _event_key(item: Lost | Reached | Unreached | Answered | Outdated) -> object:
-    """Return the subject of an event: the next event of the same subject replaces it, so that none pile up."""
+    """Return the key of an event. The next event with this key replaces it, so that none pile up."""
     match item:
         case Lost():
             return item.link

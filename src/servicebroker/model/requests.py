@@ -19,7 +19,7 @@ from servicebroker.model.errors import ServiceBrokerError
 
 
 class LateAnswers(StrEnum):
-    """The treatment of an answer that comes after its time."""
+    """The treatment of an answer that arrives too late."""
 
     DROP = "drop"
     HANDLE = "handle"

@@ -81,7 +81,7 @@ class Goodbye(Struct, array_like=True, frozen=True):
 
 
 class QuestionBody(Struct, array_like=True, frozen=True):
-    """The body of QUESTION: the highest timeline that the asking side has seen of a cluster."""
+    """The body of QUESTION: the highest timeline of a cluster that the asking side knows."""
 
     system: System
     timeline: Counter

@@ -85,5 +85,5 @@ class Growth:
         self._try_at = now + RETRY_INTERVAL_S
 
     def begin(self, load: Load) -> None:
-        """Begin with one share. A pause after a failure goes on."""
+        """Begin with one share. A pause after a failure continues."""
         self.is_opening, self._load = False, load

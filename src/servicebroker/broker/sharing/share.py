@@ -93,7 +93,7 @@ class Share:
 
 
 class ShareSet:
-    """The shares of one daemon. `make` makes a relay. With `in_processes` the other shares have theirs in children.
+    """The shares of one daemon. `make` makes a relay. With `in_processes` the others have relays in child processes.
 
     Attributes:
         all: the shares; the first one is the daemon's own.

@@ -165,7 +165,7 @@ class Schedule(NamedTuple):
 
 
 def new_group() -> UUID:
-    """Return the id of a new conversation group that tells the timer of a schedule from other timers."""
+    """Return the id of a new conversation group. It distinguishes the timer of a schedule from other timers."""
     return UUID(bytes=_GROUP_MARK + b"\x80" + uuid4().bytes[9:])
 
 
