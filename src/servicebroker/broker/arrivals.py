@@ -273,7 +273,7 @@ class MessageOpener:
         """Find the service of a new conversation and admit its first message.
 
         Returns None if the message waits, was dropped, or was refused. A secured message gets no unencrypted answer: if
-        senders accepted these, anybody could forge one that ends the conversation.
+        senders accepted these, an attacker could forge one that ends the conversation.
         """
         link, envelope, header = message.link, message.envelope, message.header
         payload = None if header.is_secured else _opened(envelope, UNSECURED)
@@ -419,9 +419,8 @@ class InboundWriter:
         self._traces = ArrivedTraces(budgets)
         self._targets: dict[UUID, tuple[NewTarget, Link]] = {}  # endpoints to create, and the links of their messages
         self._postponed: dict[UUID, Batch] = {}
-        self._behind: set[UUID] = (
-            set()
-        )  # stored after a delay: later messages of these conversations follow in the next round
+        # conversations of batches that were stored after a delay: their later messages follow in the next round
+        self._behind: set[UUID] = set()
         self._stored: list[Batch] = []  # batches of this round
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, BrokerFailure] = {}
@@ -639,7 +638,7 @@ class InboundWriter:
                 self._conversations.wanted.add(handle)
 
     def _note_restored(self, store: Store, entry: Entry, own: BrokerFailure) -> None:
-        """Note that one of the two databases was restored from an old copy."""
+        """Record that one of the two databases was restored from an old copy."""
         journal.transmission(entry.endpoint.conversation_id, own.description)
         far_broker = entry.dialog.far_broker
         store.note_old_copy(entry.endpoint, far_broker, own, is_here=own.code == -9719)

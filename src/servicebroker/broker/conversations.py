@@ -67,9 +67,8 @@ class Entry:
     parts: dict[int, Part] = field(default_factory=dict)  # offered, not yet sent
     load: int = 0  # bytes of offered messages without acknowledgement, as counted for its link
     status: str | None = None  # transmission_status that was set last
-    far_clock: tuple[int, float] | None = (
-        None  # the target's clock (seconds since 1970), and the local seconds when it was read
-    )
+    # the target's clock (seconds since 1970), and the local seconds when it was read
+    far_clock: tuple[int, float] | None = None
     match_at: float = NEVER  # time of the next matching
     alarm: float = NEVER  # time of the next alarm
 
@@ -358,7 +357,7 @@ class Conversations:
     # ---------------------------------------------------------------- links, and the queues at them
 
     def reached(self, address: Address) -> None:
-        """Handle a new link to an address: conversations that wait for it may send at once."""
+        """Handle a new link to an address: waiting conversations may send immediately."""
         self._tell(address, Event.REACHED)
 
     def unreached(self, address: Address, status: str) -> None:

@@ -169,7 +169,7 @@ class Daemon:
         )
 
     def listen(self, host: str, port: int, *names: str) -> Address:
-        """Accept connections at once, without TLS, and ignore the stored endpoint; for embedding programs.
+        """Accept connections immediately, without TLS and without the stored endpoint, in programs that embed a daemon.
 
         `names` are further hosts by which routes may name this instance. Port 0 takes a free one.
         """

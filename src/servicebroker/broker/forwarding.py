@@ -19,7 +19,7 @@ from servicebroker.protocol.forwarding import MEGABYTE_BYTES, DroppedMessage, Fo
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Ask, Decision, Dropped, Elsewhere
 
-EXPIRY_INTERVAL_S = 1.0  # seconds between looks for what could not be passed on in time
+EXPIRY_INTERVAL_S = 1.0  # seconds between checks for expired messages
 MAX_LINKED = 1_000  # addresses that are remembered as linked
 MAX_SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
 

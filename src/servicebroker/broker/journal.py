@@ -187,9 +187,8 @@ def mistrusted(what: Mistrust, times: int, detail: str) -> None:
 
     A peer that claimed to be another instance was refused and logged at its greeting.
     """
-    owner = (
-        STRANGER if what.owner.startswith(STRANGER) else what.owner
-    )  # one label for all unknown peers, whose number is unbounded
+    # one label for all unknown peers, whose number is unbounded
+    owner = STRANGER if what.owner.startswith(STRANGER) else what.owner
     metrics.MISTRUSTED.labels(owner, what.claim).inc(times)
     fields = {"peer_owner": what.owner, "times": str(times), "error": detail}
     if what.claim == MESSAGES:

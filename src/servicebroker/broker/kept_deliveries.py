@@ -22,10 +22,8 @@ from servicebroker.store.outage import Outage
 from servicebroker.store.running import in_transaction, run
 
 NAME = "servicebroker serve"  # of its connection
-RETRY_S, LAST_RETRY_S = (
-    1.0,
-    60.0,
-)  # seconds until what failed, or somebody else is at, is tried again; twice as many each time
+# seconds until the next attempt after a failure or a locked row; each pause is twice the last
+RETRY_S, LAST_RETRY_S = 1.0, 60.0
 CLOSING_TIME_S = 10.0  # seconds that `close` waits for the server to cancel a statement
 
 _log = logging.getLogger("servicebroker.broker")

@@ -130,7 +130,7 @@ class Matching:
     def ask_new_pairs(self, store: Store, decisions: Iterable[Decision]) -> None:
         """Ask both brokers of a newly used mirrored route which one is the principal.
 
-        The pair is saved at once, because its route may be dropped before the next round.
+        The pair is saved immediately, because its route may be dropped before the next round.
         """
         pairs = [
             decision.destination

@@ -182,7 +182,7 @@ class Relay:
         self.mirrors.heard(address, role_report)
 
     def reached(self, address: Address) -> None:
-        """Handle a new link to an address: conversations that wait for it may send at once."""
+        """Handle a new link to an address: waiting conversations may send immediately."""
         self._named.reached(address)
         self._conversations.reached(address)
         self._finding.reached()

@@ -134,7 +134,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_end_with_the_daemon, daemon=True).start()
     with Connection(descriptor) as connection:
         daemon = Daemon(connection)
-        daemon.say(PROGRAM)  # first, so that a daemon of another version can tell
+        daemon.say(PROGRAM)  # first, so that a daemon of another version can detect that
         begin: Begin = daemon.hear()
         logging.basicConfig(handlers=[DaemonsLog(daemon)], level=logging.WARNING)
         logging.getLogger("servicebroker").setLevel(begin.level)

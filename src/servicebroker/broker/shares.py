@@ -355,7 +355,7 @@ class _ShareThread:
                 event = self._attempt(actions.pop(0))
                 if event is not None:
                     actions = list(life.on_event(event))
-        except RuntimeError as problem:  # an event that cannot be: a share that nobody serves must not go unnoticed
+        except RuntimeError as problem:  # an impossible event: a share without a thread must be reported
             self._shares.fail(problem)
 
     def _attempt(self, act: ShareAction) -> Event | None:

@@ -45,9 +45,8 @@ class MessageTypeRow(NamedTuple):
 
 
 CONFIGURATION_NOTICE = _BROKER + "BrokerConfigurationNotice"  # the contract with the dynamic routing service
-SERVICE_BROKER = (
-    _BROKER + "ServiceBroker"
-)  # the service that asks the dynamic routing service, and answers Echo and Query
+# the service that asks the dynamic routing service, and answers Echo and Query
+SERVICE_BROKER = _BROKER + "ServiceBroker"
 SERVICE_ECHO_ID = 4
 SERVICE_ECHO = _BROKER + "ServiceEcho"  # the contract for Echo
 ECHO = SERVICE_ECHO + "/Echo"  # a message that is returned as it was sent

@@ -162,9 +162,8 @@ ARRIVING: dict[tuple[Storing, BatchEvent], Step[Storing]] = {
     (Storing.POSTPONED, BatchEvent.TOO_MANY_POSTPONED): Step(Storing.NOTHING, (Action.ROLL_BACK,)),
 }
 
-UNCLAIMED = frozenset(
-    {Stage.UNROUTED, Stage.MATCHED}
-)  # no message was sent: a local service may still become the target
+# no message was sent: a local service may still become the target
+UNCLAIMED = frozenset({Stage.UNROUTED, Stage.MATCHED})
 NEEDS_MATCHING = UNCLAIMED | {Stage.CLAIMED_UNROUTED}  # matched in each round that handles them
 
 

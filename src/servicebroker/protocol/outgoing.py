@@ -347,9 +347,8 @@ class Outgoing:
         known = min(below, self.next_number)
         dropped = self._sizes[: known - self.base]
         if not self._acked and known <= self._cursor[0] and max(dropped, default=0) <= self._limits.fragment_size:
-            self._in_flight -= sum(dropped) + self._limits.message_cost * len(
-                dropped
-            )  # all were sent, as whole messages
+            # all were sent, as whole messages
+            self._in_flight -= sum(dropped) + self._limits.message_cost * len(dropped)
         else:
             for number in range(self.base, known):
                 self._drop(number)

@@ -38,9 +38,8 @@ from servicebroker.protocol.twins import Identity, Twins
 MAX_LINKS_PER_HOST = 256  # connections of one host without certificates, if the endpoint accepts these
 CONNECT_TIME = 15.0  # seconds until an attempt to connect is given up
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt; the pause doubles with each failure
-RETRY_PERIOD_S = (
-    100.0  # seconds for which an address is retried after a request; dialogs repeat theirs after at most 64 s
-)
+# seconds for which an address is retried after a request; dialogs repeat their requests after at most 64 s
+RETRY_PERIOD_S = 100.0
 MAX_ADDRESSES = 10_000  # addresses whose last peer, or whose mirrored pair, is kept in memory
 RELAY_TIMEOUT_S = 10.0  # seconds without `announce_role`: the relay waits for a commit, and is not the principal
 DOUBT_TIMEOUT_S = 5.0  # seconds in doubt, for example while the database is down, until all connections are closed

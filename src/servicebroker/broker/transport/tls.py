@@ -28,9 +28,7 @@ READ_BYTES = 256 * 1024  # bytes decrypted at a time
 
 MAX_UNKNOWN_CERTIFICATES = 1_000  # untrusted certificates that a context has loaded
 CERTIFICATE_MESSAGE = 11  # its number in the TLS handshake
-NO_COMPRESSED_CERTIFICATES = (
-    1 << 33
-)  # an option of OpenSSL 3.2: the certificate that `_believe` reads is not compressed
+NO_COMPRESSED_CERTIFICATES = 1 << 33  # an option of OpenSSL 3.2: `_believe` cannot read compressed certificates
 
 EXPIRED, EARLY = "it has expired", "it is not valid yet"  # why a certificate is refused
 _REASONS = {10: EXPIRED, 9: EARLY}  # by OpenSSL's number
@@ -124,9 +122,8 @@ class Tls:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # a certificate identifies an instance, not a host
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= (
-            ssl.VERIFY_X509_PARTIAL_CHAIN
-        )  # a certificate signed by an authority is trusted by itself
+        # trust a certificate in itself, even if an unknown authority has signed it
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.load_cert_chain(identity, password="")  # else OpenSSL would prompt for the password of an encrypted key
         if anchors := self.recognition.anchors:
             context.load_verify_locations(cadata=b"".join(anchors))
