@@ -85,7 +85,7 @@ async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> N
 async def _fire(worker: Worker, transaction: Any, message: Message) -> None:
     """Call the handler of a schedule for its due time."""
     firing = await _await_if_needed(transaction.run(TakeTurn.of(message)))
-    if firing is not None and (argument := firing.argument(message)) is not None:
+    if firing is not None and (argument := firing.given(message)) is not None:
         handler = worker.handler_of_schedule(firing.name)
         await _await_if_needed(handler(transaction, argument if worker.batch is None else [argument]))
 
