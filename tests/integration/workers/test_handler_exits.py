@@ -186,7 +186,7 @@ def test_the_owners_stop_ends_process_and_puts_the_message_back_uncounted(
 def test_a_task_of_a_handler_that_is_cancelled_is_a_failure_and_the_owners_cancel_a_stop(
     make_instance_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working, "_STOP_PATIENCE_S", 0.3)
+    monkeypatch.setattr(working, "_STOP_TIMEOUT_S", 0.3)
     handled: list[bytes | None] = []
 
     async def both(url: str) -> None:
