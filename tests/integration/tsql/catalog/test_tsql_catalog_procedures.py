@@ -23,6 +23,8 @@ GO
 CREATE VIEW dbo.Names AS SELECT Name FROM dbo.Goods
 GO
 CREATE PROCEDURE dbo.Sell AS RETURN
+GO
+CREATE TRIGGER Depot.Put ON Depot.Shelf AFTER INSERT, DELETE AS RETURN
 """  # noqa: E501
 
 
@@ -71,6 +73,7 @@ def test_sp_help_of_a_table_shows_its_columns_and_indexes(shop: sb.Database) -> 
         ("EXEC sp_helpdb SHOWNSHOP", ("ShownShop", None, "sa")),
         ("EXEC sp_helpdb", ("ShownShop", None, "sa")),
         ("EXEC sp_helpconstraint 'dbo.Goods'", ("dbo.Goods",)),
+        ("EXEC sp_helptrigger 'Depot.Shelf', 'insert'", ("Put", "dbo", 0, 1, 1, 1, 0, "Depot")),
     ],
 )  # fmt: skip
 def test_what_is_shown(shop: sb.Database, script: str, first: tuple[Any, ...]) -> None:
@@ -161,6 +164,8 @@ def test_an_error_in_one_of_them_lets_the_others_run(shop: sb.Database) -> None:
         ("EXEC sp_columns 'Goods', @table_qualifier = 'Other'", 15250),
         ("EXEC sp_spaceused 'Names'", 15234),
         ("EXEC sp_helpdb 'Nowhere'", 15010),
+        ("EXEC sp_helptrigger 'Nothing'", 15009),
+        ("EXEC sp_helptrigger 'Goods', 'x'", 15305),
         ("EXEC sp_helpconstraint", 201),
         ("EXEC sp_helpconstraint 'Nothing'", 15009),
         ("EXEC master..xp_cmdshell 'dir'", 40515),

@@ -318,7 +318,7 @@ CursorStep Fetch BeginTransaction CommitTransaction RollbackTransaction SaveTran
 OF_NO_EFFECT = """
 NoEffect sp_addextendedproperty sp_changedbowner sp_configure sp_db_vardecimal_storage_format sp_dbcmptlevel sp_dboption
 sp_columns sp_databases sp_dropextendedproperty sp_fulltext_database sp_getapplock sp_help sp_helpconstraint sp_helpdb
-sp_helpindex sp_helptext
+sp_helpindex sp_helptext sp_helptrigger
 sp_procoption sp_recompile sp_refreshview sp_releaseapplock sp_set_session_context sp_tables sp_updateextendedproperty
 sp_updatestats sp_who sp_who2
 """.split()  # noqa: SIM905

@@ -226,6 +226,32 @@ def _emit_indexes(machine: Machine, catalog_object: CatalogObject) -> None:
     machine.emit(ResultSet(("index_name", "index_description", "index_keys"), [tuple(row) for row in rows]))
 
 
+_TRIGGER_EVENTS = {"INSERT": 1, "UPDATE": 2, "DELETE": 3}  # types in sys.trigger_events
+_FIRES_FOR = "(SELECT COUNT(*) FROM sys.trigger_events AS e WHERE e.object_id = t.object_id AND e.type = {})"
+
+
+@system_procedure("sp_helptrigger")
+def _sp_helptrigger(machine: Machine, statement: Execute) -> None:
+    """Show the triggers of a table, or those for one kind of change.
+
+    Raises:
+        TsqlError: 15009 there is no such table, 15305 an unknown kind of change.
+    """
+    name, event = bind_texts(machine, statement, ("@tabname", "@triggertype"), 1)
+    table = require_object(machine, name or "")
+    if event is not None and event.upper() not in _TRIGGER_EVENTS:
+        raise TsqlError(15305, "The @TriggerType parameter value must be 'insert', 'update', or 'delete'.")
+    fires_for = {word: _FIRES_FOR.format(number) for word, number in _TRIGGER_EVENTS.items()}
+    wanted = "" if event is None else f" AND {fires_for[event.upper()]} = 1"
+    machine.emit(machine.queries.fetch_result(
+        f"SELECT t.name AS trigger_name, 'dbo' AS trigger_owner, {fires_for['UPDATE']} AS isupdate, "
+        f"{fires_for['DELETE']} AS isdelete, {fires_for['INSERT']} AS isinsert, "
+        "CAST(1 - t.is_instead_of_trigger AS int) AS isafter, CAST(t.is_instead_of_trigger AS int) AS isinsteadof, "
+        "OBJECT_SCHEMA_NAME(t.object_id) AS trigger_schema "
+        f"FROM sys.triggers AS t WHERE t.parent_id = {table.object_id}{wanted} ORDER BY t.name"
+    ))  # fmt: skip
+
+
 @system_procedure("sp_columns")
 def _sp_columns(machine: Machine, statement: Execute) -> None:
     """Show the columns of tables, without ODBC's numbers of types."""

@@ -65,7 +65,7 @@ ADVICE = {
     **dict.fromkeys(
         ("sp_cycle_errorlog", "sp_cycle_agent_errorlog", "sp_helpsrvrolemember", "sp_helpserver"), _VIEW_ADVICE
     ),
-    **dict.fromkeys(("sp_lock", "sp_monitor", "sp_depends", "sp_helptrigger"), _VIEW_ADVICE),
+    **dict.fromkeys(("sp_lock", "sp_monitor", "sp_depends"), _VIEW_ADVICE),
     **dict.fromkeys(
         ("sp_helpuser", "sp_helplogins", "sp_helprole", "sp_helprolemember", "sp_helprotect"), _VIEW_ADVICE
     ),
