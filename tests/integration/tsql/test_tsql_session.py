@@ -272,6 +272,11 @@ def test_try_and_catch(database):
     assert results.sets[-2].rows == [(8134, 16, 1, 3, None)]
     assert results.sets[-1].rows == [(None,)]
     assert [message.text for message in results.messages] == ["Divide by zero error encountered."]
+    caught = (
+        "BEGIN TRY EXEC ('SELECT 1/0') END TRY BEGIN CATCH SELECT ERROR_PROCEDURE() END CATCH"  # a text has no name
+    )
+    database.execute_tsql(f"CREATE PROCEDURE Dynamic AS {caught}")
+    assert database.execute_tsql("EXEC Dynamic").sets[-1].rows == [(None,)]
 
 
 def test_transactions_count_and_roll_back(database):

@@ -297,7 +297,7 @@ def _execute_text(machine: Machine, statement: ExecuteText) -> None:
         impersonate = functools.partial(
             machine.context.execute_as, statement.kind, evaluate_text(machine, statement.user) or ""
         )
-    frame = CallFrame(machine.frame.procedure, machine.frame.object_id)
+    frame = CallFrame("", machine.frame.object_id)  # a text has no name in errors
     run_text(machine, "" if value is None else str(value), frame, impersonate)
 
 
@@ -333,7 +333,7 @@ def _sp_executesql(machine: Machine, statement: Execute) -> int:
         None if argument.value is None else evaluate_operand(machine, argument.value) for argument in arguments[:2]
     ]
     script = values[0].value if values[0] else None
-    frame = CallFrame(machine.frame.procedure, machine.frame.object_id)
+    frame = CallFrame("", machine.frame.object_id)  # a text has no name in errors
     outputs: dict[str, str] = {}
     if len(arguments) > 1:
         procedure = _parse_parameter_list(str(values[1].value or "") if values[1] else "")

@@ -73,6 +73,8 @@ def test_sp_help_of_a_table_shows_its_columns_and_indexes(shop: sb.Database) -> 
         ("EXEC sp_helpdb SHOWNSHOP", ("ShownShop", None, "sa")),
         ("EXEC sp_helpdb", ("ShownShop", None, "sa")),
         ("EXEC sp_helpconstraint 'dbo.Goods'", ("dbo.Goods",)),
+        ("SELECT COL_LENGTH('Depot.Shelf', 'n'), COL_LENGTH('dbo.Goods', 'Name'), COL_LENGTH('Goods', 'n')",
+         (4, 80, None)),
         ("EXEC sp_helptrigger 'Depot.Shelf', 'insert'", ("Put", "dbo", 0, 1, 1, 1, 0, "Depot")),
     ],
 )  # fmt: skip

@@ -129,6 +129,8 @@ def test_check_judges_as_the_run_does() -> None:
         ("SELECT f.Person, v.k FROM Phones AS f OUTER APPLY (VALUES (f.Age + 1)) v (k) WHERE f.Person = 3", [(3, 43)]),
         ("SELECT Id, SUM(Id) OVER w AS s, COUNT(*) OVER (w ORDER BY Id) AS c FROM Sales WHERE Id < 4 "
          "WINDOW w AS (PARTITION BY Year) ORDER BY Id", [(1, 3, 1), (2, 3, 2), (3, 3, 1)]),
+        ("SELECT TOP (2) CONCAT('', LAG(Amount, 1, 0) OVER (ORDER BY Id)) FROM Sales ORDER BY Id",
+         [("0.00",), ("10.00",)]),
         ("SELECT Id, LAG(Id) OVER w, ROW_NUMBER() OVER v FROM Sales WHERE Id < 3 WINDOW w AS (ORDER BY Id), "
          "v AS (w ROWS UNBOUNDED PRECEDING) ORDER BY Id", [(1, None, 1), (2, 1, 2)]),
         ("SELECT TOP (30) PERCENT Id FROM Sales ORDER BY Id DESC", [(5,), (4,)]),

@@ -309,7 +309,12 @@ def _write_window_function(writer: Writer, node: exp.Expression) -> Sql:
     if isinstance(node, exp.Lag | exp.Lead):
         allow_only(node, "this", "offset", "default")
         value = write_value(writer, node.this)
-        rest = [write_value(writer, node.args[name]).text for name in ("offset", "default") if node.args.get(name)]
+        rest = [write_value(writer, node.args["offset"]).text] if node.args.get("offset") else []
+        if node.args.get("default"):
+            default = write_value(writer, node.args["default"])
+            if value.type is not None and value.kind != "string" and default.type != value.type:
+                default = cast_value(default, value.type)
+            rest.append(default.text)
         return Sql(f"{'lag' if isinstance(node, exp.Lag) else 'lead'}({', '.join([value.text, *rest])})", value.type)
     if isinstance(node, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
         return write_value(writer, node)
