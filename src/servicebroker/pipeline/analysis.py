@@ -1,4 +1,4 @@
-"""Hourly statistics of conversations from a pipeline's bronze table: messages, bytes, latencies and errors."""
+"""Computes hourly statistics of conversations from bronze (the raw table): messages, bytes, latencies and errors."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class Hour(NamedTuple):
     """Statistics of one hour, for one queue, service and contract.
 
     Attributes:
-        hour: begin of the hour, UTC.
-        bytes: of bodies.
-        errors: Error messages among `messages`.
-        unreadable: messages in quarantine.
-        p50, p95, p99, slowest: seconds from a message's arrival in the queue to its landing.
+        hour: start of the hour, in UTC.
+        messages: number of messages that arrived in the hour.
+        bytes: bytes of their bodies.
+        errors: number of Error messages among them.
+        unreadable: number of these messages in quarantine.
+        p50, p95, p99, slowest: seconds from a message's arrival in the queue until it was written.
     """
 
     hour: datetime
@@ -53,10 +54,10 @@ class Hour(NamedTuple):
 
 
 def analyze(pipeline: Pipeline) -> list[Hour]:
-    """Read the bronze table, replace the table `analytics`, and return its rows in order.
+    """Read the bronze table, replace the rows of the table `analytics`, and return these rows.
 
     Raises:
-        InstanceError: there is no bronze table, or it consists of plain Parquet files.
+        InstanceError: the pipeline has no bronze table, or its tables are plain Parquet files.
     """
     if pipeline.format == "parquet" or not pipeline.bronze:
         raise InstanceError("The analysis needs a bronze table of Delta or Iceberg.")
@@ -95,7 +96,7 @@ def _hours(pipeline: Pipeline) -> list[Hour]:
 
 
 def _measure(pipeline: Pipeline, table: str) -> Any:
-    """Yield one row of measures per message of a table, in batches, without the bodies."""
+    """Yield tables with a row for each message of a table: its group, bytes, latency in seconds, and 1 for an error."""
     import pyarrow as pa
     from pyarrow import compute
 

@@ -1,4 +1,4 @@
-"""A pipeline as a value: its queues, the rules that decode each message type, and the tables the rows land in."""
+"""A pipeline as a value: its queues, a rule for each message type, and the tables into which the rows are written."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BAD_BODY_ACTIONS = ("go on", "end conversation", "stop")
 UNCONFIGURED_ACTIONS = ("bronze", "quarantine", "stop")
 TABLE_FORMATS = ("delta", "parquet", "iceberg")
 ANALYTICS = "analytics"  # the table that `servicebroker pipeline report` writes
-MAX_CHECKPOINT_NAME = 200  # characters; file systems take 255 bytes, and files beside it have longer names
+MAX_CHECKPOINT_NAME_CHARACTERS = 200  # file systems allow 255 bytes, and files beside it have longer names
 MAX_BODY_BYTES = 16 * 1024 * 1024  # default of a rule's `maximum_body`; a larger body goes to quarantine
 
-# Columns that every table of a rule has after its own; `partition_by` may name them.
+# Columns that each rule's table has after the columns of the rule; `partition_by` may name them.
 ORIGIN = (
     Column("_queue", "string"),
     Column("_conversation_handle", "string"),
@@ -37,21 +37,21 @@ ORIGIN = (
 
 
 class DefinitionError(InstanceError):
-    """A mistake in a pipeline. `place` is the path to the mistake in the file: keys, and list indexes from 0."""
+    """A mistake in a pipeline. `position` is the path to it in the file: keys, and list indexes from 0."""
 
-    def __init__(self, sentence: str, *place: str | int) -> None:
+    def __init__(self, sentence: str, *position: str | int) -> None:
         super().__init__(sentence)
-        self.place = place
+        self.position = position
 
 
 class StopError(InstanceError):
-    """An unreadable message whose rule says "stop". The queue is not read again until somebody acts."""
+    """An unreadable message whose rule says "stop". The queue is not read until the rule or the message is changed."""
 
 
 class OldCheckpoint(InstanceError):
-    """A checkpoint that lacks a batch which a table already has.
+    """A checkpoint that lacks a batch that a table already has.
 
-    The queue is not read until somebody removes the checkpoint.
+    The queue is not read until an operator removes the checkpoint.
     """
 
 
@@ -67,7 +67,7 @@ class QueueRule:
 
     @property
     def label(self) -> str:
-        """The name of the queue within the pipeline."""
+        """The name of the queue in the pipeline."""
         return self.name or f"{self.database}.{self.queue}"
 
     def source_options(self) -> dict[str, str]:
@@ -77,24 +77,24 @@ class QueueRule:
 
 @dataclass(frozen=True)
 class MessageRule:
-    """Decodes the bodies of one message type, and names the table for their rows.
+    """A rule: the format of the bodies of one message type, the columns to read, and the table for the rows.
 
     Attributes:
         message_type: name of the message type.
         format: one of `servicebroker.pipeline.decoding.FORMATS`.
         table: name of the table.
-        columns: the values to take from a body.
+        columns: the values to read from a body.
         partition_by: columns that partition the table.
         key: columns that identify a row: a later message replaces the row of an earlier one.
-        when_bad: one of `BAD_BODY_ACTIONS`, done in addition to quarantine when a body cannot be read.
-        refuse_extra: a field that no column takes makes a body unreadable.
+        when_bad: one of `BAD_BODY_ACTIONS`; an unreadable body goes to quarantine in any case.
+        refuse_extra: a body with a field that no column reads is unreadable.
         encoding: encoding of text bodies.
         schema: content of the JSON Schema, XSD, Avro schema or Protobuf descriptor set.
         message: full name of the Protobuf message.
         maximum_body: size limit in bytes; a larger body is not decoded.
-        rescue: name of the column for fields that no column takes; "" for none.
-        registry: URL of the schema registry for bodies that name their schema; "" for other bodies.
-        maximum_quarantined: quarantine limit of one run, in messages of this type; None for no limit.
+        rescue: name of the column for fields that no other column reads; "" for none.
+        registry: URL of the schema registry, for bodies that begin with the number of their schema; "" for none.
+        maximum_quarantined: maximum number of messages of this type in quarantine per run; None for no limit.
     """
 
     message_type: str
@@ -151,7 +151,7 @@ class MessageRule:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A whole pipeline. Construction checks that its parts fit together.
+    """A pipeline. The constructor checks that its parts fit together.
 
     Attributes:
         name: prefix of the names of its Spark queries.
@@ -159,7 +159,7 @@ class Pipeline:
         queues: the queues to read, one Spark query each.
         messages: one rule for each message type.
         format: format of the tables, one of `TABLE_FORMATS`.
-        catalog, namespace: register Iceberg tables; pyiceberg's settings define the catalog under this name.
+        catalog, namespace: pyiceberg's catalog (by its name in pyiceberg's settings) and namespace for Iceberg tables.
         checkpoints: local folder of the checkpoints; None for "_checkpoints" in the warehouse.
         bronze: name of the table that gets every message unchanged; "" for none.
         quarantine: name of the table for unreadable messages.
@@ -207,25 +207,25 @@ class Pipeline:
                 'without a bronze table, unconfigured must be "quarantine" or "stop"', "pipeline", "unconfigured"
             )
         tables = [self.bronze, self.quarantine, ANALYTICS]
-        seen: list[str] = []
+        message_types: list[str] = []
         for number, rule in enumerate(self.messages):
-            if rule.message_type in seen:
+            if rule.message_type in message_types:
                 raise DefinitionError(f"'{rule.message_type}' has a rule already", "message", number, "type")
-            seen.append(rule.message_type)
+            message_types.append(rule.message_type)
             if rule.table in tables:
                 raise DefinitionError(f"the table '{rule.table}' has another use already", "message", number, "table")
             tables.append(rule.table)
             _check_rule(rule, number, self.format)
 
     def rule(self, message_type: str) -> MessageRule | None:
-        """Return the rule of a message type, None without one."""
+        """Return the rule of a message type; None if it has none."""
         return next((rule for rule in self.messages if rule.message_type == message_type), None)
 
     def queue_labelled(self, label: str) -> QueueRule:
         """Return the queue with a label.
 
         Raises:
-            InstanceError: the pipeline has none.
+            InstanceError: the pipeline has no such queue.
         """
         for queue in self.queues:
             if queue.label == label:
@@ -239,7 +239,7 @@ class Pipeline:
     def checkpoint(self, queue: QueueRule) -> Path:
         """Return the folder of the Spark checkpoint for a queue."""
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", queue.label)
-        if len(safe) > MAX_CHECKPOINT_NAME or not safe.strip("."):
+        if len(safe) > MAX_CHECKPOINT_NAME_CHARACTERS or not safe.strip("."):
             raise DefinitionError(
                 f"{shown(queue.label)} cannot be the name of a checkpoint's folder: give the queue another name",
                 *("queue", self.queues.index(queue)),
@@ -264,10 +264,10 @@ class Pipeline:
 
     @classmethod
     def from_text(cls, text: str) -> Pipeline:
-        """Return the pipeline that `to_text` wrote. The text is pure data: loading it runs no code.
+        """Return the pipeline that `to_text` wrote. The text is JSON, so that loading it cannot run code.
 
         Raises:
-            InstanceError: the text is not from `to_text`, or from another version.
+            InstanceError: `to_text` of this version did not write the text.
         """
         try:
             values = msgspec.json.decode(text, type=_text_type())
@@ -286,11 +286,11 @@ class Pipeline:
             raise InstanceError(f"The option 'pipeline' of the sink: {problem}.") from None
 
 
-_FOLDERS = {"warehouse": str, "checkpoints": str | None}  # JSON types of the fields that hold folders
+_FOLDERS = {"warehouse": str, "checkpoints": str | None}  # types in JSON of the fields that are folders
 
 
 def _text_type() -> type[Any]:
-    """Return the type of the JSON from `Pipeline.to_text`: the fields of `Pipeline`, with folders as text."""
+    """Return the type of the JSON from `Pipeline.to_text`: the fields of `Pipeline`, with folders as strings."""
     hints = get_type_hints(Pipeline) | _FOLDERS
     return msgspec.defstruct(
         "PipelineText",
@@ -299,25 +299,25 @@ def _text_type() -> type[Any]:
     )
 
 
-def check_choice(value: str, choices: tuple[str, ...], *place: str | int) -> None:
-    """Refuse a value that is none of the choices. The error leaves out the empty choice.
+def check_choice(value: str, choices: tuple[str, ...], *position: str | int) -> None:
+    """Check that a value is one of the choices. The error does not list an empty choice.
 
     Raises:
-        DefinitionError: there is no such choice.
+        DefinitionError: the value is no choice.
     """
     if value not in choices:
         known = ", ".join(filter(None, choices))
-        raise DefinitionError(f"'{place[-1]}' must be one of {known}, not {shown(value)}", *place)
+        raise DefinitionError(f"'{position[-1]}' must be one of {known}, not {shown(value)}", *position)
 
 
-def check_table(name: str, *place: str | int) -> None:
-    """Refuse a name that is no name of a folder in the warehouse.
+def check_table(name: str, *position: str | int) -> None:
+    """Check that a name is valid for a table, whose folder in the warehouse it names.
 
     Raises:
-        DefinitionError: it is none.
+        DefinitionError: the name is invalid.
     """
     if not TABLE_NAME.fullmatch(name):
-        raise DefinitionError(f"{shown(name)} is not a table name: use letters, digits, _ and -", *place)
+        raise DefinitionError(f"{shown(name)} is not a table name: use letters, digits, _ and -", *position)
 
 
 def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
@@ -347,9 +347,9 @@ def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
             raise DefinitionError(
                 f"'{name}' is no name of a column: letters, digits and _ make one", "message", number, "columns", name
             )
-    spelled = [name.lower() for name in (*names, *(column.name for column in ORIGIN))]
+    lower_case_names = [name.lower() for name in (*names, *(column.name for column in ORIGIN))]
     for name in names:
-        if spelled.count(name.lower()) > 1:
+        if lower_case_names.count(name.lower()) > 1:
             raise DefinitionError(
                 f"the column '{name}' is there twice: most readers ignore case",
                 *("message", number, "columns"),

@@ -1,4 +1,4 @@
-"""Why a Spark query has failed, in a sentence for people."""
+"""Finds the reason of a failed Spark query in Spark's error text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from servicebroker.pipeline.definition import StopError
 
 
 def reason(problem: PySparkException) -> str:
-    """Return Spark's message without query plan and stacks: its first lines and the root of the chain of causes.
+    """Return the reason of a failure, without query plan and stack traces.
 
-    If the root is an error of ours, return its sentence alone; if it is an error of Python, this error alone.
+    For an error of servicebroker, return its text. For another error of Python, return its type and text. Otherwise
+    return the first lines of Spark's message and the last cause.
     """
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
     own_errors = [match[2] for line in lines if (match := _OWN_ERROR.search(line))]
@@ -27,7 +28,7 @@ def reason(problem: PySparkException) -> str:
 
 
 def _python_errors(text: str) -> list[str]:
-    """Return the errors at the ends of Python's tracebacks in a text: the first lines that are not indented."""
+    """Return the error of each Python traceback in a text: its first line that is not indented."""
     errors = []
     is_inside = False
     for line in text.splitlines():
@@ -41,8 +42,8 @@ def _python_errors(text: str) -> list[str]:
 
 
 def is_final(problem: PySparkException) -> bool:
-    """True if the query must not be restarted, since a rule of its pipeline says "stop"."""
-    return any(found[1] == StopError.__name__ for found in _OWN_ERROR.finditer(str(problem)))
+    """True if the query must not be restarted, because a rule of its pipeline says "stop"."""
+    return any(match[1] == StopError.__name__ for match in _OWN_ERROR.finditer(str(problem)))
 
 
 _ERROR = re.compile(r"([\w.]+(Error|Exception)|([a-z_]\w*\.)+[A-Z]\w+): ")

@@ -1,4 +1,4 @@
-"""Reader of the pipeline file: TOML, checked key by key. Every error names its line."""
+"""Reads the pipeline file: TOML, checked key by key. Every error names its line."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from servicebroker.pipeline.variables import masked, resolved
 from servicebroker.store.connection import is_url
 
 MAX_TRIGGER_S = 31 * 86_400
-MAX_FIELD_BYTES = 2**30  # of a value in PostgreSQL
-MAX_ERROR = 1_000  # characters of an error, which may quote a value of any length
+MAX_FIELD_BYTES = 2**30  # PostgreSQL's limit for a value
+MAX_ERROR_CHARACTERS = 1_000  # an error may quote a value of any length
 
 _SOURCE_OPTIONS = {
     "starting_offsets": "startingOffsets",
@@ -56,10 +56,10 @@ _SOURCE_OPTIONS = {
 def read_pipeline(path: Path, environment: Mapping[str, str] = os.environ) -> Pipeline:
     """Return the pipeline that a file describes. Paths in the file are relative to its folder.
 
-    `environment`: the values of variables that the file names (`variables.py`).
+    `environment`: the values for `${NAME}` in the file (`variables.py`).
 
     Raises:
-        InstanceError: the file cannot be read or is no valid pipeline; the text names the line.
+        InstanceError: the file cannot be read, or does not describe a valid pipeline; the text names the line.
     """
     try:
         text = read_file(path).decode()
@@ -70,12 +70,12 @@ def read_pipeline(path: Path, environment: Mapping[str, str] = os.environ) -> Pi
     try:
         return parse_pipeline(text, path.resolve().parent, environment)
     except DefinitionError as problem:
-        line = line_of(text, problem.place)
+        line = line_of(text, problem.position)
         raise InstanceError(
-            f"{path}:{line}: {_path_prefix(problem.place)}{cut(masked(str(problem)), MAX_ERROR)}."
+            f"{path}:{line}: {_path_prefix(problem.position)}{cut(masked(str(problem)), MAX_ERROR_CHARACTERS)}."
         ) from None
     except ValueError as problem:
-        raise InstanceError(f"{path}: {cut(str(problem), MAX_ERROR)}.") from None
+        raise InstanceError(f"{path}: {cut(str(problem), MAX_ERROR_CHARACTERS)}.") from None
 
 
 def parse_pipeline(text: str, folder: Path, environment: Mapping[str, str] = os.environ) -> Pipeline:
@@ -112,14 +112,14 @@ def _folder(head: TomlTable, key: str, beside: Path) -> Folder:
     try:
         return folder_at(head.text(key), beside)
     except ValueError as problem:
-        raise DefinitionError(str(problem), *head.place, key) from None
+        raise DefinitionError(str(problem), *head.position, key) from None
 
 
 def _checkpoints(head: TomlTable, beside: Path) -> Folder:
     checkpoints = _folder(head, "checkpoints", beside)
     if isinstance(checkpoints, StoreFolder):
         raise DefinitionError(
-            f"checkpoints need a local folder, and '{checkpoints}' is none", *head.place, "checkpoints"
+            f"checkpoints need a local folder, and '{checkpoints}' is none", *head.position, "checkpoints"
         )
     return checkpoints
 
@@ -127,12 +127,12 @@ def _checkpoints(head: TomlTable, beside: Path) -> Folder:
 def _queue(table: TomlTable, folder: Path) -> QueueRule:
     instance = table.text("instance")
     try:
-        place = instance if is_url(instance) else str(folder / instance)
+        location = instance if is_url(instance) else str(folder / instance)
     except InstanceError as problem:
-        raise DefinitionError(str(problem).rstrip("."), *table.place, "instance") from None
+        raise DefinitionError(str(problem).rstrip("."), *table.position, "instance") from None
     options = {option: table.plain(key) for key, option in _SOURCE_OPTIONS.items() if key in table.values}
     rule = QueueRule(
-        place,
+        location,
         table.text("database"),
         table.text("queue"),
         table.text("name", ""),
@@ -143,7 +143,7 @@ def _queue(table: TomlTable, folder: Path) -> QueueRule:
         source_options(rule.source_options())
     except InstanceError as problem:
         wrong_key = next((key for key, option in _SOURCE_OPTIONS.items() if f"'{option}'" in str(problem)), "")
-        raise DefinitionError(str(problem).rstrip("."), *table.place, *filter(None, [wrong_key])) from None
+        raise DefinitionError(str(problem).rstrip("."), *table.position, *filter(None, [wrong_key])) from None
     return rule
 
 
@@ -172,13 +172,13 @@ def _message(table: TomlTable, folder: Path) -> MessageRule:
 
 
 def _registry(table: TomlTable) -> str:
-    """Return the URL of a rule's registry; `registry = true` takes it from the environment, no key means ""."""
+    """Return the URL of a rule's registry; "" without one. `registry = true` reads it from the environment."""
     if not isinstance(table.values.get("registry"), str) and not table.flag("registry"):
         return ""
     try:
         return checked_url("" if table.values["registry"] is True else table.text("registry"))
     except ValueError as problem:
-        raise DefinitionError(str(problem), *table.place, "registry") from None
+        raise DefinitionError(str(problem), *table.position, "registry") from None
 
 
 def _column(name: str, table: TomlTable) -> Column:
@@ -208,73 +208,77 @@ def _column(name: str, table: TomlTable) -> Column:
     try:
         parsed_kind = parse_kind(kind)
     except ValueError as problem:
-        raise DefinitionError(str(problem), *table.place, name) from None
+        raise DefinitionError(str(problem), *table.position, name) from None
     if should_round and not has_plain(parsed_kind, lambda plain: plain == "timestamp" or plain.startswith("decimal")):
-        raise DefinitionError(f"only decimal and timestamp can be rounded, not {kind}", *table.place, name)
+        raise DefinitionError(f"only decimal and timestamp can be rounded, not {kind}", *table.position, name)
     if epoch and not has_plain(parsed_kind, lambda plain: plain == "timestamp"):
-        raise DefinitionError(f"only a timestamp has an epoch, not {kind}", *table.place, name)
+        raise DefinitionError(f"only a timestamp has an epoch, not {kind}", *table.position, name)
     return Column(name, kind, optional, source, should_round, should_coerce, epoch)
 
 
 def _content(path: Path, table: TomlTable) -> bytes:
     try:
         return read_file(path)
-    except (OSError, ValueError) as problem:  # ValueError: the text is no path at all
+    except (OSError, ValueError) as problem:  # ValueError: the string is not a path
         cause = getattr(problem, "strerror", None) or problem
-        raise DefinitionError(f"'{path}' cannot be read: {cause}", *table.place, "schema") from None
+        raise DefinitionError(f"'{path}' cannot be read: {cause}", *table.position, "schema") from None
 
 
 class TomlTable:
-    """A table of the file that records which keys were read, so that `done` can refuse the others."""
+    """A table of the file. It records which keys were read, so that `done` can refuse the others."""
 
-    def __init__(self, values: Mapping[str, Any], *place: str | int) -> None:
+    def __init__(self, values: Mapping[str, Any], *position: str | int) -> None:
         self.values = values
-        self.place = place
+        self.position = position
         self.used: set[str] = set()
 
     def done(self) -> None:
-        """Refuse keys that nothing has read."""
+        """Refuse keys that were not read.
+
+        Raises:
+            DefinitionError: there is such a key.
+        """
         for key in self.values:
             if key not in self.used:
                 known = ", ".join(sorted(self.used))
-                raise DefinitionError(f"there is no key '{key}'; there are {known}", *self.place, key)
+                raise DefinitionError(f"there is no key '{key}'; there are {known}", *self.position, key)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a text; it may be empty only if there is a default."""
+        """Return a string. It may be empty only if there is a default."""
         value = self._value(key, str, "a text", default)
         if not value.strip() and default is None:
-            raise DefinitionError(f"'{key}' is empty", *self.place, key)
+            raise DefinitionError(f"'{key}' is empty", *self.position, key)
         return str(value)
 
     def plain(self, key: str) -> str:
-        """Return a text, number or boolean as the text of a Spark option."""
+        """Return a string, number or boolean as the string of a Spark option."""
         self.used.add(key)
         value = self.values[key]
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def texts(self, key: str) -> list[str]:
-        """Return a list of texts; a single text counts as a list of one, a missing key as an empty list."""
+        """Return a list of strings. A single string is a list of one; a missing key gives an empty list."""
         value = self._value(key, (str, list), "a list of texts", [])
         values = [value] if isinstance(value, str) else value
         if not all(isinstance(item, str) for item in values):
-            raise DefinitionError(f"'{key}' must be a list of texts", *self.place, key)
+            raise DefinitionError(f"'{key}' must be a list of texts", *self.position, key)
         return list(values)
 
     def number(self, key: str, default: float, lowest: float, highest: int) -> float:
         """Return a number from `lowest` to `highest`."""
         value = self._value(key, (int, float), "a number", default)
         if isinstance(value, bool) or not lowest <= value <= highest:
-            raise DefinitionError(f"'{key}' must be a number from {lowest:g} to {highest:,}", *self.place, key)
+            raise DefinitionError(f"'{key}' must be a number from {lowest:g} to {highest:,}", *self.position, key)
         return float(value)
 
     def count(self, key: str) -> int | None:
-        """Return a whole number from 0 on; None for a missing key."""
+        """Return an integer of at least 0; None for a missing key."""
         if key not in self.values:
             self.used.add(key)
             return None
         value = self._value(key, int, "a whole number", 0)
         if isinstance(value, bool) or value < 0:
-            raise DefinitionError(f"'{key}' must be a whole number from 0 on", *self.place, key)
+            raise DefinitionError(f"'{key}' must be a whole number from 0 on", *self.position, key)
         return int(value)
 
     def flag(self, key: str) -> bool:
@@ -282,49 +286,49 @@ class TomlTable:
         return bool(self._value(key, bool, "true or false", False))
 
     def choice(self, key: str, choices: tuple[str, ...], *, needed: bool = False) -> str:
-        """Return one of `choices`. A missing key means the first, unless `needed`."""
+        """Return one of `choices`. The first one is the default, unless the key is `needed`."""
         value = self.text(key, None if needed else choices[0])
-        check_choice(value, choices, *self.place, key)
+        check_choice(value, choices, *self.position, key)
         return value
 
     def table_name(self, key: str, default: str, *, empty: bool = False) -> str:
         """Return the name of a table, which is also the name of its folder. `empty`: "" is allowed."""
         value = self.text(key, default or None)
         if value or not empty:
-            check_table(value, *self.place, key)
+            check_table(value, *self.position, key)
         return value
 
     def table(self, key: str, default: Mapping[str, Any] | None = None) -> TomlTable:
         """Return an inner table."""
-        return TomlTable(self._value(key, dict, "a table", default), *self.place, key)
+        return TomlTable(self._value(key, dict, "a table", default), *self.position, key)
 
     def tables(self, key: str) -> list[TomlTable]:
         """Return a list of tables, empty for a missing key."""
         values = self._value(key, list, f"a list of tables, [[{key}]]", [])
         if not all(isinstance(inner, dict) for inner in values):
-            raise DefinitionError(f"'{key}' must be a list of tables, [[{key}]]", *self.place, key)
-        return [TomlTable(inner, *self.place, key, number) for number, inner in enumerate(values)]
+            raise DefinitionError(f"'{key}' must be a list of tables, [[{key}]]", *self.position, key)
+        return [TomlTable(inner, *self.position, key, number) for number, inner in enumerate(values)]
 
     def _value(self, key: str, kinds: Any, expected: str, default: Any) -> Any:
         self.used.add(key)
         if key not in self.values:
             if default is None:
-                raise DefinitionError(f"'{key}' is missing", *self.place)
+                raise DefinitionError(f"'{key}' is missing", *self.position)
             return default
         value = self.values[key]
         if not isinstance(value, kinds):
-            raise DefinitionError(f"'{key}' must be {expected}", *self.place, key)
+            raise DefinitionError(f"'{key}' must be {expected}", *self.position, key)
         return value
 
 
-def line_of(text: str, place: tuple[str | int, ...]) -> int:
-    """Return the line, from 1, that defines a place of a TOML text.
+def line_of(text: str, position: tuple[str | int, ...]) -> int:
+    """Return the number (from 1) of the line that defines a position in a TOML document.
 
-    If no line defines the place, return the line of the nearest enclosing place.
+    If no line defines it, return the line of the nearest enclosing position.
     """
     best_line = 1
     counts: dict[str, int] = {}
-    header_place: tuple[str | int, ...] = ()
+    header_position: tuple[str | int, ...] = ()
     best_depth = -1
     for number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]", line)
@@ -332,19 +336,19 @@ def line_of(text: str, place: tuple[str | int, ...]) -> int:
             names = [name.strip().strip("\"'") for name in header[2].split(".")]
             if header[1] == "[[":
                 counts[names[0]] = counts.get(names[0], -1) + 1
-            header_place = (names[0], *([counts[names[0]]] if names[0] in counts else []), *names[1:])
-            line_place = header_place
+            header_position = (names[0], *([counts[names[0]]] if names[0] in counts else []), *names[1:])
+            line_position = header_position
         else:
             key = re.match(r"\s*(\"[^\"]*\"|'[^']*'|[A-Za-z0-9_-]+)\s*(?:=|\.)", line)
             if not key:
                 continue
-            line_place = (*header_place, key[1].strip("\"'"))
-        if line_place == place[: len(line_place)] and len(line_place) > best_depth:
-            best_line, best_depth = number, len(line_place)
+            line_position = (*header_position, key[1].strip("\"'"))
+        if line_position == position[: len(line_position)] and len(line_position) > best_depth:
+            best_line, best_depth = number, len(line_position)
     return best_line
 
 
-def _path_prefix(place: tuple[str | int, ...]) -> str:
-    """Return the keys that lead to a place, as a prefix for an error: "message 2 columns: "."""
-    parts = [f"{part + 1}" if isinstance(part, int) else part for part in place[:-1]]
+def _path_prefix(position: tuple[str | int, ...]) -> str:
+    """Return the keys that lead to a position, as a prefix for an error: "message 2 columns: "."""
+    parts = [f"{part + 1}" if isinstance(part, int) else part for part in position[:-1]]
     return f"{' '.join(parts)}: " if parts else ""

@@ -1,4 +1,4 @@
-"""Committed messages that an open transaction holds back, so that no stream may read them yet."""
+"""Committed messages that an older open transaction holds back: no stream may read them before it has ended."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 
-EXIT_CODE = 4  # of a run that ends while messages are held back
-DEFAULT_WAIT_S = 30.0  # of a run with an end, for the transaction that holds messages back
+EXIT_CODE = 4  # exit code of a run that ends while messages are held back
+DEFAULT_WAIT_S = 30.0  # wait of a run with an end for the transaction that holds messages back
 
 
 class MessagesHeldBack(InstanceError):
-    """A run that has ended while committed messages were held back. They stay in their queue."""
+    """The run has ended while committed messages were held back. They stay in their queue."""
 
     exit_code = EXIT_CODE
 
@@ -23,7 +23,8 @@ class Holder(NamedTuple):
     Attributes:
         process: process id of its session in PostgreSQL; None for a prepared transaction.
         name: application of the session, or name of the prepared transaction.
-        state: of the session, for example "idle in transaction"; None for a prepared transaction.
+        state: state of the session, for example "idle in transaction"; None for a prepared transaction.
+        seconds: age of the transaction.
     """
 
     process: int | None
@@ -34,29 +35,31 @@ class Holder(NamedTuple):
     seconds: int
 
     def __str__(self) -> str:
-        place = f"user '{self.user}', database '{self.database}', open for {self.seconds:,} s"
+        details = f"user '{self.user}', database '{self.database}', open for {self.seconds:,} s"
         if self.process is None:
-            return f"the prepared transaction '{self.name}' ({place})"
-        return f"process {self.process} of the server (application '{self.name}', {place}, {self.state})"
+            return f"the prepared transaction '{self.name}' ({details})"
+        return f"process {self.process} of the server (application '{self.name}', {details}, {self.state})"
 
     @property
     def advice(self) -> str:
-        """The way to end the transaction, as a clause."""
+        """A clause with the way to end the transaction."""
         if self.process is None:
             return "COMMIT PREPARED or ROLLBACK PREPARED ends it"
         return f"end it there, or by select pg_terminate_backend({self.process})"
 
 
 class HeldBack(NamedTuple):
-    """Messages of a queue that are committed, and that no stream may read before an older transaction has ended.
+    """Committed messages of a queue that no stream may read before an older transaction has ended.
+
+    The first check fixes `frontier`, `following` and `upto`. A later check counts which of these messages remain.
 
     Attributes:
-        frontier: transaction id of the oldest open transaction at the first look.
-        following: transaction id that the next transaction was to get at the first look.
-        upto: last queuing_order that the queue had drawn at the first look.
+        frontier: id of the oldest open transaction at the first check.
+        following: the next transaction id to be assigned at the first check.
+        upto: last queuing_order of the queue at the first check.
         messages: number of the messages up to `upto` that are still in the queue.
-        holder: the transaction; None if it has ended, or if this role may not see it.
-        is_open: some transaction is open now.
+        holder: the oldest open transaction; None if it has ended, or if this role may not see it.
+        is_open: a transaction is open now.
     """
 
     frontier: int
@@ -74,5 +77,5 @@ class HeldBack(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """The next steps of an operator, as a clause."""
+        """A clause with the next steps of an operator."""
         return f"{self.holder.advice}, then run again" if self.holder else "run again once it has ended"

@@ -1,4 +1,4 @@
-"""State of the last run of a pipeline: a file beside its checkpoints, which `pipeline status` reads."""
+"""The state of the last run of a pipeline, in a file beside its checkpoints, which `pipeline status` reads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ WRITE_INTERVAL_S = 1.0  # between two writes of the file during a run
 
 @dataclass
 class LastRun:
-    """A run that writes its state to a file, every second and at its end."""
+    """Writes the state of a run to a file, every second and at its end.
+
+    Attributes:
+        path: the file.
+        queues: the queries of the run.
+        began: start of the run, in ISO 8601.
+    """
 
     path: Path
     queues: list[QueueRun] = field(default_factory=list)
@@ -41,7 +47,7 @@ class LastRun:
     @classmethod
     @contextmanager
     def recording(cls, pipeline: Pipeline) -> Iterator[LastRun]:
-        """Record the run for the block: its begin, its state every second, and its end or error."""
+        """Record the run during the `with` block: its start, its state every second, and its end or error."""
         run = cls(last_run_path(pipeline))
         run.path.parent.mkdir(parents=True, exist_ok=True)
         run.write()
@@ -59,7 +65,7 @@ class LastRun:
             run.write(ended=_now(), error=error)
 
     def write(self, *, ended: str | None = None, error: str = "") -> None:
-        """Write the state atomically: a reader of the file gets the old text or the new one."""
+        """Write the state atomically: a reader of the file gets the old content or the new one."""
         content = {
             "host": socket.gethostname(),
             "process": os.getpid(),
@@ -87,12 +93,12 @@ class LastRun:
 
 
 def last_run_path(pipeline: Pipeline) -> Path:
-    """Return the path of the file."""
+    """Return the path of the file with the state of the last run."""
     return pipeline.checkpoint(pipeline.queues[0]).parent / FILE_NAME
 
 
 class _QueueText(msgspec.Struct):
-    """The state of a queue in the file. Earlier versions wrote no counts of the quarantine."""
+    """The state of a queue in the file. Files of earlier versions have no quarantine counts."""
 
     queue: str
     state: str
@@ -104,7 +110,7 @@ class _QueueText(msgspec.Struct):
 
 
 class _RunText(msgspec.Struct):
-    """The content of the file, as far as it is read."""
+    """The fields of the file that are read."""
 
     host: str
     process: Annotated[int, Meta(ge=1, lt=2**31)]
@@ -115,9 +121,9 @@ class _RunText(msgspec.Struct):
 
 
 def read_last_run(pipeline: Pipeline) -> dict[str, Any] | None:
-    """Return the state of the last run, None without one. A killed run cannot write its end: `error` then tells so.
+    """Return the state of the last run; None if there was no run, or if the file is invalid.
 
-    Also None if the file has something else.
+    A killed run cannot write its end. If its process is gone, `error` says that it was killed.
     """
     try:
         content: dict[str, Any] = json.loads(read_file(last_run_path(pipeline)))
@@ -125,7 +131,7 @@ def read_last_run(pipeline: Pipeline) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     if content["ended"] is None and content["host"] == socket.gethostname() and not _is_alive(content["process"]):
-        content["error"] = f"It was killed: its process {content['process']} is gone, and has noted no end."
+        content["error"] = f"It was killed: its process {content['process']} is gone, and has not recorded its end."
         for queue in content["queues"]:
             if queue["state"] in (QueueState.RUNNING, QueueState.WAITING):
                 queue["state"] = str(QueueState.STOPPED)
@@ -133,7 +139,7 @@ def read_last_run(pipeline: Pipeline) -> dict[str, Any] | None:
 
 
 def describe(run: dict[str, Any] | None) -> list[str]:
-    """Return the last run as lines for a person: times, state or end, and the failed queues."""
+    """Return lines that describe the last run: times, state or end, quarantine counts, and failed queues."""
     if run is None:
         return ["There was no run yet."]
     if run["error"]:
@@ -160,8 +166,8 @@ def _quarantined(queue: dict[str, Any]) -> str:
             for reason, number in reasons.items()
         }
     )
-    share = f"{counts.total():,} of {counted(queue['messages'], 'message')}"
-    return f"{queue['queue']}: {share} went into quarantine ({describe_counts(counts)})."
+    quarantined = f"{counts.total():,} of {counted(queue['messages'], 'message')}"
+    return f"{queue['queue']}: {quarantined} went into quarantine ({describe_counts(counts)})."
 
 
 def _is_alive(process: int) -> bool:

@@ -1,6 +1,6 @@
-"""OpenLineage events for a pipeline: one OpenLineage run for each query, from its queue to the tables.
+"""Sends OpenLineage events of a pipeline: one OpenLineage run for each query, from its queue to the tables.
 
-What the events contain: "Lineage" in docs/how-to/pipeline.md.
+The content of the events: "Lineage" in docs/how-to/pipeline.md.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from requests import Response
 
 RUNNING_EVENT_INTERVAL_S = 60.0  # between two RUNNING events of a query
-# A query waits so long for the server to take an event. Events that follow before it is taken are dropped.
+# Maximum wait of a query until the server has accepted an event. Events that follow before that are dropped.
 EMIT_TIMEOUT_S = 10.0
-MAX_ANSWER_BYTES = 65_536  # of the server's answer, which is not used
+MAX_RESPONSE_BYTES = 65_536  # read of the server's response, which is not used
 PRODUCER = "servicebroker"
 _STATES = {
     "queue started": "START",
@@ -58,24 +58,24 @@ def lineage_listener(pipeline: Pipeline) -> EventListener:
         _log.warning("OpenLineage gets no events, since its client is missing: pip install 'servicebroker[lineage]'.")
         return lambda queue_run, event: None
     client = OpenLineageClient()
-    _bound_answers(client)
+    _limit_responses(client)
     return Lineage(pipeline, client).on_event
 
 
-def _bound_answers(client: OpenLineageClient) -> None:
-    """Make the client read only the beginning of an answer: it would otherwise keep an answer of any size."""
+def _limit_responses(client: OpenLineageClient) -> None:
+    """Make the client read only the beginning of a response: by default it keeps a response of any size in memory."""
     session = getattr(client.transport, "session", None)  # only transports over `requests` have one
     if hooks := getattr(session, "hooks", None):
         hooks["response"].append(_read_beginning)
 
 
 def _read_beginning(response: Response, **options: object) -> None:
-    response._content = next(response.iter_content(MAX_ANSWER_BYTES), b"")
+    response._content = next(response.iter_content(MAX_RESPONSE_BYTES), b"")
     response.close()
 
 
 class Lineage:
-    """Sends events of a pipeline's queries to OpenLineage. Failures are logged, and the queries go on."""
+    """Sends events of a pipeline's queries to OpenLineage. A failure is logged and does not disturb the queries."""
 
     def __init__(
         self, pipeline: Pipeline, client: OpenLineageClient, clock: Callable[[], float] = time.monotonic
@@ -86,10 +86,10 @@ class Lineage:
         self._run_ids: dict[str, str] = {}  # by queue
         self._next_running_event: dict[str, float] = {}  # by queue, in seconds of `clock`
         self._is_reachable = True
-        self._sender: threading.Thread | None = None  # of the last event
+        self._sender: threading.Thread | None = None  # thread that sends the last event
 
     def on_event(self, queue_run: QueueRun, event: str) -> None:
-        """Send the event if it is the first start of a query or its end; a RUNNING event only once per interval."""
+        """Send an event: the first start of a query, its end, and at most one RUNNING event per interval."""
         from openlineage.client.uuid import generate_new_uuid
 
         state = _STATES[event]
@@ -115,7 +115,7 @@ class Lineage:
             self._is_reachable = True
 
     def _warn(self, problem: object) -> None:
-        """Log a warning, once until the server answers again."""
+        """Log a warning, unless one was logged since the server last responded."""
         if self._is_reachable:
             _log.warning("OpenLineage cannot be reached: %s. The pipeline goes on.", problem)
         self._is_reachable = False
@@ -142,7 +142,7 @@ def _queue(queue: QueueRule) -> InputDataset:
     from openlineage.client.event_v2 import InputDataset
 
     address = queue.instance
-    if is_url(address):  # lineage must not show user and password
+    if is_url(address):  # user and password must not appear in lineage
         parts = conninfo_to_dict(address)
         name = quote(str(parts.get("dbname") or ""))
         address = f"{str(parts.get('host') or '').lower()}:{parts.get('port') or 5432}{'/' * bool(name)}{name}"
@@ -150,7 +150,7 @@ def _queue(queue: QueueRule) -> InputDataset:
 
 
 def _table(pipeline: Pipeline, name: str, queue_run: QueueRun) -> OutputDataset:
-    """Return a table with its columns. Bronze, which gets every message, also has the count of landed messages."""
+    """Return a table with its columns. Bronze, which gets every message, also has the number of written messages."""
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.facet_v2 import output_statistics_output_dataset, schema_dataset
 
@@ -166,7 +166,7 @@ def _table(pipeline: Pipeline, name: str, queue_run: QueueRun) -> OutputDataset:
 
 
 def _dataset_name(folder: Folder) -> tuple[str, str]:
-    """Return namespace and name of a folder, in OpenLineage's naming of files and stores."""
+    """Return the namespace and name of a folder, by OpenLineage's naming rules for files and object stores."""
     if isinstance(folder, Path):
         return "file", str(folder.absolute())
     parts = urlsplit(folder.url)

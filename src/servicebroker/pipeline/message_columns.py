@@ -1,4 +1,4 @@
-"""Columns of the Spark source: those of a message, and the one of a part of a queue for a task."""
+"""The columns of the Spark source: for rows that are messages, and for rows that stand for parts of a queue."""
 
 COLUMNS = (
     "queue string, service_name string, service_contract_name string, message_type_name string, "

@@ -11,13 +11,16 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 _COUNTERS: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
-    "messages": ("Messages landed since the start", lambda run: run.messages),
+    "messages": ("Messages written to the tables since the start", lambda run: run.messages),
     "bytes": ("Bytes of the bodies of these messages", lambda run: run.bytes),
     "batches": ("Batches with messages since the start", lambda run: run.batches),
     "restarts": ("Restarts of a query after a failure", lambda run: run.restarts),
 }
 _GAUGES: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
-    "up": ("1 if the query of a queue runs, 0 if it waits for its start or has failed", lambda run: _is_up(run)),
+    "up": (
+        "1 if the query of a queue runs, 0 if it waits for its start, has ended or has failed",
+        lambda run: _is_up(run),
+    ),
     "batch_seconds": ("Duration of the last batch with messages", lambda run: run.seconds),
     "messages_behind": (
         "Upper bound of the messages that have arrived and are not planned yet",
@@ -27,7 +30,7 @@ _GAUGES: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
         "Age of the oldest message that is not planned yet",
         lambda run: run.behind.get("oldestMessageSeconds", 0),
     ),
-    "frontier_lag": ("Transaction ids beyond the frontier", lambda run: run.behind.get("frontierLag", 0)),
+    "frontier_lag": ("Transaction ids from the frontier on", lambda run: run.behind.get("frontierLag", 0)),
     "blocking_seconds": (
         "Age of the transaction that holds the frontier back",
         lambda run: run.behind.get("blockingSeconds", 0),
@@ -36,7 +39,7 @@ _GAUGES: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
 
 
 class Metrics:
-    """A Prometheus collector. Every value has the labels pipeline and queue, and is read when it is collected."""
+    """A Prometheus collector. Every metric has the labels pipeline and queue; values are read at each scrape."""
 
     def __init__(self, pipeline: str) -> None:
         from prometheus_client import CollectorRegistry

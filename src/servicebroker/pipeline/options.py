@@ -11,8 +11,8 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import shown, storable
 
 MAX_CLAIM_TIMEOUT_S = (2**31 - 1) // 1000  # PostgreSQL's lock_timeout counts milliseconds in 32 bits
-MAX_SEND_ID = 500  # characters; an index of PostgreSQL takes 2,704 bytes
-MAX_DEFAULT_PARTITIONS = 8  # each partition scans the whole range for its conversation groups
+MAX_SEND_ID_CHARACTERS = 500  # PostgreSQL's limit for an index entry is 2,704 bytes
+MAX_DEFAULT_PARTITIONS = 8  # few, since each partition scans the whole slice for its conversation groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +25,23 @@ class SourceOptions:
         queue: name of the queue, `schema.name` if the schema is not dbo; or several names, separated by commas.
         queue_pattern: in place of `queue`, a Python regular expression for the whole names of the queues to read.
         max_messages_per_trigger: maximum rows of one batch.
-        max_bytes_per_trigger: maximum bytes of bodies in one batch, which a single message may exceed; 0 for no limit.
+        max_bytes_per_trigger: maximum bytes of bodies in one batch; 0 for no limit. A single message may exceed it.
         min_messages_per_trigger, min_bytes_per_trigger: a batch waits until it reaches one of them; 0 for no minimum.
         max_trigger_delay: maximum seconds that a batch waits for its minimum.
         min_partitions: tasks that read one batch; a conversation group stays in one of them.
-        end_of_stream: message type that ends its conversation once it has been read.
-        claim_timeout: seconds to wait for a reader that still holds the queue.
+        end_of_stream: message type that ends its conversation when the message is acknowledged.
+        claim_timeout: seconds to wait for another reader that still owns the queue.
         starting_offsets: start of a stream without a checkpoint: "earliest" reads all messages in the queue, and
             archived messages if `ack` is "archive"; "latest" reads only messages that arrive later.
-        partitioning: "group" keeps a conversation group in one partition. "range" gives each partition an equal range
-            of arrival and reads the queue only once. Messages keep their order in both.
-        fail_on_data_loss: a checkpoint of another server or of another point in time stops the query; else the stream
-            starts over.
-        include_system_messages: EndDialog, Error and DialogTimer become rows; they take effect in either case.
-        ack: fate of a message that the sink has: "delete", or "archive", from which a later stream reads it again.
-        deliver: meaning of a row: "messages" for one message, "parts" for a part of the queue. Our own sinks read such
-            a part themselves, so that no message passes through Java.
+        partitioning: "group" keeps each conversation group in one partition. "range" gives each partition an equal
+            range of queuing_order and reads the queue only once. In both, messages keep their order.
+        fail_on_data_loss: if True, a checkpoint of another server, or of a server restored to an earlier time, fails
+            the query. If False, the stream starts over.
+        include_system_messages: EndDialog, Error and DialogTimer become rows. They take effect in either case.
+        ack: "delete" deletes a message that the sink has. "archive" moves it into the archive, which a stream with a
+            new checkpoint reads again.
+        deliver: "messages": a row is a message. "parts": a row stands for a part of the queue. The sinks of
+            servicebroker read such a part themselves, so that no message passes through Java.
     """
 
     instance: str
@@ -69,7 +70,7 @@ class SourceOptions:
 
     @property
     def is_of_one_queue(self) -> bool:
-        """True if the option names one queue: its offsets are then those of the queue alone."""
+        """True if the option names one queue. The offsets of the stream are then those of the queue."""
         return len(self.queues) == 1
 
     @property
@@ -79,7 +80,7 @@ class SourceOptions:
 
     @property
     def archives(self) -> bool:
-        """True if messages that the sink has are kept in the archive."""
+        """True if acknowledged messages are moved into the archive."""
         return self.ack == "archive"
 
     @property
@@ -114,7 +115,7 @@ def source_options(raw_options: Mapping[str, str]) -> SourceOptions:
     """Return the options of a reader. Names are case-insensitive.
 
     Raises:
-        InstanceError: an unknown or missing name, or an invalid value.
+        InstanceError: an unknown or missing option, or an invalid value.
     """
     queue_option = "queue" if "queuepattern" not in {name.lower() for name in raw_options} else "queuePattern"
     values = known_options("source", raw_options, _NAMES, ("instance", "database", queue_option))
@@ -142,7 +143,7 @@ def source_options(raw_options: Mapping[str, str]) -> SourceOptions:
     for kind in minimums:
         if 0 < maximums[kind] < minimums[kind]:
             raise InstanceError(
-                f"The option 'min{kind}PerTrigger' is more than 'max{kind}PerTrigger', so no batch would have enough."
+                f"The option 'min{kind}PerTrigger' exceeds 'max{kind}PerTrigger', so no batch would be large enough."
             )
     return options
 
@@ -155,14 +156,14 @@ class WriterOptions:
         instance: URL of a PostgreSQL database, or path of a data folder.
         database: broker database of the initiating service.
         from_service, to_service, contract: arguments of BEGIN DIALOG.
-        message_type: message type of rows that name none.
-        key: column whose equal values share a conversation, in order; "" for none.
-        conversations: number of conversations in use at once.
-        send_id: name of a batch job, whose rows are sent once under this name; "" in a stream.
-        end_of_stream: message type that tells the target to end a conversation.
-        recycle_after, recycle_seconds: messages or age after which a conversation is replaced.
+        message_type: message type of rows without a type of their own.
+        key: rows with equal values in this column go to one conversation, in order; "" for no key.
+        conversations: number of parallel conversations.
+        send_id: name of a batch job. Its rows are sent once under this name; "" for a streaming query.
+        end_of_stream: type of the last message of a conversation, on which the target ends its side.
+        recycle_after, recycle_seconds: a conversation is replaced after this number of messages or seconds.
         encryption: as in BEGIN DIALOG: a conversation with another instance must be secured.
-        refuses_unknown_target: a batch fails if no route leads to `to_service`; else its messages wait.
+        refuses_unknown_target: if no route leads to `to_service`, the batch fails. If False, its messages wait.
     """
 
     instance: str
@@ -196,18 +197,18 @@ _WRITER_NAMES = (
 )
 
 
-_SPARK_OPTIONS = ("checkpointlocation", "queryname")  # Spark passes its own options to a sink too
+_SPARK_OPTIONS = ("checkpointlocation", "queryname")  # Spark's own options, which it also passes to a sink
 
 
 def writer_options(raw_options: Mapping[str, str]) -> WriterOptions:
     """Return the options of a writer. Names are case-insensitive.
 
     Raises:
-        InstanceError: an unknown or missing name, or an invalid value.
+        InstanceError: an unknown or missing option, or an invalid value.
     """
     values = known_options("writer", without_spark_options(raw_options), _WRITER_NAMES, _WRITER_NEEDS)
-    if len(values.get("sendid", "")) > MAX_SEND_ID:
-        raise InstanceError(f"The option 'sendId' has more than {MAX_SEND_ID} characters.")
+    if len(values.get("sendid", "")) > MAX_SEND_ID_CHARACTERS:
+        raise InstanceError(f"The option 'sendId' has more than {MAX_SEND_ID_CHARACTERS} characters.")
     for name in _WRITER_NAMES:
         if storable(value := values.get(name.lower(), "")) != value:
             raise InstanceError(f"The option '{name}' has a NUL or half of a surrogate pair: {shown(value)}.")
@@ -239,17 +240,17 @@ def _queues(values: Mapping[str, str]) -> dict[str, str]:
         raise InstanceError(f"The option 'queuePattern' is no regular expression: {problem}.") from None
     except RecursionError:
         raise InstanceError("The option 'queuePattern' is a regular expression nested too deeply.") from None
-    listed = [name.strip().lower() for name in names.split(",")]
-    if not pattern and ("" in listed or len(set(listed)) < len(listed)):
+    queues = [name.strip().lower() for name in names.split(",")]
+    if not pattern and ("" in queues or len(set(queues)) < len(queues)):
         raise InstanceError(f"The option 'queue' names a queue twice, or none between two commas: {shown(names)}.")
     return {"queue": names, "queue_pattern": pattern}
 
 
 def _seconds(values: Mapping[str, str], name: str, default: int) -> int:
-    """Return the seconds of an option such as 30, 30s, 15m or 1h.
+    """Return the value in seconds of an option such as 30, 30s, 15m or 1h.
 
     Raises:
-        InstanceError: the value is no such time.
+        InstanceError: the value is not such a duration.
     """
     text = values.get(name.lower(), str(default)).strip().lower()
     match = re.fullmatch(r"(\d{1,9})\s*([smh]?)", text)
@@ -259,17 +260,17 @@ def _seconds(values: Mapping[str, str], name: str, default: int) -> int:
 
 
 def without_spark_options(raw_options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options without those that Spark adds for itself."""
+    """Return the options without Spark's own options."""
     return {name: value for name, value in raw_options.items() if name.lower() not in _SPARK_OPTIONS}
 
 
 def known_options(
     format_: str, raw_options: Mapping[str, str], known_names: Sequence[str], required_names: Sequence[str]
 ) -> dict[str, str]:
-    """Return the options, their names in lower case.
+    """Return the options, with names in lower case.
 
     Raises:
-        InstanceError: an unknown option, one given twice, or a required one without a value.
+        InstanceError: an unknown option, an option given twice, or a required option without a value.
     """
     values = {name.lower(): value for name, value in raw_options.items()}
     for name in raw_options:
@@ -298,10 +299,10 @@ def one_of(values: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
 
 
 def whole_number(values: Mapping[str, str], name: str, default: int, lowest: int, highest: int = 2**31 - 1) -> int:
-    """Return the number of an option, from `lowest` to `highest`.
+    """Return the integer value of an option, from `lowest` to `highest`.
 
     Raises:
-        InstanceError: the value is no such number.
+        InstanceError: the value is not such an integer.
     """
     text = values.get(name.lower())
     if text is None:

@@ -1,7 +1,7 @@
-"""Counts of the messages that a run has put into quarantine, by rule and reason, and their limits.
+"""Counts the messages that a run has put into quarantine, by message type and reason, and checks their limits.
 
-The sink runs in a process of Spark, which cannot return figures to the run. So the sink writes them to a file beside
-the checkpoints, and the run reads the file when Spark reports a batch. A run removes the file before it begins.
+The sink runs in a process of Spark and cannot return counts to the run. So the sink writes them to a file beside the
+checkpoints, and the run reads the file when Spark reports a batch. A run removes the file at its start.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from servicebroker.pipeline.definition import Pipeline, QueueRule
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Counts = Counter[tuple[str, str]]  # messages by message type and reason
-EXIT_CODE = 3  # of a run that exceeds a quarantine limit
+Counts = Counter[tuple[str, str]]  # number of messages by message type and reason
+EXIT_CODE = 3  # exit code of a run that exceeds a quarantine limit
 
 
 class TooManyQuarantined(InstanceError):
-    """A run that exceeds a quarantine limit. All readable messages have landed."""
+    """The run has exceeded a quarantine limit. All readable messages are written."""
 
     exit_code = EXIT_CODE
 
@@ -39,7 +39,7 @@ def counts_path(pipeline: Pipeline, queue: QueueRule) -> Path:
 
 
 def count_quarantined(quarantined: pa.Table) -> Counts:
-    """Count rows of the quarantine by message type and reason."""
+    """Count quarantine rows by message type and reason."""
     names = ["message_type_name", "reason"]
     groups = quarantined.select(names).group_by(names).aggregate([([], "count_all")])
     return Counter(
@@ -48,7 +48,7 @@ def count_quarantined(quarantined: pa.Table) -> Counts:
 
 
 def write_counts(path: Path, batch: int, counts: Counts) -> None:
-    """Add the counts of a batch to the file. A batch that comes again replaces its earlier counts."""
+    """Add the counts of a batch to the file. Counts of a repeated batch replace the earlier ones."""
     known = _read(path)
     before = known["batches"] if known["last"] < batch else _without_last(known)
     content = {"last": batch, "counts": _rows(counts), "batches": _rows(before + counts)}
@@ -70,7 +70,7 @@ def remove_counts(path: Path) -> None:
 
 
 def by_message_type(counts: Counts) -> dict[str, dict[str, int]]:
-    """Return counts for JSON: reasons nested in message types."""
+    """Return counts as nested dictionaries: message type, reason, number."""
     reasons_by_type: dict[str, dict[str, int]] = {}
     for (message_type, reason), number in sorted(counts.items()):
         reasons_by_type.setdefault(message_type, {})[reason] = number
@@ -78,7 +78,7 @@ def by_message_type(counts: Counts) -> dict[str, dict[str, int]]:
 
 
 def describe(counts: Counts) -> str:
-    """Return counts as one phrase, the largest first."""
+    """Return counts as a phrase, the largest first: "Order: malformed 3, Order: too large 1"."""
     return ", ".join(
         f"{message_type}: {reason} {number:,}"
         for (message_type, reason), number in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -86,7 +86,7 @@ def describe(counts: Counts) -> str:
 
 
 def limits_of(pipeline: Pipeline) -> dict[str, int]:
-    """Return the quarantine limits of one run by message type, for the rules that have one."""
+    """Return the quarantine limits per run, by message type, of the rules that have one."""
     return {
         rule.message_type: rule.maximum_quarantined
         for rule in pipeline.messages
@@ -94,8 +94,8 @@ def limits_of(pipeline: Pipeline) -> dict[str, int]:
     }
 
 
-def check_limits(counts: Counts, limits: Mapping[str, int], table: str, *, allows_none: bool) -> None:
-    """Compare the counts of a run with its limits. `allows_none`: any quarantined message is too many.
+def check_limits(counts: Counts, limits: Mapping[str, int], table: str, *, fails_on_any: bool) -> None:
+    """Compare the counts of a run with its limits. `fails_on_any`: a single quarantined message exceeds the limit.
 
     Raises:
         TooManyQuarantined: a count exceeds its limit.
@@ -108,17 +108,17 @@ def check_limits(counts: Counts, limits: Mapping[str, int], table: str, *, allow
                 f"{counted(type_counts.total(), 'message')} of the type '{message_type}' went into quarantine in this "
                 f"run, and its rule allows {limit:,} ({describe(type_counts)})."
             )
-    if allows_none and counts and not problems:
+    if fails_on_any and counts and not problems:
         problems.append(f"{counted(counts.total(), 'message')} went into quarantine in this run ({describe(counts)}).")
     if problems:
         raise TooManyQuarantined(
-            f"{' '.join(problems)} Readable messages have landed. Look at the table '{table}', correct the rule, and "
+            f"{' '.join(problems)} Readable messages are written. Check the table '{table}', correct the rule, and "
             "run 'servicebroker pipeline replay'."
         )
 
 
 class _CountsText(msgspec.Struct):
-    """The content of the file: the last batch, its counts, and those of all batches."""
+    """The content of the file: the last batch, its counts, and the counts of all batches."""
 
     last: int
     counts: list[tuple[str, str, int]]
@@ -129,7 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Return the content of the file.
 
     Raises:
-        InstanceError: the file has something else.
+        InstanceError: the file cannot be read or is invalid.
     """
     try:
         content = msgspec.json.decode(read_file(path), type=_CountsText)
@@ -137,7 +137,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {"last": -1, "counts": Counter(), "batches": Counter()}
     except (OSError, ValueError, RecursionError) as problem:
         raise InstanceError(
-            f"The counts of the quarantine, '{path}', cannot be read: {problem}. Remove the file; it is made anew."
+            f"The quarantine counts in '{path}' cannot be read: {problem}. Remove the file: the next run creates it."
         ) from None
     return {"last": content.last, "counts": _counts(content.counts), "batches": _counts(content.batches)}
 

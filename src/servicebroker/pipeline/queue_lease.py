@@ -1,4 +1,4 @@
-"""The lease of a stream on its queue: the planner's connection, which owns the queue as long as it lives."""
+"""The lease of a queue: a connection with an advisory lock, which makes this process the only reader of the queue."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from servicebroker.store import locks
 from servicebroker.store.running import execute, run
 from servicebroker.store.server_time import server_time
 
-# Bytes are summed in steps, so that a small batch does not read a deep queue to its end.
-MEASURED_ROWS_PER_QUERY = 10_000
+MEASURED_ROWS_PER_QUERY = 10_000  # bytes are summed in steps, so that a small batch does not read a deep queue
 
 
 @dataclass
 class QueueLease:
-    """A queue that was found, on a connection of its own. `claim` makes this process its only reader.
+    """A queue, on a connection of its own. `claim` makes this process its only reader.
 
     Attributes:
         queue_name: name of the queue as it was created.
         initial: offset of a stream that has read nothing.
-        archives: acknowledged messages are kept, and a new stream reads them again.
+        archives: acknowledged messages are kept in the archive, and a new stream reads them again.
         skipped_up_to: last queuing_order that a stream with the starting offset "latest" skips.
     """
 
@@ -43,14 +42,14 @@ class QueueLease:
     initial: Frontier
     archives: bool
     skipped_up_to: int = 0
-    _window: tuple[int, int, int | None] = (0, 0, None)  # lo, hi and last queuing_order of the last lookup
+    _window: tuple[int, int, int | None] = (0, 0, None)  # lo, hi and last queuing_order of the window found last
 
     @classmethod
     def open(cls, options: SourceOptions) -> QueueLease:
         """Connect to the instance, which may start an embedded server, and find the queue.
 
         Raises:
-            InstanceError: the instance cannot be reached, or is none of servicebroker.
+            InstanceError: as `OpenDatabase.open`.
             BrokerError: 911 no such database, 15151 no such queue, 229 no permission to receive from it.
         """
         database = OpenDatabase.open(options.instance, options.database)
@@ -87,9 +86,9 @@ class QueueLease:
         return self.database.database_id
 
     def claim(self, timeout: int) -> None:
-        """Own the queue until `close`, or the death of this process.
+        """Own the queue until `close`, or until this process dies.
 
-        Waits up to `timeout` seconds for the present owner, since the reader of a killed run needs a moment to die.
+        Waits up to `timeout` seconds for the present owner, which may be the dying reader of a killed run.
 
         Raises:
             InstanceError: another reader still owns the queue.
@@ -111,7 +110,7 @@ class QueueLease:
         execute(self.connection, "queue_lease.claim.reset_timeout", "set lock_timeout = 0")
 
     def position(self) -> QueuePosition:
-        """Return the present position of server and queue.
+        """Return the present position of the server and the queue.
 
         Raises:
             InstanceError: the queue was dropped.
@@ -125,10 +124,10 @@ class QueueLease:
             ) from None
 
     def find_page_end(self, start: Frontier, max_rows: int | None, max_bytes: int | None = None) -> Frontier | None:
-        """Return the end of the next page of the window of `start`, None if the window has no more rows.
+        """Return the end of the next page in the window of `start`; None if the window has no more rows.
 
-        A page has at least one row, however large its body, unless an END deletes the row meanwhile. The end of a
-        window is looked up once: it never changes, and each lookup passes over all later messages.
+        A page has at least one row, however large its body, unless END CONVERSATION deletes the row meanwhile. The last
+        row of a window is queried once: it never changes, and each query scans all later messages.
         """
         if start.is_initial:
             return None
@@ -139,8 +138,8 @@ class QueueLease:
         last = self._window_end(start)
         if last is None:
             return None
-        if max_rows is not None and last - first >= max_rows:  # else the window cannot have more rows
-            last = self._find_last_of(start, max_rows)
+        if max_rows is not None and last - first >= max_rows:  # otherwise the window has at most max_rows rows
+            last = self._find_page_limit(start, max_rows)
         if last is not None and max_bytes is not None:
             last = self._find_fitting_end(start, last, max_bytes)
         return None if last is None else start.read_to(last)
@@ -152,44 +151,46 @@ class QueueLease:
         ((first, last),) = execute(self.connection, "queue_lease.find_extremes", sql, *window)
         return first, last
 
-    def _find_last_of(self, start: Frontier, max_rows: int) -> int | None:
+    def _find_page_limit(self, start: Frontier, max_rows: int) -> int | None:
         """Return the last queuing_order of the next `max_rows` rows.
 
-        None if an END has deleted the rest of the window meanwhile.
+        None if END CONVERSATION has deleted the rest of the window meanwhile.
         """
         sql = frontier.page_end_sql(self.queue_id, self.reads_archive(start.lo))
         window = (str(start.lo), str(start.hi), start.queuing_order, max_rows)
-        ((last,),) = execute(self.connection, "queue_lease.find_last_of", sql, *window)
+        ((last,),) = execute(self.connection, "queue_lease.find_page_limit", sql, *window)
         return None if last is None else int(last)
 
-    def _find_fitting_end(self, start: Frontier, upto: int, room: int) -> int:
-        """Return the last queuing_order up to `upto` whose bodies have at most `room` bytes, summed in steps."""
-        after = start.queuing_order
+    def _find_fitting_end(self, start: Frontier, upto: int, max_bytes: int) -> int:
+        """Return the last queuing_order, at most `upto`, up to which the bodies have at most `max_bytes` bytes."""
+        after, remaining_bytes = start.queuing_order, max_bytes
         while after < upto:
             ((last, size, first, fits),) = execute(
                 self.connection,
                 "queue_lease.find_fitting_end",
                 frontier.fitting_sql(self.queue_id, self.reads_archive(start.lo)),
-                *(str(start.lo), str(start.hi), after, upto, MEASURED_ROWS_PER_QUERY, room),
+                *(str(start.lo), str(start.hi), after, upto, MEASURED_ROWS_PER_QUERY, remaining_bytes),
             )
-            if last is None:  # an END has deleted the rest meanwhile, and a window gets no new rows
+            if last is None:  # END CONVERSATION has deleted the rest, and a window gets no new rows
                 return upto
-            if size > room:
+            if size > remaining_bytes:
                 return int(fits or (first if after == start.queuing_order else after))
-            after, room = int(last), room - size
+            after, remaining_bytes = int(last), remaining_bytes - size
         return after
 
     def reads_archive(self, lo: int) -> bool:
-        """True for the first window of a stream, which includes archived messages; later windows have only new ones."""
+        """True for the first window of a stream that archives: it includes archived messages; later windows do not."""
         return self.archives and lo == 0
 
     def progress(self, offset: Frontier, own_sessions: Sequence[int] = ()) -> dict[str, Any]:
-        """Return how far behind a stream at `offset` of the queue `queueName` is.
+        """Return the lag of a stream at `offset`, with these keys.
 
-        `messagesBehind` is an upper bound of the messages that have arrived and are not planned. `oldestMessageSeconds`
-        is the age of the oldest of them. `frontierLag` is the number of transaction ids beyond the frontier.
-        `blockingPid`, `blockingSeconds` and `blockingApplication` name the transaction that holds the frontier back, if
-        this role may see it and its session is not in `own_sessions`.
+        * `queueName`: the queue.
+        * `messagesBehind`: an upper bound of the messages that have arrived and are not planned.
+        * `oldestMessageSeconds`: the age of the oldest of them; missing if there are none.
+        * `frontierLag`: the number of transaction ids from the frontier on.
+        * `blockingPid`, `blockingSeconds`, `blockingApplication`: the transaction that holds the frontier back. Missing
+          if there is none, if this role may not see it, or if its session is in `own_sessions`.
         """
         last_read = self.skipped_up_to if offset.is_initial else offset.queuing_order
         oldest = execute(
@@ -217,7 +218,8 @@ class QueueLease:
     def find_held_back(self, before: HeldBack | None = None) -> HeldBack | None:
         """Return the committed messages that the oldest open transaction holds back; None if there are none.
 
-        `before`: only those of an earlier look that are still in the queue, whoever holds them back now.
+        `before`: an earlier result. Count only the messages of that result that are still in the queue, whichever
+        transaction holds them back now.
         """
         ((oldest, following, drawn),) = execute(
             self.connection,
@@ -241,7 +243,7 @@ class QueueLease:
         return HeldBack(first, after, upto, messages, holder, is_open=oldest < following)
 
     def measure(self, window_slice: Slice, *, system_messages: bool) -> tuple[int, int]:
-        """Return the number of messages of a batch, and the bytes of their bodies."""
+        """Return the number of messages in a slice, and the bytes of their bodies."""
         kinds = {"archived": self.reads_archive(window_slice.lo), "system_messages": system_messages}
         ((messages, size),) = execute(
             self.connection, "queue_lease.measure", frontier.measure_sql(self.queue_id, window_slice, **kinds)
@@ -249,7 +251,7 @@ class QueueLease:
         return int(messages), int(size)
 
     def find_rows(self, offset: Frontier, end_of_stream: str) -> RowsToAcknowledge | None:
-        """Find the rows to acknowledge up to `offset`; None if nothing was read."""
+        """Return facts about the rows to acknowledge up to `offset`; None if nothing was read."""
         window_slice = frontier.slice_read_so_far(offset)
         return (
             find_rows(self.connection, self.queue_id, self.database_id, window_slice, end_of_stream)
@@ -258,34 +260,32 @@ class QueueLease:
         )
 
     def acknowledge(self, offset: Frontier, rows: RowsToAcknowledge) -> None:
-        """Remove everything up to `offset` from the queue, since the sink has it.
-
-        `rows` is the result of `find_rows`.
-        """
+        """Acknowledge all rows up to `offset`. `rows` is the result of `find_rows`."""
         window_slice = frontier.slice_read_so_far(offset)
         if window_slice:
             acknowledge_rows(self.connection, self.queue_id, window_slice, rows, archive=self.archives)
 
     def has_more_rows(self, offset: Frontier) -> bool:
-        """True if the window of `offset` had further rows at its last lookup."""
+        """True if the window of `offset` has rows after `offset`, as far as `find_page_end` knows."""
         return self._window_end(offset) is not None
 
     def _window_end(self, offset: Frontier) -> int | None:
         """Return the last queuing_order of the window of `offset`.
 
-        None if the window has no further rows, or was not looked up.
+        None if the window has no rows after `offset`, or if `find_page_end` was not called for the window.
         """
         lo, hi, last = self._window
-        is_further = last is not None and (lo, hi) == (offset.lo, offset.hi) and offset.queuing_order < last
-        return last if is_further else None
+        has_more = last is not None and (lo, hi) == (offset.lo, offset.hi) and offset.queuing_order < last
+        return last if has_more else None
 
     def remove_rows(self, offset: Frontier) -> None:
-        """Delete the rows up to `offset`, for which `need_only_deletion` holds."""
+        """Delete the rows up to `offset`. Call it only if `need_only_deletion` is True."""
         window_slice = frontier.slice_read_so_far(offset)
         if window_slice:
             remove_rows(self.connection, self.queue_id, window_slice)
 
     def _owner(self) -> str:
+        """Return the owner of the queue, as an addition to an error; "" if it is gone."""
         rows = execute(
             self.connection,
             "queue_lease.owner",
@@ -299,7 +299,7 @@ class QueueLease:
 
 
 def find_queues(database: OpenDatabase) -> list[str]:
-    """Return the user-defined queues of a broker database, named as in the option `queue`, sorted."""
+    """Return the sorted names of a broker database's user queues, in the form of the option `queue`."""
     rows = execute(
         database.connection,
         "queue_lease.find_queues",
@@ -311,7 +311,7 @@ def find_queues(database: OpenDatabase) -> list[str]:
 
 
 def find_existing_queues(database: OpenDatabase, names: Sequence[str]) -> set[str]:
-    """Return those of `names`, given as in the option `queue`, whose queues exist now."""
+    """Return those of `names` (in the form of the option `queue`) whose queues exist."""
     parts = [split_queue_name(name) for name in names]
     rows = execute(
         database.connection,

@@ -1,4 +1,4 @@
-"""The Spark query of one queue: its progress, and its restarts after failures."""
+"""Runs the Spark query of one queue: reads its progress, and restarts it after failures."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from servicebroker.pipeline.variables import masked
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-FIRST_RETRY_DELAY_S = 1.0  # from a failure to the next start; doubled with each further failure
+FIRST_RETRY_DELAY_S = 1.0  # from a failure to the next start; doubled with each failure in a row
 MAX_RETRY_DELAY_S = 60.0
-HELD_BACK_POLL_INTERVAL_S = 0.5  # between two looks at the messages that an open transaction holds back
-MAX_STARTS_WITHOUT_BATCH = 5  # a query that is to end fails for good after these starts without progress
+HELD_BACK_POLL_INTERVAL_S = 0.5  # between two checks whether an open transaction still holds messages back
+MAX_STARTS_WITHOUT_BATCH = 5  # failed starts in a row after which a run with an end gives up
 
 _log = logging.getLogger("servicebroker.pipeline")
 
@@ -41,13 +41,13 @@ class QueueState(StrEnum):
 
 
 class Started(NamedTuple):
-    """A running query, and a function that waits until its leftover processes have ended."""
+    """A running query, and a function that waits until its planning process has ended."""
 
     query: StreamingQuery
     clear: Callable[[], None]
 
 
-EventListener = Callable[["QueueRun", str], None]  # gets the name of a log event, or "queue stopped"
+EventListener = Callable[["QueueRun", str], None]  # called with the name of a log event, or "queue stopped"
 
 
 @dataclass
@@ -55,19 +55,19 @@ class QueueRun:
     """The query of one queue, and its progress so far.
 
     Attributes:
-        start: starts the query where it has stopped.
-        once: the query ends when it has read what was available, and is not retried for ever.
-        batches, messages, bytes: landed since the run began; bytes of bodies.
+        start: starts the query at its checkpoint.
+        once: the query ends when it has read the available messages, and is retried `MAX_STARTS_WITHOUT_BATCH` times.
+        batches, messages, bytes: totals written since the run began; bytes are those of bodies.
         seconds: duration of the last batch.
         restarts: number of restarts.
-        reason: of the last restart, or of the final failure.
+        reason: reason of the last restart, or of the final failure.
         behind: lag of the source (`QueueLease.progress`).
         on_event: called with each event.
-        read_quarantine: returns the quarantine counts of the sink since the run began.
-        quarantined: quarantine counts; they may be known before Spark reports their batch.
+        read_quarantine: returns the quarantine counts that the sink has written since the run began.
+        quarantined: quarantine counts. They may include a batch that Spark has not reported yet.
         find_held_back: returns the messages that an open transaction holds back (`QueueLease.find_held_back`).
-        wait_s: a query that is to end starts so much later at most, if messages are held back.
-        held_back: these messages, if the wait was in vain.
+        wait_s: maximum wait of a query with `once` before its start, while messages are held back.
+        held_back: messages that are still held back.
     """
 
     queue: QueueRule
@@ -89,19 +89,19 @@ class QueueRun:
     held_back: HeldBack | None = None
     quarantined: Counts = field(default_factory=Counter)
     _started: Started | None = None
-    _next_start: float = 0.0  # by `clock`
+    _next_start: float = 0.0  # time by `clock`
     _failures: int = 0  # since the last batch
-    _batch: int = -1
+    _batch: int = -1  # number of the last counted batch
     _read: tuple[int, int] = (0, 0)  # messages and bytes that the reader has counted since the last start
-    _last_timestamp: object = None  # of the last progress that was taken in
-    _wait_end: float | None = None  # by `clock`, of the wait for open transactions
-    _waits_below: int = 0  # for transactions with a lower id: those that were open at the first look
+    _last_timestamp: object = None  # of the last progress that was read
+    _wait_end: float | None = None  # end of the wait for open transactions, by `clock`
+    _waits_below: int = 0  # the wait is for transactions with a lower id: those that were open when it began
     _start_s: float | None = None  # duration of the last start, until its event is logged
     _logged: Counts = field(default_factory=Counter)  # the part of `quarantined` that batch events have reported
 
     @property
     def label(self) -> str:
-        """The name of the queue within the pipeline."""
+        """The name of the queue in the pipeline."""
         return self.queue.label
 
     @property
@@ -116,18 +116,18 @@ class QueueRun:
 
     @property
     def is_due(self) -> bool:
-        """True if the query waits and its start time has come."""
+        """True if the query waits, and its start time is reached."""
         return self.state is QueueState.WAITING and self.clock() >= self._next_start
 
     def start_query(self) -> None:
-        """Start the query. One that is to end first waits for messages that an open transaction holds back."""
+        """Start the query. With `once`, do not start it yet while it must wait for messages that are held back."""
         if self.once and self._must_wait():
             return
         started_at = self.clock()
         try:
             self._started = self.start()
         except InstanceError as problem:
-            # A continuous run goes on once somebody has removed the checkpoint; a run that ends would retry in vain.
+            # A continuous run continues when the checkpoint is removed; for a run with an end, a retry is useless.
             self._fail(str(problem), final=self.once and isinstance(problem, OldCheckpoint))
             return
         self.state = QueueState.RUNNING
@@ -135,10 +135,10 @@ class QueueRun:
         self._start_s = round(self.clock() - started_at, 1)
 
     def _must_wait(self) -> bool:
-        """Return True, and plan another look, while messages are held back and `wait_s` is not over.
+        """Return True, and plan the next check, while messages are held back and `wait_s` seconds have not passed.
 
-        Once the transactions of the first look have ended, what they held back can be read. On a busy server others
-        hold back newer messages then, for which nobody waits.
+        The wait is only for transactions that were open when it began. On a busy server, later transactions hold back
+        newer messages all the time.
         """
         self.held_back = self.find_held_back(None)
         if self.held_back is None:
@@ -152,19 +152,19 @@ class QueueRun:
         return now < self._wait_end and self.held_back.frontier < self._waits_below
 
     def poll(self) -> None:
-        """Take in progress that Spark has reported since the last poll."""
+        """Read the progress that Spark has reported since the last poll, and handle the end or failure of the query."""
         from servicebroker.pipeline.failed_query import is_final, reason
 
         if self._started is None:
             return
         query = self._started.query
-        is_active = query.isActive  # asked first: a query that fails in between is noticed at the next poll
+        is_active = query.isActive  # before exception(): a query that fails in between is handled at the next poll
         problem = query.exception()
         if self._start_s is not None and problem is None and (not is_active or _is_open(query)):
             self._log_event(logging.INFO, "queue started", "is read", seconds=self._start_s)
             self._start_s = None
-        self._take_in(query)
-        self.take_quarantined()
+        self._read_progress(query)
+        self.update_quarantined()
         if problem is not None:
             self._clear()
             self._fail(reason(problem), final=is_final(problem))
@@ -173,22 +173,22 @@ class QueueRun:
             self._end()
 
     def _end(self) -> None:
-        """Log the end of a query that has read what it could."""
+        """Record and log the end of a query that has read all available messages."""
         if self.held_back is not None:
             self.held_back = self.find_held_back(self.held_back)
         if self.held_back is None:
             self.state = QueueState.ENDED
             self._log_event(
-                *(logging.INFO, "queue ended", f"has nothing more: {self.describe_landed()}"), **self.counts()
+                *(logging.INFO, "queue ended", f"has nothing more: {self.describe_totals()}"), **self.counts()
             )
             return
         self.state = QueueState.HELD_BACK
         self.reason = f"{self.held_back}: {self.held_back.remedy}"
-        text = f"has landed {self.describe_landed()}, and {self.reason}"
+        text = f"has written {self.describe_totals()}, and {self.reason}"
         self._log_event(logging.WARNING, "queue ended", text, **self.counts())
 
     def stop(self) -> None:
-        """Stop the query, if it runs."""
+        """Stop the query if it runs, and do not start it again."""
         if not self.is_over:
             self.on_event(self, "queue stopped")
             self.state = QueueState.STOPPED
@@ -211,13 +211,13 @@ class QueueRun:
         held_back = self.held_back.messages if self.held_back else 0
         return self.totals() | {"held_back": held_back, "quarantined_by_rule": by_message_type(self.quarantined)}
 
-    def describe_landed(self) -> str:
+    def describe_totals(self) -> str:
         """Return the totals since the run began as a phrase."""
         phrase = f"{counted(self.messages, 'message')} in {counted(self.batches, 'batch', 'batches')}"
         return phrase + _in_quarantine(self.quarantined)
 
-    def take_quarantined(self) -> None:
-        """Take in the quarantine counts of the sink."""
+    def update_quarantined(self) -> None:
+        """Read the quarantine counts that the sink has written."""
         self.quarantined = self.read_quarantine()
 
     def _clear(self) -> None:
@@ -226,7 +226,7 @@ class QueueRun:
             started.clear()
 
     def _fail(self, reason: str, *, final: bool) -> None:
-        self.reason = reason = masked(reason)  # here, since lineage and callers of `Run` show it, too
+        self.reason = reason = masked(reason)  # here, since lineage and callers of `Run` print it, too
         self._failures += 1
         if final or (self.once and self._failures == MAX_STARTS_WITHOUT_BATCH):
             self.state = QueueState.FAILED
@@ -238,7 +238,8 @@ class QueueRun:
         text = f"is started again in {delay_s:g} s (restart {self.restarts}): {reason}"
         self._log_event(logging.WARNING, "queue restarts", text, reason=reason, pause=delay_s, restarts=self.restarts)
 
-    def _take_in(self, query: StreamingQuery) -> None:
+    def _read_progress(self, query: StreamingQuery) -> None:
+        """Add the batches that Spark has reported since the last call to the totals."""
         last = query.lastProgress
         if last is None or last.timestamp == self._last_timestamp:
             return
@@ -254,7 +255,7 @@ class QueueRun:
                 self._count_batch(messages, size, report["batchDuration"] / 1000)
 
     def _count_new(self, offset: dict[str, Any]) -> tuple[int, int]:
-        """Add the messages and bytes that are new in a report of this start to the totals, and return them."""
+        """Add the messages and bytes that the reader has counted since the last report, and return them."""
         read = (offset.get("messagesRead", 0), offset.get("bytesRead", 0))
         if read <= self._read:
             return 0, 0
@@ -270,7 +271,7 @@ class QueueRun:
         self.seconds = seconds
         read = f"{counted(messages, 'message')}, {size:,} bytes" if messages else "again after a start"
         lag = {key: self.behind.get(key, 0) for key in ("messagesBehind", "oldestMessageSeconds")}
-        self.take_quarantined()
+        self.update_quarantined()
         quarantined, self._logged = self.quarantined - self._logged, self.quarantined
         text = (
             f"batch {self._batch}: {read}{_in_quarantine(quarantined)}, {seconds:.1f} s, "
@@ -288,11 +289,11 @@ class QueueRun:
 
 
 def _is_open(query: StreamingQuery) -> bool:
-    """True if the process that plans the query has found the queue: Spark has asked for offsets and got them."""
+    """True if the process that plans the query has opened the queue: Spark has got offsets from it."""
     message = query.status["message"]
     return not message.startswith(("Initializing", "Getting offsets"))
 
 
 def _in_quarantine(counts: Counts) -> str:
-    """Return the part of a phrase that counts messages in quarantine, to follow the count of all; "" for none."""
+    """Return a phrase with the number of messages in quarantine, to append to the total; "" for none."""
     return f", {counts.total():,} in quarantine ({describe(counts)})" if counts else ""

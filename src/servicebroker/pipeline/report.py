@@ -1,4 +1,4 @@
-"""The analysis as a single HTML page: no script, no further files, charts as SVG."""
+"""Writes the analysis as a single HTML page, without scripts and further files; charts are SVG."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def report(name: str, hours: Sequence[Hour]) -> str:
     """Return the page for a pipeline."""
     title = f"Conversations of {escape(name)}"
     if not hours:
-        return _PAGE.format(title=title, subtitle="Nothing has landed yet.", content="")
+        return _PAGE.format(title=title, subtitle="No message is written yet.", content="")
     first, last = min(hour.hour for hour in hours), max(hour.hour for hour in hours)
     times = _times(first, last)
     messages = _sums(hours, times, lambda hour: hour.messages)
@@ -65,10 +65,10 @@ def report(name: str, hours: Sequence[Hour]) -> str:
             bars=True,
         ),
         _chart(
-            "From arrival to landing: the slowest group of each hour",
+            "From arrival in the queue to the table: the slowest group of each hour",
             times,
             [
-                ("half", _worst(hours, times, lambda hour: hour.p50)),
+                ("50 %", _worst(hours, times, lambda hour: hour.p50)),
                 ("95 %", _worst(hours, times, lambda hour: hour.p95)),
                 ("99 %", _worst(hours, times, lambda hour: hour.p99)),
             ],
@@ -118,7 +118,7 @@ def _tiles(hours: Sequence[Hour]) -> str:
         ("bodies", _size(sum(hour.bytes for hour in hours))),
         ("errors", _share(sum(hour.errors for hour in hours), messages)),
         ("unreadable", _share(sum(hour.unreadable for hour in hours), messages)),
-        ("slowest landing", _seconds(max(hour.slowest for hour in hours))),
+        ("slowest message", _seconds(max(hour.slowest for hour in hours))),
     ]
     tiles = "".join(f'<div class="tile"><b>{value}</b>{name}</div>' for name, value in tiles_of_numbers)
     return f'<div class="tiles">{tiles}</div>'
@@ -132,7 +132,7 @@ def _chart(
     *,
     bars: bool = False,
 ) -> str:
-    """Return a chart over the hours. Its scale goes from 0 to a round number above the highest value."""
+    """Return a chart with one value per hour for each series. The scale goes from 0 to a rounded maximum."""
     top = _round_up(max(value or 0.0 for _, values in series for value in values))
     plot_width, plot_height = _WIDTH_PX - _LEFT_PX - _RIGHT_PX, _HEIGHT_PX - _TOP_PX - _BOTTOM_PX
     step = plot_width / len(times)
@@ -158,7 +158,7 @@ def _chart(
 
 
 def _round_up(value: float) -> float:
-    """Return the next number whose half reads well: 2, 4, 6, 8 or 10 times a power of ten; 2 for 0."""
+    """Return the next higher number of the form 2, 4, 6, 8 or 10 times a power of ten; 2 for 0."""
     if value <= 0:
         return 2.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -179,7 +179,7 @@ def _bars(
 
 
 def _line(values: Sequence[float | None], point: Callable[[int, float], tuple[float, float]], colour: str) -> str:
-    """Return a line with gaps where values are missing; a value between two gaps is a dot."""
+    """Return a line with gaps for missing values. A value between two gaps is a dot."""
     parts = []
     for is_gap, run in groupby(enumerate(values), lambda item: item[1] is None):
         points = [] if is_gap else [point(number, value or 0.0) for number, value in run]

@@ -1,4 +1,4 @@
-"""A running pipeline: one Spark query for each queue. A query may fail while the others go on."""
+"""Runs a pipeline: one Spark query for each queue. If a query fails, the others continue."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POLL_INTERVAL_S = 0.3  # between two polls of the Spark queries
-# Spark gives the process that plans a query ten seconds to start, and no setting changes that. So one query starts at a
-# time, and the next one when the process is up, or after this timeout.
+# Spark gives the process that plans a query ten seconds to start, and no setting changes that. So queries start one by
+# one: the next query starts when the planning process of the last one is up, or after this timeout.
 _PLANNER_START_TIMEOUT_S = 30.0
-_RELEASE_TIMEOUT_S = 5  # for the server to notice at the end that the planner of a queue is gone
+_RELEASE_TIMEOUT_S = 5  # for PostgreSQL to notice after a run that the planner of a queue has ended
 
 _log = logging.getLogger("servicebroker.pipeline")
 
 
 @dataclass
 class Run:
-    """The Spark queries of a pipeline. The owner polls until `is_over`.
+    """The Spark queries of a pipeline. The caller polls until `is_over`.
 
     Attributes:
-        limits: quarantine limits by message type, in messages.
-        fails_on_quarantine: no message may go to quarantine.
+        limits: maximum number of messages in quarantine, by message type.
+        fails_on_quarantine: the run fails if any message goes to quarantine.
         quarantine: name of the quarantine table.
     """
 
@@ -64,15 +64,15 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """True when no query runs or will be started."""
+        """True if no query runs and none will be started."""
         return all(queue.is_over for queue in self.queues)
 
     def poll(self) -> None:
-        """Take in progress from Spark, and start one query that is due.
+        """Read progress from Spark, and start one query that is due.
 
         Raises:
-            InstanceError: Java has ended, and all queries with it.
-            TooManyQuarantined: of continuous queries: more messages are in quarantine than allowed.
+            InstanceError: Java has ended, and so have all queries.
+            TooManyQuarantined: in a continuous run, more messages are in quarantine than allowed.
         """
         from py4j.protocol import Py4JError
 
@@ -94,7 +94,7 @@ class Run:
         """Poll until the run ends.
 
         Raises:
-            InstanceError: Java has ended, or a query has failed for good.
+            InstanceError: Java has ended, or a query has failed and will not be restarted.
             TooManyQuarantined: more messages are in quarantine than allowed.
             MessagesHeldBack: an open transaction holds back committed messages.
         """
@@ -104,10 +104,10 @@ class Run:
         self.check()
 
     def check(self) -> None:
-        """Report queries that have failed for good, then check the quarantine, then messages that are held back.
+        """Check the result of the run: failed queries first, then the quarantine, then messages that are held back.
 
         Raises:
-            InstanceError: some have failed; the text has the reason of each.
+            InstanceError: queries have failed; the text has the reason of each.
             TooManyQuarantined: more messages are in quarantine than allowed.
             MessagesHeldBack: an open transaction holds back committed messages.
         """
@@ -125,13 +125,13 @@ class Run:
             raise MessagesHeldBack(" ".join(f"The queue '{queue.label}': {queue.reason}." for queue in held_back))
 
     def check_quarantine(self) -> None:
-        """Compare the quarantine with its limits.
+        """Compare the quarantine counts with their limits.
 
         Raises:
             TooManyQuarantined: more messages are in quarantine than allowed.
         """
         counts: Counts = sum((queue.quarantined for queue in self.queues), Counter())
-        check_limits(counts, self.limits, self.quarantine, allows_none=self.fails_on_quarantine)
+        check_limits(counts, self.limits, self.quarantine, fails_on_any=self.fails_on_quarantine)
 
 
 @contextmanager
@@ -143,11 +143,11 @@ def running(
     fails_on_quarantine: bool = False,
     wait_s: float = DEFAULT_WAIT_S,
 ) -> Iterator[Run]:
-    """Run the pipeline's queries for the block, and stop them at its end.
+    """Run the pipeline's queries during the `with` block, and stop them at its end.
 
-    With `once` the queries end when they have read what was available. They first wait up to `wait_s` for an open
-    transaction that holds back committed messages. A Spark session that ran before goes on; our own ends.
-    The state of the run is recorded beside the checkpoints (`LastRun`).
+    With `once` the queries end when they have read the messages that were available. Before, they wait up to `wait_s`
+    seconds for an open transaction that holds back committed messages. At the end, the Spark session stops only if this
+    function has started it. The state of the run is recorded beside the checkpoints (`LastRun`).
 
     Raises:
         InstanceError: Spark does not start, a queue cannot be found, or a table does not fit its rule.
@@ -183,12 +183,12 @@ def running(
 
 
 def _check_queues(pipeline: Pipeline) -> None:
-    """Find every queue before Java starts, since that takes seconds.
+    """Check that every queue exists, before Java starts, which takes seconds.
 
-    An unreachable server does not stop the other queues.
+    If a server is unreachable, the queues of other servers are read.
 
     Raises:
-        InstanceError: a queue cannot be found, or no server can be reached.
+        InstanceError: a queue does not exist, or no server can be reached.
     """
     problems = []
     for queue in pipeline.queues:
@@ -201,24 +201,24 @@ def _check_queues(pipeline: Pipeline) -> None:
 
 
 def _end(run: Run, spark: SparkSession | None) -> None:
-    """Stop the queries and our own Spark session, and return when the queues are free."""
+    """Stop the queries, and the Spark session unless it is None. Return when other readers can own the queues."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    errors_of_dead_java = PySparkException, Py4JError, OSError  # of Java that has ended
-    has_planners = [queue_run for queue_run in run.queues if queue_run.has_run]
+    errors_of_dead_java = PySparkException, Py4JError, OSError
+    started_queues = [queue_run for queue_run in run.queues if queue_run.has_run]
     for queue_run in run.queues:
         with contextlib.suppress(*errors_of_dead_java):
             queue_run.stop()
     if spark is not None:
         with contextlib.suppress(*errors_of_dead_java):
             spark.stop()
-    for queue_run in has_planners:
+    for queue_run in started_queues:
         _wait_until_free(queue_run.queue)
 
 
 def _find_held_back(queue: QueueRule, before: HeldBack | None) -> HeldBack | None:
-    """Return the messages of a queue that an open transaction holds back; `before` if the server cannot be asked."""
+    """Return the messages of a queue that an open transaction holds back; `before` if the server is unreachable."""
     try:
         with closing(QueueLease.open(source_options(queue.source_options()))) as lease:
             return lease.find_held_back(before)
@@ -227,9 +227,9 @@ def _find_held_back(queue: QueueRule, before: HeldBack | None) -> HeldBack | Non
 
 
 def _wait_until_free(queue: QueueRule) -> None:
-    """Wait until the server has noticed that the process which planned the query is gone."""
+    """Wait until PostgreSQL has noticed that the planner has ended, and has released its lock on the queue."""
     options = source_options(queue.source_options())
-    with contextlib.suppress(InstanceError):  # the server is gone, or another reader has the queue already
+    with contextlib.suppress(InstanceError):  # the server is unreachable, or another reader owns the queue
         lease = QueueLease.open(options)
         try:
             lease.claim(_RELEASE_TIMEOUT_S)
@@ -240,7 +240,7 @@ def _wait_until_free(queue: QueueRule) -> None:
 def _start(
     spark: SparkSession, pipeline: Pipeline, checkpoints: Checkpoints, queue: QueueRule, *, once: bool
 ) -> Started:
-    """Start the query of a queue, and return when the process that plans it is up.
+    """Start the query of a queue, and return when its planning process is up.
 
     Raises:
         InstanceError: Spark refuses the query, or its checkpoint is older than a table.

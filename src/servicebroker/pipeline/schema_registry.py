@@ -1,4 +1,4 @@
-"""Client of a schema registry with Confluent's API, of which three GETs are needed.
+"""Client of a schema registry with Confluent's API. It needs three GET requests only.
 
 The rules: "Schemas of a registry" in docs/reference/pipeline-file.md. Why not an existing client: decision 213.
 """
@@ -24,20 +24,20 @@ from servicebroker.pipeline.decoding.registry_decoder import RegisteredSchema
 URL = "SCHEMA_REGISTRY_URL"
 USER_INFO = "SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO"
 TOKEN = "SCHEMA_REGISTRY_BEARER_AUTH_TOKEN"
-TIMEOUT_S = 10.0  # for a schema with all its references, however slowly the registry sends
-MAX_REFERENCES = 100  # of one schema, with indirect references
+TIMEOUT_S = 10.0  # in total, for a schema with all its references
+MAX_REFERENCES = 100  # of a schema, including indirect references
 MAX_REFERENCE_DEPTH = 20  # length of a chain of references
-_MAX_ANSWER_BYTES = 16 * 1024 * 1024  # larger answers are cut off
-_NOT_FOUND_CODES = (40401, 40402, 40403)  # subject, version or schema not found
+_MAX_RESPONSE_BYTES = 16 * 1024 * 1024  # a larger response is cut off
+_NOT_FOUND_CODES = (40401, 40402, 40403)  # error codes: subject, version, schema not found
 
 
-def checked_url(given: str) -> str:
-    """Return a valid URL of a registry; "" means the one in the environment.
+def checked_url(registry: str) -> str:
+    """Return the checked URL of a registry. For "", use the URL in the environment.
 
     Raises:
         ValueError: the URL is invalid, or holds credentials, which must not be in a file.
     """
-    url = (given or os.environ.get(URL, "")).rstrip("/")
+    url = (registry or os.environ.get(URL, "")).rstrip("/")
     if not url:
         raise ValueError(f"no registry is named: give its URL, or set {URL} in the environment")
     parts = urlsplit(url)
@@ -49,7 +49,7 @@ def checked_url(given: str) -> str:
 
 
 def check_registry(url: str) -> None:
-    """Refuse a registry that does not answer.
+    """Check that a registry answers.
 
     Raises:
         InstanceError: as `fetch_schema`.
@@ -63,31 +63,34 @@ def check_registry(url: str) -> None:
 
 @lru_cache(maxsize=1000)
 def fetch_schema(url: str, number: int) -> RegisteredSchema:
-    """Return the schema with a number. Such a schema never changes, so it is cached as long as the process lives.
+    """Return the schema with the id `number`. A registered schema never changes, so it is cached in the process.
 
     Raises:
         LookupError: the registry has no such schema.
-        ValueError: the schema refers to itself, to too many others, or in too long a chain.
-        InstanceError: the registry cannot be reached, or does not answer like a registry.
+        ValueError: the schema refers to itself, has too many references, or too long a chain of references.
+        InstanceError: the registry cannot be reached, or its response is not that of a registry.
     """
     with _Session(url) as session:
-        answer = session.schema(f"schemas/ids/{number}")
-        kind = answer.get("schemaType") or "AVRO"
+        response = session.schema(f"schemas/ids/{number}")
+        kind = response.get("schemaType") or "AVRO"
         query = "?format=serialized" if kind == "PROTOBUF" else ""
         if query:
-            answer = session.schema(f"schemas/ids/{number}{query}")
+            response = session.schema(f"schemas/ids/{number}{query}")
         references: dict[str, bytes] = {}
-        _add_references(session, answer, query, references, ())
-        return RegisteredSchema(kind, _content(url, answer, query), tuple(references.items()))
+        _add_references(session, response, query, references, ())
+        return RegisteredSchema(kind, _content(url, response, query), tuple(references.items()))
 
 
 def _add_references(
-    session: _Session, answer: dict[str, Any], query: str, contents: dict[str, bytes], path: tuple[str, ...]
+    session: _Session, response: dict[str, Any], query: str, contents: dict[str, bytes], path: tuple[str, ...]
 ) -> None:
-    """Add the schemas that a schema needs to `contents`, each after those that it needs itself."""
+    """Add the schemas to which a schema refers to `contents`, each after the schemas to which it refers itself.
+
+    `path`: the names on the way to the schema, for detecting cycles.
+    """
     if len(path) >= MAX_REFERENCE_DEPTH:
         raise ValueError(f"more than {MAX_REFERENCE_DEPTH} schemas refer to each other in a row")
-    for reference in answer.get("references") or ():
+    for reference in response.get("references") or ():
         name = reference["name"]
         if name in path:
             raise ValueError(f"it refers to '{name}', which refers to itself")
@@ -101,33 +104,33 @@ def _add_references(
         contents[name] = _content(session.url, inner, query)
 
 
-def _content(url: str, answer: dict[str, Any], query: str) -> bytes:
-    """Return the schema in an answer: its text, or its serialized form if `query` asked for it.
+def _content(url: str, response: dict[str, Any], query: str) -> bytes:
+    """Return the schema in a response: its text, or its serialized form if `query` requested that.
 
     Raises:
         InstanceError: the registry does not know the serialized form.
     """
-    text: str = answer["schema"]
+    text: str = response["schema"]
     try:
         return base64.b64decode(text, validate=True) if query else text.encode()
     except ValueError:  # not base64, or a lone surrogate
         raise InstanceError(
-            f"The schema registry at '{url}' gives the text of a Protobuf schema instead of its descriptor: it "
-            "does not know format=serialized, and no body of this rule can be read."
+            f"The schema registry at '{url}' returns the text of a Protobuf schema instead of its descriptor: it "
+            "does not support format=serialized, so that no body of this rule can be read."
             if query
-            else f"The server at '{url}' is no schema registry: a schema is no text."
+            else f"The server at '{url}' is no schema registry: a schema in its response is no text."
         ) from None
 
 
 class _Session:
-    """A few GETs to a registry, which together end after `TIMEOUT_S`, even if the registry keeps sending.
+    """GET requests to a registry that together take at most `TIMEOUT_S`, even if the registry sends slowly.
 
-    A timer shuts the sockets down, since the timeout of a socket begins anew with each byte that arrives.
+    A timer shuts the sockets down, since a socket's own timeout starts again with each byte that arrives.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._is_over = False
+        self._is_timed_out = False
         self._sockets: list[socket.socket] = []
         self._timer = threading.Timer(TIMEOUT_S, self._end)
         self._timer.daemon = True
@@ -141,36 +144,36 @@ class _Session:
         self._timer.cancel()
 
     def _end(self) -> None:
-        self._is_over = True
+        self._is_timed_out = True
         for connected_socket in self._sockets:
             with suppress(OSError):  # already disconnected
                 connected_socket.shutdown(socket.SHUT_RDWR)
 
     def schema(self, path: str) -> dict[str, Any]:
-        """Return an answer that contains a schema. Raises as `fetch_schema`."""
-        answer = self.get(path)
-        if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
-            self._refuse("its answer has no schema")
-        if not isinstance(answer.get("schemaType") or "", str):
-            self._refuse(f"a schema is of the type {_shown(answer['schemaType'])}")
-        references = answer.get("references") or []
+        """Return the response to a GET of a schema, checked. Raises the errors of `get`."""
+        response = self.get(path)
+        if not isinstance(response, dict) or not isinstance(response.get("schema"), str):
+            self._refuse("its response has no schema")
+        if not isinstance(response.get("schemaType") or "", str):
+            self._refuse(f"a schema is of the type {_quoted(response['schemaType'])}")
+        references = response.get("references") or []
         if not isinstance(references, list):
-            self._refuse(f"it refers to {_shown(references)}")
+            self._refuse(f"it refers to {_quoted(references)}")
         for reference in references:
             is_object = isinstance(reference, dict)
             if not is_object or not all(isinstance(reference.get(key), str | int) for key in _REFERENCE_KEYS):
-                self._refuse(f"it refers to {_shown(reference)}")
-        return answer
+                self._refuse(f"it refers to {_quoted(reference)}")
+        return response
 
     def _refuse(self, reason: str) -> NoReturn:
         raise InstanceError(f"The server at '{self.url}' is no schema registry: {reason}.")
 
     def get(self, path: str) -> Any:
-        """Return the decoded answer to one GET.
+        """Return the decoded response to a GET.
 
         Raises:
-            LookupError: the registry has no such thing.
-            InstanceError: the registry gave no answer, or an error.
+            LookupError: the registry has no such subject, version or schema.
+            InstanceError: the registry did not respond, or responded with another error.
         """
         accepted = "application/vnd.schemaregistry.v1+json, application/json"
         request = Request(f"{self.url}/{path}", headers={"Accept": accepted})
@@ -181,33 +184,33 @@ class _Session:
         elif token := os.environ.get(TOKEN):
             request.add_header("Authorization", f"Bearer {token}")
         try:
-            if self._is_over:
+            if self._is_timed_out:
                 raise TimeoutError
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                return json.loads(answer.read(_MAX_ANSWER_BYTES))
+            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+                return json.loads(response.read(_MAX_RESPONSE_BYTES))
         except HTTPError as refused:
             with refused:
                 raise _refusal(self.url, path, refused) from None
         except (OSError, HTTPException, ValueError, RecursionError) as problem:
             cause = getattr(problem, "reason", None) or problem
-            if self._is_over or isinstance(cause, TimeoutError):
+            if self._is_timed_out or isinstance(cause, TimeoutError):
                 cause = f"it has not answered within {TIMEOUT_S:g} s"
             raise InstanceError(
-                f"The schema registry at '{self.url}' cannot be reached ({cause}): bodies that need it wait."
+                f"The schema registry at '{self.url}' cannot be reached ({cause}). Messages that need it are retried."
             ) from None
 
 
 _REFERENCE_KEYS = ("name", "subject", "version")
-_MAX_SHOWN_CHARACTERS = 100  # of an answer that makes no sense, in an error
+_MAX_QUOTED_CHARACTERS = 100  # of an invalid response, in an error
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
+    return text if len(text) <= _MAX_QUOTED_CHARACTERS else f"{text[:_MAX_QUOTED_CHARACTERS]}..."
 
 
 def _opener(sockets: list[socket.socket]) -> OpenerDirector:
-    """Return an opener for requests, over the environment's proxy. It adds the sockets that it opens to `sockets`."""
+    """Return an opener for requests, which uses the environment's proxy. It adds each socket to `sockets`."""
 
     class Plain(HTTPConnection):
         def connect(self) -> None:
@@ -231,10 +234,10 @@ def _opener(sockets: list[socket.socket]) -> OpenerDirector:
 
 
 class _SameOrigin(HTTPRedirectHandler):
-    """Follows redirects only within the registry: another server could serve a forged schema."""
+    """Follows redirects only to the same origin: another server could return a forged schema."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
-        """Refuse a redirect to another origin; else as in the library."""
+        """Refuse a redirect to another origin; otherwise do as the base class."""
         if _origin(newurl) != _origin(req.full_url):
             raise InstanceError(
                 f"The schema registry at '{req.full_url}' redirects to another server, '{newurl}'. Such "
@@ -244,9 +247,9 @@ class _SameOrigin(HTTPRedirectHandler):
 
 
 def _is_trusted(url: str) -> bool:
-    """True if the environment's credentials belong to this registry. A pipeline file may name any URL."""
-    named = os.environ.get(URL, "")
-    return bool(named) and _origin(named) == _origin(url)
+    """True if the environment's credentials are for this registry. A pipeline file could name any URL."""
+    trusted_url = os.environ.get(URL, "")
+    return bool(trusted_url) and _origin(trusted_url) == _origin(url)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -255,9 +258,9 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _refusal(url: str, path: str, refused: HTTPError) -> Exception:
-    """Return the error for an HTTP error of a registry."""
+    """Return the exception to raise for an HTTP error of a registry."""
     try:
-        content = json.loads(refused.read(_MAX_ANSWER_BYTES))
+        content = json.loads(refused.read(_MAX_RESPONSE_BYTES))
         code, message = content["error_code"], str(content["message"])
     except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
         code, message = None, refused.reason
@@ -269,5 +272,6 @@ def _refusal(url: str, path: str, refused: HTTPError) -> Exception:
         )
         message += f"{URL} names there"
     return InstanceError(
-        f"The schema registry at '{url}' answers {refused.code} to {path} ({message}): bodies that need it wait."
+        f"The schema registry at '{url}' answers {refused.code} to {path} ({message}). "
+        "Messages that need it are retried."
     )

@@ -1,4 +1,4 @@
-"""A quiet local Spark session: finds Java, prints nothing, and uses no network beyond this machine."""
+"""Starts a local Spark session: finds Java, suppresses Spark's output, and listens only on this machine."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def spark_session(
     cores: int | None = None,
     memory: str = "1g",
     config: Mapping[str, str] | None = None,
-    held: Sequence[int] = (),
+    inherited: Sequence[int] = (),
 ) -> SparkSession:
-    """Return a session with our formats: the running one, that of `spark-submit`, or a new local one.
+    """Return a session with the formats of servicebroker: the running one, that of `spark-submit`, or a new one.
 
     A new session prints nothing, has no web page, listens only on 127.0.0.1 and needs no resolvable host name.
 
     Args:
         app_name: name of the application in Spark.
         master: Spark master URL for the tasks; None for this machine.
-        cores: tasks at a time on this machine; None for all cores.
+        cores: number of parallel tasks on this machine; None for the number of cores.
         memory: heap of the Java process, as in `-Xmx`.
-        config: further Spark settings, which override ours.
-        held: file descriptors that Java inherits. A lock on one of them lasts until both processes are gone, since Java
-            outlives a killed driver for a moment.
+        config: further Spark settings, which override the defaults here.
+        inherited: file descriptors that Java inherits. So a file lock on one of them lasts until Java has ended, too,
+            which outlives a killed driver for a short time.
 
     Raises:
         InstanceError: pyspark or Java is missing, Java is too old, Spark does not start, or this process is a client of
@@ -62,11 +62,11 @@ def spark_session(
         raise InstanceError("The pipeline needs PySpark: pip install 'servicebroker[spark]'.") from None
     if is_remote() or "SPARK_REMOTE" in os.environ:
         raise InstanceError(
-            "This process is a client of Spark Connect, and a pipeline starts its queries in a Spark of its own: run "
-            "it without SPARK_REMOTE and without a remote session, for example by 'servicebroker pipeline run'."
+            "A pipeline cannot run over Spark Connect. Unset SPARK_REMOTE and stop the remote session, or use "
+            "'servicebroker pipeline run'."
         )
     if is_running():
-        # The session of another thread is not active in this one.
+        # A session of another thread is not active in this thread.
         return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java with its own settings
         submitted = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC").getOrCreate()
@@ -82,7 +82,7 @@ def spark_session(
     settings.setAll([*_settings(cores, memory).items(), *(config or {}).items()])
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
-            _launch(settings, output, held, is_local=is_local)
+            _launch(settings, output, inherited, is_local=is_local)
         except Exception as problem:
             output.seek(0)
             raise InstanceError(f"Spark does not start: {_start_error(problem, output.read())}") from problem
@@ -92,7 +92,7 @@ def spark_session(
 
 
 def is_running() -> bool:
-    """True if this process has a session, in any thread, which `spark_session` would return."""
+    """True if this process has a session in any thread. `spark_session` then returns it."""
     try:
         from pyspark import SparkContext
     except ImportError:
@@ -116,14 +116,14 @@ def _settings(cores: int | None, memory: str) -> dict[str, str]:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         "spark.sql.redaction.options.regex": "(?i)url|^instance$|^pipeline$",  # a plan shows other options
         "spark.sql.streaming.stopTimeout": "10s",  # the default is no timeout, and a query that hangs would never stop
-        "spark.python.authenticate.socketTimeout": "120s",  # 15 s are too few for Python on a busy machine
+        "spark.python.authenticate.socketTimeout": "120s",  # the default, 15 s, is too short on a busy machine
         "spark.python.daemon.module": "servicebroker.pipeline.workers.worker_daemon",
         "spark.sql.warehouse.dir": Path(tempfile.gettempdir(), "servicebroker-spark-warehouse").as_uri(),
     }
 
 
 def _executor_settings() -> dict[str, str]:
-    """Return settings with which executors in other processes find Python and our packages as this process does."""
+    """Return settings with which executors in other processes use the same Python and packages as this process."""
     os.environ.setdefault("SPARK_SCALA_VERSION", "2.13")
     return {
         "spark.pyspark.python": sys.executable,
@@ -133,9 +133,9 @@ def _executor_settings() -> dict[str, str]:
 
 
 def _worker_python(*, is_local: bool) -> str:
-    """Return the program that Spark starts for Python: on this machine a script that starts it faster.
+    """Return the program that Spark starts for Python: for local tasks, a script that starts faster.
 
-    The script takes archives of PySpark off the path, so PySpark must be installed otherwise.
+    The script removes PySpark's zip archives from the path, so PySpark must also be installed as files.
     """
     origins = [spec.origin for name in ("pyspark", "py4j") if (spec := find_spec(name)) and spec.origin]
     are_files = all(map(os.path.exists, origins))
@@ -145,17 +145,18 @@ def _worker_python(*, is_local: bool) -> str:
     return _WORKER_SCRIPT
 
 
-def _launch(settings: object, output: IO[str], held: Sequence[int], *, is_local: bool) -> None:
+def _launch(settings: object, output: IO[str], inherited: Sequence[int], *, is_local: bool) -> None:
     """Start Java. Its output goes to `output`, since its first warnings precede any configuration of logging."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    # Java reads these before any setting. An unknown host name would stop it; another Python would lack our packages.
+    # Java reads these before any setting. SPARK_LOCAL_IP: an unresolvable host name would stop Java. PYSPARK_PYTHON:
+    # another Python would lack this process's packages.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if os.environ.get("PYSPARK_PYTHON") in (None, _WORKER_SCRIPT):
         os.environ["PYSPARK_PYTHON"] = _worker_python(is_local=is_local)
-    if SparkContext._gateway is None:  # else Java still runs from an earlier session
-        popen = {"stdout": output, "stderr": output, "pass_fds": tuple(held)}
+    if SparkContext._gateway is None:  # otherwise Java of an earlier session still runs
+        popen = {"stdout": output, "stderr": output, "pass_fds": tuple(inherited)}
         gateway = launch_gateway(settings, popen)  # type: ignore[no-untyped-call] # pyspark has no types here
     else:
         gateway = None
@@ -163,23 +164,23 @@ def _launch(settings: object, output: IO[str], held: Sequence[int], *, is_local:
     context: Any = SparkContext(conf=settings, gateway=gateway)  # type: ignore[arg-type] # both come from pyspark
     context._accumulatorServer.handle_error = _ignore_error
     if threading.current_thread() is threading.main_thread():
-        # Spark's own handler calls Java within another call, and prints the traceback that follows.
+        # Spark's own handler calls Java in the middle of another call, and prints the traceback of the error.
         signal.signal(signal.SIGINT, sigint_handler)
 
 
 def _ignore_error(*arguments: object) -> None:
-    """Replace the error handler of PySpark's accumulator server, which prints a traceback when Java is gone.
+    """Replace the error handler of PySpark's accumulator server, which prints a traceback when Java has ended.
 
-    We report that.
+    `Run.poll` reports the end of Java.
     """
 
 
 def register_formats(session: SparkSession) -> None:
-    """Register our formats in a session. PySpark finds them by itself only if it can list the modules pyspark_*.
+    """Register the formats of servicebroker in a session.
 
-    Queries that start side by side in one session each need a registration. Spark keeps one map of environment
-    variables per registration. It writes into the map when a query starts, and copies it into the tasks of running
-    queries (decision 96).
+    PySpark finds them by itself only if it can list the modules named pyspark_*. Queries that start at the same time in
+    one session each need a registration. Spark has one map of environment variables per registration. It writes into
+    the map when a query starts, and copies it into the tasks of running queries (decision 96).
     """
     from servicebroker.pipeline.sinks.delta import DeltaSink
     from servicebroker.pipeline.sinks.warehouse import WarehouseSink
@@ -190,10 +191,10 @@ def register_formats(session: SparkSession) -> None:
 
 
 def check_modules(table_format: str) -> None:
-    """Find the modules that a run imports, some of them only in the processes of Spark.
+    """Check that the modules are installed that a run imports, some only in Spark's processes.
 
     Raises:
-        InstanceError: one is missing.
+        InstanceError: a module is missing.
     """
     extra = "spark,iceberg" if table_format == "iceberg" else "spark"
     library = "pyiceberg" if table_format == "iceberg" else "deltalake"
@@ -203,10 +204,10 @@ def check_modules(table_format: str) -> None:
 
 
 def check_java() -> None:
-    """Find a Java that Spark can run on.
+    """Check that a Java is installed that Spark can use.
 
     Raises:
-        InstanceError: there is no Java, or it is too old.
+        InstanceError: Java is missing or too old.
     """
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
@@ -218,7 +219,7 @@ def check_java() -> None:
 
 
 def _java_version(java: str) -> int | None:
-    """Return the major version: 17 for 17.0.15, 8 for 1.8.0; None if Java cannot be run."""
+    """Return the major version of a Java: 17 for 17.0.15, 8 for 1.8.0; None if it cannot be run."""
     try:
         output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
     except (OSError, subprocess.TimeoutExpired):
@@ -228,7 +229,7 @@ def _java_version(java: str) -> int | None:
 
 
 def how_java_ended(problem: Exception) -> str:
-    """Return how the Java of this process has ended, or that it does not answer, as a predicate to follow its name."""
+    """Return a predicate for an error about Java: how it has ended, or that it does not answer any more."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -244,9 +245,9 @@ def how_java_ended(problem: Exception) -> str:
 
 
 def _start_error(problem: Exception, output: str) -> str:
-    """Return the sentence that explains why Spark did not start: the innermost error that Java threw or printed.
+    """Return the reason why Spark did not start: the innermost error that Java threw or printed.
 
-    Warnings and the banner of a starting Java are skipped.
+    Lines with warnings and Spark's banner are skipped.
     """
     thrown = str(problem) if type(problem).__name__ == "Py4JJavaError" else ""
     for text in filter(None, (thrown, output)):
@@ -263,7 +264,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-_JAVA_END_TIMEOUT_S = 5.0  # for Java to end after its connection broke
+_JAVA_END_TIMEOUT_S = 5.0  # wait for the end of Java after its connection broke
 _ERROR_LINE = re.compile(r"[a-z]\w*\.[\w.]*(Exception|Error)\b|\bException in|\bERROR\b|\bError\b|\b[Ii]nvalid\b")
 _NOISE_LINE = re.compile(
     r"WARNING:|\s*at |\s*\.\.\. \d+ more|.*\bWARN\b|Using Spark's default|Setting default log|To adjust logging|"

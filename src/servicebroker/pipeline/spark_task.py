@@ -6,12 +6,13 @@ from uuid import UUID
 
 from servicebroker.model.errors import InstanceError
 
-QUERY_ID = "sql.streaming.queryId"  # this and the next are local properties of Spark's tasks
+# Names of local properties of Spark's tasks.
+QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
 
 def query_id(format_: str) -> str:
-    """Return the id of the streaming query that this task works for. The id lasts as long as the checkpoint.
+    """Return the id of this task's streaming query. A checkpoint has the same id in all its runs.
 
     Raises:
         InstanceError: this is not a task of a streaming query.
@@ -26,7 +27,7 @@ def query_id(format_: str) -> str:
 
 
 def batch_of_task() -> tuple[str, int] | None:
-    """Return the id of the task's streaming query and the number of its batch; None outside of a query."""
+    """Return the id of this task's streaming query, and its batch number; None outside of a streaming query."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

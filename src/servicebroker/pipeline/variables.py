@@ -1,6 +1,6 @@
-"""Environment variables in a pipeline file: `${NAME}` in a text stands for the variable's value, which is never shown.
+"""Replaces `${NAME}` in a pipeline file by the value of an environment variable, and hides such values in output.
 
-Errors, logs and the state of a run go through `masked`, which puts `${NAME}` back in place of each value.
+Errors, logs and the state of a run go through `masked`, which replaces each value by `${NAME}` again.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any
 
 from servicebroker.pipeline.definition import DefinitionError
 
-MIN_MASKED_CHARACTERS = 4  # a shorter value would be found in ordinary words and numbers
+MIN_MASKED_CHARACTERS = 4  # shorter values occur in ordinary words and numbers
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\$\{|\$\{")
-_names_by_value: dict[str, str] = {}  # of the files that this process has read
+_names_by_value: dict[str, str] = {}  # variables in all files that this process has read
 
 
-def resolved(content: Any, environment: Mapping[str, str], *place: str | int) -> Any:
-    """Return the content of a file with values in place of `${NAME}`, in texts at any depth. `$${` stands for `${`.
+def resolved(content: Any, environment: Mapping[str, str], *position: str | int) -> Any:
+    """Return the content of a file, with each `${NAME}` in a string replaced by its value. `$${` stands for `${`.
 
     Raises:
-        DefinitionError: a variable is not set, or `${` begins no name.
+        DefinitionError: a variable is not set, or no name follows `${`.
     """
     if isinstance(content, dict):
-        return {key: resolved(value, environment, *place, key) for key, value in content.items()}
+        return {key: resolved(value, environment, *position, key) for key, value in content.items()}
     if isinstance(content, list):
-        return [resolved(value, environment, *place, number) for number, value in enumerate(content)]
+        return [resolved(value, environment, *position, number) for number, value in enumerate(content)]
     if not isinstance(content, str) or "${" not in content:
         return content
 
@@ -34,9 +34,9 @@ def resolved(content: Any, environment: Mapping[str, str], *place: str | int) ->
             return "${"
         name = reference[1]
         if name is None:
-            raise DefinitionError("'${' begins no ${NAME}: write $${ for the characters themselves", *place)
+            raise DefinitionError("'${' begins no ${NAME}: write $${ for the characters themselves", *position)
         if name not in environment:
-            raise DefinitionError(f"the environment has no variable '{name}'", *place)
+            raise DefinitionError(f"the environment has no variable '{name}'", *position)
         if len(environment[name]) >= MIN_MASKED_CHARACTERS:
             _names_by_value[environment[name]] = name
         return environment[name]
@@ -45,7 +45,7 @@ def resolved(content: Any, environment: Mapping[str, str], *place: str | int) ->
 
 
 class Placeholders(dict[str, str]):
-    """An environment in which each variable is set: one that is not has its own reference as its value."""
+    """An environment in which every variable is set. The value of an unknown variable NAME is `${NAME}`."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -55,7 +55,7 @@ class Placeholders(dict[str, str]):
 
 
 def masked(text: str) -> str:
-    """Return a text for people, with `${NAME}` in place of values that came from the environment."""
+    """Return a text for output, with values from the environment replaced by `${NAME}`."""
     for value in sorted(_names_by_value, key=len, reverse=True):
         text = text.replace(value, f"${{{_names_by_value[value]}}}")
     return text

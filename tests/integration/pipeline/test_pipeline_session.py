@@ -18,7 +18,7 @@ from servicebroker.pipeline.spark_session import check_java, check_modules
 
 def test_a_client_of_spark_connect_is_told_what_to_do(monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "sc://elsewhere")
-    with pytest.raises(InstanceError, match="This process is a client of Spark Connect, and a pipeline starts"):
+    with pytest.raises(InstanceError, match="A pipeline cannot run over Spark Connect"):
         spark_session_module.spark_session("orders")
 
 
@@ -144,7 +144,7 @@ def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
         "import os\n"
         "from servicebroker.pipeline.spark_session import is_running, spark_session\n"
         "_, lock = os.pipe()\n"
-        "session = spark_session('quiet', cores=1, held=[lock])\n"
+        "session = spark_session('quiet', cores=1, inherited=[lock])\n"
         "java = session.sparkContext._gateway.proc.pid\n"
         "assert os.readlink(f'/proc/{java}/fd/{lock}') == os.readlink(f'/proc/self/fd/{lock}')\n"
         "assert session.range(3).count() == 3\n"

@@ -46,7 +46,7 @@ def test_an_old_copy_of_a_checkpoint_is_refused(tmp_path, kind):
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "copy", folder)
     said = r"older than the table '.*bronze': the table has batch 1 .* and the checkpoint has only batches up to 0\. .*"
-    again = "not added twice" if kind == "delta" else "look first which messages the queue still holds"
+    again = "not added twice" if kind == "delta" else "check first which messages the queue still holds"
     with pytest.raises(InstanceError, match=said + again):
         Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)

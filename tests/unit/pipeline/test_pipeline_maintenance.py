@@ -247,7 +247,7 @@ def test_an_hour_without_messages_is_a_gap_and_the_scale_is_round():
 
 
 def test_a_page_of_nothing_and_of_one_hour():
-    assert "Nothing has landed yet" in report("a", [])
+    assert "No message is written yet" in report("a", [])
     hour = Hour(datetime(2026, 1, 2, tzinfo=UTC), "q", "s", "c", 1, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
     assert len(html.fromstring(report("a", [hour])).findall(".//circle")) == 5
     with pytest.raises(InstanceError, match="needs a bronze table"):

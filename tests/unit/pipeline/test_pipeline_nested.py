@@ -54,7 +54,7 @@ def test_a_nested_type_has_one_form_in_the_file_and_in_a_table(kind):
         ("array<long>>", "'>' follows it"),
         ("map<long, long>", "the keys of a map are of type string"),
         ("struct<a long>", "':' is missing before 'long'"),
-        ("struct<a: long, A: long>", "the field 'A' is there twice"),
+        ("struct<a: long, A: long>", "the field 'A' occurs twice"),
         ("array<decimal(39,0)>", "precision goes from 1 to 38"),
         ("array<" * 30 + "long" + ">" * 30, "nested more than 20 deep"),
     ],

@@ -94,7 +94,7 @@ def test_a_run_tells_what_is_in_quarantine(caplog, tmp_path):
     assert (caplog.records[-1].levelname, caplog.records[-1].fields["quarantined"]) == ("INFO", 0)
     assert run.counts()["quarantined"] == 50
     assert run.counts()["quarantined_by_rule"] == {"Order": {"malformed": 50}}
-    assert run.describe_landed() == "60 messages in 3 batches, 50 in quarantine (Order: malformed 50)"
+    assert run.describe_totals() == "60 messages in 3 batches, 50 in quarantine (Order: malformed 50)"
     metrics = Metrics("orders")
     metrics.queues = [run]
     labels = {"pipeline": "orders", "queue": QUEUE.label, "type": "Order", "reason": "malformed"}
@@ -104,7 +104,7 @@ def test_a_run_tells_what_is_in_quarantine(caplog, tmp_path):
 def test_the_last_run_says_what_went_into_quarantine(tmp_path):
     pipe = pipeline(tmp_path)
     run = queue_run({("Order", "malformed"): 50})
-    run.take_quarantined()
+    run.update_quarantined()
     with pytest.raises(TooManyQuarantined), LastRun.recording(pipe) as noted:
         noted.queues = [run]
         Run([run], fails_on_quarantine=True).check()
@@ -115,7 +115,7 @@ def test_the_last_run_says_what_went_into_quarantine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limits", "allows_none", "said"),
+    ("limits", "fails_on_any", "said"),
     [
         ({}, False, None),
         ({"Order": 3}, False, None),
@@ -125,24 +125,24 @@ def test_the_last_run_says_what_went_into_quarantine(tmp_path):
         ({"Order": 9}, True, r"4 messages went into quarantine in this run \(Order: malformed 2, Order: wrong type 1"),
     ],
 )
-def test_more_than_may_be_is_refused(limits, allows_none, said):
+def test_more_than_may_be_is_refused(limits, fails_on_any, said):
     if said is None:
-        check_limits(Counter(BAD), limits, "quarantine", allows_none=allows_none)
+        check_limits(Counter(BAD), limits, "quarantine", fails_on_any=fails_on_any)
         return
     with pytest.raises(TooManyQuarantined, match=said) as refusal:
-        check_limits(Counter(BAD), limits, "quarantine", allows_none=allows_none)
+        check_limits(Counter(BAD), limits, "quarantine", fails_on_any=fails_on_any)
     assert refusal.value.exit_code == 3
-    assert "Look at the table 'quarantine', correct the rule" in str(refusal.value)
+    assert "Check the table 'quarantine', correct the rule" in str(refusal.value)
 
 
 def test_nothing_in_quarantine_is_always_allowed():
-    check_limits(Counter(), {"Order": 0}, "quarantine", allows_none=True)
+    check_limits(Counter(), {"Order": 0}, "quarantine", fails_on_any=True)
 
 
 @pytest.mark.parametrize("once", [True, False])
 def test_a_run_that_goes_on_ends_at_once_and_one_that_ends_lands_the_rest(once):
     run = queue_run({("Order", "malformed"): 1}, once=once)
-    run.take_quarantined()
+    run.update_quarantined()
     run.state = QueueState.ENDED
     runs = Run([run], {"Order": 0})
     if once:

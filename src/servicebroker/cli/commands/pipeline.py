@@ -184,7 +184,7 @@ def _print_result(runs: list[QueueRun], as_json: bool) -> None:
         return
     for queue_run in runs:
         restarts = f", {counted(queue_run.restarts, 'restart')}" if queue_run.restarts else ""
-        say(f"{queue_run.label}: {queue_run.describe_landed()}{restarts}")
+        say(f"{queue_run.label}: {queue_run.describe_totals()}{restarts}")
 
 
 @app.command()

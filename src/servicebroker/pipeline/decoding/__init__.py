@@ -1,7 +1,8 @@
-"""Decoders of message bodies into values of columns: pure functions of bytes.
+"""Decodes message bodies into values of columns: pure functions of bytes.
 
-**The problem.** Bodies come from strangers. A few kilobytes may describe gigabytes of values, or crash a process that
-decodes them with a library written in C. An unreadable body must give a reason and cost little.
+**The problem.** Bodies come from untrusted senders. A few kilobytes may describe gigabytes of values, or crash a
+process that decodes them with a library written in C. For an unreadable body, a decoder must report a
+reason quickly.
 
 **The flow.** `decoder(format, ...)` makes a `Decoder`; its `decode` returns the values of its columns or raises
 `Undecodable`. The format's file finds a value in the body (`plain.py` for JSON, text and bytes, `xml.py`, `avro.py`,
@@ -9,9 +10,9 @@ decodes them with a library written in C. An unreadable body must give a reason 
 
 **The rules.**
 
-* The same bytes and rule give the same values, on any machine and at any time: a repeated batch lands alike.
-* Only `Undecodable` is raised, whatever the bytes are. Its `reason` is the same for all errors of a kind. A
-  `RegisteredDecoder` (`registry_decoder.py`) also raises the errors of its schema finder.
+* The same bytes and rule give the same values, on any machine and at any time, so that a repeated batch is equal.
+* For any bytes, a decoder raises only `Undecodable`. Its `reason` is one of few fixed phrases. A `RegisteredDecoder`
+  (`registry_decoder.py`) also raises the errors of the function that finds schemas.
 * A library that makes a Python object of each value gets bodies of at most `MAX_VALUES` values. Bodies are measured
   before they are decoded: `plain.py` for JSON, `avro_limits.py`, `protobuf_limits.py`.
 * No body makes a decoder read a file or the network.
@@ -52,12 +53,12 @@ def decoder(
 
     Args:
         format_: one of `FORMATS`.
-        columns: the values to take from a body; none for Avro and Protobuf means all fields.
+        columns: the values to read from a body. Without columns, Avro and Protobuf read all fields.
         schema: content of the JSON Schema, the XSD, the Avro schema, or the Protobuf descriptor set.
         message: full name of the Protobuf message.
-        encoding: encoding of text.
-        refuse_extra: a field that no column takes makes a body undecodable.
-        rescue: name of the column for fields that no column takes; "" for none.
+        encoding: encoding of bodies of the format "text".
+        refuse_extra: a body with a field that no column reads is undecodable.
+        rescue: name of the column for fields that no other column reads; "" for none.
 
     Raises:
         ValueError: the schema is invalid or does not match the columns, or an argument is not for this format.
@@ -79,10 +80,10 @@ def decoder(
 def check_arguments(
     format_: str, columns: Sequence[Column], *, message: str, encoding: str, refuse_extra: bool, rescue: str
 ) -> None:
-    """Refuse arguments that a format would ignore.
+    """Refuse arguments that the format would ignore.
 
     Raises:
-        ValueError: there is such an argument.
+        ValueError: the format ignores an argument.
     """
     if columns and format_ in ("text", "binary"):
         raise ValueError(f"{format_} has one column of its own: leave columns out")
@@ -109,7 +110,7 @@ def _with_all_fields(new_decoder: D) -> D:
     Raises:
         ValueError: a column has no field.
     """
-    for column in new_decoder.taken:
+    for column in new_decoder.selected:
         if column.steps[0] not in new_decoder.fields:
             raise ValueError(f"the schema has no field '{column.steps[0]}' for the column '{column.name}'")
     return new_decoder

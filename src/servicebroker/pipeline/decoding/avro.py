@@ -1,4 +1,4 @@
-"""Avro records without a container, one per body, of a single writer's schema."""
+"""Decodes Avro records: one record per body, without a container file, with a single writer's schema."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ _LOGICAL = {
 
 
 class AvroDecoder:
-    """Takes fields from a record. Without columns, a nested value becomes JSON text.
+    """Reads fields from a record.
 
     Args:
+        columns: the fields to read. Without columns, all fields are read, and a nested value becomes JSON.
         schema: the writer's schema.
-        references: schemas of types that `schema` uses, each after those that it uses itself.
+        refuse_extra: a record with a field that no column reads is undecodable.
+        references: schemas of types that `schema` uses, each after the schemas that it uses itself.
         reader: the reader's schema, if it differs, for Avro's schema resolution.
-        rescue: name of the column for fields that no column takes; "" for none.
+        rescue: name of the column for fields that no column reads; "" for none.
     """
 
     def __init__(
@@ -55,13 +57,14 @@ class AvroDecoder:
         self._reader: Any = None
         if reader is not None:
             self._reader, reader_types = _record(reader, ())
+        # Fields that a record may get from the reader's schema.
         added_fields = sum(len(reader_type.get("fields", ())) for reader_type in reader_types.values())
         self._limits = AvroLimits(self._schema, writer_types, added_fields)
         fields = (self._reader or self._schema)["fields"]
-        self.taken = tuple(columns) or tuple(_column(field) for field in fields)
-        self.columns = with_rescue(self.taken, rescue)
+        self.selected = tuple(columns) or tuple(_column(field) for field in fields)
+        self.columns = with_rescue(self.selected, rescue)
         self.fields = frozenset(field["name"] for field in fields)
-        self._projection = Projection(self.taken, refuse_extra=refuse_extra, rescues=bool(rescue))
+        self._projection = Projection(self.selected, refuse_extra=refuse_extra, rescues=bool(rescue))
 
     def decode(self, body: bytes | None) -> list[Any]:
         """Decode a record; see `Decoder`."""
@@ -87,7 +90,7 @@ def _record(schema: bytes, references: Sequence[bytes]) -> tuple[Any, dict[str, 
     """Parse the schema of a record. Returns the parsed schema, and its named types.
 
     Raises:
-        ValueError: it is no Avro schema of a record.
+        ValueError: the schema is not an Avro schema of a record.
     """
     import fastavro
 

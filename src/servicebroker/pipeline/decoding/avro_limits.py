@@ -1,10 +1,10 @@
-"""Limits of an Avro body, checked before the library decodes it.
+"""Checks limits of an Avro body before the library decodes it.
 
-fastavro recurses in C and makes a Python object of every value. A few kilobytes could crash the process (a record
-nested in itself 5,000 times) or take gigabytes (many records of 200 fields of type null). A decimal of a megabyte could
-compute for minutes. `AvroLimits.check` walks such a body first, without recursion and without making values.
+fastavro recurses in C and makes a Python object of every value. A body of a few kilobytes could crash the process (a
+record nested in itself 5,000 times) or take gigabytes (many records of 200 fields of type null). A decimal of a
+megabyte could take minutes. `AvroLimits.check` first walks such a body, without recursion and without making values.
 
-Most schemas allow none of that. Their bodies are walked only if they are large enough for more than `MAX_VALUES`
+Most schemas do not allow such bodies. Their bodies are walked only if they are large enough for more than `MAX_VALUES`
 values.
 """
 
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from servicebroker.pipeline.decoding.columns import MAX_VALUES, Undecodable, too_many_values
 
-MAX_DEPTH = 64  # of nested values; fastavro takes some hundred bytes of C stack for each level
-MAX_SCHEMA_DEPTH = 4 * MAX_DEPTH  # in levels of JSON: a record in a record takes three or four
-MAX_DECIMAL_BYTES = 512  # about 1,200 digits; the time of Python's conversion grows with their square
+MAX_DEPTH = 64  # levels of nested values; fastavro needs several hundred bytes of C stack for each
+MAX_SCHEMA_DEPTH = 4 * MAX_DEPTH  # levels of JSON: a record in a record takes three or four
+MAX_DECIMAL_BYTES = 512  # about 1,200 digits; the time to convert them is quadratic
 MAX_VARINT_BYTES = 10  # a long has 64 bits, 7 in each byte
 
 _BYTES_PER_DIGIT = 0.4153  # log2(10) / 8
@@ -27,38 +27,38 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 class _Repeated(NamedTuple):
-    """The remaining items of an array or a map: `left` items of the current block, then further blocks."""
+    """The rest of an array or a map: `remaining` items of the current block, then further blocks."""
 
     schema: Mapping[str, Any]
-    left: int
+    remaining: int
 
 
 class AvroLimits:
-    """Limits for the bodies of a schema.
+    """The limits for bodies of a schema.
 
     Args:
-        schema: as parsed by fastavro.
+        schema: the schema, as parsed by fastavro.
         named: its named types, as parsed by fastavro.
-        added_fields: number of fields that a record can get from the reader's schema.
+        added_fields: number of fields that a record may get from the reader's schema.
 
     Raises:
-        ValueError: bodies of this schema cannot be bounded, or all of them exceed the limits.
+        ValueError: no limit can be checked for bodies of this schema, or every body exceeds a limit.
     """
 
     def __init__(self, schema: Any, named: Mapping[str, Any], added_fields: int = 0) -> None:
         self._schema = schema
         self._named = named
         self._added_fields = added_fields
-        survey = _Survey(named)
+        analysis = _SchemaAnalysis(named)
         try:
-            depth = survey.depth(schema)
+            depth = analysis.depth(schema)
         except RecursionError:
             raise ValueError("its types are nested too deeply") from None
         if depth > MAX_DEPTH:
             raise ValueError(f"its types are nested {depth} deep, and {MAX_DEPTH} is the maximum")
-        self._walks_all = survey.is_recursive or survey.has_empty
+        self._walks_all = analysis.is_recursive or analysis.has_empty
         self._max_unwalked_bytes = MAX_VALUES // (depth * (1 + added_fields))
-        if survey.has_decimal:
+        if analysis.has_decimal:
             self._max_unwalked_bytes = min(self._max_unwalked_bytes, MAX_DECIMAL_BYTES)
 
     def check(self, body: bytes) -> None:
@@ -77,9 +77,9 @@ class AvroLimits:
         while pending:
             schema, depth = pending.pop()
             if isinstance(schema, _Repeated):
-                position, left = (position, schema.left) if schema.left else _block(body, position)
-                if left:
-                    pending.append((_Repeated(schema.schema, left - 1), depth))
+                position, count = (position, schema.remaining) if schema.remaining else _block(body, position)
+                if count:
+                    pending.append((_Repeated(schema.schema, count - 1), depth))
                     if schema.schema["type"] == "map":
                         position = _skip(body, *reversed(_varint(body, position)))
                     item_key = "items" if schema.schema["type"] == "array" else "values"
@@ -117,19 +117,19 @@ class AvroLimits:
                 pending.append((kind, depth))
 
 
-class _Survey:
-    """The values that a schema allows. Each named type is visited once, however often it is used."""
+class _SchemaAnalysis:
+    """Finds out which values a schema allows. Each named type is visited once."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self.is_recursive = False
-        self.has_empty = False  # a value of no bytes outside a union
+        self.has_empty = False  # a value outside a union may take no bytes
         self.has_decimal = False
         self._named = named
         self._depths: dict[str, int | None] = {}  # None: visit in progress
         self._empty: dict[str, bool] = {}
 
     def depth(self, schema: Any) -> int:
-        """Return the depth of nested values, without the recursion of a named type into itself."""
+        """Return the depth of nested values. For a type that contains itself, count one level."""
         if isinstance(schema, str):
             self.has_empty |= schema == "null"
             return self._depth_of_named(schema) if schema in self._named else 1
@@ -165,7 +165,7 @@ class _Survey:
         return 1 if isinstance(kind, str) and kind not in self._named else self.depth(kind)
 
     def _takes_nothing(self, schema: Any) -> bool:
-        """True if a value takes no bytes. A record nested in itself has no finite value."""
+        """True if values of a type take no bytes. False for a type that contains itself, which has no finite value."""
         if isinstance(schema, list):
             return False
         name = schema if isinstance(schema, str) else schema.get("name")
@@ -182,7 +182,7 @@ class _Survey:
 
 
 def check_nesting(schema: Any) -> None:
-    """Refuse the JSON of a schema that could crash the library, which recurses.
+    """Refuse the JSON of a schema that is nested so deeply that the library, which recurses, could crash.
 
     Raises:
         ValueError: the schema is nested too deeply.
@@ -203,7 +203,7 @@ def _inner(value: Any) -> Iterator[Any]:
 
 
 def _decimal_bytes(schema: Mapping[str, Any]) -> int:
-    """Return the maximum bytes of a decimal of that precision: those of its digits, and one for the sign."""
+    """Return the maximum size in bytes of a decimal: its digits and a sign."""
     return int(schema["precision"] * _BYTES_PER_DIGIT) + 2
 
 
@@ -228,7 +228,7 @@ def _skip(body: bytes, position: int, length: int) -> int:
 
 
 def _varint(body: bytes, position: int) -> tuple[int, int]:
-    """Return a whole number, and the position after it."""
+    """Return a zigzag-encoded integer, and the position after it."""
     value = 0
     for number, byte in enumerate(body[position : position + MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * number

@@ -1,6 +1,6 @@
-"""Lenient conversion for columns with `coerce` or `epoch`: other spellings of a value that is no other value.
+"""Lenient conversion, for columns with `coerce` or `epoch`: accepts other spellings of a value, such as "1" for 1.
 
-The table of what each type accepts: "Strict and lenient columns" in docs/reference/pipeline-file.md.
+The spellings that each type accepts: "Strict and lenient columns" in docs/reference/pipeline-file.md.
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ from typing import Any, Final
 
 from servicebroker.pipeline.decoding.json_number import JsonNumber
 
-EPOCHS: Final = {"s": Decimal(1_000_000), "ms": Decimal(1_000), "us": Decimal(1), "ns": Decimal("0.001")}  # in us
-_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MAX_DIGITS = 25  # of a whole number that is worth a conversion: more are out of every range
+EPOCHS: Final = {
+    "s": Decimal(1_000_000),
+    "ms": Decimal(1_000),
+    "us": Decimal(1),
+    "ns": Decimal("0.001"),
+}  # microseconds
+_EPOCH_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_DIGITS = 25  # an integer with more digits is out of the range of every type
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,6})?")
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _CONTEXT = Context(prec=80)
 
 
 def coerced(kind: str, value: Any, *, is_lenient: bool, epoch: str, rounds: bool) -> Any:
-    """Return a value that a strict column of the plain type `kind` takes, or the value itself.
+    """Return a value that a strict column of the plain type `kind` accepts, or else the value unchanged.
 
     Args:
-        is_lenient: the column has `coerce`; else only numbers that `epoch` is for are changed.
-        epoch: the unit of numbers that stand for a timestamp; "" for none.
-        rounds: digits behind the microsecond are rounded.
+        is_lenient: the column has `coerce`. If False, only numbers in a timestamp with `epoch` are changed.
+        epoch: unit of numbers that stand for a timestamp; "" for none.
+        rounds: fractions of a microsecond are rounded.
 
     Raises:
         ValueError, ArithmeticError: the value cannot be of the type.
@@ -54,7 +59,7 @@ def coerced(kind: str, value: Any, *, is_lenient: bool, epoch: str, rounds: bool
 
 
 def _text_of(value: Any) -> str | None:
-    """Return a text, number or boolean as JSON writes it; None for other values."""
+    """Return the text of a string, number or boolean, as in JSON; None for other values."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, JsonNumber):
@@ -65,7 +70,7 @@ def _text_of(value: Any) -> str | None:
 
 
 def _whole(text: str | None, value: Any) -> Any:
-    """Return a whole number that is written otherwise, as 1.0, 1e3 or a text."""
+    """Return the integer for 1.0, 1e3 or a string of digits; other values unchanged."""
     if text is None or isinstance(value, bool) or not _NUMBER.fullmatch(text.strip()):
         return value
     number = Decimal(text.strip())
@@ -75,7 +80,11 @@ def _whole(text: str | None, value: Any) -> Any:
 
 
 def _date(value: Any) -> Any:
-    """Return the day of a midnight."""
+    """Return the date for a midnight; dates unchanged.
+
+    Raises:
+        ValueError: the time is not midnight.
+    """
     if isinstance(value, str):
         text = value.strip()
         if len(text) <= len("2026-01-02"):
@@ -89,7 +98,7 @@ def _date(value: Any) -> Any:
 
 
 def _timestamp(value: Any, epoch: str, *, rounds: bool) -> Any:
-    """Return a number since 1970 as a time, and a day as its midnight."""
+    """Return the time for a number of units since 1970, and midnight for a date; other values unchanged."""
     text = _text_of(value)
     if epoch and text is not None and not isinstance(value, bool) and _NUMBER.fullmatch(text.strip()):
         exact = _CONTEXT.multiply(Decimal(text.strip()), EPOCHS[epoch])
@@ -98,7 +107,7 @@ def _timestamp(value: Any, epoch: str, *, rounds: bool) -> Any:
         microseconds = exact.to_integral_value(ROUND_HALF_UP)
         if microseconds != exact and not rounds:
             raise ValueError(value)
-        return _START + timedelta(microseconds=int(microseconds))
+        return _EPOCH_START + timedelta(microseconds=int(microseconds))
     if isinstance(value, date) and not isinstance(value, datetime):
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     return value.strip() if isinstance(value, str) else value

@@ -28,17 +28,17 @@ from servicebroker.pipeline.decoding.kinds import (
     parse_kind,
 )
 
-MAX_VALUES = 1_000_000  # in a body; each becomes a Python object of about a hundred bytes
-WHOLE_BODY = "$"  # as the path of a column
+MAX_VALUES = 1_000_000  # per body; each value becomes a Python object of about a hundred bytes
+WHOLE_BODY = "$"  # path of a column whose value is the whole body
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _BEYOND_MICROSECONDS = re.compile(r"(?<=[0-9][.,])[0-9]{6}([0-9]+)")  # group 1: digits that Python would cut off
 _MICROSECOND: Final = timedelta(microseconds=1)
 _RANGES: Final = {"integer": 2**31, "long": 2**63}
-MISSING: Final = object()
+MISSING: Final = object()  # in place of a value that the body does not have
 
 
 class Undecodable(Exception):
-    """A body that cannot be read. `reason` is the kind of error in a few words, `detail` describes this error."""
+    """A body that cannot be decoded. `reason` is the kind of error, a fixed phrase; `detail` describes this error."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -52,10 +52,13 @@ def too_many_values() -> Undecodable:
 
 
 class Column(NamedTuple):
-    """A column of a table. Its type `kind` is a text that `parse_kind` reads.
+    """A column of a table.
 
     Attributes:
-        source: place of its value in the body, by default its name: a path with dots, a tuple of keys, or `WHOLE_BODY`.
+        kind: name of its type, for `parse_kind`.
+        is_optional: the value may be null or missing.
+        source: path of the value in the body: keys separated by dots, a tuple of keys, or `WHOLE_BODY`. The default is
+            the column's name.
         rounds: digits that do not fit the type are rounded, not refused.
         coerces: other spellings of a value are accepted (`coercion.py`).
         epoch: unit of numbers that stand for a timestamp, one of `coercion.EPOCHS`; "" for none.
@@ -71,7 +74,7 @@ class Column(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The place of the value in the body, as text."""
+        """The path of the value in the body, as one string."""
         return self.source if isinstance(self.source, str) and self.source else ".".join(self.source) or self.name
 
     @property
@@ -81,7 +84,7 @@ class Column(NamedTuple):
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The keys on the path to the value, outermost first: a dot in a path goes one level down."""
+        """The keys on the path to the value, outermost first. In a string, dots separate the keys."""
         return self.source if self.source and isinstance(self.source, tuple) else tuple(self.path.split("."))
 
 
@@ -103,30 +106,30 @@ class Decoder(Protocol):
 
 
 def with_rescue(columns: Sequence[Column], rescue: str) -> tuple[Column, ...]:
-    """Return the columns, followed by the one for fields that no column takes. "" is no such column."""
+    """Return the columns, followed by the column `rescue` for fields that no column reads, unless `rescue` is ""."""
     return (*columns, Column(rescue, "json", is_optional=True)) if rescue else tuple(columns)
 
 
 class Projection:
-    """Takes the values of columns from nested fields.
+    """Reads the values of columns from nested fields.
 
-    `rescues`: one more value follows those of the columns, with the fields that no column takes (`unknown_fields`).
+    `rescues`: after the columns' values, return one with the fields that no column reads (`unknown_fields`).
     """
 
     def __init__(self, columns: Sequence[Column], *, refuse_extra: bool, rescues: bool = False) -> None:
         self._paths = [(column, column.steps, _ambiguous(column)) for column in columns]
-        takes_all = any(column.is_whole_body for column in columns)
-        self._taken = {steps[0] for _, steps, _ in self._paths} if refuse_extra and not takes_all else None
+        reads_all = any(column.is_whole_body for column in columns)
+        self._allowed = {steps[0] for _, steps, _ in self._paths} if refuse_extra and not reads_all else None
         self._known = known_fields(columns)
         self._rescues = rescues
 
     def values(self, fields: Any) -> list[Any]:
-        """Return one value for each column. `fields` is a mapping, unless each column takes the whole body.
+        """Return one value for each column. `fields` is a mapping, unless each column reads the whole body.
 
         Raises:
             Undecodable: missing field, wrong type, extra field, ambiguous path.
         """
-        if self._taken is not None and (extra := fields.keys() - self._taken):
+        if self._allowed is not None and (extra := fields.keys() - self._allowed):
             raise Undecodable("extra field", f"'{min(extra)}' has no column")
         values = []
         for column, steps, literal in self._paths:
@@ -136,7 +139,7 @@ class Projection:
             if literal in fields:
                 keys = ", ".join(f'"{step}"' for step in steps)
                 raise Undecodable(
-                    "ambiguous path", f"'{literal}' is a key too: say from = [\"{literal}\"], or from = [{keys}]"
+                    "ambiguous path", f"'{literal}' is a key too: write from = [\"{literal}\"], or from = [{keys}]"
                 )
             values.append(convert_column(column, find_value(fields, steps), convert))
         if self._rescues:
@@ -144,12 +147,12 @@ class Projection:
         return values
 
 
-# Fields that columns take: of each its own known fields, or None if all of it is known.
+# The fields that columns read. The value of a field is its own known fields; None means that all of it is read.
 Known: TypeAlias = "dict[str, Known] | None"
 
 
 def known_fields(columns: Sequence[Column]) -> Known:
-    """Return the fields of a body that columns take."""
+    """Return the fields of a body that columns read."""
     known: dict[str, Known] = {}
     for column in columns:
         if column.is_whole_body:
@@ -173,19 +176,19 @@ def _known_parts(kind: Kind) -> Known:
 
 
 def unknown_fields(value: Any, known: Known) -> Any:
-    """Return the part of a value that no column takes; MISSING if there is none.
+    """Return the part of a value that no column reads; MISSING if there is none.
 
-    Of an array it has an item for each one, empty for those without unknown fields.
+    For an array, return an item for each of its items; {} for an item without unknown fields.
     """
     if known is None:
         return MISSING
     if isinstance(value, Mapping):
-        found = {
+        unknown = {
             key: part
             for key, inner in value.items()
             if (part := unknown_fields(inner, known[key]) if key in known else inner) is not MISSING
         }
-        return found or MISSING
+        return unknown or MISSING
     if isinstance(value, list):
         items = [unknown_fields(item, known) for item in value]
         is_known = all(item is MISSING for item in items)
@@ -200,8 +203,8 @@ def rescued(fields: Any, known: Known) -> str | None:
         Undecodable: a value cannot be written as JSON.
     """
     try:
-        found = unknown_fields(fields, known)
-        return None if found is MISSING else as_json(found)
+        unknown = unknown_fields(fields, known)
+        return None if unknown is MISSING else as_json(unknown)
     except RecursionError:
         raise Undecodable("too deep", "the body is nested too deeply") from None
     except (ValueError, TypeError) as problem:
@@ -209,12 +212,12 @@ def rescued(fields: Any, known: Known) -> str | None:
 
 
 def _ambiguous(column: Column) -> str | None:
-    """Return the path of a column as a single key, which the author may have meant; None if the path is one key."""
+    """Return the path of a column as one key, which the author of the rule may mean; None if the path has one step."""
     return column.path if isinstance(column.source, str) and len(column.steps) > 1 else None
 
 
 def convert_column(column: Column, value: Any, conversion: Callable[[str, Any, bool], Any]) -> Any:
-    """Return the converted value of one column.
+    """Return the value of a column, converted by `conversion` to the column's type.
 
     Raises:
         Undecodable: missing field, wrong type, too deep.
@@ -234,7 +237,7 @@ Conversion: TypeAlias = Callable[[str, Any, bool], Any]
 
 
 def _lenient(column: Column, conversion: Conversion) -> Conversion:
-    """Return a conversion that also takes what the column's `coerce` and `epoch` allow."""
+    """Return a conversion that also accepts the spellings that the column's `coerce` and `epoch` allow."""
 
     def convert_leniently(kind: str, value: Any, rounds: bool) -> Any:
         rounds = rounds or (column.coerces and kind == "timestamp")
@@ -254,7 +257,7 @@ def _convert_plain(kind: str, value: Any, column: Column, conversion: Conversion
 
 
 def _convert_nested(kind: Kind, value: Any, column: Column, conversion: Conversion, path: str) -> Any:
-    """Return a value as Arrow takes it: a list for an array, pairs for a map, and a dictionary for a struct."""
+    """Return a value in the form that Arrow needs: a list for an array, pairs for a map, a dictionary for a struct."""
     match kind:
         case Plain():
             return _convert_plain(kind.name, value, column, conversion, path)
@@ -290,15 +293,15 @@ def _convert_part(field: Field, value: Any, column: Column, conversion: Conversi
 
 
 def missing_field(path: str, value: Any) -> Undecodable:
-    """Return the error for a value that is MISSING or null and must not be."""
+    """Return the error for a value that is MISSING or null in a column that is not optional."""
     return Undecodable("missing field", f"'{path}' is {'null' if value is None else 'missing'}")
 
 
 def find_value(fields: Any, steps: Sequence[str]) -> Any:
-    """Return the value at the end of a path of keys; MISSING if the path ends earlier or at a null.
+    """Return the value at the path `steps`; MISSING if a field on the path is missing or null.
 
     Raises:
-        Undecodable: something on the path has no fields.
+        Undecodable: a value on the path is no object.
     """
     value = fields
     for number, step in enumerate(steps):
@@ -315,14 +318,14 @@ def find_value(fields: Any, steps: Sequence[str]) -> Any:
 def convert(kind: str, value: Any, rounds: bool = False) -> Any:
     """Convert a value from JSON, Avro or Protobuf to the column's type.
 
-    `rounds`: digits that do not fit are rounded; else such a value is refused.
+    `rounds`: digits that do not fit the type are rounded. If False, a value with such digits is refused.
 
     Raises:
-        ValueError, TypeError, ArithmeticError: the value has no such type.
+        ValueError, TypeError, ArithmeticError: the value is not of the type.
     """
     if kind == "string" and isinstance(value, str | UUID):
         text = str(value)
-        text.encode()  # raises for a lone surrogate, which is no text
+        text.encode()  # raises for a lone surrogate, which is not valid in a string
         return text
     if kind in _RANGES and isinstance(value, int) and not isinstance(value, bool):
         return _in_range(kind, value)
@@ -347,10 +350,10 @@ def convert(kind: str, value: Any, rounds: bool = False) -> Any:
 
 
 def convert_text(kind: str, text: str, rounds: bool = False) -> Any:
-    """Convert a text from XML to the column's type.
+    """Convert the text of an XML element or attribute to the column's type.
 
     Raises:
-        ValueError, ArithmeticError: the text is no value of this type.
+        ValueError, ArithmeticError: the text is not of the type.
     """
     if kind == "string":
         return text
@@ -376,10 +379,10 @@ def _refuse(text: str) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """Return a nested value as JSON text, with numbers as they were written.
+    """Return a value as JSON, with numbers as they were written in the body.
 
     Raises:
-        ValueError: the value has a number that JSON lacks, or a lone surrogate.
+        ValueError: the value has a lone surrogate, or a number such as NaN that JSON does not have.
     """
     try:
         text = _WRITER.encode(value)
@@ -390,7 +393,7 @@ def as_json(value: Any) -> str:
 
 
 class _ExactNumberError(Exception):
-    """A number that Python's own JSON encoder would change. That encoder is ten times as fast as `_encode`."""
+    """The value has a number that Python's JSON encoder would change. `_encode` would not, but is ten times slower."""
 
 
 def _default(value: Any) -> Any:
@@ -427,17 +430,15 @@ def _finite(value: float) -> float:
 
 
 def _instant(value: datetime) -> datetime:
-    """Return the time in UTC, which is also assumed for a time without a zone."""
+    """Return a time in UTC. A time without a time zone is in UTC."""
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def _timestamp(text: str, rounds: bool) -> datetime:
-    """Parse ISO 8601 with any number of digits of a second, of which six fit.
-
-    With `rounds`, further digits are rounded.
+    """Parse a timestamp in ISO 8601. With `rounds`, fractions of a second are rounded to six digits.
 
     Raises:
-        ValueError: the text is no timestamp, or needs rounding without `rounds`.
+        ValueError: the text is no timestamp, or has more than six digits without `rounds`.
     """
     if isinstance(text, str) and text.endswith("z"):  # RFC 3339 allows the small letter
         text = f"{text[:-1]}Z"
@@ -471,7 +472,7 @@ def _decimal(precision_and_scale: tuple[int, int], value: int | str | Decimal | 
 
 
 def abbreviated(value: Any) -> str:
-    """Return a value for an error, at most 60 characters."""
+    """Return the text of a value for an error, shortened to 60 characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number with too many digits, or a value nested too deeply

@@ -1,10 +1,10 @@
-"""A JSON number as it was written."""
+"""JSON numbers that keep the spelling of the body."""
 
 from __future__ import annotations
 
 
 class JsonNumber:
-    """A JSON number as written, for numbers that Python would change: `1.10`, `1e400`, `-0`."""
+    """A JSON number as it was written. Python would change numbers such as `1.10`, `1e400` and `-0`."""
 
     __slots__ = ("text",)
 

@@ -1,4 +1,4 @@
-"""JSON Schema validation of bodies."""
+"""Validates bodies with JSON Schema."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from servicebroker.pipeline.decoding.columns import Undecodable
 from servicebroker.pipeline.decoding.json_number import JsonNumber
 
-_MAX_MESSAGE_CHARACTERS = 300  # an error message contains the value, which may be long
+_MAX_MESSAGE_CHARACTERS = 300  # an error message quotes the value, which may be long
 
 
 class JsonSchema:
-    """A schema of drafts 4 to 2020-12 according to its `$schema`; 2020-12 without one. Nothing is fetched.
+    """A JSON Schema of draft 4 to 2020-12. `$schema` names its draft; the default is 2020-12. Nothing is fetched.
 
     Args:
         text: the schema.
-        references: schemas that it refers to, by the names it uses for them.
+        references: the schemas to which it refers, by the names that it uses.
 
     Raises:
         ValueError: the schema is invalid, or a reference is missing.
@@ -38,8 +38,8 @@ class JsonSchema:
                 validate_formats=False,
             )
         except jsonschema_rs.ValidationError as problem:
-            place = f" at '{_path(problem.instance_path)}'" if problem.instance_path else ""
-            raise ValueError(f"it is no JSON Schema{place}: {problem.message}") from None
+            position = f" at '{_path(problem.instance_path)}'" if problem.instance_path else ""
+            raise ValueError(f"it is no JSON Schema{position}: {problem.message}") from None
         except (ValueError, RecursionError) as problem:
             raise ValueError(f"it is no JSON Schema: {problem}") from None
 
@@ -50,7 +50,7 @@ class JsonSchema:
         self.__init__(*state)  # type: ignore[misc] # compiled validators cannot be pickled
 
     def check(self, value: Any) -> None:
-        """Refuse a value that violates the schema. Numbers count as written: 0.30 is a multiple of 0.1.
+        """Refuse a value that violates the schema. Numbers are compared exactly: 0.30 is a multiple of 0.1.
 
         Raises:
             Undecodable: the value violates the schema; the text has the path.
@@ -62,12 +62,12 @@ class JsonSchema:
         except UnicodeEncodeError as surrogate:
             raise Undecodable("invalid", f"a text is invalid: {surrogate.reason}") from None
         if problem is not None:
-            place = f"'{_path(problem.instance_path)}'" if problem.instance_path else "the body"
-            raise Undecodable("invalid", f"{place}: {_short(problem.message)}")
+            position = f"'{_path(problem.instance_path)}'" if problem.instance_path else "the body"
+            raise Undecodable("invalid", f"{position}: {_short(problem.message)}")
 
 
 def _with_numbers(value: Any) -> Any:
-    """Replace every `JsonNumber` in the value by an exact number."""
+    """Replace every `JsonNumber` in the value by a Decimal."""
     if isinstance(value, JsonNumber):
         return Decimal(value.text)
     if isinstance(value, dict):
@@ -81,6 +81,6 @@ def _path(steps: list[str | int]) -> str:
 
 
 def _short(message: str) -> str:
-    """Shorten a message by its middle: a long value stands at its beginning, the violated rule at its end."""
+    """Cut the middle out of a long message. It begins with the value, and ends with the violated rule."""
     half = _MAX_MESSAGE_CHARACTERS // 2
     return message if len(message) <= _MAX_MESSAGE_CHARACTERS else f"{message[:half]} ... {message[-half:]}"

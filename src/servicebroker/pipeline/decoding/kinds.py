@@ -1,4 +1,4 @@
-"""Types of columns as values: plain ones, and arrays, maps and structs of them, as in `array<struct<sku: string>>`."""
+"""The types of columns: plain types, and arrays, maps and structs of types, as in `array<struct<sku: string>>`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias, TypeVar
 
 MAX_DECIMAL_DIGITS = 38  # precision of Spark's, Delta's and Iceberg's decimals
-MAX_DEPTH = 20  # of types in types
+MAX_DEPTH = 20  # levels of nested types
 KINDS = ("string", "integer", "long", "double", "boolean", "date", "timestamp", "binary", "json")
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _TOKEN = re.compile(r"\s*(decimal\(\s*\d{1,2}\s*,\s*\d{1,2}\s*\)|[A-Za-z_][A-Za-z0-9_]*|[<>,:?])\s*")
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A type without parts: one of `KINDS`, or decimal(p,s)."""
+    """A type that is not nested: one of `KINDS`, or decimal(precision,scale)."""
 
     name: str
 
@@ -28,7 +28,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a struct. An item of an array and a value of a map are fields without a name."""
+    """A field of a struct, the item of an array, or the value of a map. Only a field of a struct has a name."""
 
     name: str
     kind: Kind
@@ -41,7 +41,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A list of items of one type."""
+    """The type of lists whose items have one type."""
 
     item: Field
 
@@ -51,7 +51,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Values of one type by text."""
+    """The type of maps from strings to values of one type."""
 
     value: Field
 
@@ -61,7 +61,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """Fields with names, each of its own type."""
+    """The type of objects with these fields."""
 
     fields: tuple[Field, ...]
 
@@ -74,10 +74,10 @@ Kind: TypeAlias = Plain | Array | Map | Struct
 
 @lru_cache(maxsize=1000)
 def parse_kind(text: str) -> Kind:
-    """Return the type that a text names. A "?" after a type inside another one makes that value optional.
+    """Return the type with a name. In a nested type, "?" after an inner type makes that value optional.
 
     Raises:
-        ValueError: it is no type; the text lists the known ones.
+        ValueError: the name is invalid; the error lists the types.
     """
     if "<" not in text:
         return _plain(text)
@@ -89,25 +89,25 @@ def parse_kind(text: str) -> Kind:
 
 
 def is_nested(kind: str) -> bool:
-    """True if the name of a type is that of an array, map or struct."""
+    """True if a name is that of an array, map or struct type."""
     return "<" in kind
 
 
 def decimal_digits(kind: str) -> tuple[int, int] | None:
-    """Return precision and scale of a decimal; None for other types."""
+    """Return (precision, scale) of a decimal type; None for other types."""
     match = _DECIMAL.fullmatch(kind)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def has_plain(kind: Kind, test: Callable[[str], bool]) -> bool:
-    """True if the test holds for a plain type, or for one inside of an array, map or struct."""
+    """True if the test holds for the type, or for a plain type inside it."""
     if isinstance(kind, Plain):
         return test(kind.name)
     return any(has_plain(field.kind, test) for field in parts(kind))
 
 
 def parts(kind: Kind) -> tuple[Field, ...]:
-    """Return the fields, the item or the value of a nested type; nothing for a plain one."""
+    """Return the inner types of a nested type: its fields, item or value; none for a plain type."""
     match kind:
         case Array():
             return (kind.item,)
@@ -134,14 +134,14 @@ def _plain(text: str) -> Plain:
 
 
 class _Reader:
-    """Reads a nested type from left to right."""
+    """Parses the name of a nested type."""
 
     def __init__(self, text: str) -> None:
         self.text: Final = text
         self.position = 0
 
     def kind(self, depth: int) -> Kind:
-        """Read a type."""
+        """Parse the type at the current position."""
         if depth > MAX_DEPTH:
             raise ValueError(f"'{self.text}' is no type: it is nested more than {MAX_DEPTH} deep")
         name = self._next()
@@ -167,7 +167,7 @@ class _Reader:
             name = self._next()
             self._expect(":")
             if name.lower() in (field.name.lower() for field in fields):
-                raise ValueError(f"'{self.text}' is no type: the field '{name}' is there twice")
+                raise ValueError(f"'{self.text}' is no type: the field '{name}' occurs twice")
             fields.append(self._field(name, depth))
             if self._peek() != ",":
                 return fields
@@ -193,5 +193,5 @@ class _Reader:
         return "".join(match[1].split())
 
     def _expect(self, token: str) -> None:
-        if (found := self._next()) != token:
-            raise ValueError(f"'{self.text}' is no type: '{token}' is missing before '{found}'")
+        if (next_token := self._next()) != token:
+            raise ValueError(f"'{self.text}' is no type: '{token}' is missing before '{next_token}'")

@@ -25,7 +25,8 @@ from servicebroker.pipeline.decoding.json_schema import JsonSchema
 class JsonDecoder:
     """Decodes JSON in UTF-8, UTF-16 or UTF-32, with or without a byte order mark.
 
-    A body is an object, unless every column takes the whole body. `rescue`: name of the column for unknown fields.
+    A body must be an object, unless every column reads the whole body. `rescue`: name of the column for fields that no
+    column reads; "" for none.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class JsonDecoder:
             raise ValueError("json needs columns")
         self.columns = with_rescue(columns, rescue)
         self._projection = Projection(columns, refuse_extra=refuse_extra, rescues=bool(rescue))
-        self._takes_any = all(column.is_whole_body for column in columns)
+        self._accepts_any = all(column.is_whole_body for column in columns)
         self._schema = schema
 
     def decode(self, body: bytes | None) -> list[Any]:
@@ -49,26 +50,26 @@ class JsonDecoder:
         if len(text) > MAX_VALUES and _count_values(text) > MAX_VALUES:
             raise too_many_values()
         try:
-            fields = (_READER if _MINUS_ZERO.search(text) is None else _READER_OF_MINUS_ZERO).decode(text)
+            fields = (_PARSER if _MINUS_ZERO.search(text) is None else _PARSER_OF_MINUS_ZERO).decode(text)
             if self._schema is not None:
                 self._schema.check(fields)
         except RecursionError:
             raise Undecodable("too deep", "the body is nested too deeply") from None
         except ValueError as problem:
             raise Undecodable("malformed", str(problem)) from None
-        if not isinstance(fields, dict) and not self._takes_any:
+        if not isinstance(fields, dict) and not self._accepts_any:
             raise Undecodable("wrong type", f"the body is no object but {type(fields).__name__}")
         return self._projection.values(fields)
 
 
 def _count_values(text: str) -> int:
-    """Return an upper bound of the values in a JSON text. Each but the first follows a mark outside a string."""
-    outside = _STRING.sub("", text)
-    return 1 + sum(outside.count(mark) for mark in "[{:,")
+    """Return an upper bound of the number of values in JSON. Each but the first follows one of `[{:,`."""
+    without_strings = _STRING.sub("", text)
+    return 1 + sum(without_strings.count(mark) for mark in "[{:,")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object whose keys are unique: JSON readers disagree on which of two values counts."""
+    """Return an object. Repeated keys are refused: JSON parsers disagree on which of two values to use."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         ((repeated, count),) = Counter(name for name, _ in pairs).most_common(1)
@@ -84,15 +85,15 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-_reader = partial(json.JSONDecoder, object_pairs_hook=_object, parse_float=JsonNumber, parse_constant=_no_constant)
-_READER = _reader()
+_make_parser = partial(json.JSONDecoder, object_pairs_hook=_object, parse_float=JsonNumber, parse_constant=_no_constant)
+_PARSER = _make_parser()
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # an unclosed string is scanned once, to the end
-_MINUS_ZERO = re.compile("-0(?![0-9.eE])")  # rare, and a hook for it would slow down every whole number
-_READER_OF_MINUS_ZERO = _reader(parse_int=_whole)
+_MINUS_ZERO = re.compile("-0(?![0-9.eE])")  # rare; a hook for it makes parsing of integers slow
+_PARSER_OF_MINUS_ZERO = _make_parser(parse_int=_whole)
 
 
 class TextDecoder:
-    """Decodes text into one column, `text`. An empty body is an empty text."""
+    """Decodes text into one column, `text`. An empty body is an empty string."""
 
     columns = (Column("text", "string"),)
 

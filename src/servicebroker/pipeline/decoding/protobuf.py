@@ -1,4 +1,4 @@
-"""Protobuf messages, with a descriptor set (`protoc --include_imports --descriptor_set_out`)."""
+"""Decodes Protobuf messages, with a descriptor set (`protoc --include_imports --descriptor_set_out`)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 
 
 class ProtobufDecoder:
-    """Takes fields from a message. An empty body has the defaults.
+    """Reads fields from a message. In an empty body, all fields have their default values.
 
-    Without columns, a repeated or nested value becomes JSON text. `rescue`: name of the column for the schema's fields
-    that no column takes.
+    Without columns, all fields are read, and a repeated or nested value becomes JSON. `rescue`: name of the column for
+    the schema's fields that no column reads; "" for none.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class ProtobufDecoder:
     ) -> None:
         self._arguments = (tuple(columns), schema, message, refuse_extra, rescue)
         self._class = _message_class(schema, message)
-        self.taken = tuple(columns) or tuple(_column(field) for field in self._class.DESCRIPTOR.fields)
-        self.columns = with_rescue(self.taken, rescue)
+        self.selected = tuple(columns) or tuple(_column(field) for field in self._class.DESCRIPTOR.fields)
+        self.columns = with_rescue(self.selected, rescue)
         self.fields = frozenset(self._class.DESCRIPTOR.fields_by_name)
-        self._paths = [(column.steps, is_nested(column.kind)) for column in self.taken]
-        self._taken = {steps[0] for steps, _ in self._paths} if refuse_extra else None
-        self._known = known_fields(self.taken) if rescue else None
+        self._paths = [(column.steps, is_nested(column.kind)) for column in self.selected]
+        self._allowed = {steps[0] for steps, _ in self._paths} if refuse_extra else None
+        self._known = known_fields(self.selected) if rescue else None
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._arguments
@@ -63,56 +63,57 @@ class ProtobufDecoder:
             raise Undecodable("malformed", str(problem)) from None
         if not message.IsInitialized():
             raise Undecodable("missing field", str(message.FindInitializationErrors()))
-        if self._taken is not None:
-            _check_extra(message, self._taken)
+        if self._allowed is not None:
+            _check_extra(message, self._allowed)
         try:
             values = [_value_at(message, steps, has_defaults=nested) for steps, nested in self._paths]
-            others = None if self._known is None else rescued(_as_dictionary(message), self._known)
+            rescued_fields = None if self._known is None else rescued(_as_dictionary(message), self._known)
         except Undecodable:
             raise
         except Exception as problem:  # many types: a Timestamp beyond year 9999, an Any of an unknown type
             raise Undecodable("wrong type", str(problem)) from None
         converted = [
             convert_column(column, value, _convert_json if nested else convert)
-            for column, value, (_, nested) in zip(self.taken, values, self._paths, strict=True)
+            for column, value, (_, nested) in zip(self.selected, values, self._paths, strict=True)
         ]
-        return converted if len(self.taken) == len(self.columns) else [*converted, others]
+        return converted if len(self.selected) == len(self.columns) else [*converted, rescued_fields]
 
 
-def _check_extra(message: Any, taken_fields: Container[str]) -> None:
-    """Refuse a field that is not in the schema, or that no column takes."""
+def _check_extra(message: Any, allowed_fields: Container[str]) -> None:
+    """Refuse a message with a field that is not in the schema, or that no column reads."""
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     unknown = UnknownFieldSet(message)
     if len(unknown):
         raise Undecodable("extra field", f"number {unknown[0].field_number} is not in the schema")
-    extra = [field.name for field, _ in message.ListFields() if field.name not in taken_fields]
+    extra = [field.name for field, _ in message.ListFields() if field.name not in allowed_fields]
     if extra:
         raise Undecodable("extra field", f"'{extra[0]}' has no column")
 
 
 def message_at(file: bytes, path: Sequence[int]) -> str:
-    """Return the full name of a message of a `FileDescriptorProto`, by its index on each level.
+    """Return the full name of a message in a `FileDescriptorProto`. `path`: its index on each level of nesting.
 
     Raises:
-        ValueError: there is no such message.
+        ValueError: the file has no such message.
     """
     file_descriptor = _file(file)
     names = [file_descriptor.package] if file_descriptor.package else []
     messages = file_descriptor.message_type
     for index in path:
         if not 0 <= index < len(messages):
-            raise ValueError(f"the schema has no message {'.'.join(map(str, path))}")
+            index_path = ".".join(map(str, path))
+            raise ValueError(f"the schema has no message at index {index_path}: another schema may have been used")
         names.append(messages[index].name)
         messages = messages[index].nested_type
     return ".".join(names)
 
 
 def descriptor_set(files: Sequence[bytes]) -> bytes:
-    """Return a descriptor set of `FileDescriptorProto` files, with the well-known Protobuf files that they import.
+    """Return a descriptor set of `FileDescriptorProto` files and the well-known Protobuf files that they import.
 
     Raises:
-        ValueError: one is no `FileDescriptorProto`.
+        ValueError: a file is no `FileDescriptorProto`.
     """
     from google.protobuf import descriptor_pb2
 
@@ -137,7 +138,7 @@ def _file(content: bytes) -> Any:
 
 
 def _well_known(name: str) -> Any:
-    """Return a well-known file of Protobuf, such as google/protobuf/timestamp.proto; None for others."""
+    """Return the descriptor of a well-known file, such as google/protobuf/timestamp.proto; None for other files."""
     from google.protobuf import descriptor_pb2
 
     try:
@@ -187,10 +188,10 @@ def _column(field: Any) -> Column:
 
 
 def _value_at(message: Any, steps: Sequence[str], *, has_defaults: bool) -> Any:
-    """Return the value at the end of a path of fields.
+    """Return the value at the path `steps`.
 
-    Within maps and messages with a JSON form of their own, follow the JSON. `has_defaults`: a message there also has
-    its fields with default values.
+    Inside maps, repeated fields and well-known messages, follow the path in their JSON. `has_defaults`: that JSON
+    includes fields with default values.
     """
     field = message.DESCRIPTOR.fields_by_name.get(steps[0])
     if field is None:
@@ -204,13 +205,13 @@ def _value_at(message: Any, steps: Sequence[str], *, has_defaults: bool) -> Any:
 
 
 def _convert_json(kind: str, value: Any, rounds: bool) -> Any:
-    """Convert a value of Protobuf's JSON, in which whole numbers of 64 bits are texts."""
+    """Convert a value of Protobuf's JSON, in which 64-bit integers are strings."""
     is_number = kind in ("integer", "long") and isinstance(value, str) and value.lstrip("-").isdecimal()
     return convert(kind, int(value) if is_number else value, rounds)
 
 
 def _as_dictionary(message: Any, *, has_defaults: bool = False) -> Any:
-    """Return a message as Protobuf's JSON."""
+    """Return the values of a message's JSON form. `has_defaults`: include fields with default values."""
     from google.protobuf.json_format import MessageToDict
 
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=has_defaults)
@@ -221,19 +222,19 @@ def _value(message: Any, field: Any, *, has_defaults: bool) -> Any:
         return None
     value = getattr(message, field.name)
     if field.is_repeated or (field.message_type is not None and field.message_type.full_name != _TIMESTAMP):
-        found = _as_dictionary(_only(message, field), has_defaults=has_defaults)
-        return found.get(field.name)
+        fields = _as_dictionary(_only(message, field), has_defaults=has_defaults)
+        return fields.get(field.name)
     if field.message_type is not None:
         has_nanoseconds = value.nanos % 1000  # ToDatetime would cut them off
         return value.ToJsonString() if has_nanoseconds else value.ToDatetime(tzinfo=UTC)
     if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known else str(value)
+        enum_value = field.enum_type.values_by_number.get(value)
+        return enum_value.name if enum_value else str(value)
     return value
 
 
 def _only(message: Any, field: Any) -> Any:
-    """Return a message of the same type with only this field: the library converts only whole messages to JSON."""
+    """Return a copy of a message with only one field, since the library converts only whole messages to JSON."""
     copy = type(message)()
     getattr(copy, field.name).MergeFrom(getattr(message, field.name))
     return copy

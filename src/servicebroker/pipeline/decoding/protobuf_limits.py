@@ -1,7 +1,7 @@
-"""A limit of the values of a Protobuf body, checked before the library makes a Python object of each.
+"""Checks the number of values in a Protobuf body before the library makes a Python object of each.
 
-The library limits the depth to 100 nested messages. It does not limit their number, and two bytes can be a message. A
-body with fewer bytes than `MAX_VALUES` is not walked.
+The library limits the depth to 100 nested messages, but not their number. A message may have only two bytes. A body of
+at most `MAX_VALUES` bytes need not be walked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NOT_LAST = bytes(range(0x80, 0x100))  # every byte of a varint except the last
 
 
 def check_values(descriptor: Any, body: bytes) -> None:
-    """Refuse a body of a message with more than `MAX_VALUES` values. A malformed body is left to the library.
+    """Refuse a body with more than `MAX_VALUES` values. A malformed body is not refused: the library does that.
 
     Raises:
         Undecodable: too many values.
@@ -53,7 +53,7 @@ def check_values(descriptor: Any, body: bytes) -> None:
 
 
 def _packed(field: Any, content: bytes) -> int:
-    """Return an upper bound of the numbers in a packed field."""
+    """Return an upper bound of the number of values in a packed field."""
     if field.cpp_type in (field.CPPTYPE_DOUBLE, field.CPPTYPE_FLOAT) or field.type in (
         field.TYPE_FIXED32,
         field.TYPE_FIXED64,
@@ -65,7 +65,7 @@ def _packed(field: Any, content: bytes) -> int:
 
 
 def _varint(body: bytes, position: int, end: int) -> tuple[int, int]:
-    """Return a whole number, and the position after it; 0 and `end` if the number is incomplete."""
+    """Return an integer, and the position after it; (0, `end`) if the integer is incomplete."""
     value = 0
     for number, byte in enumerate(body[position : min(end, position + _MAX_VARINT_BYTES)]):
         value |= (byte & 0x7F) << 7 * number

@@ -1,4 +1,4 @@
-"""Bodies that name their schema: a zero byte and its number in a registry, as Confluent's clients write them."""
+"""Decodes bodies that begin with the number of their schema in a registry, as Confluent's clients write them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from servicebroker.pipeline.decoding.plain import JsonDecoder
 from servicebroker.pipeline.decoding.protobuf import ProtobufDecoder, descriptor_set, message_at
 
 _KINDS: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
-_HEAD_BYTES = 5  # a zero byte, and the number of the schema
-_MAX_MESSAGE_DEPTH = 20  # of a message nested in messages
-MAX_CACHED_DECODERS = 1_000  # with refusals: a body may name any schema, and any message in it
+_HEADER_BYTES = 5  # a zero byte, and the number of the schema in four bytes
+_MAX_MESSAGE_DEPTH = 20  # levels of nested messages
+MAX_CACHED_DECODERS = 1_000  # bounds memory: a body may name any schema, and any message in it
 
 
 class RegisteredSchema(NamedTuple):
@@ -23,7 +23,7 @@ class RegisteredSchema(NamedTuple):
     Attributes:
         kind: AVRO, JSON or PROTOBUF.
         content: text of the schema; for Protobuf a `FileDescriptorProto`.
-        references: needed schemas by the name in this schema, each after those that it needs itself.
+        references: name and content of each schema to which it refers, after the schemas to which that one refers.
     """
 
     kind: str
@@ -35,16 +35,16 @@ SchemaFinder = Callable[[int], RegisteredSchema]
 
 
 class RegisteredDecoder:
-    """Decodes bodies, each with the schema that it names.
+    """Decodes each body with the schema that the body names.
 
     Args:
-        find: returns the schema with a number. LookupError: the registry has none. ValueError: the schema is unusable.
-            Other errors pass through `decode`, since the body may be valid.
-        reader: the reader's Avro schema, whatever the writer's schema is.
-        rescue: name of the column for fields that no column takes; "" for none.
+        find: returns the schema with a number. It raises LookupError if there is none, and ValueError if the schema is
+            unusable. `decode` passes on its other errors, since the body may be valid.
+        reader: the reader's Avro schema, for Avro's schema resolution.
+        rescue: name of the column for fields that no column reads; "" for none.
 
     Raises:
-        ValueError: a registry has no schemas of this format, or the columns are missing.
+        ValueError: registries have no schemas of this format, or there are no columns.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RegisteredDecoder:
         if not columns:
             raise ValueError("with a registry columns are needed, since each body may have another schema")
         self.columns = with_rescue(columns, rescue)
-        self._taken = tuple(columns)
+        self._selected = tuple(columns)
         self._rescue = rescue
         self._format = format_
         self._find = find
@@ -81,10 +81,10 @@ class RegisteredDecoder:
         """Decode a body with the schema that it names; see `Decoder`."""
         if not body:
             raise Undecodable("empty", "the body is empty")
-        if len(body) < _HEAD_BYTES or body[0]:
+        if len(body) < _HEADER_BYTES or body[0]:
             raise Undecodable("malformed", "the body does not begin with a zero byte and the number of a schema")
-        number = int.from_bytes(body[1:_HEAD_BYTES])
-        message_path, start = _message_path(body) if self._format == "protobuf" else ((), _HEAD_BYTES)
+        number = int.from_bytes(body[1:_HEADER_BYTES])
+        message_path, start = _message_path(body) if self._format == "protobuf" else ((), _HEADER_BYTES)
         decoder = self._decoders.get((number, message_path))
         if decoder is None:
             decoder = self._find_decoder(number, message_path)
@@ -96,7 +96,7 @@ class RegisteredDecoder:
         return decoder.decode(body[start:])
 
     def _find_decoder(self, number: int, message_path: tuple[int, ...]) -> Decoder | tuple[str, str]:
-        """Return a decoder for bodies of a schema, or why there is none: reason and detail."""
+        """Return a decoder for bodies of a schema, or (reason, detail) of the error if there is none."""
         try:
             schema = self._find(number)
         except LookupError as problem:
@@ -113,27 +113,27 @@ class RegisteredDecoder:
     def _decoder(self, schema: RegisteredSchema, message_path: tuple[int, ...]) -> Decoder:
         if self._format == "json":
             json_schema = JsonSchema(schema.content, dict(schema.references))
-            return JsonDecoder(self._taken, self._refuse_extra, json_schema, rescue=self._rescue)
+            return JsonDecoder(self._selected, self._refuse_extra, json_schema, rescue=self._rescue)
         references = [content for _, content in schema.references]
         if self._format == "avro":
             return AvroDecoder(
-                *(self._taken, schema.content, self._refuse_extra),
+                *(self._selected, schema.content, self._refuse_extra),
                 references=references,
                 reader=self._reader,
                 rescue=self._rescue,
             )
         message = message_at(schema.content, message_path)
         descriptors = descriptor_set([*references, schema.content])
-        return ProtobufDecoder(self._taken, descriptors, message, self._refuse_extra, self._rescue)
+        return ProtobufDecoder(self._selected, descriptors, message, self._refuse_extra, self._rescue)
 
 
 def _message_path(body: bytes) -> tuple[tuple[int, ...], int]:
-    """Return which message of the schema a Protobuf body is, one index per level, and the message's position."""
-    count, position = _varint(body, _HEAD_BYTES)
+    """Return the path of a Protobuf body's message in its schema (an index per level), and the message's position."""
+    count, position = _varint(body, _HEADER_BYTES)
     if count == 0:  # short for [0], the first message
         return (0,), position
     if not 0 < count <= _MAX_MESSAGE_DEPTH:
-        raise Undecodable("malformed", f"the body says that its message is {count} levels deep")
+        raise Undecodable("malformed", f"its message index has {count} levels")
     path = []
     for _ in range(count):
         index, position = _varint(body, position)
@@ -142,7 +142,7 @@ def _message_path(body: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _varint(body: bytes, position: int) -> tuple[int, int]:
-    """Return a zigzag-encoded whole number, and the position after it."""
+    """Return a zigzag-encoded integer, and the position after it."""
     value = shift = 0
     while position < len(body) and shift < 35:
         byte = body[position]
@@ -150,4 +150,4 @@ def _varint(body: bytes, position: int) -> tuple[int, int]:
         position, shift = position + 1, shift + 7
         if byte < 0x80:
             return value >> 1 ^ -(value & 1), position
-    raise Undecodable("malformed", "the body does not say which message of its schema it is")
+    raise Undecodable("malformed", "the index of its message is incomplete")

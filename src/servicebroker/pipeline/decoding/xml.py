@@ -1,4 +1,4 @@
-"""XML, with or without an XSD. Parsed as hostile input: no DTD, no entities, no network, and libxml2's limits."""
+"""Decodes XML, with or without an XSD. Parses it as untrusted: no DTD, no entities, no network, libxml2's limits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _NIL = "{http://www.w3.org/2001/XMLSchema-instance}nil"
 
 
 class XmlDecoder:
-    """Takes values of elements and attributes below the root. `a/b/@c` is a path; namespaces are ignored.
+    """Reads values of elements and attributes below the root, by paths such as `a/b/@c`. Namespaces are ignored.
 
-    A column of type array takes an element that is repeated. A struct takes the elements and attributes in one.
+    An array has a value for each repetition of an element. A struct has fields for the elements and attributes in an
+    element.
     """
 
     def __init__(self, columns: Sequence[Column], schema: bytes | None) -> None:
@@ -88,9 +89,9 @@ def _xpath(path: str) -> etree.XPath:
 
 
 def _value(nodes: list[Any], kind: Kind, path: str, is_optional: bool) -> Any:
-    """Return the content of elements or attributes at a path for `convert_column`: text, a list or a dictionary.
+    """Return the content of the nodes at a path, for `convert_column`: a string, a list or a dictionary.
 
-    Without any, an array is empty; an optional one is MISSING.
+    Without nodes, return [] for an array that is not optional, and MISSING for other types.
     """
     if isinstance(kind, Array):
         if not nodes and is_optional:
@@ -118,7 +119,7 @@ def _value(nodes: list[Any], kind: Kind, path: str, is_optional: bool) -> Any:
 
 
 def _inner(element: etree._Element, name: str) -> list[Any]:
-    """Return the elements of a name in an element; without any, its attribute of this name."""
+    """Return the child elements with a name; if there are none, the attribute with that name."""
     elements: list[Any] = [child for child in element.iterchildren("*") if etree.QName(child).localname == name]
     if elements:
         return elements

@@ -1,16 +1,16 @@
-"""Work on rules without Spark and without a server: `servicebroker pipeline test` and `servicebroker pipeline infer`.
+"""Tests and infers rules without Spark and without a server: `servicebroker pipeline test` and `pipeline infer`.
 
-**The problem.** A rule shows its mistakes when a run puts messages into quarantine. A first rule is long to write for
-nested bodies.
+**The problem.** Mistakes in a rule appear only when a run puts messages into quarantine. A first rule for nested bodies
+is long.
 
-**The flow.** `trial.py` lets the rules of a pipeline read example messages, and compares the rows with those that the
-examples expect. `inference.py` takes in the values of sample bodies, place by place, and writes the narrowest types
-that hold all of them as TOML.
+**The flow.** `trial.py` decodes example messages with the rules of a pipeline, and compares the rows with the expected
+ones. `inference.py` collects the values of sample bodies by their path, and writes a rule as TOML, with the narrowest
+types that hold all values.
 
 **The rules.**
 
-* A trial runs the code of a run (`pipeline/sorting.py`), and opens nothing but a schema registry.
-* An inferred rule reads every sample: it is tried before it is printed.
+* A trial uses the code of a run (`pipeline/sorting.py`), and connects to nothing but a schema registry.
+* An inferred rule can decode every sample: it is tested before it is printed.
 
 Begin with `trial.py`.
 """

@@ -1,4 +1,4 @@
-"""A first rule from sample bodies: columns with the narrowest types that hold every sample."""
+"""Infers a first rule from sample bodies: columns with the narrowest types that hold every sample."""
 
 from __future__ import annotations
 
@@ -23,27 +23,35 @@ from servicebroker.pipeline.definition import COLUMN_NAME, ORIGIN
 from servicebroker.pipeline.file import parse_pipeline
 
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LEADING_ZERO = re.compile(r"[+-]?0[0-9]")  # as in a zip code: a number would lose it
+_LEADING_ZERO = re.compile(r"[+-]?0[0-9]")  # as in a postal code, which must stay a string
 _XSI = "{http://www.w3.org/2001/XMLSchema-instance}"
 _JSON = Plain("json")
 _MAX_LONG = 2**63
-_BEFORE_TEXT = b"\xef\xbb\xbf\xfe\xff\x00 \t\r\n"  # byte order marks in UTF-8 and UTF-16, and white space
+_BEFORE_TEXT = b"\xef\xbb\xbf\xfe\xff\x00 \t\r\n"  # bytes of byte order marks (UTF-8, UTF-16), and white space
 
 
 @dataclass
 class Shape:
-    """The values at one place of all samples: how many, how many of them null, and of which kinds."""
+    """The values at one path in all samples.
+
+    Attributes:
+        count: number of values, including nulls.
+        plain: types of values that are no arrays, objects or nulls.
+        items: items of arrays.
+        fields: fields of objects.
+        objects: number of objects.
+    """
 
     count: int = 0
     nulls: int = 0
     plain: set[str] = field(default_factory=set)
-    items: Shape | None = None  # of arrays
-    fields: dict[str, Shape] = field(default_factory=dict)  # of objects
+    items: Shape | None = None
+    fields: dict[str, Shape] = field(default_factory=dict)
     objects: int = 0
     is_xml: bool = False
 
     def kind(self, depth: int = 1) -> Kind:
-        """Return the type that holds all values."""
+        """Return the narrowest type that holds all values."""
         kinds = [bool(self.plain), self.items is not None, bool(self.objects)]
         if sum(kinds) != 1 or depth >= MAX_DEPTH:
             return _JSON
@@ -54,17 +62,19 @@ class Shape:
         return _plain_kind(self.plain, Plain("string") if self.is_xml else _JSON)
 
     def _struct(self, depth: int) -> Kind:
-        spelled = Counter(name.lower() for name in self.fields)
-        if not self.fields or any(not _FIELD_NAME.fullmatch(name) or spelled[name.lower()] > 1 for name in self.fields):
+        counts = Counter(name.lower() for name in self.fields)
+        if not self.fields or any(not _FIELD_NAME.fullmatch(name) or counts[name.lower()] > 1 for name in self.fields):
             return _JSON
-        return Struct(tuple(Field(name, part.kind(depth + 1), self.lacks(part)) for name, part in self.fields.items()))
+        return Struct(
+            tuple(Field(name, part.kind(depth + 1), self.is_optional(part)) for name, part in self.fields.items())
+        )
 
-    def lacks(self, part: Shape) -> bool:
-        """True if a field is null or missing in some object."""
+    def is_optional(self, part: Shape) -> bool:
+        """True if the field `part` is null or missing in an object."""
         return part.nulls > 0 or part.count < self.objects
 
     def add(self, value: Any) -> None:
-        """Take in a value of JSON."""
+        """Add a value of JSON."""
         self.count += 1
         if value is None:
             self.nulls += 1
@@ -81,10 +91,10 @@ class Shape:
 
 
 def infer_rule(message_type: str, table: str, samples: Sequence[bytes]) -> str:
-    """Return a rule as TOML, which reads all samples. `table`: "" for a name made from the message type.
+    """Return a rule as TOML that decodes all samples. `table`: "" for a name derived from the message type.
 
     Raises:
-        InstanceError: there is no sample, or one is neither JSON nor XML.
+        InstanceError: there is no sample, or a sample is neither JSON nor XML.
     """
     if not samples:
         raise InstanceError("A rule needs at least one sample.")
@@ -121,7 +131,7 @@ def _read_json(samples: Sequence[bytes]) -> list[Any]:
 
 
 def _read_xml(samples: Sequence[bytes]) -> list[Any]:
-    """Return documents as JSON has them: an element that is repeated in one of them is an array in all."""
+    """Return documents as values of JSON. An element that is repeated in any document is an array in all."""
     roots = []
     for number, sample in enumerate(samples, 1):
         try:
@@ -140,7 +150,7 @@ def _repeated(element: etree._Element, path: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _fields(element: etree._Element, path: tuple[str, ...], repeated: Container[tuple[str, ...]]) -> dict[str, Any]:
-    """Return the attributes and elements in an element. Those of the root have "@" before an attribute's name."""
+    """Return the attributes and elements in an element, by name. Names of the root's attributes begin with "@"."""
     attributes = {
         etree.QName(key).localname: text for key, text in element.attrib.items() if not str(key).startswith(_XSI)
     }
@@ -164,7 +174,7 @@ def _local_name(element: etree._Element) -> str:
 
 
 def _typed(text: str) -> Any:
-    """Return the text of an element as the value that it stands for."""
+    """Return the text of an element as a boolean or number, if it has the form of one; otherwise as it is."""
     plain = text.strip()
     if plain in ("true", "false"):
         return plain == "true"
@@ -200,7 +210,7 @@ def _columns(shape: Shape, *, is_xml: bool) -> list[str]:
         while name.lower() in used:
             name += "_"
         used.add(name.lower())
-        kind = _text(f"{part.kind(2)}{'?' if shape.lacks(part) else ''}")
+        kind = _text(f"{part.kind(2)}{'?' if shape.is_optional(part) else ''}")
         source = _text(key) if is_xml else f"[{_text(key)}]"
         lines.append(f"{name} = {kind}" if name == key else f"{name} = {{ type = {kind}, from = {source} }}")
     return lines
@@ -224,7 +234,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _plain_kind(kinds: set[str], fallback: Plain) -> Plain:
-    """Return the plain type that holds values of several types; `fallback` if there is no other."""
+    """Return the plain type that holds values of all `kinds`; `fallback` if there is none."""
     if len(kinds) == 1:
         return Plain(next(iter(kinds)))
     if kinds <= {"date", "timestamp"}:
@@ -239,5 +249,5 @@ def _plain_kind(kinds: set[str], fallback: Plain) -> Plain:
 
 
 def _text(text: str) -> str:
-    """Return a text of TOML in a pipeline file, where `${` would begin the name of a variable."""
+    """Return a TOML string for a pipeline file. `${`, which would begin a variable, is escaped."""
     return json.dumps(text.replace("${", "$${"), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Trials of a pipeline's rules: what becomes of an example message, and if that is what the example expects."""
+"""Tests rules with example messages: decodes each message, and compares the result with the expected one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from servicebroker.pipeline.sorting import MESSAGE, Sorter, arrow_schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TIME = datetime(2026, 1, 1, tzinfo=UTC)  # of example messages
+_TIME = datetime(2026, 1, 1, tzinfo=UTC)  # enqueue time of example messages
 _ORIGIN_NAMES = frozenset(column.name for column in ORIGIN)
 
 
-def _shown(row: Any) -> str:
-    """Return a row as JSON, with keys of maps as they are."""
+def _row_text(row: Any) -> str:
+    """Return a row, or one of its values, as JSON."""
     return json.dumps(row, default=_json_text, ensure_ascii=False)
 
 
@@ -39,13 +39,13 @@ def _json_text(value: Any) -> str:
 
 
 class Trial(NamedTuple):
-    """The fate of a message.
+    """The result of decoding a message.
 
     Attributes:
-        table: the table that gets a row; "" if none of a rule does.
-        row: the columns of the rule; None without a row.
-        reason, detail: of quarantine; "" without it.
-        stops: the rule says "stop": the message stays in the queue, and the queue is not read again.
+        table: the rule's table, if it gets a row; otherwise "".
+        row: the values of the rule's columns; None without a row.
+        reason, detail: reason and detail in quarantine; "" if the message is readable.
+        stops: the message is unreadable, and its rule says "stop". `detail` has the error.
     """
 
     table: str = ""
@@ -59,24 +59,25 @@ class Trial(NamedTuple):
             return f"stops the queue: {self.detail}"
         if self.reason:
             return f"quarantine: {self.reason}: {self.detail}"
-        return f"{self.table}: {_shown(self.row)}" if self.row is not None else "no table of a rule"
+        return f"{self.table}: {_row_text(self.row)}" if self.row is not None else "no table of a rule"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the trial as values of JSON: a decimal and a time are texts, and bytes Base64."""
-        row = None if self.row is None else json.loads(_shown(self.row))
+        """Return the trial as values of JSON. Decimals and times become strings, and bytes become Base64."""
+        row = None if self.row is None else json.loads(_row_text(self.row))
         return {"table": self.table, "row": row, "reason": self.reason, "detail": self.detail, "stops": self.stops}
 
 
 @dataclass(frozen=True)
 class Example:
-    """An example message with what it is to become. `place` is its index in its file.
+    """An example message, with the expected result.
 
     Attributes:
-        row: values of some columns; None if no row is expected.
-        quarantine: text that reason and detail contain; None if no quarantine is expected.
+        index: index of the example in its file, from 0.
+        row: expected values of some columns; None if no row is expected.
+        quarantine: string that "reason: detail" must contain; None if the message must be readable.
     """
 
-    place: int
+    index: int
     name: str
     message_type: str
     body: bytes
@@ -85,14 +86,14 @@ class Example:
 
     @property
     def has_expectation(self) -> bool:
-        """True if the example says what it is to become."""
+        """True if the example has an expected result."""
         return self.row is not None or self.quarantine is not None
 
 
 def try_message(pipeline: Pipeline, message_type: str, body: bytes | str | Mapping[str, Any] | list[Any]) -> Trial:
-    """Let the rules of a pipeline read a message. A mapping or a list is written as JSON.
+    """Decode a message with the rules of a pipeline. A mapping or a list is encoded as JSON.
 
-    Nothing is started or opened, except a schema registry if the rule has one.
+    Nothing is started or connected to, except the schema registry of a rule.
     """
     if isinstance(body, Mapping | list):
         body = json.dumps(body)
@@ -102,8 +103,8 @@ def try_message(pipeline: Pipeline, message_type: str, body: bytes | str | Mappi
     except StopError as problem:
         return Trial(detail=str(problem), stops=True)
     if pipeline.quarantine in sorted_rows.tables:
-        (refused,) = sorted_rows.tables[pipeline.quarantine].to_pylist()
-        return Trial(reason=refused["reason"], detail=refused["detail"])
+        (quarantined,) = sorted_rows.tables[pipeline.quarantine].to_pylist()
+        return Trial(reason=quarantined["reason"], detail=quarantined["detail"])
     rule = pipeline.rule(message_type)
     if rule is None:
         return Trial()
@@ -129,7 +130,7 @@ def read_examples(path: Path) -> list[Example]:
     """Return the examples of a TOML file: `[[example]]` with type, body or file, and row or quarantine.
 
     Raises:
-        InstanceError: the file cannot be read, or an example is wrong; the text names the line.
+        InstanceError: the file cannot be read, or an example is invalid; the text names the line.
     """
     try:
         text = read_file(path).decode()
@@ -137,7 +138,7 @@ def read_examples(path: Path) -> list[Example]:
         examples = [_example(number, table, path.parent) for number, table in enumerate(document.tables("example"))]
         document.done()
     except DefinitionError as problem:
-        raise InstanceError(f"{path}:{line_of(text, problem.place)}: {problem}.") from None
+        raise InstanceError(f"{path}:{line_of(text, problem.position)}: {problem}.") from None
     except OSError as problem:
         raise InstanceError(f"The file '{path}' cannot be read: {problem.strerror}.") from None
     except ValueError as problem:
@@ -147,13 +148,13 @@ def read_examples(path: Path) -> list[Example]:
 
 def _example(number: int, table: TomlTable, folder: Path) -> Example:
     if ("body" in table.values) == ("file" in table.values):
-        raise DefinitionError("an example needs either body or file", *table.place)
+        raise DefinitionError("an example needs either body or file", *table.position)
     body = table.text("body", "").encode()
     if "file" in table.values:
         try:
             body = read_file(folder / table.text("file"))
         except OSError as problem:
-            raise DefinitionError(f"the file cannot be read: {problem.strerror}", *table.place, "file") from None
+            raise DefinitionError(f"the file cannot be read: {problem.strerror}", *table.position, "file") from None
     example = Example(
         number,
         table.text("name", f"example {number + 1}"),
@@ -163,13 +164,13 @@ def _example(number: int, table: TomlTable, folder: Path) -> Example:
         table.text("quarantine") if "quarantine" in table.values else None,
     )
     if example.row is not None and example.quarantine is not None:
-        raise DefinitionError("a message gets a row or goes to quarantine, not both", *table.place)
+        raise DefinitionError("a message gets a row or goes to quarantine, not both", *table.position)
     table.done()
     return example
 
 
 def find_differences(pipeline: Pipeline, example: Example, trial: Trial) -> Iterator[str]:
-    """Yield a sentence for each way in which a trial is not what its example expects."""
+    """Yield a predicate, such as "has no row", for each difference between a trial and its example."""
     if example.quarantine is not None:
         if not trial.reason:
             yield f"is not in quarantine ({trial})"
@@ -192,11 +193,11 @@ def find_differences(pipeline: Pipeline, example: Example, trial: Trial) -> Iter
             yield f"cannot have this value: {problem.detail}"
             continue
         if value != trial.row[name]:
-            yield f"has {name} = {_shown(trial.row[name])}, not {_shown(value)}"
+            yield f"has {name} = {_row_text(trial.row[name])}, not {_row_text(value)}"
 
 
 def _expected(column: Column, value: Any) -> Any:
-    """Return a value of TOML as the column has it. An empty text stands for NULL in a column of another type."""
+    """Convert a TOML value to the type of the column. In a column that is no string, "" stands for NULL."""
     if value == "" and column.kind != "string":
         return None
     lenient = Column(column.name, column.kind, column.is_optional, rounds=column.rounds, coerces=True)
@@ -204,7 +205,7 @@ def _expected(column: Column, value: Any) -> Any:
 
 
 def _exact(value: Any) -> Any:
-    """Return a value of TOML with its floats as they were written, as far as Python knows, at any depth."""
+    """Replace the floats in a TOML value by the shortest decimal numbers that Python prints for them."""
     if isinstance(value, float):
         return JsonNumber(repr(value))
     if isinstance(value, dict):

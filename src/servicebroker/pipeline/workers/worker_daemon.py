@@ -1,4 +1,4 @@
-"""The process from which Spark forks its Python workers. It imports our modules once, so that no worker has to.
+"""The process from which Spark forks its Python workers. It imports servicebroker's modules once for all workers.
 
 Import only modules that start no thread, since threads do not survive a fork: not pyarrow, not deltalake.
 """

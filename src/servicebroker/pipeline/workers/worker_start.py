@@ -1,7 +1,8 @@
-"""First stage of a Python process that Spark starts for a query: connect to Java, and only then import PySpark.
+"""Starts the Python process of a Spark query: connects to Java, and only then imports PySpark.
 
-Java gives such a process ten seconds to connect, and no setting changes that. On a busy machine the imports of PySpark
-and pyarrow alone take longer. `worker_python.sh` runs this file; it imports nothing beyond the standard library first.
+Java waits ten seconds for the connection, and no setting changes that. On a busy machine the imports of PySpark and
+pyarrow alone take longer. `worker_python.sh` runs this file. Until it is connected, it imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-_TIMEOUT_S = 15.0  # PySpark's own, of a connection to Java
-_INTEGER_BYTES = 4  # of a length and of a process id, big-endian
+_TIMEOUT_S = 15.0  # of the connection to Java, as in PySpark
+_INTEGER_BYTES = 4  # size of a length and of a process id, big-endian
 
 
 def connect() -> tuple[IO[Any], socket.socket]:
-    """Connect to Java as PySpark does, with the secret of the environment, and send the process id."""
+    """Connect to Java, authenticate with the secret in the environment, and send the process id, as PySpark does."""
     timeout = float(os.environ.get("SPARK_AUTH_SOCKET_TIMEOUT", _TIMEOUT_S))
     secret = os.environ.get("PYTHON_WORKER_FACTORY_SECRET")
     if path := os.environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH"):
@@ -45,13 +46,13 @@ def connect() -> tuple[IO[Any], socket.socket]:
 def main(module: str) -> None:
     """Connect to Java, then run a worker module of PySpark on this connection."""
     stream, connection = connect()
-    sys.path.insert(0, os.getcwd())  # as `python -m` does, for modules of the user
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, so that the user's modules are found
 
     from pyspark import worker_util
 
     @contextmanager
     def connected(timeout: float | None = -1) -> Iterator[IO[Any]]:
-        """Take the place of PySpark's `get_sock_file_to_executor`."""
+        """Return the open connection, in place of PySpark's `get_sock_file_to_executor`."""
         if timeout is None or timeout > 0:
             connection.settimeout(timeout)
         try:

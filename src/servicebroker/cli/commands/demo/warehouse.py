@@ -39,7 +39,7 @@ class Landing:
         self._url, self._table, self._checkpoint = url, table, checkpoint
         self._query: StreamingQuery | None = None
         self._starting = ThreadPoolExecutor(1)
-        self._spark = self._starting.submit(spark_session, "servicebroker demo", held=[lock])
+        self._spark = self._starting.submit(spark_session, "servicebroker demo", inherited=[lock])
 
     @property
     def is_ready(self) -> bool:
