@@ -60,7 +60,7 @@ class Checkpoints:
 
 
 _NO_DUPLICATES = "rows that the tables have are not added twice"
-_PLAIN_DUPLICATES = "plain Parquet files would get their rows again, so check first which messages the queue still holds"
+_PLAIN_DUPLICATES = "plain Parquet files would get rows again: check first which messages the queue still holds"
 
 
 def _open(table_target: Target) -> tuple[Target, Callable[[str], int | None]]:
