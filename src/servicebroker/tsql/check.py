@@ -1,4 +1,4 @@
-"""`servicebroker tsql check`: tells for each statement of a script whether it runs, differs, or is refused."""
+"""`servicebroker tsql check`: reports for each statement of a script whether it runs, differs, or is refused."""
 
 from __future__ import annotations
 

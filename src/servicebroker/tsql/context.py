@@ -50,7 +50,7 @@ _ENSURE_LOCK_TIMEOUT_MS = 1000
 
 
 class SessionVerbs(JoinedTransaction):
-    """The verbs on a session's connection, each alone or inside the transaction of BEGIN TRANSACTION."""
+    """The broker statements (verbs) on a session's connection, in its open transaction or each in its own."""
 
     def __init__(self, database: SessionDatabase, machine: Machine) -> None:
         super().__init__(database, machine.connection)
@@ -67,7 +67,7 @@ class SessionVerbs(JoinedTransaction):
         if isinstance(operation, BeginDialog) and not transactions.dialogs.has_dialogs:
             transactions.release_guard()
         if outcome := transactions.dialogs.run(self.engine, operation):
-            self._note_verb()
+            self._record_verb()
             result: T = outcome[0]
             return result
         return super().run(operation)
@@ -87,11 +87,11 @@ class SessionVerbs(JoinedTransaction):
         return super()._do(steps)
 
     def _is_observed(self) -> bool:
-        """Check whether tracing or events observe conversations, which must see each SEND by itself."""
+        """Return True if tracing or events observe conversations. They must observe each SEND separately."""
         return tracing.is_on() or self.database.instance.events.watches_conversations
 
     def _and_commit(self, steps: Steps[T]) -> Steps[T]:
-        """Run a verb that the session's next statement commits. The COMMIT travels with a SEND of one statement."""
+        """Run a verb before the session's COMMIT. A SEND of one statement and the COMMIT need one round trip."""
         try:
             first = next(steps)
             rows = self._machine.transactions.run_and_commit(first) if first.certain else ()
@@ -102,8 +102,8 @@ class SessionVerbs(JoinedTransaction):
             return result
         return (yield from resumed(first, steps))
 
-    def _note_verb(self) -> None:
-        """Note that the open transaction has run a verb."""
+    def _record_verb(self) -> None:
+        """Record that the open transaction has run a verb."""
         self._machine.context.has_worked = self._machine.transactions.count > 0
 
     def _received(self, queue_id: int, transaction: int) -> None:
@@ -126,7 +126,7 @@ class SessionDatabase(Database):
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Join the open transaction, or begin one of its own."""
+        """Join the open transaction, or begin one."""
         machine = self._machine
         if not machine.transactions.count:
             with super().transaction() as own:
@@ -174,14 +174,14 @@ class _SavedContext(NamedTuple):
 
     Attributes:
         database, principal: the values before EXECUTE AS.
-        place: the database in which EXECUTE AS ran; '' for the clause of a module, which REVERT does not undo.
+        run_in: the database in which EXECUTE AS ran; '' for the clause of a module, which REVERT does not undo.
         no_revert: True for WITH NO REVERT.
         cookie: the value that REVERT WITH COOKIE must give.
     """
 
     database: SessionDatabase
     principal: ActingPrincipal
-    place: str = ""
+    run_in: str = ""
     no_revert: bool = False
     cookie: bytes | None = None
 
@@ -215,11 +215,11 @@ class Context:
         """The verbs in the current database."""
         return self.database.verbs
 
-    # ------------------------------------------------------------ who works
+    # ------------------------------------------------------------ current principal
 
     @property
     def principal(self) -> ActingPrincipal:
-        """The principal that counts in other databases. None is the owner of the connection."""
+        """The principal for permissions in other databases. None is the connection's own role."""
         if self._principal is not None:
             return self._principal
         if self._is_own is None:  # the session may have been opened as another user
@@ -315,8 +315,8 @@ class Context:
     def _ensure(self, name: str) -> None:
         """Create a system database at its first use, outside the open transaction, which may roll back.
 
-        The transaction itself may hold the lock that this needs. So the wait is short, and the database may stay
-        missing.
+        The open transaction may itself hold the lock that this needs. So the wait is short, and after it the database
+        is not created.
         """
         machine = self._machine
         if not machine.transactions.count:
@@ -353,14 +353,14 @@ class Context:
             BrokerError: 15517 or 15406 no such user or login, or no permission to impersonate it; 916 the login has
                 no access to the current database.
         """
-        place = self.database.name
+        run_in = self.database.name
         if kind == "USER":
             user = self.ask(find_impersonated(self.database.user, name))
-            self._work_as(user, user, place, no_revert, cookie)
+            self._work_as(user, user, run_in, no_revert, cookie)
             return
         login = self.ask(find_impersonated_login(self.server_login, name))
         user = self.ask(find_user_of(self.database.database_id, login))
-        self._work_as(user, login, place, no_revert, cookie)
+        self._work_as(user, login, run_in, no_revert, cookie)
 
     def execute_as_caller(self, caller: ExecutionContext) -> None:
         """EXECUTE AS CALLER, inside a module."""
@@ -377,9 +377,14 @@ class Context:
         self._work_as(module_user, module_user)
 
     def _work_as(
-        self, user: User, principal: Login | User, place: str = "", no_revert: bool = False, cookie: bytes | None = None
+        self,
+        user: User,
+        principal: Login | User,
+        run_in: str = "",
+        no_revert: bool = False,
+        cookie: bytes | None = None,
     ) -> None:
-        self._before.append(_SavedContext(self.database, self._principal, place, no_revert, cookie))
+        self._before.append(_SavedContext(self.database, self._principal, run_in, no_revert, cookie))
         self.database, self._principal = SessionDatabase(self._machine, user.database, user), principal
 
     def revert(self, down_to: int, cookie: bytes | None = None) -> None:
@@ -388,10 +393,10 @@ class Context:
         Raises:
             BrokerError: 15199 EXECUTE AS ran in another database, 15196 WITH NO REVERT, 15591 wrong or missing cookie.
         """
-        if self.depth <= down_to or not self._before[-1].place:
+        if self.depth <= down_to or not self._before[-1].run_in:
             return
         saved = self._before[-1]
-        if saved.place.lower() != self.database.name.lower():
+        if saved.run_in.lower() != self.database.name.lower():
             raise BrokerError(15199, "Execute As")
         if saved.no_revert:
             raise BrokerError(15196)
@@ -461,10 +466,10 @@ def _find_user_in(principal: ActingPrincipal, name: str, signers: Sequence[bytes
     if isinstance(principal, User):
         if principal.database_id == database_id:
             return principal
-        is_believed = yield from is_trustworthy(principal.database_id)
-        if signers and not is_believed:
-            is_believed = yield from are_trusted(database_id, name, signers)
-        principal = yield from find_login_of(principal, everywhere=is_believed)
+        is_trusted = yield from is_trustworthy(principal.database_id)
+        if signers and not is_trusted:
+            is_trusted = yield from are_trusted(database_id, name, signers)
+        principal = yield from find_login_of(principal, everywhere=is_trusted)
     user = yield from find_user_of(database_id, principal)
     return user._replace(also=(yield from find_users(database_id, signers))) if signers and not user.is_dbo else user
 

@@ -399,7 +399,7 @@ def _to_identifier(value: object, source: SqlType | None, target: SqlType) -> UU
 
 
 def _offset_text(value: datetime) -> str:
-    """Return the offset of a datetimeoffset as text behind a blank, '' for a value without one."""
+    """Return the offset of a datetimeoffset as text after a blank, '' for a value without one."""
     minutes = offset_minutes(value)
     if minutes is None:
         return ""

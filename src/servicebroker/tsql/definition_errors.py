@@ -323,7 +323,7 @@ def find_definition_error(
 
 
 def follow(cause: TsqlError, number: int = 1750, subject: str = "") -> TsqlError:
-    """Return the error that SQL Server raises behind `cause`. CATCH handles only this one."""
+    """Return the error that SQL Server raises after `cause`. CATCH handles only this one."""
     error = TsqlError(number, _FOLLOW_UPS[number].format(subject), state=0)
     error.cause = cause
     return error

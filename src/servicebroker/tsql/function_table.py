@@ -1,7 +1,7 @@
-"""The built-in functions of T-SQL: arguments, result type, PostgreSQL's text and description of each.
+"""The built-in functions of T-SQL: for each, its arguments, result type, PostgreSQL expression and description.
 
-`functions.tsv` is the table. The query parser, the translation, result types, `tsql check` and
-docs/reference/t-sql-functions.md all come from it.
+The table is `functions.tsv`. The query parser, the translation, result types, `tsql check` and
+docs/reference/t-sql-functions.md are derived from it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from servicebroker.tsql.types import SqlType, parse_type
 
 # the conversion of an argument: "value" only requires a type, "any" converts nothing
 _LETTERS = {"string": "s", "number": "n", "integer": "i", "date": "d", "bytes": "b", "value": "x", "any": "a"}
-_UNLIMITED_ARGUMENTS = 1000  # more than any call has
+_UNLIMITED_ARGUMENTS = 1000  # maximum of a function without a limit
 FIRST = "first"  # marks a result with the type of the first argument
 
 
 class Function(NamedTuple):
     """One overload of a function.
 
-    `text` is PostgreSQL's text with {0}, {1}, ... and {all} for the arguments, or one of four markers: `session` (a
-    value of the session), `code` (a writer registered in `SPECIAL`), `syntax` (a construct of the grammar), `refused`.
-    The `description` of a refused function is the replacement. `letters` has one of `_LETTERS` for each argument. The
-    last letter repeats if the number of arguments is unlimited.
+    Attributes:
+        text: the PostgreSQL expression, with {0}, {1}, ... and {all} for the arguments; or one of four markers:
+            `session` (a session value), `code` (a Python function in `SPECIAL` of `translation/values/functions.py`),
+            `syntax` (a construct of the grammar), `refused`.
+        description: for a refused function, the replacement.
     """
 
     name: str
@@ -37,7 +38,10 @@ class Function(NamedTuple):
 
     @property
     def letters(self) -> str:
-        """The conversion of each argument of a plain function, as letters."""
+        """The conversion of each argument of a plain function, as one of `_LETTERS`.
+
+        If the number of arguments is unlimited, the last letter is that of all further arguments.
+        """
         return "".join(_LETTERS[argument.strip(" [].")] for argument in self.arguments.split(",") if argument)
 
     @property
@@ -60,6 +64,7 @@ class Function(NamedTuple):
         return _parse_result_type(self.returns)
 
 
+# results whose type depends on arguments or on the code that writes the function
 _DEPENDENT_TYPES = frozenset(
     {"", FIRST, "second", "third", "alike", "as named", "as its order", "as SQL Server's", "table", "condition"}
     | {"int or bigint", "datetimeoffset(n)"}

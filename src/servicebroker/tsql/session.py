@@ -146,7 +146,7 @@ class Session:
     ) -> None:
         """Run a script batch by batch, and pass all output to the listener.
 
-        The script goes on after a failed batch, unless `should_stop_after` returns True for the last line of the batch.
+        It continues after a failed batch, unless `should_stop_after` returns True for the batch's last line.
         """
         try:
             for batch in _batches(script):
@@ -280,5 +280,5 @@ def statements_of(batch: Batch, parameters: frozenset[str]) -> tuple[Statement, 
 
 
 def _parameter_type(value: object) -> SqlType:
-    """Return the type of a parameter that comes from Python."""
+    """Return the T-SQL type of a parameter value from Python."""
     return infer_type(value) or NVARCHAR

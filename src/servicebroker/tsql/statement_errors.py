@@ -1,4 +1,4 @@
-"""Errors and messages of T-SQL statements: number, level, text and place."""
+"""Errors and messages of T-SQL statements: number, level, text, line and procedure."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def syntax_error(near: str, line: int) -> TsqlError:
 
 
 def condition_expected(near: str = "") -> TsqlError:
-    """Build error 4145: a value stands in place of a condition."""
+    """Build error 4145: a value was written where a condition is required."""
     text = "An expression of non-boolean type specified in a context where a condition is expected"
     return TsqlError(4145, f"{text}, near '{near[-20:]}'." if near else f"{text}.", severity=15)
 

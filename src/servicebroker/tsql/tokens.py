@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-# the operator behind each compound assignment
+# the operator of each compound assignment
 COMPOUND_OPERATORS = {"+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
 _BLANK = re.compile(r"(?:[\s\ufeff]++|--[^\n]*+)*+")
 _COMMENT_SIGN = re.compile(r"/\*|\*/")
@@ -55,12 +55,12 @@ class Tokens(NamedTuple):
 
 
 def find_closing(words: Sequence[str], opening: int) -> int | None:
-    """Return the index of the parenthesis that closes the one at `opening`, or None if it stays open."""
+    """Return the index of the closing parenthesis for the parenthesis at `opening`; None if there is none."""
     depth = 0
-    for place in range(opening, len(words)):
-        depth += {"(": 1, ")": -1}.get(words[place], 0)
+    for index in range(opening, len(words)):
+        depth += {"(": 1, ")": -1}.get(words[index], 0)
         if depth == 0:
-            return place
+            return index
     return None
 
 
@@ -72,19 +72,19 @@ class Batch(NamedTuple):
 
 
 def batches(source: str) -> Iterator[Batch]:
-    """Yield the batches of a script one by one, so that an unreadable batch does not stop those before it.
+    """Yield the batches of a script one by one, so that batches before an unreadable one can run.
 
     Raises:
         TsqlError: 105 a string or name without its end, 113 a comment without its end, 102 a character outside the
             language.
     """
     lines = [match.start() for match in re.finditer("\n", source)]
-    place = 0
-    while place < len(source) or place == 0:
-        tokens, place, times = _read_batch(source, lines, place)
+    offset = 0
+    while offset < len(source) or offset == 0:
+        tokens, offset, times = _read_batch(source, lines, offset)
         if len(tokens.words) > 1:
             yield Batch(tokens, times)
-        if place >= len(source):
+        if offset >= len(source):
             return
 
 
@@ -101,20 +101,20 @@ def tokenize(source: str) -> Tokens:
 _GO = re.compile(r"[ \t]*+([0-9]{1,9}+)?+[ \t]*+;?+[ \t]*+(?:--[^\n]*+)?+\r?+(?:\n|\Z)")
 
 
-def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = True) -> tuple[Tokens, int, int]:
-    """Read tokens from `place` up to GO or the end. Return them, the start of the next batch, and the repeat count."""
+def _read_batch(source: str, lines: list[int], offset: int, *, separate: bool = True) -> tuple[Tokens, int, int]:
+    """Read tokens from `offset` up to GO or the end. Return them, the start of the next batch, and the repeat count."""
     words: list[str] = []
     kinds: list[int] = []
     starts: list[int] = []
     ends: list[int] = []
     match = _TOKEN.match
     length = len(source)
-    batch_start = place
+    batch_start = offset
     times = 1
     while True:
-        token = match(source, place)
+        token = match(source, offset)
         if token is None:
-            raise _lexical_error(source, lines, place)
+            raise _lexical_error(source, lines, offset)
         group = token.lastgroup
         start, end = token.span(token.lastindex)  # type: ignore[arg-type] # each alternative of the pattern is named
         if group == "w":
@@ -123,7 +123,7 @@ def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = T
                 separator = _GO.match(source, end)
                 if separator:
                     times = int(separator[1] or 1)
-                    place = separator.end()
+                    offset = separator.end()
                     break
             kinds.append(WORD)
             words.append(word)
@@ -131,10 +131,10 @@ def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = T
             kinds.append(SIGN)
             words.append(source[start:end])
         elif group == "comment":
-            place = _comment_end(source, lines, start)
+            offset = _comment_end(source, lines, start)
             continue
         elif group == "end":
-            place = length
+            offset = length
             break
         else:
             kind, word = _LITERAL_KINDS[group]  # type: ignore[index]
@@ -142,45 +142,45 @@ def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = T
             words.append(word)
         starts.append(start)
         ends.append(end)
-        place = end
+        offset = end
     words.append("")
     kinds.append(END)
-    starts.append(min(place, length))
-    ends.append(min(place, length))
-    return Tokens(source, words, kinds, starts, ends, lines), place, times
+    starts.append(min(offset, length))
+    ends.append(min(offset, length))
+    return Tokens(source, words, kinds, starts, ends, lines), offset, times
 
 
-def _is_first_on_line(source: str, place: int, batch_start: int) -> bool:
-    """Check that only blanks precede `place` on its line, which GO requires."""
-    before = source[max(source.rfind("\n", 0, place) + 1, batch_start) : place]
+def _is_first_on_line(source: str, offset: int, batch_start: int) -> bool:
+    """Check that only blanks precede `offset` on its line, which GO requires."""
+    before = source[max(source.rfind("\n", 0, offset) + 1, batch_start) : offset]
     return not before.strip(" \t\r\ufeff")
 
 
-def _comment_end(source: str, lines: list[int], place: int) -> int:
-    """Return the index behind a comment. Comments nest."""
-    depth, at = 1, place + 2
+def _comment_end(source: str, lines: list[int], offset: int) -> int:
+    """Return the index after a comment. Comments nest."""
+    depth, position = 1, offset + 2
     while depth:
-        sign = _COMMENT_SIGN.search(source, at)
+        sign = _COMMENT_SIGN.search(source, position)
         if sign is None:
-            line = bisect_right(lines, place) + 1
+            line = bisect_right(lines, offset) + 1
             raise TsqlError(113, "Missing end comment mark '*/'.", severity=15, line=line)
         depth += 1 if sign.group() == "/*" else -1
-        at = sign.end()
-    return at
+        position = sign.end()
+    return position
 
 
-def _lexical_error(source: str, lines: list[int], place: int) -> TsqlError:
-    """Build the error for text at `place` that starts no token."""
-    blank = _BLANK.match(source, place)
-    place = blank.end() if blank else place
-    line = bisect_right(lines, place) + 1
-    if source[place : place + 2].upper() == "N'":
-        place += 1
-    if source[place] in "'\"[":
-        excerpt = source[place + 1 : place + 31].split("\n")[0]
+def _lexical_error(source: str, lines: list[int], offset: int) -> TsqlError:
+    """Build the error for text at `offset` that starts no token."""
+    blank = _BLANK.match(source, offset)
+    offset = blank.end() if blank else offset
+    line = bisect_right(lines, offset) + 1
+    if source[offset : offset + 2].upper() == "N'":
+        offset += 1
+    if source[offset] in "'\"[":
+        excerpt = source[offset + 1 : offset + 31].split("\n")[0]
         text = f"Unclosed quotation mark after the character string '{excerpt}'."
         return TsqlError(105, text, severity=15, line=line)
-    return TsqlError(102, f"Incorrect syntax near '{source[place]}'.", severity=15, line=line)
+    return TsqlError(102, f"Incorrect syntax near '{source[offset]}'.", severity=15, line=line)
 
 
 def unquote(text: str) -> str:

@@ -10,10 +10,10 @@ in Python if `simple_expressions.py` can, and asks PostgreSQL otherwise.
 
 **The rules.**
 
-* A relational statement inside a transaction runs behind a savepoint, so that its failure undoes nothing else
-  (`transactions.py`). A broker verb needs none, because a refused verb has changed nothing.
+* A relational statement inside a transaction runs after a savepoint, so that its failure undoes nothing else
+  (`transactions.py`). A broker statement (a "verb", such as SEND) needs none: if it is refused, it has changed nothing.
 * Errors of PostgreSQL and of the broker become a `TsqlError` in `Machine.step`, with line and procedure.
-* The caller of a procedure or a text leaves frames and EXECUTE AS as it found them: `Machine.enter_frame`, `unwind`.
+* After a procedure or dynamic SQL, the caller's frames and EXECUTE AS are restored: `Machine.enter_frame`, `unwind`.
 * `simple_expressions.py` and the translation to SQL give the same value for the same expression.
 * `tsql/session.py` imports every file with `@runs`, because only an imported function is registered.
 

@@ -24,7 +24,7 @@ class Signal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A list of statements was left for the label of a GOTO."""
+    """A GOTO left a list of statements for this label."""
 
     label: str
 
@@ -34,23 +34,23 @@ ExitReason = Signal | Jump
 
 @dataclass(slots=True)
 class CallFrame:
-    """The variables and tables of a batch, a procedure, a trigger or a text. Names are in lower case with their @ or #.
+    """The variables and tables of a batch, procedure, trigger or dynamic SQL. Names are in lower case, with @ or #.
 
     Attributes:
         procedure: the name of the running procedure, "" in a batch.
         object_id: the object_id of the procedure, @@PROCID.
         types, values: the types and values of the variables.
-        tables: the quoted PostgreSQL names of table variables and of temporary tables made here.
-        table_definitions: the column lists of the table variables made here, as they were written.
+        tables: the quoted PostgreSQL names of the frame's table variables and temporary tables.
+        table_definitions: the column lists of the frame's table variables, as written.
         return_code: the value of RETURN.
         updated_columns: in a trigger, the columns that the statement has set, in lower case; None for all columns.
-        is_instead_of_trigger, is_after_trigger: the kind of the trigger that runs here.
+        is_instead_of_trigger, is_after_trigger: the kind of trigger, if the frame is that of a trigger.
         table_type_ids: the type_id of the table type of each table variable that has one.
-        caller_tables: the table-valued parameters that are tables of the caller, which the procedure may only read.
-        is_module: True for a procedure or a trigger, whose statements work with dbo's rights; False for a text.
+        caller_tables: table-valued parameters. They are tables of the caller, and read-only.
+        is_module: True for a procedure or trigger, which has dbo's rights; False for a batch or dynamic SQL.
         caller: the database and principal before the module's EXECUTE AS.
-        signers: the thumbprints of the certificates that signed the module. A text has those of its module.
-        impersonation_depth: the number of open EXECUTE AS at the start, the module's own included. REVERT keeps these.
+        signers: the thumbprints of the certificates that signed the module. Dynamic SQL has those of its module.
+        impersonation_depth: the number of EXECUTE AS in effect at the start, which REVERT does not undo.
     """
 
     procedure: str = ""
@@ -71,7 +71,7 @@ class CallFrame:
     impersonation_depth: int = 0
 
     def is_updated(self, column: str) -> bool:
-        """Return UPDATE(column) of a trigger."""
+        """Return the value of UPDATE(column) in a trigger."""
         return self.updated_columns is None or column in self.updated_columns
 
     def declare(self, name: str, kind: SqlType) -> None:

@@ -1,4 +1,4 @@
-"""EXEC of procedures, texts and system procedures, and INSERT ... EXEC."""
+"""Runs EXEC of procedures, dynamic SQL and system procedures, and INSERT ... EXEC."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def system_procedure(name: str) -> Callable[[SystemProcedure], SystemProcedure]:
 def _execute(machine: Machine, statement: Execute) -> None:
     """Run EXEC of a procedure.
 
-    A name that is a system procedure wins over a synonym and over a procedure of that name.
+    A system procedure takes precedence over a synonym or a procedure with the same name.
     """
     name = _procedure_name(machine, statement.procedure)
     if statement.returned is not None:
@@ -70,7 +70,7 @@ def _execute(machine: Machine, statement: Execute) -> None:
             return
         raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)
     database, module = procedure
-    # ownership chaining: dbo owns all modules, so that one may call another of its database without a permission
+    # ownership chaining: dbo owns all modules, so a module needs no permission to call another one of its database
     is_owned_by_dbo = machine.frame.is_module and database is machine.context.database
     if not (is_owned_by_dbo or module.is_temporary):
         machine.authorize(Use("EXECUTE", name.schema or "dbo", name.object), database=database)
@@ -78,7 +78,7 @@ def _execute(machine: Machine, statement: Execute) -> None:
 
 
 def _execute_function(machine: Machine, statement: Execute, name: Name) -> bool:
-    """Run EXEC @result = function; omitted parameters have their defaults. Return False without such a function."""
+    """Run EXEC @result = function, with defaults for omitted parameters. Return False if there is no such function."""
     function = find_function(machine, name)
     if function is None:
         return False
@@ -87,11 +87,11 @@ def _execute_function(machine: Machine, statement: Execute, name: Name) -> bool:
     for position, argument in enumerate(statement.arguments):
         if not argument.name and position >= len(names):
             raise TsqlError(8144, f"Procedure or function {name} has too many arguments specified.", state=2)
-        written = argument.name or names[position]
-        if written not in names:
-            raise TsqlError(8145, f"{written} is not a parameter for procedure {name}.")
+        parameter_name = argument.name or names[position]
+        if parameter_name not in names:
+            raise TsqlError(8145, f"{parameter_name} is not a parameter for procedure {name}.")
         if argument.value is not None:
-            values[written] = evaluate_operand(machine, argument.value)
+            values[parameter_name] = evaluate_operand(machine, argument.value)
     for variable, value in values.items():
         frame.declare(variable, value.type or NVARCHAR)
         frame.assign(variable, value.value, value.type)
@@ -101,10 +101,10 @@ def _execute_function(machine: Machine, statement: Execute, name: Name) -> bool:
                 201, f"Procedure or function '{name}' expects parameter '{parameter.name}', which was not supplied.",
                 state=4,
             )  # fmt: skip
-    listed = ", ".join(each if each in values else "DEFAULT" for each in names)
-    called = bracketed(*(name.parts if name.schema else ("dbo", name.object)))
+    argument_list = ", ".join(parameter if parameter in values else "DEFAULT" for parameter in names)
+    function_name = bracketed(*(name.parts if name.schema else ("dbo", name.object)))
     with machine.enter_frame(frame, machine.context.database):
-        result = machine.queries.evaluate_scalar(f"{called}({listed})")
+        result = machine.queries.evaluate_scalar(f"{function_name}({argument_list})")
     if statement.returned is not None:
         machine.frame.assign(statement.returned, result.value, result.type)
     machine.record_success(0)
@@ -129,7 +129,7 @@ def _execute_system(machine: Machine, statement: Execute, name: Name) -> None:
 
 
 def _procedure_name(machine: Machine, procedure: Name | Variable) -> Name:
-    """Return the name of the procedure to call. A variable holds the name as text."""
+    """Return the name of the procedure to call. If it is a variable, parse its value as a name."""
     if isinstance(procedure, Name):
         return procedure
     text = str(machine.frame.value_of(procedure.name) or "")
@@ -147,9 +147,9 @@ def call_procedure(
     arguments: Sequence[Argument] = (),
     return_variable: str | None = None,
 ) -> None:
-    """Run a procedure in its database and as the user of its EXECUTE AS.
+    """Run a procedure, in its database and as the user of its EXECUTE AS.
 
-    Then assign OUTPUT parameters and return code.
+    Then assign the OUTPUT parameters and the return code to the caller's variables.
     """
     check_nesting(machine)
     frame = CallFrame(module.name, module.object_id, is_module=not module.is_temporary, signers=module.signers)
@@ -164,9 +164,9 @@ def call_procedure(
 
 
 def _run_body(machine: Machine, body: Sequence[Statement]) -> None:
-    """Run the statements of a procedure or text, and restore the SET options afterwards.
+    """Run the statements of a procedure or dynamic SQL, and restore the SET options afterwards.
 
-    Outside of TRY, emit error 266 if the count of open transactions has changed. An implicit BEGIN is no change.
+    Outside of TRY, emit error 266 if @@TRANCOUNT has changed. An implicit BEGIN does not count as a change.
     """
     before = machine.transactions.count
     saved_nocount, saved_xact_abort, saved_isolation = machine.nocount, machine.xact_abort, machine.isolation
@@ -175,7 +175,7 @@ def _run_body(machine: Machine, body: Sequence[Statement]) -> None:
     try:
         machine.run(body)
     except ScopeAborted:
-        pass  # a missing name ends the procedure, and its caller goes on
+        pass  # a missing name ends the procedure, and its caller continues
     finally:
         machine.nocount, machine.xact_abort, machine.isolation = saved_nocount, saved_xact_abort, saved_isolation
         machine.row_limit, machine.is_implicit, machine.is_noexec = saved_row_limit, saved_is_implicit, saved_is_noexec
@@ -194,9 +194,9 @@ def _run_body(machine: Machine, body: Sequence[Statement]) -> None:
 def _bind_parameters(
     machine: Machine, frame: CallFrame, module: Module, arguments: Sequence[Argument], database: SessionDatabase
 ) -> dict[str, str]:
-    """Assign the arguments to the parameters. Return the caller's variable for each OUTPUT parameter.
+    """Assign the arguments to the parameters. Return the caller's variable for each OUTPUT parameter, by parameter.
 
-    Arguments are evaluated in the caller's frame, types and defaults in the module's `database`.
+    Arguments are evaluated in the caller's frame, but types and defaults in the module's `database`.
     """
     parameters = {parameter.name: parameter for parameter in module.procedure.parameters}
     names = list(parameters)
@@ -243,7 +243,7 @@ _CONVERSION_ERRORS = frozenset({235, 241, 242, 244, 245, 248, 293, 8114, 8115, 8
 
 
 def _parameter_error(error: TsqlError, value: Value, target: SqlType) -> TsqlError:
-    """Return the error for a string that cannot be converted to the parameter's type: 8114, whatever the type is."""
+    """Return error 8114 if a string could not be converted to the parameter's type; otherwise `error`."""
     if error.number not in _CONVERSION_ERRORS or value.type is None or value.type.name not in STRINGS:
         return error
     return TsqlError(8114, f"Error converting data type {value.type.name} to {target.name}.")
@@ -263,7 +263,7 @@ def _argument_value(machine: Machine, module: Module, parameter: Parameter, valu
 
 
 def bind_arguments(machine: Machine, statement: Execute, names: Sequence[str], required: int = 0) -> dict[str, Value]:
-    """Return the arguments of a system procedure by parameter name in lower case. Omitted arguments are missing.
+    """Return the arguments of a system procedure by parameter name, in lower case. Omitted parameters have no entry.
 
     Raises:
         TsqlError: 201 one of the first `required` is missing, 8144 there are too many, 8145 a name is unknown.
@@ -285,12 +285,12 @@ def bind_arguments(machine: Machine, statement: Execute, names: Sequence[str], r
     return values
 
 
-# ---------------------------------------------------------------- text
+# ---------------------------------------------------------------- dynamic SQL
 
 
 @runs(ExecuteText)
 def _execute_text(machine: Machine, statement: ExecuteText) -> None:
-    """Run EXEC ('text'), with AS USER or AS LOGIN if the statement has it."""
+    """Run EXEC ('dynamic SQL'), with AS USER or AS LOGIN if the statement has it."""
     value, _ = evaluate(machine, statement.text)
     impersonate = None
     if statement.user is not None:
@@ -302,10 +302,10 @@ def _execute_text(machine: Machine, statement: ExecuteText) -> None:
 
 
 def run_text(machine: Machine, script: str, frame: CallFrame, impersonate: Callable[[], None] | None = None) -> None:
-    """Run the statements of a text with its own variables. The caller's temporary tables stay visible.
+    """Run dynamic SQL with its own variables. The caller's temporary tables stay visible.
 
-    If the text cannot be parsed, its error is emitted and the caller goes on, whatever XACT_ABORT is. The error is
-    raised inside TRY, and if the text contains something unsupported.
+    If it cannot be parsed, the error is emitted and the caller continues, even under XACT_ABORT. Inside TRY, or if the
+    SQL contains something unsupported, the error is raised.
     """
     check_nesting(machine)
     try:
@@ -323,7 +323,7 @@ def run_text(machine: Machine, script: str, frame: CallFrame, impersonate: Calla
 
 @system_procedure("sp_executesql")
 def _sp_executesql(machine: Machine, statement: Execute) -> int:
-    """Run a text with parameters. The return code is @@ERROR of the last statement, or the error of the parser."""
+    """Run dynamic SQL with parameters. The return code is the final @@ERROR, or the error number of the parser."""
     arguments = list(statement.arguments)
     if not arguments:
         raise TsqlError(
@@ -356,7 +356,7 @@ def _sp_executesql(machine: Machine, statement: Execute) -> int:
 
 
 def _parse_parameter_list(text: str) -> Procedure:
-    """Parse the parameter list of sp_executesql as that of a procedure."""
+    """Parse the parameter list of sp_executesql, as the parameters of a procedure."""
     (procedure,) = parse_text(f"CREATE PROCEDURE sp_executesql {text} AS RETURN")
     assert isinstance(procedure, Procedure)
     return procedure
@@ -367,18 +367,18 @@ def _parse_parameter_list(text: str) -> Procedure:
 
 @runs(InsertExecute)
 def _insert_execute(machine: Machine, statement: InsertExecute) -> None:
-    """Insert the result sets of a procedure into a table. On an error the procedure's own changes are undone too."""
+    """Insert the result sets of a procedure into a table. An error also undoes the changes that the procedure made."""
     result_sets: list[ResultSet] = []
     listener = machine.listener
 
-    def keep(output: ScriptOutput) -> None:
+    def collect(output: ScriptOutput) -> None:
         if isinstance(output, ResultSet):
             result_sets.append(output)
         elif not isinstance(output, RowCount):
             listener(output)
 
     with machine.atomic():
-        machine.listener = keep
+        machine.listener = collect
         try:
             with machine.transactions.hold_open():
                 RUNNERS[type(statement.source)](machine, statement.source)

@@ -55,7 +55,7 @@ class CatalogCache(Mapping[str, T]):
         return 0
 
     def _is_shared(self, name: str) -> bool:
-        """Return True if a name means the same object in all sessions."""
+        """Return True if a name refers to the same object in all sessions."""
         return True
 
     def __getitem__(self, name: str) -> T:
@@ -126,7 +126,7 @@ class UserFunctions(CatalogCache[UserFunction]):
     """The user-defined functions, by quoted PostgreSQL name. The comment of the function holds its signature.
 
     Attributes:
-        has_called_any: True if the session has named a user-defined function, which may ask who works.
+        has_called_any: True if the session has used a user-defined function, which may read the current user.
     """
 
     has_called_any = False

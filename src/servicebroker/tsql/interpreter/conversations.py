@@ -1,4 +1,4 @@
-"""The conversation verbs but RECEIVE: evaluates the clauses, makes the operation and runs it."""
+"""Runs the conversation statements except RECEIVE: evaluates the clauses, builds the operation and runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation of expressions and operands: in Python where `simple_expressions` can, else in PostgreSQL."""
+"""Evaluates expressions and operands: in Python if `simple_expressions.py` can, otherwise in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def evaluate(machine: Machine, expression: Expression) -> Value:
 
 
 def evaluate_condition(machine: Machine, expression: Expression) -> bool:
-    """Return True if a condition holds. An unknown condition does not hold.
+    """Return True if a condition is true, False if it is false or unknown.
 
     Raises:
         TsqlError: 4145 the expression is no condition.
@@ -50,7 +50,7 @@ def evaluate_condition(machine: Machine, expression: Expression) -> bool:
 
 
 def evaluate_untyped(machine: Machine, operand: Operand | None) -> object:
-    """Return the value of an operand. A name stands for itself."""
+    """Return the value of an operand. The value of a name is the name as a string."""
     match operand:
         case None:
             return None
@@ -65,7 +65,7 @@ def evaluate_untyped(machine: Machine, operand: Operand | None) -> object:
 
 
 def evaluate_operand(machine: Machine, operand: Operand) -> Value:
-    """Return the value of an operand, with its type. A name stands for itself."""
+    """Return the value of an operand, with its type. The value of a name is the name as a string."""
     match operand:
         case Variable(name) if name in GLOBALS:
             return evaluate(machine, Expression(name, 0))
@@ -82,7 +82,7 @@ def evaluate_operand(machine: Machine, operand: Operand) -> Value:
 
 
 def infer_type(value: object) -> SqlType | None:
-    """Return the T-SQL type of a Python value: of a constant, a parameter or a row. None for NULL."""
+    """Return the T-SQL type of a Python value, of a constant, a parameter or a row; None for NULL."""
     from servicebroker.tsql import types
 
     match value:

@@ -1,4 +1,4 @@
-"""EXECUTE AS of a module: the user that its statements work as."""
+"""EXECUTE AS of a module: the user with whose rights its statements run."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def module_user(execute_as: str | None, creator: str) -> str | None:
 
 
 def impersonation(machine: Machine, user: str | None) -> Callable[[], None] | None:
-    """Return the function that switches to a module's user, None if the module works as its caller."""
+    """Return a function that switches to a module's user; None if the module runs as its caller."""
     return None if user is None else functools.partial(machine.context.work_as, user)

@@ -37,9 +37,9 @@ _BEGINNING_STATEMENTS = (
 
 
 def begin_implicitly(machine: Machine, statement: Statement) -> None:
-    """Begin a transaction before a statement of a beginning kind, unless one is open.
+    """Under IMPLICIT_TRANSACTIONS, begin a transaction before a statement of a kind that does so, unless one is open.
 
-    BEGIN TRANSACTION behind it counts as a second one, as in SQL Server.
+    A BEGIN TRANSACTION that follows is a second, nested one, as in SQL Server.
     """
     if _should_begin(statement):
         _begin_transaction(machine)

@@ -1,4 +1,4 @@
-"""The machine that runs statements: dispatch, handling of errors, and what a failed statement ends."""
+"""The machine runs the statements of a session: it dispatches them, handles errors, and decides what an error ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Runner = Callable[["Machine", Any], ExitReason | None]
 RUNNERS: dict[type[Statement], Runner] = {}
 
 MAX_NESTING_LEVEL = 32
-_XML_ERRORS = (6335, 6359, 6365, *range(9400, 9481))  # text that is no xml
+_XML_ERRORS = (6335, 6359, 6365, *range(9400, 9481))  # text that is not well-formed XML
 # errors that end the batch and roll its transaction back: failed conversions, deadlocks, work in a doomed transaction
 _BATCH_ABORTING_ERRORS = frozenset({241, 242, 244, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, *_XML_ERRORS})
 # errors of syntax and of missing names: they end the procedure or dynamic SQL, and its caller goes on
@@ -74,24 +74,22 @@ select $2 where exists (select from servicebroker.databases d where lower(d.name
 
 
 class AppLock(NamedTuple):
-    """A lock of sp_getapplock that a session holds."""
+    """An application lock that the session has taken with sp_getapplock."""
 
     key: str
     is_shared: bool
 
 
 class BatchAborted(Exception):
-    """The rest of the batch is skipped. The error was already sent to the listener."""
+    """Skip the rest of the batch. The error was already sent to the listener."""
 
 
 class ScopeAborted(Exception):
-    """The rest of the called procedure or dynamic SQL is skipped. Its caller goes on."""
+    """Skip the rest of the called procedure or dynamic SQL. Its caller continues."""
 
 
 class CallAborted(Exception):
-    """A call returned a result that the EXEC around it refuses.
-
-    The call ends there, and no CATCH block inside handles it.
+    """End a call whose result set the enclosing EXEC ... WITH RESULT SETS refuses. No CATCH block in the call runs.
 
     Attributes:
         listener: the listener of that EXEC, by which it recognizes its own exception.
@@ -125,7 +123,7 @@ class Machine:
         frames: one for the batch and one for each open call, the innermost last.
         frame: the innermost frame.
         rowcount, error_number, identity: @@ROWCOUNT, @@ERROR, @@IDENTITY.
-        scope_identity: SCOPE_IDENTITY(). A called module or text leaves the caller's value unchanged.
+        scope_identity: SCOPE_IDENTITY(). A called module or dynamic SQL leaves the caller's value unchanged.
         caught_errors: the errors of the CATCH blocks that are running, the innermost last.
         try_depth: the number of open TRY blocks.
         isolation: the level of SET TRANSACTION ISOLATION LEVEL.
@@ -137,9 +135,9 @@ class Machine:
         dates: the settings of SET DATEFORMAT, DATEFIRST and LANGUAGE.
         is_implicit: SET IMPLICIT_TRANSACTIONS is ON.
         is_noexec: SET NOEXEC is ON. Every statement but SET NOEXEC is skipped.
-        app_locks: the session's locks of sp_getapplock, the last one last.
+        app_locks: the session's locks of sp_getapplock, in the order taken.
         result_sets_depth: the number of open EXEC ... WITH RESULT SETS, each of which may refuse a result set.
-        next_statement: the statement that follows if the current one succeeds; None if that is not known.
+        next_statement: the statement that runs after the current one succeeds; None if unknown.
     """
 
     def __init__(self, instance: Instance, connection: DirectConnection, listener: Listener) -> None:
@@ -179,21 +177,21 @@ class Machine:
 
     @property
     def database(self) -> Any:
-        """Return the current database, as the current principal."""
+        """The current database, with the rights of the current principal."""
         return self.context.database
 
     @property
     def login(self) -> str:
-        """Return the login that the session works as."""
+        """The current login of the session."""
         return self.context.login
 
     @property
     def spid(self) -> int:
-        """Return @@SPID."""
+        """The value of @@SPID."""
         return session_number(self)
 
     def set_dates(self, dates: DateSettings) -> None:
-        """Change the settings of dates for this session's conversions, here and in PostgreSQL."""
+        """Change the date settings for this session's conversions, in Python and in PostgreSQL."""
         self.dates = dates
         DATE_ORDER.set(dates.order)
 
@@ -209,11 +207,9 @@ class Machine:
             self.emit(RowCount(self.rowcount))
 
     def run(self, statements: Sequence[Statement], successor: Statement | None = None) -> ExitReason | None:
-        """Run statements in order until one of them leaves the list, and return the reason.
+        """Run statements in order. Return the reason if a statement leaves the list early, None at its end.
 
-        GOTO continues at its label.
-
-        `successor` is the statement that runs after the whole list has succeeded.
+        GOTO continues at its label. `successor` is the statement that runs after the whole list has succeeded.
         """
         position = 0
         while position < len(statements):
@@ -235,7 +231,7 @@ class Machine:
         return None
 
     def step(self, statement: Statement) -> ExitReason | None:
-        """Run one statement. An error is emitted here, or raised if a TRY block is open."""
+        """Run one statement. An error is sent to the listener, or raised if a TRY block is open."""
         try:
             if self.is_noexec and not (isinstance(statement, SetOption) and "NOEXEC" in statement.options):
                 return None
@@ -250,7 +246,9 @@ class Machine:
             self._failed(from_broker(error), statement)
         except psycopg.Error as error:
             self._failed(from_postgres(error, getattr(statement, "text", "")), statement)
-        except InstanceError as error:  # a verb failed: report the server's error, unless the transaction is lost
+        except (
+            InstanceError
+        ) as error:  # a broker statement failed: report the server's error, unless the transaction is lost
             if not isinstance(error.__cause__, psycopg.Error) or affects_transaction(error.__cause__):
                 raise
             self._failed(from_postgres(error.__cause__), statement)
@@ -259,14 +257,15 @@ class Machine:
         return None
 
     def _failed(self, error: TsqlError, statement: Statement) -> None:
-        """Decide what an error ends. Inside TRY it is raised, and may doom the transaction.
+        """Decide what an error ends. Inside TRY, the error is raised, and may doom the transaction.
 
-        Outside of TRY the error is emitted. Then it rolls back and ends the batch, ends the procedure or text, or
-        neither.
+        Outside of TRY, the error is sent to the listener. Depending on the error, the batch ends with a rollback, the
+        procedure or dynamic SQL ends, or the next statement runs.
 
         Raises:
-            TsqlError: the error, inside TRY.
-            BatchAborted, ScopeAborted: what the error ends, outside of TRY.
+            TsqlError: inside TRY, the error.
+            BatchAborted: outside of TRY, the error ends the batch.
+            ScopeAborted: outside of TRY, the error ends the procedure or dynamic SQL.
         """
         error.at(statement.line, self.frame.procedure)
         self.rowcount = 0
@@ -278,7 +277,7 @@ class Machine:
             is_lost or error.undoes or (self.xact_abort and obeys_xact_abort) or error.number in _BATCH_ABORTING_ERRORS
         )
         if self.try_depth:
-            # under XACT_ABORT a trigger's TRY saves nothing, not even after RAISERROR
+            # in a trigger under XACT_ABORT, every error dooms the transaction, also RAISERROR inside TRY
             is_doomed = aborts_batch or (self.trigger_level > 0 and self.xact_abort)
             if is_doomed and self.transactions.count:
                 self.transactions.is_doomed = True
@@ -298,9 +297,9 @@ class Machine:
     def enter_frame(
         self, frame: CallFrame, database: SessionDatabase, impersonate: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Run the block inside a procedure or a text, with its frame and in its database.
+        """Run the `with` block as the body of a procedure or dynamic SQL, with its frame and in its database.
 
-        `impersonate` switches to the user of its EXECUTE AS. None keeps the caller.
+        `impersonate` switches to the user of its EXECUTE AS; None keeps the caller.
         """
         frame_depth, caller_database, impersonation_depth = len(self.frames), self.context.database, self.context.depth
         caller_scope_identity, self.scope_identity = self.scope_identity, None
@@ -320,9 +319,9 @@ class Machine:
 
     @contextmanager
     def transaction_scope(self) -> Iterator[None]:
-        """Run the block in the open transaction, or in one of its own.
+        """Run the `with` block in the open transaction. Without one, begin a transaction for the block.
 
-        The transaction of its own commits at the end, and rolls back on an error.
+        A transaction for the block commits at its end, or rolls back on an error.
         """
         is_own = self.transactions.count == 0
         if is_own:
@@ -338,12 +337,12 @@ class Machine:
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
-        """Run several statements as one. On an error all of them are undone, and nothing before them."""
+        """Run the `with` block atomically: an error undoes its statements, but nothing before them."""
         with self.transaction_scope(), self.transactions.savepoint():
             yield
 
     def unwind(self, frame_depth: int, impersonation_depth: int) -> None:
-        """Leave the frames and revert the EXECUTE AS above these depths, as after an error."""
+        """Leave the frames above `frame_depth`, and revert each EXECUTE AS above `impersonation_depth`."""
         while len(self.frames) > frame_depth:
             self.queries.drop_tables(self.frames.pop())
         self.frame = self.frames[-1] if self.frames else CallFrame()
@@ -410,10 +409,10 @@ class Machine:
         self.queries.columns.invalidate()
 
     def authorize(self, *uses: Use, database: SessionDatabase | None = None) -> None:
-        """Refuse uses of tables, modules and other T-SQL objects of a database that the current user may not make.
+        """Check that the current user may make these uses of T-SQL objects in a database.
 
         Raises:
-            BrokerError: see `engine/security/tsql_objects.py`; 3906 a definition in a READ_ONLY database.
+            BrokerError: the errors of `engine/security/tsql_objects.py`; 3906 a definition in a READ_ONLY database.
         """
         user = (database or self.context.database).user
         self.context.ask(authorize_uses(user, uses))
@@ -422,7 +421,7 @@ class Machine:
             self.context.ask(check_writable(user.database_id))
 
     def resolve_type(self, text: str) -> SqlType:
-        """Return the type that a declaration names. A name of CREATE TYPE stands for the type below it."""
+        """Return the type with a name. An alias type of CREATE TYPE is resolved to its base type."""
         try:
             return _parse_type_cached(text)
         except TsqlError as error:

@@ -1,4 +1,4 @@
-"""Runner of relational statements and expressions: translate, authorize, execute, and report rows or counts."""
+"""Runs relational statements and expressions: translates, authorizes and executes them, and reports rows or counts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _MAY_READ_SESSION = re.compile(
 _MAY_READ_CATALOG = re.compile(
     r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE
 )
-_CATALOG_VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # also behind a synonym
+_CATALOG_VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # in translated SQL, where synonyms are resolved
 _MAX_PARAMETERS = 20_000  # per statement; the limit of PostgreSQL is 65,535
 _DEFINING_VERBS = ("CREATE ", "ALTER ")  # they run in the database of the name that they define
 _COLUMN_ERRORS = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch", "FeatureNotSupported")
@@ -92,17 +92,17 @@ class Queries:
         self.user_functions = UserFunctions(machine)
         self.user_types = UserTypes(machine)
         self.synonyms = Synonyms(machine)
-        self._shown_database: str | None = None  # the database that the sys views show
-        self._sent_settings: dict[str, str] | None = None  # by setting, for defaults of columns
+        self._shown_database: str | None = None  # the database in which the sys views list objects
+        self._sent_settings: dict[str, str] | None = None  # values by setting, as last sent to PostgreSQL
         self._identity_insert: str | None = None
         self._changed_settings: set[str] = set()
         self._table_count = 0
         self._has_temporary_objects = False
 
     def scope(self, row_limit: int = 0) -> Scope:
-        """Return the names that a text may use now.
+        """Return the names that a statement may use now.
 
-        `row_limit` is the number of rows that the statement gives or changes at most.
+        `row_limit` is the maximum number of rows that the statement returns or changes; 0 for no limit.
         """
         machine = self.machine
         return Scope(
@@ -131,16 +131,16 @@ class Queries:
     # ------------------------------------------------------------ running
 
     def run(self, text: str) -> None:
-        """Run a statement: emit or assign its rows, record its row count."""
+        """Run a statement, emit or assign its rows, and record its row count."""
         try:
             self._run_translated(text)
         except psycopg.errors.FeatureNotSupported as error:
             if _STALE_PLAN_TEXT not in str(error):
                 raise
-            self._run_translated(text)  # a prepared plan is stale: the table has other columns now
+            self._run_translated(text)  # a prepared plan is stale: the columns of the table have changed
 
     def _run_translated(self, text: str) -> None:
-        """Run a statement. On an error, forget the name that was chosen for its temporary table."""
+        """Run a statement. On an error, remove the name that was chosen for its temporary table."""
         machine = self.machine
         shadow = self._shadow_callers_table(text)
         try:
@@ -150,9 +150,9 @@ class Queries:
             raise
 
     def _shadow_callers_table(self, text: str) -> str:
-        """Choose another name for a temporary table that the statement creates, if a caller has one of that name.
+        """If the statement creates a temporary table whose name a caller's table has, choose another PostgreSQL name.
 
-        Return the name in T-SQL, "" if there is no such table.
+        Return the name in T-SQL; "" if no name was chosen.
         """
         name = _created_temporary_table(text)
         *outer, frame = self.machine.frames or [self.machine.frame]
@@ -168,7 +168,7 @@ class Queries:
         return name
 
     def _run_in_scope(self, text: str) -> None:
-        """Translate a statement and run it. A change with an OUTPUT clause that may be refused is undone as a whole."""
+        """Run a statement. Under WITH RESULT SETS, which may refuse rows, a change with OUTPUT is atomic."""
         machine = self.machine
         translation = translate(text, self.scope(machine.row_limit))
         begin_before_query(machine, translation)
@@ -196,9 +196,9 @@ class Queries:
         handle: Callable[[DescribedRows], bool],
         output_target: OutputTarget | None = None,
     ) -> None:
-        """Run a change and handle its result, with the triggers that it fires. On an error all of it is undone.
+        """Run a change, handle its result, and fire its triggers. An error undoes all of them.
 
-        The row count is emitted behind the triggers, since they may undo the rows.
+        The row count is emitted after the triggers, since a trigger may undo the change.
 
         Raises:
             TsqlError: 334 OUTPUT returns rows of a table that has a trigger for the change.
@@ -222,7 +222,7 @@ class Queries:
     def _handle_result(self, translation: Translation, text: str, result: DescribedRows) -> bool:
         """Handle the result of a statement by its kind: emit or assign rows, or record the row count.
 
-        Return True if the row count is to be emitted.
+        Return True if the caller must emit the row count.
         """
         machine = self.machine
         if translation.kind == "ddl":
@@ -231,7 +231,7 @@ class Queries:
                     user = machine.context.database_named(use.database or machine.database.name).user
                     machine.context.ask(forget(user, use.schema, use.name))
             self.columns.invalidate()
-            self._note_temporary_table(text)
+            self._record_temporary_table(text)
             self._restore_diversions(translation)
             post_relation_events(machine, translation.uses, text)
             machine.record_success(0)
@@ -249,7 +249,7 @@ class Queries:
         return False
 
     def _restore_diversions(self, translation: Translation) -> None:
-        """Install INSTEAD OF triggers again on an altered view, which is a new view for PostgreSQL."""
+        """Install INSTEAD OF triggers again on an altered view, because PostgreSQL creates a new view."""
         for use in translation.uses:
             if use.statement in ("ALTER VIEW", "CREATE OR ALTER VIEW") and triggers.has_triggers(self.machine):
                 database = use.database or self.machine.database.name
@@ -258,7 +258,7 @@ class Queries:
                 )
 
     def _record_change(self, translation: Translation, text: str, result: DescribedRows) -> Literal[True]:
-        """Record IDENTITY value and row count of a change, and emit the rows of OUTPUT."""
+        """Record the IDENTITY value and the row count of a change, and emit the rows of OUTPUT."""
         machine = self.machine
         rows = result.rows
         if translation.identity is not None:
@@ -267,24 +267,24 @@ class Queries:
             rows = [row[: translation.identity] + row[translation.identity + 1 :] for row in rows]
         if translation.columns:
             machine.emit(ResultSet(translation.columns, rows))
-        self._note_temporary_table(text)
+        self._record_temporary_table(text)
         machine.record_success(result.touched)
         return True
 
     def fetch_result(self, text: str, row_limit: int = 0) -> ResultSet:
-        """Return the rows of a query to the interpreter itself, at most `row_limit` of them if that is not 0."""
+        """Return the rows of a query, for the interpreter's own use, at most `row_limit` rows unless it is 0."""
         translation = translate(text, self.scope(row_limit))
         return _result_set(translation, self._execute(translation, text))
 
     def evaluate_scalar(self, text: str) -> Value:
-        """Return the value of an expression and its type."""
+        """Return the value and type of an expression."""
         translation = translate_expression(text, self.scope())
         begin_before_query(self.machine, translation)
         rows = _unwrap(translation, self._execute(translation, text).rows, with_variants=False)
         return Value(rows[0][0] if rows else None, translation.types[0] if translation.types else None)
 
     def evaluate_condition(self, text: str) -> bool:
-        """Return True if a condition holds.
+        """Return True if a condition is true, False if it is false or unknown.
 
         Raises:
             TsqlError: 4145 the expression is no condition.
@@ -295,11 +295,11 @@ class Queries:
         return value is True
 
     def authorize(self, uses: Collection[Use], *, is_module: bool) -> None:
-        """Refuse uses of tables that the current user may not make, or that nobody may make.
+        """Check that the current user may make these uses of tables and other objects.
 
-        Ownership chaining: a module uses its own database with dbo's rights, so nobody is asked for a permission there.
-        What a view or function uses in another database is asked of its author, because PostgreSQL runs it for every
-        reader.
+        Ownership chaining: a module uses objects of its own database with dbo's rights, so they need no permission.
+        Objects that a view or function uses in another database are checked for its author, when it is created, because
+        PostgreSQL runs it for every reader.
         """
         machine, context = self.machine, self.machine.context
         for name in {use.database for use in uses}:
@@ -321,8 +321,7 @@ class Queries:
     def _execute(self, translation: Translation, text: str) -> DescribedRows:
         """Authorize and execute a translated statement, with the statements that must run before and after it.
 
-        Outside a transaction several statements run in one of their own. On an error everything since the guard is
-        undone.
+        Outside a transaction, several statements run in a transaction of their own. An error undoes all of them.
         """
         machine = self.machine
         if translation.uses:
@@ -377,9 +376,9 @@ class Queries:
         return result
 
     def _explain_truncation(self, text: str) -> TsqlError | None:
-        """Run a change once more that failed because a string was too long, and undo it, to learn the column.
+        """Find the column for which a string was too long: run the failed change again with checks, and undo it.
 
-        Return error 2628, or None if the string was not one of the statement's own.
+        Return error 2628 with the column; None if the string was not written by the statement itself.
         """
         machine = self.machine
         if machine.transactions.is_lost or machine.connection.closed:
@@ -403,9 +402,9 @@ class Queries:
         return None
 
     def _read_locks(self, translation: Translation) -> tuple[ExtraStatement, ...]:
-        """Return the statements that lock the tables read, under REPEATABLE READ and SERIALIZABLE.
+        """Return statements that lock the tables to read, under REPEATABLE READ and SERIALIZABLE.
 
-        A SELECT outside a transaction needs no lock: it reads one snapshot, and nothing follows it.
+        A SELECT outside a transaction needs no lock: it reads one snapshot, and no other statement follows.
         """
         machine = self.machine
         is_last = translation.kind == "rows" and not machine.transactions.count
@@ -416,12 +415,12 @@ class Queries:
         )
 
     def _parameter_values(self, names: tuple[str, ...]) -> tuple[object, ...]:
-        """Return the values of variables and session functions, by the names that the translation uses."""
+        """Return the values of the variables and session functions with these names, in order."""
         frame, functions = self.machine.frame, self.machine.functions
         return tuple(frame.values[name] if name in frame.types else functions[name] for name in names)
 
     def _set_shown_database(self, text: str, translation: Translation) -> None:
-        """Tell the connection which database the sys views show, before the first statement that may read them."""
+        """Set the database of the sys views on the connection, before the first statement that may read them."""
         name = self.machine.database.name
         if self._shown_database != name and (
             _matches(_MAY_READ_CATALOG, text) or _matches(_CATALOG_VIEW, translation.sql)
@@ -430,18 +429,18 @@ class Queries:
             self._shown_database = name
 
     def _send_session_settings(self, text: str) -> None:
-        """Tell the connection who works and in what context, for column defaults, functions and the transmission queue.
+        """Send user, login and other session values to the connection, for column defaults, functions and views.
 
-        The settings are sent before the first statement that may read them, and at once for a user other than dbo.
+        They are sent before the first statement that may read them. For a user other than dbo, they are always sent.
         """
-        may_ask = (
+        may_read = (
             self._sent_settings is not None
             or self.user_functions.has_called_any
             or self.machine.dates != US_ENGLISH
             or self.machine.isolation != READ_COMMITTED
             or not self.machine.database.user.is_dbo
         )
-        if not (may_ask or _matches(_MAY_READ_SESSION, text)):
+        if not (may_read or _matches(_MAY_READ_SESSION, text)):
             return
         settings = _session_settings(self.machine)
         sent = dict.fromkeys(self._changed_settings, None) if self._sent_settings is None else self._sent_settings
@@ -456,7 +455,7 @@ class Queries:
         fetch(self.machine.connection, "queries.set_setting", "select set_config($1, $2, false)", (setting, value))
 
     def invalidate_all(self) -> None:
-        """Discard cached tables, functions, types and sent settings, which a ROLLBACK may have undone."""
+        """Discard cached tables, functions, types and settings, which a ROLLBACK may have changed back."""
         self._shown_database = self._sent_settings = None
         self.columns.invalidate()
         self.user_functions.invalidate()
@@ -466,7 +465,7 @@ class Queries:
     # ------------------------------------------------------------ temporary tables
 
     def declare_table(self, frame: CallFrame, name: str, columns: str) -> None:
-        """Run DECLARE @name TABLE: create a temporary table that lives as long as the frame."""
+        """Run DECLARE @name TABLE: create a temporary table, which is dropped when the frame ends."""
         if name in frame.tables:
             return
         self._table_count += 1
@@ -475,7 +474,7 @@ class Queries:
         frame.tables[name], frame.table_definitions[name] = table, columns
 
     def create_table(self, table: str, columns: str) -> None:
-        """Create the temporary table behind a table variable."""
+        """Create the temporary table for a table variable."""
         scope = self.scope()
         scope.tables = {"#variable": table}
         translation = translate(f"CREATE TABLE #variable {columns}", scope)
@@ -492,10 +491,10 @@ class Queries:
         names = ", ".join(quote_identifier(column.name) for column in columns)
         run_statement(self.machine.connection, f"insert into {table} ({names}) values ({placeholders})", values)
 
-    def _note_temporary_table(self, text: str) -> None:
-        """Add the temporary table that a statement has created to its frame.
+    def _record_temporary_table(self, text: str) -> None:
+        """Record the temporary table that a statement has created in its frame.
 
-        A ## table belongs to the outermost frame.
+        A ## table is recorded in the outermost frame.
         """
         name = _created_temporary_table(text)
         if name:
@@ -513,7 +512,7 @@ class Queries:
             self.columns.invalidate()
 
     def close(self) -> None:
-        """Reset settings and drop temporary objects, because the connection goes back to the pool."""
+        """Reset settings and drop temporary objects, before the connection returns to the pool."""
         connection = self.machine.connection
         if connection.closed:
             return
@@ -523,7 +522,7 @@ class Queries:
             run_command(connection, b"discard temp")
 
     def define_temporary(self, sql: str) -> None:
-        """Run a definition in PostgreSQL's SQL whose object lives as long as the session."""
+        """Run a definition, in PostgreSQL's SQL, of an object that is dropped with the session."""
         self.define(sql)
         self._has_temporary_objects = True
 
@@ -539,7 +538,7 @@ class Queries:
             raise
 
     def insert_rows(self, target: str, rows: list[tuple[object, ...]]) -> None:
-        """Run INSERT ... EXEC with the rows that the procedure returned. Triggers see one change.
+        """Insert the rows that the procedure of INSERT ... EXEC returned. Triggers fire once for all rows.
 
         Raises:
             TsqlError: 213 a row has more or fewer values than the table has columns.
@@ -575,7 +574,7 @@ class Queries:
                 del frame.types[name], frame.values[name]
 
     def _translate_values(self, target: str, value_lists: list[str]) -> Translation:
-        """Translate the INSERT with the rows as VALUES. A wrong number of values is error 213 here."""
+        """Translate the INSERT with the rows as VALUES. For INSERT ... EXEC, a wrong number of values is error 213."""
         try:
             return translate(f"{target} VALUES {', '.join(value_lists)}", self.scope())
         except TsqlError as error:
@@ -593,7 +592,7 @@ class Queries:
         return results[-1]._replace(touched=sum(result.touched for result in results))
 
     def resolve_synonym(self, name: Name) -> Name:
-        """Return the name that a synonym stands for. Any other name is returned unchanged.
+        """Return the base object of a synonym. Any other name is returned unchanged.
 
         Raises:
             TsqlError: 470 the synonym names another synonym, 7202 it names another server.
@@ -627,7 +626,7 @@ class Queries:
 
 
 def _as_references(uses: Collection[Use]) -> list[Use]:
-    """Ask REFERENCES for the functions and sequences in a table's defaults and constraints, as for its foreign keys."""
+    """Require REFERENCES on functions and sequences in a table's defaults and constraints, as on foreign keys."""
     return [use._replace(statement="REFERENCES") if use.statement in ("EXECUTE", "UPDATE") else use for use in uses]
 
 
@@ -662,12 +661,12 @@ def _check_row_limit(translation: Translation, result: DescribedRows) -> None:
     if 0 < translation.max_rows < result.touched:
         raise unsupported(
             f"MERGE that changes more than the {translation.max_rows} rows of SET ROWCOUNT",
-            "Write TOP into the query behind USING.", 0,
+            "Write TOP into the query after USING.", 0,
         )  # fmt: skip
 
 
 def _session_settings(machine: Machine) -> dict[str, str]:
-    """Return the settings that tell the connection about the session."""
+    """Return the session's values by setting, for `_send_session_settings`; "" for a default."""
     original = machine.context.original_login
     return {
         USER: machine.database.user.name,
@@ -690,7 +689,7 @@ def _result_set(translation: Translation, result: DescribedRows) -> ResultSet:
 
 
 def _unwrap(translation: Translation, rows: list[tuple[Any, ...]], *, with_variants: bool) -> list[tuple[Any, ...]]:
-    """Read each datetimeoffset with its offset, and replace values of sql_variant by the values inside them."""
+    """Return rows with each datetimeoffset in its own offset, and each sql_variant replaced by the value inside."""
     readers: dict[int, Callable[[Any], object]] = {}
     for position, type_ in enumerate(translation.types or ()):
         if type_ == VARIANT and with_variants:
@@ -707,13 +706,13 @@ def _unwrap(translation: Translation, rows: list[tuple[Any, ...]], *, with_varia
 
 
 def _created_temporary_table(text: str) -> str:
-    """Return the temporary table that a statement creates, in lower case, "" for none."""
+    """Return the name of the temporary table that a statement creates, in lower case; "" if it creates none."""
     match = TEMPORARY.search(text) if _matches(TEMPORARY, text) and not _matches(_FILLS_EXISTING_TABLE, text) else None
     return (match[1] or match[2]).lower() if match else ""
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> bool:
-    """Return True if the pattern occurs in the text. Answers for short texts are cached, since they may come again."""
+    """Return True if the pattern occurs in the text. Results for short texts, which are often repeated, are cached."""
     return _matches_cached(pattern, text) if len(text) <= MAX_CACHED_CHARS else pattern.search(text) is not None
 
 
@@ -726,7 +725,7 @@ def _matches_cached(pattern: re.Pattern[str], text: str) -> bool:
 def _relational(machine: Machine, statement: Relational) -> None:
     """Run a relational statement.
 
-    CREATE and ALTER run in the database of their name, where types and defaults are found.
+    CREATE and ALTER of an object run in the object's database, where types and defaults are looked up.
     """
     name = database_of_definition(statement.text) if statement.verb.startswith(_DEFINING_VERBS) else ""
     database = machine.context.database_named(name) if name else machine.context.database

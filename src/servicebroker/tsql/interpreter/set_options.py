@@ -1,4 +1,4 @@
-"""SET options: those that change the session, those without effect, and those that are refused."""
+"""Runs SET options. Some change the session, some have no effect, some are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
-# options whose ON, or whose OFF, is the behaviour here; the other value is refused
+# options that can only be ON, or only OFF; the other value is refused
 ALWAYS_ON = frozenset({"ANSI_NULLS", "ANSI_WARNINGS", "QUOTED_IDENTIFIER", "ANSI_NULL_DFLT_ON", "ARITHABORT"})
 ALWAYS_ON |= {"CONCAT_NULL_YIELDS_NULL", "ANSI_DEFAULTS"}
 ALWAYS_OFF = frozenset({"NUMERIC_ROUNDABORT", "ARITHIGNORE", "ANSI_NULL_DFLT_OFF", "FMTONLY"})
@@ -84,8 +84,8 @@ def _set_option(machine: Machine, option: str, value: str, statement: SetOption)
     elif option in DATE_OPTIONS:
         value = statement.value
         if value[:1] == "@":
-            given, source = evaluate(machine, Expression(statement.value, statement.line))
-            value = str(convert(given, source, NVARCHAR) or "")
+            evaluated, source = evaluate(machine, Expression(statement.value, statement.line))
+            value = str(convert(evaluated, source, NVARCHAR) or "")
         machine.set_dates(_change_dates(machine.dates, option, value, statement))
     elif option == "TRANSACTION ISOLATION LEVEL":
         _set_isolation_level(machine, value, statement)

@@ -288,9 +288,9 @@ def _compare(left: Compiled, right: Compiled, compare: Callable[[object, object]
 
 
 def _check_names_comparable(first: str, second: str, compare: Callable[[object, object], bool]) -> None:
-    """Leave the comparison of two names to PostgreSQL, unless the answer is plain.
+    """Leave the comparison of two names to PostgreSQL, unless the result is certain.
 
-    That is an equality of names which are identical, or ASCII and different in more than case.
+    It is certain for identical names, and for ASCII names that differ in more than case.
     """
     differ = first.isascii() and second.isascii() and first.lower() != second.lower()
     if compare not in (operator.eq, operator.ne) or not (first == second or differ):

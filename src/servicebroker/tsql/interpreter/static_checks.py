@@ -56,7 +56,7 @@ from servicebroker.tsql.types import NVARCHAR, SqlType, parse_type, type_key
 
 T = TypeVar("T")
 
-# errors that no later table, variable or type can mend
+# errors that stay, whatever tables and types are created later
 _FINAL_ERRORS = frozenset({102, 156, 174, 195, 4145, 40515})
 
 
@@ -119,7 +119,7 @@ class AssumedTypes(dict[str, UserType]):
 def check_module_body(module: Procedure | Trigger, types: Mapping[str, UserType]) -> None:
     """Refuse a module with a statement that can never run.
 
-    A statement that the parser refuses only when it runs, such as DROP ASSEMBLY behind IF EXISTS, is left alone.
+    A statement that the parser refuses only when it runs, such as DROP ASSEMBLY after IF EXISTS, is left alone.
 
     Raises:
         TsqlError: the error of that statement, with its line.
@@ -148,7 +148,7 @@ def _walk(statement: Statement, declared: DeclaredNames) -> Iterator[tuple[State
 
 
 def check_statement(statement: Statement, declared: DeclaredNames) -> None:
-    """Refuse a statement that never runs, and note in `declared` what it declares.
+    """Refuse a statement that can never run. Add the names that it declares to `declared`.
 
     Raises:
         BrokerError: as the run does.
@@ -244,7 +244,7 @@ def _check_schema(statement: Statement) -> None:
 
 
 def _declare_parameters(statement: Procedure | Function, declared: DeclaredNames) -> None:
-    """Note the parameters as variables, and READONLY parameters as tables."""
+    """Add the parameters to `declared` as variables, and READONLY parameters as tables."""
     for parameter in statement.parameters:
         if parameter.read_only:
             declared.tables[parameter.name] = f'pg_temp."{parameter.name}"'
@@ -259,7 +259,7 @@ def _resolve_type(text: str, declared: DeclaredNames) -> SqlType:
 
 
 def _find_user_type(text: str, declared: DeclaredNames) -> UserType | None:
-    """Return the type that CREATE TYPE has given to a name; None for a type of the system and for an unknown name."""
+    """Return the type that CREATE TYPE has defined; None for a system type and for an unknown name."""
     try:
         parse_type(text)
     except TsqlError as error:
@@ -269,7 +269,7 @@ def _find_user_type(text: str, declared: DeclaredNames) -> UserType | None:
 
 
 def _declare_type(statement: Definition, declared: DeclaredNames, scope: Scope) -> None:
-    """Check a CREATE TYPE and note its type."""
+    """Check a CREATE TYPE, and add its type to `declared`."""
     clauses = statement.clauses
     base_type = None
     if "columns" in clauses:

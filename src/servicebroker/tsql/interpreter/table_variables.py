@@ -1,4 +1,4 @@
-"""Table variables survive a ROLLBACK: their rows are saved before it and written again behind it."""
+"""Table variables survive a ROLLBACK: their rows are saved before it and restored after it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""BEGIN, COMMIT, ROLLBACK and SAVE TRANSACTION on the session's connection, and the guard around each statement.
+"""Runs BEGIN, COMMIT, ROLLBACK and SAVE TRANSACTION on the session's connection, and protects each statement.
 
-A relational statement inside a transaction runs behind a savepoint, the guard, so that its failure undoes nothing else.
-The savepoint and its release travel with other statements (`QueuedCommand`) and cost no round trip. Verbs need no
-guard: a refused verb has changed nothing.
+Inside a transaction, a savepoint, the *guard*, precedes each relational statement, so that its failure undoes nothing
+else. The savepoint and its release are sent together with other statements (`QueuedCommand`), without a round trip.
+Broker statements ("verbs", such as SEND) need no guard: if one is refused, it has changed nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from servicebroker.store.statements import Rows, Statement, only
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 _GUARD_NAME = b"tsql_statement"
-_BEGIN_COMMANDS = (b"begin", b"begin isolation level repeatable read")  # the second one for SNAPSHOT
+_BEGIN_COMMANDS = (b"begin", b"begin isolation level repeatable read")  # [is_snapshot]
 _DOOMED_TEXT = (
     "The current transaction cannot be committed and cannot support operations that write to the log file. "
     "Roll back the transaction."
@@ -47,17 +47,16 @@ class Transactions:
     """The transaction of a session.
 
     Attributes:
-        dialogs: new conversations of the transaction that are still to be sent, before the next statement or with
-            COMMIT.
+        dialogs: new conversations that have not been sent yet. They are sent before the next statement or with COMMIT.
         count: @@TRANCOUNT, 0 if no transaction is open.
         is_doomed: True if the transaction can only be rolled back: XACT_STATE() is -1.
         received_from: the transaction's id and the queue of each RECEIVE that returned messages.
         touched_ids: conversations and groups of received messages and of ended conversations. They may no longer exist.
         is_implicit: True if SET IMPLICIT_TRANSACTIONS began the transaction.
         is_external: True if the transaction belongs to the caller of the session, who ends it.
-        is_snapshot: True if all statements read the state at the first one.
+        is_snapshot: True if all statements read one snapshot, of the time of the first statement.
         save_tables: called before a ROLLBACK. Returns a function that restores what a ROLLBACK must not undo.
-        on_undo: called after PostgreSQL has undone something, because settings of the connection go back with it.
+        on_undo: called after PostgreSQL has rolled back, since settings of the connection are rolled back too.
     """
 
     connection: DirectConnection
@@ -71,7 +70,7 @@ class Transactions:
     is_snapshot: bool = False
     save_tables: Callable[[], Callable[[], None]] = field(default=lambda: lambda: None)
     on_undo: Callable[[], None] = field(default=lambda: None)
-    _minimum_count: int = 0  # the count below which INSERT ... EXEC may not go
+    _minimum_count: int = 0  # the count that INSERT ... EXEC must not go below
     _outermost_name: str = ""
     _savepoints: list[Savepoint] = field(default_factory=list)
     _savepoint_count: int = 0
@@ -80,11 +79,11 @@ class Transactions:
 
     @property
     def state(self) -> int:
-        """Return XACT_STATE()."""
+        """The value of XACT_STATE()."""
         return -1 if self.is_doomed else int(self.count > 0)
 
     def begin(self, name: str = "", *, snapshot: bool = False) -> None:
-        """Run BEGIN TRANSACTION. Inside a transaction it only adds to the count."""
+        """Run BEGIN TRANSACTION. Inside a transaction, only increment the count."""
         if self.count == 0:
             self.connection.queued.append(QueuedCommand(_BEGIN_COMMANDS[snapshot]))
             self.is_snapshot = snapshot
@@ -92,10 +91,10 @@ class Transactions:
         self.count += 1
 
     def change_isolation(self, *, snapshot: bool) -> None:
-        """Change the isolation level of a transaction whose BEGIN has not been sent yet."""
+        """Change the isolation level, while the transaction's BEGIN has not been sent to PostgreSQL yet."""
         self.connection.queued[:] = [
-            QueuedCommand(_BEGIN_COMMANDS[snapshot]) if piggybacked.command in _BEGIN_COMMANDS else piggybacked
-            for piggybacked in self.connection.queued
+            QueuedCommand(_BEGIN_COMMANDS[snapshot]) if queued_command.command in _BEGIN_COMMANDS else queued_command
+            for queued_command in self.connection.queued
         ]
         self.is_snapshot = snapshot
 
@@ -137,28 +136,29 @@ class Transactions:
     def _commit_dialogs(self) -> None:
         """Send the waiting conversations, then COMMIT.
 
-        If they are the whole transaction and fit into one statement, that statement runs alone.
+        If the transaction consists of these conversations only, and one statement can write them, run only that one.
         """
-        ahead = self.connection.queued
-        if self.dialogs.is_one_statement and [piggybacked.command for piggybacked in ahead] == [_BEGIN_COMMANDS[False]]:
-            ahead.clear()
+        queued = self.connection.queued
+        if self.dialogs.is_one_statement and [queued_command.command for queued_command in queued] == [
+            _BEGIN_COMMANDS[False]
+        ]:
+            queued.clear()
             run_alone(self.connection, self.dialogs.take())
             return
         send_what_waits(self.connection)
-        ahead.clear()
+        queued.clear()
         run_command(self.connection, b"commit")
 
     @property
     def would_commit(self) -> bool:
-        """Return True if COMMIT would end the transaction."""
+        """True if COMMIT would end the transaction."""
         return self.count == 1 and not self._minimum_count and not self.is_external and not self.is_doomed
 
     def run_and_commit(self, statement: Statement) -> Rows:
-        """Run a statement, and in its round trip the COMMIT that is the session's next statement.
+        """Run a statement and the COMMIT that follows it in the session, in one round trip.
 
-        `commit` then reports the outcome of that COMMIT.
-
-        Return no rows if neither was done, because the statement would have returned none.
+        `commit` then reports the outcome of this COMMIT. Returns no rows if neither was done, because the statement
+        would have returned none.
         """
         self.set_guard()
         try:
@@ -176,7 +176,7 @@ class Transactions:
 
     @contextmanager
     def hold_open(self) -> Iterator[None]:
-        """Keep the block, an INSERT ... EXEC, from ending the transaction or going back to an earlier savepoint.
+        """Forbid the `with` block, an INSERT ... EXEC, to end the transaction or roll back to an earlier savepoint.
 
         Raises:
             TsqlError: 8164 another INSERT ... EXEC holds the transaction.
@@ -202,13 +202,13 @@ class Transactions:
             raise error
 
     def has_begun(self) -> bool:
-        """Return True if BEGIN has been sent, or if conversations wait to be sent behind it."""
+        """Return True if BEGIN has been sent, or if conversations are waiting to be sent after it."""
         return self.dialogs.has_dialogs or not any(
-            piggybacked.command in _BEGIN_COMMANDS for piggybacked in self.connection.queued
+            queued_command.command in _BEGIN_COMMANDS for queued_command in self.connection.queued
         )
 
     def rollback(self) -> None:
-        """Run ROLLBACK TRANSACTION of the whole transaction.
+        """Roll back the whole transaction.
 
         Raises:
             TsqlError: 3903 no transaction is open, or it belongs to the caller.
@@ -234,7 +234,7 @@ class Transactions:
         restore()
 
     def note_messages(self, messages: Iterable[Message]) -> None:
-        """Note the groups and conversations of received messages, if a transaction is open."""
+        """Add the groups and conversations of received messages to `touched_ids`, if a transaction is open."""
         if self.count:
             for message in messages:
                 self.touched_ids |= {message.conversation_group_id, message.conversation_handle}
@@ -251,11 +251,11 @@ class Transactions:
 
     @property
     def is_lost(self) -> bool:
-        """Return True if PostgreSQL accepts nothing but ROLLBACK, after it has refused a verb, which has no guard."""
+        """True if PostgreSQL accepts only ROLLBACK, because a verb has failed, which has no guard."""
         return self.count > 0 and self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
 
     def restart(self) -> None:
-        """Roll back in PostgreSQL, and begin a doomed transaction in its place, so that CATCH can read."""
+        """Roll back in PostgreSQL, and begin a doomed transaction in its place, so that a CATCH block can read."""
         self.dialogs.drop()
         self.connection.queued.clear()
         run_command(self.connection, b"rollback")
@@ -281,7 +281,7 @@ class Transactions:
         self._savepoints.append(savepoint)
 
     def is_outermost_name(self, name: str) -> bool:
-        """Return True if the outermost BEGIN has this name, and no savepoint: ROLLBACK then ends the transaction."""
+        """Return True if the outermost BEGIN has this name, and no savepoint has it: ROLLBACK then ends all."""
         savepoint_names = [savepoint.name for savepoint in self._savepoints]
         return self.count > 0 and name.lower() == self._outermost_name and name.lower() not in savepoint_names
 
@@ -304,7 +304,7 @@ class Transactions:
         restore = self.save_tables()
         self._has_guard = False
         self.connection.queued[:] = [
-            piggybacked for piggybacked in self.connection.queued if b"release" not in piggybacked.command
+            queued_command for queued_command in self.connection.queued if b"release" not in queued_command.command
         ]
         run_command(self.connection, f"rollback to savepoint {savepoint.postgres_name}".encode())
         self.on_undo()
@@ -335,7 +335,7 @@ class Transactions:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Undo all statements of the block if one of them fails, and nothing before the block."""
+        """If a statement of the `with` block fails, undo the block, but nothing before it."""
         self.release_guard()
         self._savepoint_count += 1
         savepoint = f"tsql_{self._savepoint_count}".encode()
@@ -355,7 +355,7 @@ class Transactions:
         if not self.count or self.connection.closed:
             return
         self._has_guard = False
-        commands = [piggybacked.command for piggybacked in self.connection.queued]
+        commands = [queued_command.command for queued_command in self.connection.queued]
         if b"savepoint " + savepoint in commands:  # not sent yet
             del self.connection.queued[commands.index(b"savepoint " + savepoint) :]
             return
@@ -364,27 +364,27 @@ class Transactions:
         self.on_undo()
 
     def set_guard(self) -> None:
-        """Set the guard before a statement that PostgreSQL may refuse."""
+        """Set the guard before a relational statement."""
         if self.count:
             self.release_guard()
             self.connection.queued.append(QueuedCommand(b"savepoint " + _GUARD_NAME))
             self._has_guard = True
 
     def release_guard(self) -> None:
-        """Release the guard of the last statement, before one that needs none. Waiting verbs are sent first."""
+        """Release the guard of the last statement. Send waiting verbs first."""
         send_what_waits(self.connection)
         if self._has_guard:
             self.connection.queued.append(QueuedCommand(b"release savepoint " + _GUARD_NAME))
             self._has_guard = False
 
     def undo_statement(self) -> None:
-        """Undo the statement behind the guard, which has failed."""
+        """Undo the failed statement: roll back to its guard."""
         if self._has_guard and not self.connection.closed:
             if self.connection.queued:  # not sent yet
                 self.connection.queued[:] = [
-                    piggybacked
-                    for piggybacked in self.connection.queued
-                    if piggybacked.command != b"savepoint " + _GUARD_NAME
+                    queued_command
+                    for queued_command in self.connection.queued
+                    if queued_command.command != b"savepoint " + _GUARD_NAME
                 ]
                 self._has_guard = False
                 return

@@ -289,7 +289,7 @@ class Parser(ObjectParser):
         return Definition(line, "DBCC", kind, Name(("", kind)), {"given": arguments, "shows_table": shows_table})
 
     def refused_end(self, begin: int, error: TsqlError) -> int:
-        """Return the index behind the statement at `begin`, whose parsing has failed."""
+        """Return the index after the statement at `begin`, whose parsing has failed."""
         words = self.words[begin : begin + 4]
         if words[0] in ("CREATE", "ALTER") and any(word in _MODULES for word in words[1:]):
             return len(self.words) - 1  # its body is the rest of the batch

@@ -61,7 +61,7 @@ class ControlFlowParser(DialogParser):
     depth = 0
     has_goto = False  # a jump can skip declarations
     loops = 0  # WHILE loops around the current statement
-    accepts_missing_semicolons = False  # before WITH and behind MERGE: an earlier version has stored the module
+    accepts_missing_semicolons = False  # before WITH and after MERGE: an earlier version has stored the module
     returns_value = False  # RETURN may have a value: in a procedure or a function
 
     def __init__(self, tokens: Tokens) -> None:
@@ -90,7 +90,7 @@ class ControlFlowParser(DialogParser):
                 self.fail()
 
     def check_terminated(self) -> None:
-        """Refuse a common table expression behind a statement without a semicolon.
+        """Refuse a common table expression after a statement without a semicolon.
 
         Raises:
             TsqlError: 319.

@@ -16,7 +16,7 @@ _IN_STATEMENT = (_IN_EXPRESSION | {"VALUES"}) - {","}
 
 
 def expression_end(tokens: Tokens, at: int, stops: frozenset[str] = frozenset()) -> int:
-    """Return the index behind the expression that begins at `at`."""
+    """Return the index after the expression that begins at `at`."""
     words = tokens.words
     interesting = _IN_EXPRESSION | stops if stops else _IN_EXPRESSION
     depth = cases = 0
@@ -56,9 +56,9 @@ def _is_in_braces(words: list[str], at: int) -> bool:
 
 
 def statement_end(tokens: Tokens, at: int) -> int:
-    """Return the index behind the relational statement that begins at `at`."""
+    """Return the index after the relational statement that begins at `at`."""
     words = tokens.words
-    if words[at + 1 : at + 3] == ["OR", "ALTER"]:  # behind CREATE
+    if words[at + 1 : at + 3] == ["OR", "ALTER"]:  # after CREATE
         at += 2
     verb = words[at]
     awaits_query = verb in ("INSERT", "WITH") or (verb in ("CREATE", "ALTER") and words[at + 1] == "VIEW")
@@ -110,7 +110,7 @@ def statement_end(tokens: Tokens, at: int) -> int:
 
 
 def merge_end(tokens: Tokens, at: int) -> int:
-    """Return the index behind the MERGE whose first word is before `at`: of its semicolon, or of the next statement."""
+    """Return the index after the MERGE whose first word is before `at`: of its semicolon, or of the next statement."""
     words = tokens.words
     depth = cases = 0
     awaits_merge = words[at - 1] == "WITH"
@@ -140,7 +140,7 @@ def _continues_merge(words: list[str], at: int) -> bool:
 
 
 def _skip_altered_table(words: list[str], at: int) -> int:
-    """Return the index behind ALTER TABLE name and the word for the kind of change."""
+    """Return the index after ALTER TABLE name and the word for the kind of change."""
     while words[at + 2 : at + 3] == ["."]:
         at += 2
     return min(at + (3 if words[at + 2 : at + 3] != ["("] else 2), len(words) - 1)

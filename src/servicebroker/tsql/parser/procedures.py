@@ -197,7 +197,7 @@ class ProcedureParser(ControlFlowParser):
         return Execute(line, procedure, tuple(arguments), returned)
 
     def _with_result_sets(self, source: Execute | ExecuteText) -> Statement:
-        """Parse WITH RECOMPILE, RESULT SETS UNDEFINED | NONE | ((column type, ...), ...) behind a call."""
+        """Parse WITH RECOMPILE, RESULT SETS UNDEFINED | NONE | ((column type, ...), ...) after a call."""
         if self.word != "WITH" or self.peek() not in ("RECOMPILE", "RESULT"):
             return source
         self.at += 1
@@ -281,7 +281,7 @@ class ProcedureParser(ControlFlowParser):
         """INSERT, also of the result of EXEC."""
         begin = self.at
         end = statement_end(self.tokens, begin)
-        has_rows = {"VALUES", "SELECT"}.intersection(self.words[begin:end])  # EXEC behind them is the next statement
+        has_rows = {"VALUES", "SELECT"}.intersection(self.words[begin:end])  # EXEC after them is the next statement
         if has_rows or self.words[end] not in ("EXEC", "EXECUTE"):
             return self.relational(line)
         target = self.slice(begin, end)

@@ -32,7 +32,7 @@ class TokenReader:
         return self.words[self.at]
 
     def peek(self, ahead: int = 1) -> str:
-        """Return a later word, "" behind the end."""
+        """Return a later word, "" after the end."""
         at = self.at + ahead
         return self.words[at] if at < len(self.words) else ""
 

@@ -25,7 +25,7 @@ class Feature(NamedTuple):
         return self.name.count(" ") + 1
 
     def can_precede(self, following: Collection[str]) -> bool:
-        """Check whether the words behind the name include a required one."""
+        """Check whether the words after the name include a required one."""
         if not following:
             return self.is_complete
         demanded = _REQUIRED_WORDS.get(self.name)
@@ -186,7 +186,7 @@ def feature_at(tokens: Tokens, at: int) -> Feature | None:
 
 
 def feature_end(tokens: Tokens, at: int) -> int:
-    """Return the index behind an unsupported statement, searched from an index inside it."""
+    """Return the index after an unsupported statement, searched from an index inside it."""
     depth = 0
     for place in range(at, len(tokens.words)):
         word = tokens.words[place]

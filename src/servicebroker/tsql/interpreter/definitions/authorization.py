@@ -50,7 +50,7 @@ def report_ignored_owner(machine: Machine, kind: str, owner: str | None) -> None
 
 @refuses("ALTER", "AUTHORIZATION")
 def _check_kind(statement: Definition) -> None:
-    """Refuse ALTER AUTHORIZATION on a kind that has no owner here."""
+    """Refuse ALTER AUTHORIZATION on a kind of object that has no owner in this implementation."""
     kind = statement.clauses["kind"]
     if kind not in (*_ARGUMENTS_BY_KIND, *_OWNER_CHECKS):
         raise unsupported(f"ALTER AUTHORIZATION ON {kind}", "Leave it out.", statement.line)
@@ -109,7 +109,7 @@ def _check_role(machine: Machine, name: str, owner: str) -> None:
 
 
 def _require_control(machine: Machine, database: SessionDatabase, kind: str, name: str) -> None:
-    """Refuse a user without CONTROL of the database. `kind` and `name` stand in the refusal.
+    """Refuse a user without CONTROL of the database. `kind` and `name` are for the error.
 
     Raises:
         BrokerError: 15151.

@@ -106,7 +106,7 @@ def post_relation_events(machine: Machine, uses: Sequence[Use], text: str) -> No
 
 
 def _index_name(text: str) -> str:
-    """Return the name behind INDEX in a statement."""
+    """Return the name after INDEX in a statement."""
     tokens = tokenize(text)
     return unquote(tokens.text(tokens.words.index("INDEX") + 1))
 

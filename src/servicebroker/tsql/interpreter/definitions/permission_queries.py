@@ -24,7 +24,7 @@ _PERMISSION_NAMES = frozenset(name for _, name in IMPLIED_BY.keys() | UNASKED)
 
 
 def _answer_permission_query(machine: Machine, question: str) -> int | str | None:
-    """Answer a call of one of the two functions, which comes as JSON: the function and its arguments.
+    """Return the result of HAS_PERMS_BY_NAME or fn_my_permissions. The call is JSON: the function and its arguments.
 
     HAS_PERMS_BY_NAME returns 1, 0 or None for an unknown name, fn_my_permissions its rows as JSON.
     """

@@ -1,4 +1,4 @@
-"""CREATE SYNONYM and DROP SYNONYM. `Writer.synonym` finds the object behind a synonym."""
+"""CREATE SYNONYM and DROP SYNONYM. `Writer.synonym` returns the base object of a synonym."""
 
 from __future__ import annotations
 

@@ -275,7 +275,9 @@ def fire(machine: Machine, statement: str, changes: list[CapturedChange]) -> Non
         try:
             for stored in triggers:
                 trigger = _parse_trigger(stored.text)
-                is_due = is_diverted or (table, event) not in replaced  # no AFTER trigger behind a replaced change
+                is_due = (
+                    is_diverted or (table, event) not in replaced
+                )  # AFTER triggers do not fire for a replaced change
                 is_due &= is_diverted or not _is_recursive(machine, stored.object_id)
                 if event in trigger.events and trigger.instead_of == is_diverted and is_due:
                     machine.queries.columns.copies.update(dict.fromkeys(copies.values(), stored.table))

@@ -153,7 +153,7 @@ _LIST_INDEXES = (
 
 
 def _update_catalog(machine: Machine, statement_name: str, text: str, values: tuple[Any, ...]) -> None:
-    """Run an update of the catalog behind a guard."""
+    """Run an update of the catalog with a guard: a failure undoes only this update."""
     machine.transactions.set_guard()
     try:
         fetch(machine.connection, statement_name, text, values)

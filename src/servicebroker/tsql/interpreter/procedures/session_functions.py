@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _caught_error_value(attribute: str) -> Callable[[Machine], object]:
-    """Return a function for ERROR_NUMBER() and the like: an attribute of the error that the innermost CATCH handles."""
+    """Return a function such as ERROR_NUMBER(): an attribute of the error that the innermost CATCH block handles."""
 
     def value(machine: Machine) -> object:
         if not machine.caught_errors:
@@ -121,7 +121,7 @@ SESSION_FUNCTIONS: dict[str, Callable[[Machine], object]] = {
 }
 
 
-# functions whose name contains their argument behind a prefix, by that prefix
+# functions by the prefix of their names; the rest of a name is the function's argument
 PREFIXED_FUNCTIONS: dict[str, Callable[[Machine, str], object]] = {
     OFFSET_PREFIX: lambda machine, name: offset_minutes(machine.frame.values[name])
 }
@@ -155,18 +155,18 @@ _session_numbers: WeakKeyDictionary[DirectConnection, int] = WeakKeyDictionary()
 
 
 def session_number(machine: Machine) -> int:
-    """Return @@SPID, a number that no other connection of the instance has now.
+    """Return @@SPID, a number that no other open connection of the instance has.
 
     PostgreSQL keeps the number as a lock until the connection is closed.
 
     Raises:
         TsqlError: 701 there are too many sessions.
     """
-    number = _session_numbers.get(machine.connection)
-    if number is not None:
-        return number
-    ((drawn,),) = fetch(machine.connection, "session_functions.session_number", "select tsql.spid()", ())
-    if drawn is None:
+    known_number = _session_numbers.get(machine.connection)
+    if known_number is not None:
+        return known_number
+    ((number,),) = fetch(machine.connection, "session_functions.session_number", "select tsql.spid()", ())
+    if number is None:
         raise TsqlError(701, "There are more than 32,717 sessions.")
-    _session_numbers[machine.connection] = int(drawn)
-    return int(drawn)
+    _session_numbers[machine.connection] = int(number)
+    return int(number)

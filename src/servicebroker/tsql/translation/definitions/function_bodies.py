@@ -209,7 +209,7 @@ class _BodyWriter:
             self.variables[name] = self.declared[name] = _COUNTERS[name]
 
     def counted(self, rows: str) -> Iterator[str]:
-        """Write the number of rows of a statement into the variables behind @@ROWCOUNT. @@ERROR stays 0."""
+        """Write the number of rows of a statement into the variables for @@ROWCOUNT. @@ERROR stays 0."""
         for name in self.counters:
             if name != "@@error":
                 yield f"{quoted(name)} := {rows};"
@@ -236,7 +236,7 @@ class _BodyWriter:
             raise error.at(statement.line, "") from None
 
     def labelled(self, statements: Sequence[Statement]) -> Iterator[str]:
-        """Write a block with labels as a loop, which GOTO repeats. Each part runs unless the target is behind it."""
+        """Write a block with labels as a loop, which GOTO repeats. Each part runs unless the jump's target is after it."""
         self.blocks += 1
         block, target = self.blocks, quoted(f"goto_{self.blocks}")
         self.declared[f"goto_{block}"] = INT

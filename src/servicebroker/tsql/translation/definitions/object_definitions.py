@@ -430,7 +430,7 @@ def _create_schema(writer: Writer, reader: PieceReader) -> list[str]:
         if owner.lower() != "dbo":
             raise not_supported(f"AUTHORIZATION {owner} of a schema", "Schemas belong to dbo.")
     if not name or reader.word:
-        raise not_supported("CREATE SCHEMA with further statements", "Write them behind it.")
+        raise not_supported("CREATE SCHEMA with further statements", "Write them after it.")
     schema = postgres_schema(writer.scope.database, name)
     return [f"CREATE SCHEMA {schema}", f"COMMENT ON SCHEMA {schema} IS {quote_string(name)}"]
 

@@ -17,7 +17,7 @@ from servicebroker.tsql.types import BIGINT, SqlType, postgres_type
 
 
 def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
-    """Write CREATE SEQUENCE. The default start is the lowest value, or the highest if the sequence counts down.
+    """Write CREATE SEQUENCE. The default start is the lowest value, or the highest for a descending sequence.
 
     Raises:
         TsqlError: 11700 to 11709 the clauses do not fit. Some errors come from PostgreSQL and get their number later.

@@ -226,7 +226,7 @@ def _read_seed(reader: PieceReader) -> tuple[int, int]:
 
 
 def _constraint_name(reader: PieceReader, table_elements: Elements) -> str:
-    """Read the name behind CONSTRAINT, "" for none. A name for NULL is ignored."""
+    """Read the name after CONSTRAINT, "" for none. A name for NULL is ignored."""
     if not reader.take("CONSTRAINT"):
         return ""
     name = reader.identifier()
@@ -273,7 +273,7 @@ def _write_default(writer: Writer, reader: PieceReader, column: Column) -> str:
 
 
 def inline_settings(writer: Writer, text: str) -> str:
-    """Replace parameters by SQL that reads the connection's settings, for text that outlives the session."""
+    """Replace parameters by SQL that reads the connection's settings, for stored SQL, such as a DEFAULT."""
     for number, name in reversed([*enumerate(writer.parameters, 1)]):
         setting = session_value_sql(writer.scope, name)
         text = re.sub(rf"\${number}\b", lambda _, setting=setting: setting, text)  # type: ignore[misc]

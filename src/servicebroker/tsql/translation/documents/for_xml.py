@@ -171,7 +171,7 @@ def _write_element(name: str, members: list[Member], declared: str, nil: bool) -
 
 
 def _late_attribute(name: str) -> TsqlError:
-    """Build error 6852: an attribute behind text or elements of its element."""
+    """Build error 6852: an attribute after text or elements of its element."""
     return TsqlError(
         6852,
         f"Attribute-centric column '{name}' must not come after a non-attribute-centric sibling in XML hierarchy in FOR "

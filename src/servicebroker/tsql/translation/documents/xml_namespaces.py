@@ -9,7 +9,7 @@ from servicebroker.tsql.translation.text_writer import Writer
 
 
 def take_namespaces(writer: Writer, piece: Slice) -> Slice:
-    """Return the statement behind WITH XMLNAMESPACES (...), and store its prefixes in the writer."""
+    """Return the statement after WITH XMLNAMESPACES (...), and store its prefixes in the writer."""
     words = piece.words
     if words[:3] != ["WITH", "XMLNAMESPACES", "("]:
         return piece

@@ -67,7 +67,7 @@ class Path(NamedTuple):
 
 
 def number_variables(writer: Writer) -> Callable[[str], bool]:
-    """Return a function that tells whether a T-SQL variable holds a number."""
+    """Return a function that returns True for the name of a numeric T-SQL variable."""
     return lambda name: type_family(writer.variable_type(name)) == "number"
 
 
@@ -91,7 +91,7 @@ class _PathBuilder:
 
 
 def read_path(text: str, namespaces: Mapping[str, str], is_number: Callable[[str], bool]) -> Path:
-    """Parse a path of modify() or nodes(). `is_number` tells whether a variable holds a number.
+    """Parse a path of modify() or nodes(). `is_number` returns True for the name of a numeric variable.
 
     Raises:
         TsqlError: see `parse`; 40515 the expression is no plain path.

@@ -213,7 +213,7 @@ def parse(text: str, namespaces: Mapping[str, str]) -> Expression:
 
 
 class _XQueryReader:
-    """A recursive descent parser. Each method advances behind its construct and the blanks after it."""
+    """A recursive descent parser. Each method advances past its construct and the blanks after it."""
 
     def __init__(self, text: str, namespaces: Mapping[str, str]) -> None:
         self.text = text
@@ -572,7 +572,7 @@ class _XQueryReader:
         inside = Sequence(()) if self._sees("}") else self.expression()
         if not self.text.startswith("}", self.place):
             raise self.wrong()
-        self.place += 1  # blanks behind the brace are text
+        self.place += 1  # blanks after the brace are text
         return EnclosedExpression(inside, is_attribute)
 
     def _tag(self, pieces: list[str | EnclosedExpression], start: int) -> int:

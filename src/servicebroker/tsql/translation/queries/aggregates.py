@@ -244,7 +244,7 @@ def _window(writer: Writer, node: exp.Window) -> Sql:
         return money_in_bounds(f"{text.removeprefix(_MONEY_PREFIX).removesuffix(_MONEY_SUFFIX)} {over}", function.type)
     if text.endswith("::numeric(19,4)"):
         return Sql(f"({text.removesuffix('::numeric(19,4)')} {over})::numeric(19,4)", function.type)
-    cast = text.find("::")  # count(*)::integer: OVER belongs behind the call
+    cast = text.find("::")  # count(*)::integer: OVER belongs after the call
     if text.endswith(("::integer", "::bigint")) and text.startswith("trunc("):
         inner, _, kind = text.removeprefix("trunc(").rpartition(")")
         return Sql(f"trunc({inner} {over}){kind}", function.type)

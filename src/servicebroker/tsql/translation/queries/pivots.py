@@ -1,4 +1,4 @@
-"""PIVOT and UNPIVOT behind a source in FROM."""
+"""PIVOT and UNPIVOT after a source in FROM."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_pivot(writer: Writer, node: exp.Pivot, text: str, sources: list[Source
     if alias is None or not alias.name or node.args.get("include_nulls") is not None:
         raise syntax_error(operator, 0)
     if alias.args.get("columns"):
-        raise not_supported(f"Names of columns behind {operator}", "Name them in the select list.")
+        raise not_supported(f"Names of columns after {operator}", "Name them in the select list.")
     pivot_input = _PivotInput(text, sources, _columns(writer, operator, sources))
     new_names = _read_names(node, alias.name)
     with writer.query(sources):

@@ -108,7 +108,7 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
 
 
 def _advance_identity(table: str, columns: list[Column]) -> tuple[ExtraStatement, ...]:
-    """Return statements that move IDENTITY sequences behind the inserted values."""
+    """Return statements that advance IDENTITY sequences beyond the inserted values."""
     return tuple(
         ExtraStatement(
             f"SELECT setval(pg_get_serial_sequence({quote_string(table)}, {quote_string(postgres_name(column.name))}), most) "

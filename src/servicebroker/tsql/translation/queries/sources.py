@@ -206,7 +206,7 @@ def _write_table(writer: Writer, node: exp.Table, from_clause: From) -> str:
         return _write_function(writer, node, node.args.get("alias"), from_clause)
     alias = node.args.get("alias")
     if alias is not None and alias.args.get("columns"):
-        raise not_supported("Names of columns behind a table's alias", "Name them in a derived table.")
+        raise not_supported("Names of columns after a table's alias", "Name them in a derived table.")
     qualified_name = object_name(node)
     alias_name = alias.name if alias is not None else qualified_name.name
     name = alias_name.lower()
@@ -413,7 +413,7 @@ def _generate_series(writer: Writer, node: exp.Expression, alias: exp.Expression
 def _name_columns(
     text: str, function_name: str, columns: list[Column], alias: exp.Expression | None, from_clause: From
 ) -> str:
-    """Write the alias of a function, and the columns listed behind it."""
+    """Write the alias of a function, and the columns listed after it."""
     alias_name = alias.name if alias is not None and alias.name else function_name
     renamed = [column_node.name for column_node in (alias.args.get("columns") or [])] if alias is not None else []
     if renamed and len(renamed) == len(columns):
@@ -463,7 +463,7 @@ def _write_system_function(
 
 
 def _my_permissions(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
-    """Write fn_my_permissions: a row for each permission of the current principal, from the session's answer."""
+    """Write fn_my_permissions: a row for each permission of the current principal, from a result that the session has computed."""
     name = "fn_my_permissions"
     if len(node.expressions) != 2:
         raise argument_count_error(name, 2, 2)

@@ -73,7 +73,7 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
         if word not in _CLAUSES or (word == "FROM" and _is_target(rest, place, starts)):
             continue
         if word == "OUTPUT" and starts and starts[-1][1] == "OUTPUT" and "INTO" in rest.words[starts[-1][0] : place]:
-            continue  # the second clause, behind OUTPUT ... INTO
+            continue  # the second clause, after OUTPUT ... INTO
         if starts and _CLAUSES.index(word) <= _CLAUSES.index(starts[-1][1]):  # repeated or out of order
             raise syntax_error(word, rest.line(place))
         starts.append((place, word))

@@ -304,7 +304,7 @@ class _GrammarReader(TokenReader):
     # ------------------------------------------------------------ sources
 
     def sources(self) -> None:
-        """Read the sources behind FROM."""
+        """Read the sources after FROM."""
         while True:
             self._joined()
             if not self.take(","):
@@ -618,7 +618,7 @@ class _GrammarReader(TokenReader):
                 self._after_call()
 
     def _after_call(self) -> None:
-        """Read WITHIN GROUP, IGNORE NULLS and OVER behind a function call."""
+        """Read WITHIN GROUP, IGNORE NULLS and OVER after a function call."""
         if self.word == "WITHIN" and self.peek() == "GROUP":
             self.at += 2
             self.expect("(", "ORDER", "BY")
@@ -687,7 +687,7 @@ class _GrammarReader(TokenReader):
                 return
 
     def _after_argument(self, function: str) -> None:
-        """Read the words behind an argument of functions with their own grammar."""
+        """Read the words after an argument of functions with their own grammar."""
         if function in _CASTING_FUNCTIONS:
             self.expect("AS")
             self.type_name()

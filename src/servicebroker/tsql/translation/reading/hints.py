@@ -79,8 +79,8 @@ def combine_hints(words: set[str]) -> Hints:
 
 
 def hint_on_common_table() -> TsqlError:
-    """Build the error for a hint behind a common table expression."""
-    return not_supported("A hint on a common table expression", "Put it inside, behind the table.")
+    """Build the error for a hint after a common table expression."""
+    return not_supported("A hint on a common table expression", "Put it inside, after the table.")
 
 
 def add_locks(writer: Writer, hints: Hints, table: str, alias: str, where: exp.Expression | None) -> None:

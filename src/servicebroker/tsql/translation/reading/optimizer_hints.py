@@ -79,7 +79,7 @@ def read_max_recursion(tokens: Tokens) -> int:
 
 
 def _option_end(tokens: Tokens, opening: int) -> int:
-    """Return the index behind OPTION (...)."""
+    """Return the index after OPTION (...)."""
     closing = _require_closing(tokens, opening)
     depth = 0
     for at in range(opening, closing):

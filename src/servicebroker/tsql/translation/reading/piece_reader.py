@@ -15,7 +15,7 @@ class PieceReader(TokenReader):
         self.piece = piece
 
     def quoted(self) -> str:
-        """The next word without brackets, in lower case, "" behind the end."""
+        """The next word without brackets, in lower case, "" after the end."""
         return unquote(self.tokens.text(self.at)).lower() if self.word else ""
 
     def dotted(self) -> Slice:

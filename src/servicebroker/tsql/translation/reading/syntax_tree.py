@@ -40,7 +40,7 @@ from servicebroker.tsql.types import DATES, MONEY, NUMBERS, parse_type
 _PLAIN_VARIABLE = re.compile(r"@[^\W\d]\w*")
 MAX_CACHED_CHARS = 20_000  # longer texts rarely come twice
 CALL_PREFIX = "tsql_"  # prefix of function names, so that sqlglot keeps the call as written
-ODBC_PREFIX = "odbc_"  # behind it, for what stands in braces: {fn UCASE(...)}, {d '2020-01-01'}
+ODBC_PREFIX = "odbc_"  # prefix of calls for ODBC escapes in braces: {fn UCASE(...)}, {d '2020-01-01'}
 ROW_ADDRESS, CURSOR_ADDRESS = "place_of_row", "current_of_cursor"
 NULL_ON_NULL = CALL_PREFIX + "nulls"  # last argument of JSON_ARRAY, stands for NULL ON NULL
 
@@ -49,7 +49,7 @@ _BEFORE_HINT = HINTS | {")"}
 _AFTER_HINT = HINTS | {")", ","}
 _BEFORE_SOURCES = frozenset(
     {"FROM", "JOIN", "APPLY"}
-)  # behind these, a user-defined function may have the name of a built-in one
+)  # after these, a user-defined function may have the name of a built-in one
 _TABLES_OF_SQLGLOT = frozenset({"OPENJSON", "OPENXML", "VALUES", "UNNEST"})
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _ASSIGNMENT_ENDS = frozenset(
@@ -91,7 +91,7 @@ class Slice(NamedTuple):
         return self.tokens.source[self.tokens.starts[self.first] : self.tokens.ends[self.last - 1]]
 
     def alone(self) -> Tokens:
-        """Return the tokens with an END behind them. They keep their offsets in the text."""
+        """Return the tokens, followed by an END token. They keep their offsets in the text."""
         tokens, part = self.tokens, slice(self.first, self.last)
         end = tokens.ends[self.last - 1] if self.last else 0
         return Tokens(
@@ -156,7 +156,7 @@ def slice_text(text: str) -> Slice:
 
 
 def parse_slice(piece: Slice, before: str = "") -> exp.Expression:
-    """Return the tree of a piece of text, parsed behind the words `before`.
+    """Return the tree of a piece of text, parsed after the words `before`.
 
     Raises:
         TsqlError: 102 the syntax is wrong.
@@ -238,8 +238,8 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
     depth = 0
     place = tokens.starts[piece.first] if piece.first < piece.last else 0
     without = set(find_ignored_places(tokens, piece.first, piece.last))
-    ordered: set[int] = set()  # ends of OVER behind NEXT VALUE FOR
-    applied: set[int] = set()  # indexes behind tables of OUTER APPLY
+    ordered: set[int] = set()  # ends of OVER after NEXT VALUE FOR
+    applied: set[int] = set()  # indexes after tables of OUTER APPLY
     replaced: dict[int, str] = {}  # texts for tokens, by index
     for at in range(piece.first, piece.last):
         word = words[at]
@@ -287,7 +287,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             out.append(f"{CURSOR_ADDRESS}({_literal(tokens.text(at + skipped))}) = 1")
             without |= {*range(at + 1, at + skipped + 1)}
         elif kinds[at] == WORD and (text[0] == "#" or words[at - 1 : at + 2] == [".", "ROWS", "("]):
-            out.append(f"[{text}]")  # any word behind # or ##; a function named Rows
+            out.append(f"[{text}]")  # any word after # or ##; a function named Rows
         elif opens_hints(words, at) and words[at - 1] != "WITH":
             alias = _alias_after(tokens, at, piece.last)
             out.append(" ".join(["", *map(tokens.text, alias), "WITH ("]))
@@ -404,7 +404,7 @@ def _is_tablesample(words: list[str], at: int) -> bool:
 
 
 def _name_end(tokens: Tokens, at: int, last: int) -> int:
-    """Return the index behind a name of several parts."""
+    """Return the index after a name of several parts."""
     at += 1
     while at + 1 < last and tokens.words[at] == ".":
         at += 2
@@ -412,7 +412,7 @@ def _name_end(tokens: Tokens, at: int, last: int) -> int:
 
 
 def _table_end(tokens: Tokens, at: int, last: int) -> int:
-    """Return the index behind a table with alias and hints, 0 for a function or query."""
+    """Return the index after a table with alias and hints, 0 for a function or query."""
     words, kinds = tokens.words, tokens.kinds
     while at < last and (words[at] == "." or (kinds[at] in (WORD, QUOTED, VARIABLE) and words[at] not in RESERVED)):
         at += 1
@@ -457,7 +457,7 @@ def _lacks_operand(word: str, words: list[str], at: int, piece: Slice) -> bool:
 
 
 def _alias_after(tokens: Tokens, at: int, last: int) -> range:
-    """Return the indexes of the alias behind the hints that open here. An alias may also precede the hints."""
+    """Return the indexes of the alias after the hints that open here. An alias may also precede the hints."""
     begin = (find_closing(tokens.words, at) or at) + 1
     end = begin + (tokens.words[begin] == "AS")
     is_name = end < last and tokens.kinds[end] in (WORD, QUOTED)

@@ -104,7 +104,7 @@ def _count_by_table(has_names: bool) -> Iterator[None]:
 
 
 def _name_end(rest: Slice) -> int:
-    """Return the index behind the table's name."""
+    """Return the index after the table's name."""
     place = 1
     while rest.words[place : place + 1] == ["."]:
         place += 1 if rest.words[place + 1 : place + 2] == ["."] else 2
@@ -293,7 +293,7 @@ def _write_member(
 
 
 def _mark_row(row: int, member: _RowValue) -> _RowValue:
-    """Tell a value that draws from a sequence which row it is in."""
+    """Add the number of its row to a value that draws from a sequence."""
     return _RowValue(f"CASE WHEN tsql.in_row({row}) THEN {member.drawn} END") if member.drawn else member
 
 

@@ -55,7 +55,7 @@ def translate_merge(writer: Writer, common: Slice, piece: Slice) -> Translation:
     if using is None or on is None or not starts:
         raise syntax_error("MERGE", piece.line())
     if words[first] == "TOP":
-        raise not_supported("MERGE with TOP", "Write the TOP into the query behind USING.")
+        raise not_supported("MERGE with TOP", "Write the TOP into the query after USING.")
     output = piece.find("OUTPUT", after=on)
     end = len(words) if output is None else output
     starts = [place for place in starts if place < end]

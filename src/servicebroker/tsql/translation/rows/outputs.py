@@ -25,7 +25,7 @@ class Outputs(NamedTuple):
     expressions: list[exp.Expression]
     into: exp.Table | None
     columns: list[str]  # of the table after INTO
-    results: list[exp.Expression]  # of the OUTPUT clause behind INTO
+    results: list[exp.Expression]  # of the OUTPUT clause after INTO
 
     def replace_each(self, replace: Callable[[exp.Expression], list[exp.Expression]]) -> Outputs:
         """Replace every expression of both clauses by the expressions that `replace` returns."""

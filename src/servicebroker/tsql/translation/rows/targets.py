@@ -77,7 +77,7 @@ def cast_for_column(value: Sql, column: Column | None) -> str:
 
 
 def advance_identity(text: str, table: str, column: Column | None) -> str:
-    """Write a value of a new row. An explicit value of an IDENTITY column moves the sequence behind it."""
+    """Write a value of a new row. An explicit value of an IDENTITY column advances the sequence beyond it."""
     if column is None or not column.is_identity:
         return text
     sequence = f"pg_get_serial_sequence({quote_string(table)}, {quote_string(postgres_name(column.name))})"

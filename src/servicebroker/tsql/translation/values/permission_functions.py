@@ -1,6 +1,6 @@
 """HAS_PERMS_BY_NAME and fn_my_permissions: permissions of the current principal.
 
-The session answers them, and the answers become parameters.
+The session computes their results, which become parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CURRENT_DATABASE = "="
 
 
 def permissions_parameter(writer: Writer, name: str, nodes: list[exp.Expression]) -> str:
-    """Return the name of the parameter that holds the session's answer.
+    """Return the name of the parameter that holds the result that the session has computed.
 
     Raises:
         TsqlError: 40515 an argument that is neither a constant, a variable nor DB_NAME().

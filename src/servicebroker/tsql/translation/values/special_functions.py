@@ -1,4 +1,4 @@
-"""Functions whose arguments are not plain values, except date functions: ISNULL, CONCAT, IS_MEMBER and others."""
+"""Writes functions that need more than a PostgreSQL expression, except date functions: ISNULL, CONCAT and others."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ def _patindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "patindex")
     pattern = nodes[0]
     text = write_argument(write_value(writer, nodes[1]), "s")
-    written = pattern.this if isinstance(pattern, exp.Literal | exp.National) else None
-    if isinstance(written, str) and written.startswith("%"):
-        expression = pattern_expression(to_postgres(written))[1:].removeprefix(".*")
-        found = f"tsql.patindex({quote_string(expression)}, {text})"
+    literal = pattern.this if isinstance(pattern, exp.Literal | exp.National) else None
+    if isinstance(literal, str) and literal.startswith("%"):
+        expression = pattern_expression(to_postgres(literal))[1:].removeprefix(".*")
+        position = f"tsql.patindex({quote_string(expression)}, {text})"
     else:
-        found = f"tsql.patindex_of({write_argument(write_value(writer, pattern), 's')}, {text})"
-    return _size(writer, nodes[1], found)
+        position = f"tsql.patindex_of({write_argument(write_value(writer, pattern), 's')}, {text})"
+    return _size(writer, nodes[1], position)
 
 
 def _ignores_case(values: list[Sql]) -> bool:
-    """Check whether one of the strings has COLLATE with a collation that ignores case, or is a name of the catalog."""
+    """Return True if a string ignores case: it is a catalog name, or has COLLATE. Both have the type sysname here."""
     return any(value.type is not None and value.type.name == "sysname" for value in values)
 
 
@@ -100,19 +100,20 @@ def _charindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return _size(writer, nodes[1], f"tsql.charindex({', '.join(texts)})")
 
 
-# functions of one or more strings whose result has MAX only if one of these arguments has it
+# string functions whose result is (MAX) only if a string argument is
 _LIKE_THEIR_ARGUMENTS = frozenset(
     {"concat", "concat_ws", "left", "lower", "ltrim", "replace", "replicate", "reverse", "right", "rtrim", "stuff"}
     | {"substring", "translate", "upper"}
 )
-# functions whose result has no MAX, although nobody follows its length here
+# functions whose result is never (MAX); their exact length is not computed
 _WITHOUT_MAX = frozenset({"format", "formatmessage", "space", "str"})
-# functions whose result is a number; inside each other they would be written twice at every level
+# functions that return a size or position. They are listed, because writing them only to learn their type would double
+# the work at each level of nesting.
 _SIZES = frozenset({"len", "datalength", "charindex", "patindex"})
 
 
 def _size(writer: Writer, node: exp.Expression, text: str) -> Sql:
-    """Write a size of, or a place in, a value: a bigint if the type of the value has MAX."""
+    """Write the length of a value, or a position in it: bigint if the type of the value is (MAX), else int."""
     return Sql(f"{text}::bigint", BIGINT) if _has_max(writer, node) else Sql(text, INT)
 
 
@@ -204,11 +205,13 @@ def _compress(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql(f"tsql.compress({cast_value(value, VARBINARY).text})", VARBINARY)
 
 
-def _parsed(is_money: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
-    """Return a writer of the text in PARSE ... AS a number, as CAST takes it."""
+def _parsed(*, is_money: bool) -> Callable[[Writer, list[exp.Expression]], Sql]:
+    """Return a writer that turns the text of PARSE ... AS a number type into a text that CAST accepts."""
 
     def write(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-        return Sql(f"tsql.parsed({write_argument(write_value(writer, nodes[0]), 's')}, {is_money})", NVARCHAR)
+        return Sql(
+            f"tsql.parsed({write_argument(write_value(writer, nodes[0]), 's')}, {str(is_money).lower()})", NVARCHAR
+        )
 
     return write
 
@@ -224,7 +227,7 @@ def _parse(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return parsed._replace(text=f"coalesce({parsed.text}, {refusal})")
 
 
-_MAX_MESSAGE_ARGUMENTS = 21  # of FORMATMESSAGE: the text and 20 values
+_MAX_MESSAGE_ARGUMENTS = 21  # FORMATMESSAGE takes the text and 20 values
 
 
 def _formatmessage(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -295,7 +298,7 @@ def _refusing(name: str, instead: str) -> Callable[[Writer, list[exp.Expression]
 
 
 def _empty_binary(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    """Write the literal 0x, which is rewritten as this call."""
+    """Write the literal 0x, which `reading/syntax_tree.py` replaces by a call of this function."""
     return Sql("'\\x'::bytea", VARBINARY)
 
 
@@ -309,8 +312,8 @@ SPECIAL |= {
     "compress": _compress,
     "formatmessage": _formatmessage,
     "parse": _parse,
-    "parsed_number": _parsed("false"),
-    "parsed_money": _parsed("true"),
+    "parsed_number": _parsed(is_money=False),
+    "parsed_money": _parsed(is_money=True),
     "patindex": _patindex,
     "hashbytes": _hashbytes,
     "global": _global,
@@ -332,9 +335,9 @@ SPECIAL |= {
 def _trim(writer: Writer, node: exp.Trim) -> Sql:
     value = write_argument(write_value(writer, node.this), "s")
     allow_only(node, "this", "expression", "position")
-    signs = node.args.get("expression")
+    characters = node.args.get("expression")
     function = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position")).upper(), "btrim")
-    removed = write_argument(write_value(writer, signs), "s") if signs is not None else quote_string(" ")
+    removed = write_argument(write_value(writer, characters), "s") if characters is not None else quote_string(" ")
     return Sql(f"{function}({value}, {removed})", NVARCHAR)
 
 
@@ -345,9 +348,9 @@ _ADMINISTRATORS = (
 )
 
 
-def _write_arguments(writer: Writer, nodes: list[exp.Expression], most: int, name: str) -> list[str]:
-    if not 1 <= len(nodes) <= most:
-        raise argument_count_error(name, 1, most)
+def _write_arguments(writer: Writer, nodes: list[exp.Expression], max_arguments: int, name: str) -> list[str]:
+    if not 1 <= len(nodes) <= max_arguments:
+        raise argument_count_error(name, 1, max_arguments)
     return [cast_to_text(write_value(writer, node)) for node in nodes]
 
 
