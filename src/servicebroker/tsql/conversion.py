@@ -333,8 +333,8 @@ def _to_decimal(value: object, source: SqlType | None, target: SqlType) -> Decim
         raise _conversion_error(source, "numeric")
     number = _parse_decimal(value, source, target)
     precision, scale = target.precision or 18, target.scale or 0
-    most = Decimal(10) ** (precision - scale)
-    if not number.is_finite() or abs(number) >= most or abs(rounded := _round_decimal(number, scale)) >= most:
+    limit = Decimal(10) ** (precision - scale)
+    if not number.is_finite() or abs(number) >= limit or abs(rounded := _round_decimal(number, scale)) >= limit:
         sql_type = source.name if source else "expression"
         raise TsqlError(8115, f"Arithmetic overflow error converting {sql_type} to data type numeric.", state=8)
     return rounded

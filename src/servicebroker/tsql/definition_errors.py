@@ -331,8 +331,8 @@ def follow(cause: TsqlError, number: int = 1750, subject: str = "") -> TsqlError
 
 def _changed_column(statement: str) -> str:
     """Return DROP COLUMN or ALTER COLUMN with the column's name, "" for another change."""
-    found = re.search(rf"((?:ALTER|DROP) COLUMN (?:IF EXISTS )?{_NAME})", statement)
-    return re.sub(r"[\[\]\"]", "", found[1]) if found else ""
+    match = re.search(rf"((?:ALTER|DROP) COLUMN (?:IF EXISTS )?{_NAME})", statement)
+    return re.sub(r"[\[\]\"]", "", match[1]) if match else ""
 
 
 def _read_names(source: str) -> _Names:

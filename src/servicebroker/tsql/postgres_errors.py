@@ -182,9 +182,9 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     ):  # raised by tsql.refuse or servicebroker.refuse
         error = TsqlError(int(raised[1]), raised[4], severity=int(raised[2]), state=int(raised[3]))
         return follow(error) if error.number == 2714 else error  # of tsql.check_constraint_names
-    told = f"{message}\n{zero_character.from_postgres(diagnosis.message_detail or '')}"
+    full_message = f"{message}\n{zero_character.from_postgres(diagnosis.message_detail or '')}"
     for find_error in (find_definition_error, find_query_error):
-        refused = find_error(problem.sqlstate or "", told, source, find_spelling)
+        refused = find_error(problem.sqlstate or "", full_message, source, find_spelling)
         if refused is not None:
             return refused
     if problem.sqlstate == "22023":

@@ -30,7 +30,7 @@ class TsqlError(BrokerError):
         is_raised: True for RAISERROR, which SET XACT_ABORT does not apply to.
         undoes: True to roll the transaction back whatever the number, since earlier changes of the statement remain.
         ends_batch: True to end the batch whatever the number, as THROW does.
-        cause: the error that is told before this one. CATCH only handles this one.
+        cause: an error that is reported before this one. CATCH handles only this one.
         is_relative: True if `line` counts from the first line of the statement, until `at` sets the place.
     """
 
@@ -91,9 +91,9 @@ class Message(NamedTuple):
         return _headline(self)
 
 
-def _headline(told: TsqlError | Message) -> str:
-    where = f", Procedure {told.procedure}" if told.procedure else ""
-    return f"Msg {told.number}, Level {told.severity}, State {told.state}{where}, Line {told.line}"
+def _headline(output: TsqlError | Message) -> str:
+    where = f", Procedure {output.procedure}" if output.procedure else ""
+    return f"Msg {output.number}, Level {output.severity}, State {output.state}{where}, Line {output.line}"
 
 
 def syntax_error(near: str, line: int) -> TsqlError:

@@ -293,11 +293,11 @@ class Parser(ObjectParser):
         words = self.words[begin : begin + 4]
         if words[0] in ("CREATE", "ALTER") and any(word in _MODULES for word in words[1:]):
             return len(self.words) - 1  # its body is the rest of the batch
-        place = max(self.at, begin + 1)
+        index = max(self.at, begin + 1)
         if words[0] in ("GRANT", "DENY", "REVOKE"):  # permissions are words that begin statements
-            while self.words[place] not in ("TO", "FROM", ";", ""):
-                place += 1
-        return feature_end(self.tokens, place) if error.number == UNSUPPORTED_ERROR else place
+            while self.words[index] not in ("TO", "FROM", ";", ""):
+                index += 1
+        return feature_end(self.tokens, index) if error.number == UNSUPPORTED_ERROR else index
 
     def _drop_modules(self, line: int, kind: str) -> Statement:
         if_exists = self.take("IF", "EXISTS")
@@ -373,10 +373,10 @@ class Parser(ObjectParser):
 
     def _is_before_query(self) -> bool:
         """Check whether the parentheses that open here contain a query."""
-        place = self.at
-        while self.words[place] == "(":
-            place += 1
-        return self.words[place] == "SELECT"
+        index = self.at
+        while self.words[index] == "(":
+            index += 1
+        return self.words[index] == "SELECT"
 
     def _is_before_merge(self) -> bool:
         """Check whether the common table expressions that begin here belong to MERGE."""

@@ -280,14 +280,14 @@ class ControlFlowParser(DialogParser):
         Raises:
             TsqlError: 134 the variable is declared twice.
         """
-        line, place, name = self.line, self.at, self.variable()
-        if self.declared.get(name, place) != place:  # `parse_piecewise` reads the same declaration again
+        line, index, name = self.line, self.at, self.variable()
+        if self.declared.get(name, index) != index:  # `parse_piecewise` reads the same declaration again
             text = (
-                f"The variable name '{self.tokens.text(place)}' has already been declared. "
+                f"The variable name '{self.tokens.text(index)}' has already been declared. "
                 "Variable names must be unique within a query batch or stored procedure."
             )
             raise TsqlError(134, text, severity=15, line=line)
-        self.declared[name] = place
+        self.declared[name] = index
         return name
 
     def _cursor(self, line: int) -> Statement:

@@ -391,9 +391,9 @@ class SecurityParser(FunctionParser):
                 self.expect("=")
                 clauses["binary"] = self.constant()
             else:
-                way = self.expect_any("DECRYPTION", "ENCRYPTION")
+                action = self.expect_any("DECRYPTION", "ENCRYPTION")
                 self.expect("BY", "PASSWORD", "=")
-                clauses[f"{way.lower()}_password"] = self.string()
+                clauses[f"{action.lower()}_password"] = self.string()
             if not self.take(","):
                 break
         self.expect(")")

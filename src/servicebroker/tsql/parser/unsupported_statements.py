@@ -113,14 +113,14 @@ _STATEMENTS_REFUSED = {
 }
 
 _STATEMENTS_REFUSED |= {
-    f"{verb} {what}": "Back up the PostgreSQL database, see the page on backups."
+    f"{verb} {kind}": "Back up the PostgreSQL database, see the page on backups."
     for verb in ("BACKUP", "DUMP")
-    for what in ("DATABASE", "LOG", "TRANSACTION", "TRAN", "SYMMETRIC KEY", "GROUP", "SERVER")
+    for kind in ("DATABASE", "LOG", "TRANSACTION", "TRAN", "SYMMETRIC KEY", "GROUP", "SERVER")
 }
 _STATEMENTS_REFUSED |= {
-    f"{verb} {what}": "Restore PostgreSQL's backup, see the page on backups."
+    f"{verb} {kind}": "Restore PostgreSQL's backup, see the page on backups."
     for verb in ("RESTORE", "LOAD")
-    for what in (
+    for kind in (
         "DATABASE", "LOG", "TRANSACTION", "TRAN", "HEADERONLY", "FILELISTONLY", "VERIFYONLY", "LABELONLY", "REWINDONLY",
         "SYMMETRIC KEY",
     )
@@ -188,20 +188,20 @@ def feature_at(tokens: Tokens, at: int) -> Feature | None:
 def feature_end(tokens: Tokens, at: int) -> int:
     """Return the index after an unsupported statement, searched from an index inside it."""
     depth = 0
-    for place in range(at, len(tokens.words)):
-        word = tokens.words[place]
+    for index in range(at, len(tokens.words)):
+        word = tokens.words[index]
         if word == "":
-            return place
+            return index
         if word == "(":
             depth += 1
         elif word == ")":
             if depth == 0:
-                return place
+                return index
             depth -= 1
         elif depth == 0 and (
-            word == ";" or (word in STARTERS | {"END", "ELSE"} and not _continues_clause(tokens, place))
+            word == ";" or (word in STARTERS | {"END", "ELSE"} and not _continues_clause(tokens, index))
         ):
-            return place
+            return index
     return len(tokens.words) - 1
 
 

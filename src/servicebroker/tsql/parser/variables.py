@@ -22,19 +22,19 @@ def check_variables(
     Raises:
         TsqlError: 137, 1087 a variable is not declared.
     """
-    for place, token_kind in enumerate(tokens.kinds):
-        if token_kind != VARIABLE or place in arguments:
+    for index, token_kind in enumerate(tokens.kinds):
+        if token_kind != VARIABLE or index in arguments:
             continue
-        written = tokens.text(place)
+        written = tokens.text(index)
         name = written.lower()
-        if name in GLOBALS or name in parameters or declared.get(name, place + 1) <= place:
+        if name in GLOBALS or name in parameters or declared.get(name, index + 1) <= index:
             continue
-        number, kind = (1087, "table") if _is_table(tokens, place) else (137, "scalar")
+        number, kind = (1087, "table") if _is_table(tokens, index) else (137, "scalar")
         text = f'Must declare the {kind} variable "{written}".'
-        raise TsqlError(number, text, severity=15, line=tokens.line(place))
+        raise TsqlError(number, text, severity=15, line=tokens.line(index))
 
 
-def _is_table(tokens: Tokens, place: int) -> bool:
+def _is_table(tokens: Tokens, index: int) -> bool:
     """Check whether the variable stands in place of a table, and not of a cursor, value or cookie."""
-    before = tokens.words[max(place - 8, 0) : place]
+    before = tokens.words[max(index - 8, 0) : index]
     return bool(before) and before[-1] in _TABLE_KEYWORDS and "FETCH" not in before and before[-2:-1] != ["COOKIE"]

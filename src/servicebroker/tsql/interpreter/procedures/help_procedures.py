@@ -98,8 +98,8 @@ def _sp_helpconstraint(machine: Machine, statement: Execute) -> None:
         machine.connection, "help_procedures.sp_helpconstraint.find", _LIST_CONSTRAINTS, (table.object_id,)
     )
     for row in decode_rows(constraints):
-        *shown, references = row
-        rows.append(tuple(shown))
+        *columns, references = row
+        rows.append(tuple(columns))
         if references is not None:
             rows.append((" ", " ", " ", " ", " ", " ", references))
     names = ("constraint_type", "constraint_name", "delete_action", "update_action", "status_enabled",

@@ -258,8 +258,8 @@ class Compiler:
             if plain is None:
                 items, steps = self._step(items, steps[0], within), steps[1:]
             else:
-                taken, path, variables = plain
-                items, steps = f"{self._finder}({items}, {quote_string(path)}{variables})", steps[taken:]
+                step_count, path, variables = plain
+                items, steps = f"{self._finder}({items}, {quote_string(path)}{variables})", steps[step_count:]
         return items
 
     def _plain(self, steps: tuple[Step, ...]) -> tuple[int, str, str] | None:
@@ -267,12 +267,12 @@ class Compiler:
 
         None without one.
         """
-        for taken in range(len(steps), 0, -1):
+        for step_count in range(len(steps), 0, -1):
             try:
-                path, names = steps_to_jsonpath(steps[:taken], number_variables(self._writer))
+                path, names = steps_to_jsonpath(steps[:step_count], number_variables(self._writer))
             except NotJsonpath:
                 continue
-            return taken, path, jsonpath_variables(self._writer, names)
+            return step_count, path, jsonpath_variables(self._writer, names)
         return None
 
     def _step(self, items: str, step: Step, within: DynamicContext) -> str:

@@ -78,8 +78,8 @@ def _read_names(node: exp.Pivot, alias: str) -> list[str]:
     if len(node.args.get("fields") or []) != 1 or len(node.expressions) != 1:
         raise syntax_error(",", 0)
     names = [_column_name(item) for item in node.args["fields"][0].expressions]
-    for place, name in enumerate(names):
-        if name.lower() in [other.lower() for other in names[:place]]:
+    for index, name in enumerate(names):
+        if name.lower() in [other.lower() for other in names[:index]]:
             raise _duplicate_column(name, alias)
     return names
 
@@ -106,8 +106,8 @@ def _remaining_columns(
     pivot_input: _PivotInput, leaving: Iterable[str], new: Iterable[str], operator: str
 ) -> list[tuple[Source, Column]]:
     """Return the columns that remain unchanged."""
-    gone = {name.lower() for name in leaving}
-    staying = {name: column for name, column in pivot_input.columns.items() if name not in gone}
+    removed = {name.lower() for name in leaving}
+    staying = {name: column for name, column in pivot_input.columns.items() if name not in removed}
     for name in new:
         if name.lower() in staying:
             raise TsqlError(

@@ -93,9 +93,9 @@ def check_named(outputs: list[Output] | None, renamed: list[str], name: str) -> 
     Raises:
         TsqlError: 8155.
     """
-    places = [place for place, output in enumerate(outputs or [], 1) if not output.name]
-    if places and not renamed:
-        raise TsqlError(8155, f"No column name was specified for column {places[0]} of '{name}'.", state=2)
+    indexes = [index for index, output in enumerate(outputs or [], 1) if not output.name]
+    if indexes and not renamed:
+        raise TsqlError(8155, f"No column name was specified for column {indexes[0]} of '{name}'.", state=2)
 
 
 def output_name(node: exp.Expression) -> tuple[str, exp.Expression]:

@@ -249,7 +249,7 @@ def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: b
     outputs = left.outputs
     texts = left.text, right.text
     if outputs is not None and right.outputs is not None and len(outputs) == len(right.outputs):
-        columns = [_match_column(place, *pair) for place, pair in enumerate(zip(outputs, right.outputs, strict=True))]
+        columns = [_match_column(index, *pair) for index, pair in enumerate(zip(outputs, right.outputs, strict=True))]
         names = [(quote_label if outermost else _inner_label)(output.name) for output in outputs]
         texts = (
             _rename_columns(texts[0], [text for _, text, _ in columns], names),
@@ -262,12 +262,12 @@ def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: b
     return Query(f"({texts[0]}) {word} ({texts[1]}){tail}", outputs)
 
 
-def _match_column(place: int, left: Output, right: Output) -> tuple[SqlType | None, str, str]:
+def _match_column(index: int, left: Output, right: Output) -> tuple[SqlType | None, str, str]:
     """Return the common type of a column of two queries, and for each of them the converted column c0, c1, ...
 
     PostgreSQL combines neither strings with other types, nor the NULL of an inner UNION with a typed column.
     """
-    field = f"c{place}"
+    field = f"c{index}"
     values = [Sql(field, operand.type) for operand in (left, right)]
     kinds = {value.kind for value in values}
     if "string" in kinds and kinds & {"number", "date", "uniqueidentifier"}:
@@ -280,7 +280,7 @@ def _match_column(place: int, left: Output, right: Output) -> tuple[SqlType | No
 
 def _rename_columns(text: str, columns: list[str], names: list[str]) -> str:
     """Wrap a query to convert and rename its columns, unless nothing changes."""
-    fields = [f"c{place}" for place in range(len(columns))]
+    fields = [f"c{index}" for index in range(len(columns))]
     if columns == fields:
         return text
     select_list = ", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True))

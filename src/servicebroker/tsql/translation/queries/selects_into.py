@@ -160,22 +160,22 @@ def _take_identity(node: exp.Expression) -> tuple[_IdentityRequest | None, exp.E
     """Return the request of IDENTITY(), if any, and the query without it."""
     if not isinstance(node, exp.Select):
         return None, node
-    places = [place for place, item in enumerate(node.expressions) if _identity(item) is not None]
-    if not places:
+    indexes = [index for index, item in enumerate(node.expressions) if _identity(item) is not None]
+    if not indexes:
         return None, node
-    if len(places) > 1:
+    if len(indexes) > 1:
         raise TsqlError(8108, "Cannot add identity column, using the SELECT INTO statement, to a table that has one.")
-    call, alias = _identity(node.expressions[places[0]]), node.expressions[places[0]].alias
+    call, alias = _identity(node.expressions[indexes[0]]), node.expressions[indexes[0]].alias
     assert call is not None
     type_text, *numbers = (item.sql("tsql") for item in call.expressions)
     if not alias or len(numbers) not in (0, 2) or not all(is_whole(number) for number in numbers):
         raise TsqlError(177, "The IDENTITY function can only be used when the SELECT statement has an INTO clause.")
     start, step = (parse_whole_number(number) for number in numbers) if numbers else (1, 1)
     rest = node.copy()
-    others = [item for place, item in enumerate(rest.expressions) if place != places[0]]
+    others = [item for index, item in enumerate(rest.expressions) if index != indexes[0]]
     rest.set("expressions", others or [exp.alias_(exp.Literal.number(start), alias)])
     return _IdentityRequest(
-        places[0], Column(alias, parse_type(type_text), is_nullable=False), start, step, not others
+        indexes[0], Column(alias, parse_type(type_text), is_nullable=False), start, step, not others
     ), rest
 
 

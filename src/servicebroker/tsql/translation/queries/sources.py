@@ -380,10 +380,10 @@ def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | 
     if not 2 <= len(node.expressions) <= 3:
         raise argument_count_error("string_split", 2, 3)
     text, separator = (write_argument(write_value(writer, item), "s") for item in node.expressions[:2])
-    place = node.expressions[2].name if len(node.expressions) == 3 else "0"
-    if place not in ("0", "1"):
+    enable_ordinal = node.expressions[2].name if len(node.expressions) == 3 else "0"
+    if enable_ordinal not in ("0", "1"):
         raise TsqlError(4199, "Argument value 3 of string_split is invalid: write 0 or 1.")
-    columns = [Column("value", NVARCHAR), *([Column("ordinal", BIGINT)] if place == "1" else [])]
+    columns = [Column("value", NVARCHAR), *([Column("ordinal", BIGINT)] if enable_ordinal == "1" else [])]
     column_list = ", ".join(column.name for column in columns)
     return _name_columns(
         f"(SELECT {column_list} FROM tsql.string_parts({text}, {separator}))",

@@ -68,21 +68,21 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
     verb = rest.words[0]
     starts: list[tuple[int, str]] = []
     first = 2 if rest.words[1:2] == ["FROM"] else 1
-    for place in rest.outside(first):
-        word = rest.words[place]
-        if word not in _CLAUSES or (word == "FROM" and _is_target(rest, place, starts)):
+    for index in rest.outside(first):
+        word = rest.words[index]
+        if word not in _CLAUSES or (word == "FROM" and _is_target(rest, index, starts)):
             continue
-        if word == "OUTPUT" and starts and starts[-1][1] == "OUTPUT" and "INTO" in rest.words[starts[-1][0] : place]:
+        if word == "OUTPUT" and starts and starts[-1][1] == "OUTPUT" and "INTO" in rest.words[starts[-1][0] : index]:
             continue  # the second clause, after OUTPUT ... INTO
         if starts and _CLAUSES.index(word) <= _CLAUSES.index(starts[-1][1]):  # repeated or out of order
-            raise syntax_error(word, rest.line(place))
-        starts.append((place, word))
-    ends = [place for place, _ in starts[1:]] + [len(rest.words)]
-    parts = {word: rest.part(place + 1, end) for (place, word), end in zip(starts, ends, strict=False)}
+            raise syntax_error(word, rest.line(index))
+        starts.append((index, word))
+    ends = [index for index, _ in starts[1:]] + [len(rest.words)]
+    parts = {word: rest.part(index + 1, end) for (index, word), end in zip(starts, ends, strict=False)}
     head = rest.part(1, starts[0][0] if starts else len(rest.words))
     if verb == "UPDATE" and "SET" not in parts:
         behind_name = next(
-            (place for place in range(2, len(rest.words)) if "." not in rest.words[place - 1 : place + 1]), 1
+            (index for index in range(2, len(rest.words)) if "." not in rest.words[index - 1 : index + 1]), 1
         )
         raise syntax_error(rest.tokens.text(rest.first + behind_name), rest.line(behind_name))
     if verb == "DELETE" and "SET" in parts:
@@ -90,10 +90,10 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
     return Clauses(common, verb, head, parts)
 
 
-def _is_target(rest: Slice, place: int, starts: list[tuple[int, str]]) -> bool:
+def _is_target(rest: Slice, index: int, starts: list[tuple[int, str]]) -> bool:
     """Check whether this FROM of DELETE TOP (n) FROM stands before the table whose rows are deleted."""
-    return rest.words[0] == "DELETE" and not starts and rest.words[1] == "TOP" and rest.words[place - 1] in (")", "PERCENT") and (
-        rest.closing(2) == place - 1 - (rest.words[place - 1] == "PERCENT")
+    return rest.words[0] == "DELETE" and not starts and rest.words[1] == "TOP" and rest.words[index - 1] in (")", "PERCENT") and (
+        rest.closing(2) == index - 1 - (rest.words[index - 1] == "PERCENT")
     )  # fmt: skip
 
 

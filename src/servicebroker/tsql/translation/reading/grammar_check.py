@@ -198,14 +198,14 @@ class _GrammarReader(TokenReader):
         self.at += 1
         opening = self.at
         self.parenthesized()
-        for place in range(opening, self.at - 1):
-            is_first = self.words[place] in ("(", ",")
-            following = self.words[place + 1]
+        for index in range(opening, self.at - 1):
+            is_first = self.words[index] in ("(", ",")
+            following = self.words[index + 1]
             lacks = (
-                is_first and following in _NUMBERED_OPTIONS and self.tokens.kinds[place + 2] not in (NUMBER, VARIABLE)
+                is_first and following in _NUMBERED_OPTIONS and self.tokens.kinds[index + 2] not in (NUMBER, VARIABLE)
             )
             if lacks or (is_first and following in (")", ",")):
-                self.at = place + 1
+                self.at = index + 1
                 self.fail()
 
     def items(self) -> None:
@@ -236,13 +236,13 @@ class _GrammarReader(TokenReader):
 
     def _is_star(self) -> bool:
         """Read name.* or database..name.*. Return False, without advancing, if another expression comes."""
-        place = self.at
-        while self.tokens.kinds[place] in (WORD, QUOTED) and self.words[place + 1] == ".":
-            place += 2
-            while self.words[place] == ".":
-                place += 1
-            if self.words[place] == "*":
-                self.at = place + 1
+        index = self.at
+        while self.tokens.kinds[index] in (WORD, QUOTED) and self.words[index + 1] == ".":
+            index += 2
+            while self.words[index] == ".":
+                index += 1
+            if self.words[index] == "*":
+                self.at = index + 1
                 return True
         return False
 
@@ -544,22 +544,22 @@ class _GrammarReader(TokenReader):
 
     def _begins_query(self) -> bool:
         """Check whether a query comes next, within any number of parentheses. (query) + 1 is no query."""
-        place = self.at
-        while self.words[place] == "(":
-            place += 1
-        if self.words[place] not in ("SELECT", "WITH"):
+        index = self.at
+        while self.words[index] == "(":
+            index += 1
+        if self.words[index] not in ("SELECT", "WITH"):
             return False
-        depth = around = place - self.at
+        depth = around = index - self.at
         while around:
-            word = self.words[place]
+            word = self.words[index]
             if word == "":
-                self.at = place
+                self.at = index
                 self.fail()
             depth += (word == "(") - (word == ")")
-            place += 1
+            index += 1
             if depth < around:
                 around = depth
-                if self.words[place] not in (")", *_SET_OPERATORS):
+                if self.words[index] not in (")", *_SET_OPERATORS):
                     return False
         return True
 

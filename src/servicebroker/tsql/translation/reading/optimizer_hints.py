@@ -35,23 +35,23 @@ def find_ignored_places(tokens: Tokens, first: int, last: int) -> set[int]:
         TsqlError: 102 an unknown hint in OPTION.
     """
     words = tokens.words
-    places: set[int] = set()
+    indexes: set[int] = set()
     for at in range(first, last):
         word = words[at]
         if word == "OPTION" and words[at + 1] == "(":
-            places.update(range(at, _option_end(tokens, at + 1)))
+            indexes.update(range(at, _option_end(tokens, at + 1)))
         elif word in _JOIN_HINTS and words[at + 1] == "JOIN" and words[at - 1] in _BEFORE_JOIN_HINT:
-            places.add(at)
+            indexes.add(at)
         elif word in _HINTS_WITH_ARGUMENTS and words[at - 1] in ("(", ",") and words[at + 1] in ("(", "="):
             end = at + 3 if words[at + 1] == "=" else _require_closing(tokens, at + 1) + 1
-            places.update(range(at + 1, end))
+            indexes.update(range(at + 1, end))
         elif word == "ALL" and words[at - 1] == "SELECT" and words[at + 1] == "TOP":
-            places.add(at)
+            indexes.add(at)
         elif word == "INTO":
-            places.update(_filegroup(tokens, at + 1))
+            indexes.update(_filegroup(tokens, at + 1))
         elif word == "{" and words[at + 1] in ("OJ", "ESCAPE"):
-            places.update(_braces(words, at))
-    return places
+            indexes.update(_braces(words, at))
+    return indexes
 
 
 def opens_hints(words: list[str], at: int) -> bool:
@@ -91,19 +91,19 @@ def _option_end(tokens: Tokens, opening: int) -> int:
 
 
 def _require_closing(tokens: Tokens, opening: int) -> int:
-    place = find_closing(tokens.words, opening)
-    if place is None:
+    index = find_closing(tokens.words, opening)
+    if index is None:
         raise syntax_error("(", tokens.line(opening))
-    return place
+    return index
 
 
 def _braces(words: list[str], at: int) -> Iterator[int]:
     """Yield the indexes of braces in {oj a LEFT JOIN b ON ...} and {escape '!'}, which have no effect."""
-    depth, place = 1, at + 1
-    while depth and words[place]:
-        depth += (words[place] == "{") - (words[place] == "}")
-        place += 1
-    yield from (at, place - 1)
+    depth, index = 1, at + 1
+    while depth and words[index]:
+        depth += (words[index] == "{") - (words[index] == "}")
+        index += 1
+    yield from (at, index - 1)
     if words[at + 1] == "OJ":
         yield at + 1
 

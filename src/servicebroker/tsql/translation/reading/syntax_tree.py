@@ -109,39 +109,39 @@ class Slice(NamedTuple):
 
     def find(self, *wanted: str, after: int = 0) -> int | None:
         """Return the index of the first of these words outside of parentheses and CASE, or None."""
-        for place in self.outside(after):
-            if self.tokens.words[self.first + place] in wanted:
-                return place
+        for index in self.outside(after):
+            if self.tokens.words[self.first + index] in wanted:
+                return index
         return None
 
     def outside(self, after: int = 0) -> Iterator[int]:
         """Yield the indexes outside of parentheses and CASE ... END."""
         depth = 0
-        for place, word in enumerate(self.words):
+        for index, word in enumerate(self.words):
             if word in (")", "END"):
                 depth -= 1
-            if depth == 0 and place >= after:
-                yield place
+            if depth == 0 and index >= after:
+                yield index
             if word in ("(", "CASE"):
                 depth += 1
 
     def split(self) -> list[Slice]:
         """Return the parts between commas."""
         words = self.words
-        places = [place for place in self.outside() if words[place] == ","]
-        starts = [0, *(place + 1 for place in places)]
-        return [self.part(first, last) for first, last in zip(starts, [*places, len(words)], strict=True)]
+        indexes = [index for index in self.outside() if words[index] == ","]
+        starts = [0, *(index + 1 for index in indexes)]
+        return [self.part(first, last) for first, last in zip(starts, [*indexes, len(words)], strict=True)]
 
     def closing(self, opening: int) -> int:
         """Return the index of the parenthesis that closes the one at `opening`."""
-        place = find_closing(self.words, opening)
-        if place is None:
+        index = find_closing(self.words, opening)
+        if index is None:
             raise syntax_error("(", self.line(opening))
-        return place
+        return index
 
-    def line(self, place: int = 0) -> int:
+    def line(self, index: int = 0) -> int:
         """Return the line of a token."""
-        return self.tokens.line(min(self.first + place, len(self.tokens.words) - 1))
+        return self.tokens.line(min(self.first + index, len(self.tokens.words) - 1))
 
 
 def slice_text(text: str) -> Slice:
@@ -236,7 +236,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
     out: list[str] = []
     pending: list[int] = []  # depths of open operands of compound assignments
     depth = 0
-    place = tokens.starts[piece.first] if piece.first < piece.last else 0
+    index = tokens.starts[piece.first] if piece.first < piece.last else 0
     without = set(find_ignored_places(tokens, piece.first, piece.last))
     ordered: set[int] = set()  # ends of OVER after NEXT VALUE FOR
     applied: set[int] = set()  # indexes after tables of OUTER APPLY
@@ -246,7 +246,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
         if at in applied:
             out.append(" ON 1 = 1")
         if at in without:
-            place = tokens.starts[at]
+            index = tokens.starts[at]
             continue
         if pending and depth == pending[-1] and word in _ASSIGNMENT_ENDS:
             out.append(")")
@@ -255,8 +255,8 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             raise syntax_error(";", tokens.line(at))
         if _lacks_operand(word, words, at, piece):  # sqlglot accepts it
             raise syntax_error(tokens.text(min(at + 1, piece.last - 1)), 0)
-        out.append(" " if tokens.starts[at] > place else "")
-        place = tokens.ends[at]
+        out.append(" " if tokens.starts[at] > index else "")
+        index = tokens.ends[at]
         depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)
         text = tokens.text(at)
         if words[at : at + 3] == ["NEXT", "VALUE", "FOR"] and at + 3 < piece.last:
@@ -375,7 +375,7 @@ def _read_parse(tokens: Tokens, at: int) -> tuple[set[int], dict[int, str]]:
         TsqlError: 40515 a culture other than en-US, 10761 a type other than numbers and dates.
     """
     words, closing = tokens.words, find_closing(tokens.words, at + 1)
-    as_ = max((place for place in range(at, closing or at) if words[place] == "AS"), default=0)
+    as_ = max((index for index in range(at, closing or at) if words[index] == "AS"), default=0)
     if closing is None or not as_:
         raise syntax_error(tokens.text(at), tokens.line(at))
     has_culture = words[closing - 2] == "USING"

@@ -105,10 +105,10 @@ def _count_by_table(has_names: bool) -> Iterator[None]:
 
 def _name_end(rest: Slice) -> int:
     """Return the index after the table's name."""
-    place = 1
-    while rest.words[place : place + 1] == ["."]:
-        place += 1 if rest.words[place + 1 : place + 2] == ["."] else 2
-    return place
+    index = 1
+    while rest.words[index : index + 1] == ["."]:
+        index += 1 if rest.words[index + 1 : index + 2] == ["."] else 2
+    return index
 
 
 def _target_columns(

@@ -51,14 +51,14 @@ def translate_merge(writer: Writer, common: Slice, piece: Slice) -> Translation:
     words = piece.words
     first = 2 if words[1:2] == ["INTO"] else 1
     using, on = piece.find("USING"), piece.find("ON")
-    starts = [place for place in piece.outside(on or 0) if words[place] == "WHEN"]
+    starts = [index for index in piece.outside(on or 0) if words[index] == "WHEN"]
     if using is None or on is None or not starts:
         raise syntax_error("MERGE", piece.line())
     if words[first] == "TOP":
         raise not_supported("MERGE with TOP", "Write the TOP into the query after USING.")
     output = piece.find("OUTPUT", after=on)
     end = len(words) if output is None else output
-    starts = [place for place in starts if place < end]
+    starts = [index for index in starts if index < end]
     level: dict[str, dict[str, Column] | None] = {}
     writer.common_tables.append(level)
     try:
@@ -156,11 +156,11 @@ SPECIAL[_ACTION] = _write_action
 def _read_target(writer: Writer, piece: Slice) -> tuple[Source, ObjectName]:
     """Read the target with its hints and alias. Return it and its name."""
     hints: set[str] = set()
-    place = piece.find("WITH")
-    if place is not None and piece.words[place + 1 : place + 2] == ["("]:  # hints precede the alias
-        end = piece.closing(place + 1)
-        hints = set(piece.words[place + 2 : end]) - {",", "(", ")"}
-        piece = slice_text(f"{piece.part(0, place).text} {piece.part(end + 1, len(piece.words)).text}")
+    index = piece.find("WITH")
+    if index is not None and piece.words[index + 1 : index + 2] == ["("]:  # hints precede the alias
+        end = piece.closing(index + 1)
+        hints = set(piece.words[index + 2 : end]) - {",", "(", ")"}
+        piece = slice_text(f"{piece.part(0, index).text} {piece.part(end + 1, len(piece.words)).text}")
     node = read_table(piece)
     if node.args.get("hints"):
         raise syntax_error(piece.text[:40], piece.line())
@@ -183,17 +183,17 @@ def _write_clause(writer: Writer, piece: Slice, target: Source, from_clause: Fro
     words = piece.words
     then = piece.find("THEN")
     matched = words[1:2] == ["MATCHED"]
-    place = 2 if matched else 3
+    index = 2 if matched else 3
     if then is None or not (matched or words[1:3] == ["NOT", "MATCHED"]):
         raise syntax_error(piece.text[:40], piece.line())
-    by_source = not matched and words[place : place + 2] == ["BY", "SOURCE"]
-    place += 2 if by_source else 0
-    place += 2 if words[place : place + 2] == ["BY", "TARGET"] else 0
+    by_source = not matched and words[index : index + 2] == ["BY", "SOURCE"]
+    index += 2 if by_source else 0
+    index += 2 if words[index : index + 2] == ["BY", "TARGET"] else 0
     more = ""
-    if words[place] == "AND":
-        more = " AND " + _write_condition(writer, piece.part(place + 1, then))
-    elif place != then:
-        raise syntax_error(words[place], piece.line(place))
+    if words[index] == "AND":
+        more = " AND " + _write_condition(writer, piece.part(index + 1, then))
+    elif index != then:
+        raise syntax_error(words[index], piece.line(index))
     action = piece.part(then + 1, len(words))
     when = f"WHEN {'' if matched else 'NOT '}MATCHED{' BY SOURCE' if by_source else ''}{more} THEN "
     matched = matched or by_source
@@ -227,14 +227,14 @@ def _write_insert(writer: Writer, piece: Slice, target: Source) -> str:
     if words[1:] == ["DEFAULT", "VALUES"]:
         return "INSERT DEFAULT VALUES"
     names: list[str] = []
-    place = 1
+    index = 1
     if words[1:2] == ["("]:
         end = piece.closing(1)
         names = read_names(piece.part(2, end))
-        place = end + 1
-    if words[place : place + 2] != ["VALUES", "("] or piece.closing(place + 1) != len(words) - 1:
+        index = end + 1
+    if words[index : index + 2] != ["VALUES", "("] or piece.closing(index + 1) != len(words) - 1:
         raise syntax_error(piece.text[:40], piece.line())
-    members = piece.part(place + 2, len(words) - 1).split()
+    members = piece.part(index + 2, len(words) - 1).split()
     table_columns = target.columns or {}
     if not names and target.columns is None:
         raise UnknownColumns("MERGE that names no columns")

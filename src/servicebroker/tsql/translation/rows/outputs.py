@@ -66,12 +66,12 @@ def read_outputs(piece: Slice) -> Outputs:
     Raises:
         TsqlError: 102 the second clause has an INTO, or a third one follows.
     """
-    place = piece.find("INTO")
-    listed = piece.part(0, place if place is not None else len(piece.words))
+    index = piece.find("INTO")
+    listed = piece.part(0, index if index is not None else len(piece.words))
     expressions = read_values(listed)
-    if place is None:
+    if index is None:
         return Outputs(expressions, None, [], [])
-    target = piece.part(place + 1, len(piece.words))
+    target = piece.part(index + 1, len(piece.words))
     results: list[exp.Expression] = []
     second = target.find("OUTPUT")
     if second is not None:

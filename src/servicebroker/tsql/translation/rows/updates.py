@@ -209,36 +209,36 @@ def _read_setting(piece: Slice, alias: str) -> Setting:
         if words[1:2] != ["="]:
             raise syntax_error(piece.text[:40], piece.line())
         piece = piece.part(2, len(words))
-        place = piece.find("=", *COMPOUND_OPERATORS)
-        if place is None or not 1 <= place <= 3 or piece.words[place - 1] == ")":
+        index = piece.find("=", *COMPOUND_OPERATORS)
+        if index is None or not 1 <= index <= 3 or piece.words[index - 1] == ")":
             return Setting("", variable, read_value(piece))
         words = piece.words
     if words[1:4] == [".", "MODIFY", "("] and piece.closing(3) == len(words) - 1:
         column = piece.part(0, 1)
         changed = slice_text(f"{column.text}.{MUTATOR}{piece.part(3, len(words)).text}")
         return Setting(read_names(column)[0], variable, read_value(changed))
-    place = piece.find("=", *COMPOUND_OPERATORS)
-    if place is None or place == 0 or words[0] == "(":
+    index = piece.find("=", *COMPOUND_OPERATORS)
+    if index is None or index == 0 or words[0] == "(":
         raise syntax_error(piece.text[:40], piece.line())
-    target = read_value(piece.part(0, place))
+    target = read_value(piece.part(0, index))
     if not isinstance(target, exp.Column):
         raise not_supported("A method in SET", "Assign the whole new value.")
-    right = piece.part(place + 1, len(words))
+    right = piece.part(index + 1, len(words))
     if right.words == ["DEFAULT"]:
-        if words[place] != "=":
+        if words[index] != "=":
             raise syntax_error("DEFAULT", right.line())
         return Setting(target.name, variable, None)
     return Setting(
-        target.name, variable, read_value(right) if words[place] == "=" else _compound_value(piece, place, alias)
+        target.name, variable, read_value(right) if words[index] == "=" else _compound_value(piece, index, alias)
     )
 
 
-def _compound_value(piece: Slice, place: int, alias: str) -> exp.Expression:
-    """Return the value of a compound assignment, whose operator is at `place`, to a column of `alias`."""
-    left, right = piece.part(0, place), piece.part(place + 1, len(piece.words))
+def _compound_value(piece: Slice, index: int, alias: str) -> exp.Expression:
+    """Return the value of a compound assignment, whose operator is at `index`, to a column of `alias`."""
+    left, right = piece.part(0, index), piece.part(index + 1, len(piece.words))
     read_value(right)  # must be complete by itself before it is put in parentheses
     prefix = f"{bracketed(alias)}." if alias and len(left.words) == 1 else ""
-    return read_value(slice_text(f"{prefix}{left.text} {COMPOUND_OPERATORS[piece.words[place]]} ({right.text})"))
+    return read_value(slice_text(f"{prefix}{left.text} {COMPOUND_OPERATORS[piece.words[index]]} ({right.text})"))
 
 
 def _write_statement(

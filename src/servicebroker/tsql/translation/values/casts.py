@@ -120,8 +120,8 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
     if attempt and not (value.kind in ("number", "date", "uniqueidentifier") and to.name in STRINGS and style is None):
         tried = f"tsql.try_{_conversion_function(value, to)}{arguments}"
         if to.name == "decimal":  # its size is a refusal of PostgreSQL's
-            scale, most = to.scale or 0, 10 ** ((to.precision or 18) - (to.scale or 0))
-            return Sql(f"tsql.within({tried}, {scale}, {most})::{postgres_type(to)}", to)
+            scale, limit = to.scale or 0, 10 ** ((to.precision or 18) - (to.scale or 0))
+            return Sql(f"tsql.within({tried}, {scale}, {limit})::{postgres_type(to)}", to)
         return _fit_text(Sql(tried, to), value, to, attempt=True)
     if (
         value.type is not None

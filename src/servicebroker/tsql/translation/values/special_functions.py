@@ -221,8 +221,8 @@ def _parse(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     attempt, culture = nodes
     parsed = write_value(writer, attempt)
     to = read_type(attempt.args["to"])
-    said = attempt.this.expressions[0] if to.name in NUMBERS else attempt.this  # in a call of `_parsed`
-    text = write_argument(write_value(writer, said), "s")
+    source = attempt.this.expressions[0] if to.name in NUMBERS else attempt.this  # in a call of `_parsed`
+    text = write_argument(write_value(writer, source), "s")
     refusal = f"tsql.not_parsed({text}, {quote_string(to.name)}, {quote_string(culture.name)})::{postgres_type(to)}"
     return parsed._replace(text=f"coalesce({parsed.text}, {refusal})")
 
