@@ -415,7 +415,7 @@ def test_what_cannot_work_is_said_before_spark_starts(feed, write, tmp_path):
     path = write(feed)
     path.write_text(path.read_text().replace(feed.queue, "Nowhere"))
     assert "Nowhere" in pipeline("check", path, code=1).stderr
-    assert "could run" in pipeline("check", write(feed, head='format = "parquet"')).stdout
+    assert "can run" in pipeline("check", write(feed, head='format = "parquet"')).stdout
     secret = write(feed)
     secret.write_text(secret.read_text().replace("tables", "ftp://${SECRET_PLACE}/x"))
     refused = ran("pipeline", "check", secret, env=os.environ | {"SECRET_PLACE": "hush-hush"}, timeout=60)
