@@ -47,7 +47,7 @@ _INSENSITIVE_COLLATION = re.compile(r"\w+_(?:CI|AI)(?:_\w+)?", re.IGNORECASE)
 
 
 class Verdict(StrEnum):
-    """The outcome of a statement."""
+    """The result of the check of a statement."""
 
     RUNS = "runs"
     DIFFERS = "differs"
@@ -70,9 +70,9 @@ class Row(StrEnum):
 
 
 class Finding(NamedTuple):
-    """The verdict on one statement.
+    """The result of the check of one statement.
 
-    `note` describes the difference or the replacement. `row` is its row in the table of differences.
+    `note` describes the difference or the replacement. `row` is the row that describes it in the table of differences.
     """
 
     line: int
@@ -83,18 +83,18 @@ class Finding(NamedTuple):
 
 
 def check(script: str) -> Iterator[Finding]:
-    """Judge each statement of a script without a database. Names of tables and columns are not looked up."""
+    """Check each statement of a script without a database. Names of tables and columns are not looked up."""
     declared = DeclaredNames({}, AssumedTables(), AssumedTypes(), [])
     try:
         for batch in batches(script):
             yield from _check_batch(batch, declared._replace(variables={}))
-            _forget_variables(declared)
+            _remove_table_variables(declared)
     except TsqlError as error:
         yield _refused(error, "text")
 
 
 def _check_batch(batch: Batch, declared: DeclaredNames) -> Iterator[Finding]:
-    """Judge the statements of one batch. The variables of `declared` are its parameters."""
+    """Check the statements of one batch. The variables of `declared` are its parameters."""
     try:
         statements = parse(batch.tokens, declared.variables)
     except TsqlError as error:
@@ -105,7 +105,7 @@ def _check_batch(batch: Batch, declared: DeclaredNames) -> Iterator[Finding]:
 
 
 def _check_unparsed_batch(batch: Batch, error: TsqlError, declared: DeclaredNames) -> Iterator[Finding]:
-    """Judge a batch that cannot be parsed as a whole, statement by statement."""
+    """Check a batch that cannot be parsed as a whole, statement by statement."""
     parts = list(parse_piecewise(batch.tokens))
     numbers = {result.number for _, result in parts if isinstance(result, TsqlError)}
     if error.number not in numbers:
@@ -120,8 +120,8 @@ def _check_unparsed_batch(batch: Batch, error: TsqlError, declared: DeclaredName
                 yield from _check(statement, declared)
 
 
-def _forget_variables(script_names: DeclaredNames) -> None:
-    """Forget the table variables at the end of a batch. Temporary tables stay."""
+def _remove_table_variables(script_names: DeclaredNames) -> None:
+    """Remove the table variables at the end of a batch. Temporary tables stay."""
     for name in [name for name in script_names.tables if not name.startswith("#")]:
         del script_names.tables[name]
 
@@ -134,7 +134,7 @@ def _refused(error: BrokerError, statement: str, line: int = 0) -> Finding:
 
 
 def _check(statement: Statement, declared: DeclaredNames) -> Iterator[Finding]:
-    """Judge a statement, then the statements inside it."""
+    """Check a statement, then the statements inside it."""
     declared = declared.within(statement)
     if isinstance(statement, Declarations):
         for declaration in statement.declarations:
@@ -156,9 +156,9 @@ def _check(statement: Statement, declared: DeclaredNames) -> Iterator[Finding]:
 
 
 def _check_text(statement: ExecuteText, declared: DeclaredNames) -> Iterator[Finding]:
-    """Judge the text of EXEC ('...') if it is a single constant.
+    """Check the dynamic SQL of EXEC ('...') if it is a single constant.
 
-    The text has its own variables, and sees the temporary tables of its caller.
+    It has its own variables, and can use the temporary tables of its caller.
     """
     tokens = tokenize(statement.text.text)
     if tokens.kinds != [STRING, END]:
@@ -206,7 +206,7 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
 
 
 def _is_english(language: str) -> bool:
-    """Check whether a language has the English names of months and days. A variable may have any."""
+    """Check whether a language has the English names of months and days. For a variable, this is unknown."""
     settings = settings_of_language(language.strip("'N[]"))
     return settings is not None and settings.language in ("us_english", "British")
 

@@ -1,4 +1,4 @@
-"""Names of collations. Strings are compared by their characters; one that ignores case counts in expressions."""
+"""Names of collations. Strings are compared by their characters. COLLATE with a _CI collation ignores case."""
 
 from __future__ import annotations
 

@@ -507,9 +507,9 @@ def _no_date_in_text() -> TsqlError:
 
 
 def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
-    """Return XML content without its declaration. Text of white space alone becomes "".
+    """Return XML content without its XML declaration. Text of white space alone becomes "".
 
-    A declared encoding must be that of the type: UTF-16 of nvarchar, another of varchar.
+    A declared encoding must fit the type: UTF-16 for nvarchar, any other for varchar.
     """
     if not isinstance(value, str | bytes | bytearray | memoryview):
         raise _type_clash(source, "xml")

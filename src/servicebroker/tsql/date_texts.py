@@ -126,7 +126,7 @@ def _parse_day(text: str, *, is_legacy: bool) -> datetime:
 
 
 def _ordered(*written: str, is_legacy: bool) -> datetime:
-    """Return the date of three numbers. A year of four digits may stand first or last in any order."""
+    """Return the date of three numbers. A year of four digits may come first or last, whatever the order."""
     order = DATE_ORDER.get()
     day_first = order.index("d") < order.index("m")
     if len(written[0]) > 2:

@@ -55,7 +55,7 @@ def columns_of(
 
 
 def column_comment(column: Column) -> str:
-    """Return the comment that notes the T-SQL type, spelling and DEFAULT constraint of a column."""
+    """Return the PostgreSQL comment that stores a column's T-SQL type, spelling and DEFAULT constraint."""
     return f"{column.type} {column.name}" + (f"\n{column.default}" if column.default else "")
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from servicebroker.model.errors import LONGEST_TEXT, BrokerError
 from servicebroker.model.wording import cut
 
-# level and state of errors that have others than 16 and 1 in SQL Server
-_PLACES = {
+# (level, state) in SQL Server, of errors that do not have level 16 and state 1
+_LEVELS_AND_STATES = {
     **dict.fromkeys((102, 103, 105, 111, 113, 119, 130, 132, 133, 135, 136, 144, 145, 147, 156, 174, 178), (15, 1)),
     **dict.fromkeys((1033, 4145), (15, 1)),
     134: (15, 2), 137: (15, 2), 195: (15, 10), 220: (16, 2), 232: (16, 3), 235: (16, 0), 242: (16, 3), 293: (16, 0),
@@ -25,13 +25,13 @@ class TsqlError(BrokerError):
         severity: the level, from 10 (information) to 25.
         state: 1 to 255.
         text: the message.
-        line: the first line of the statement, counted in the script, or in the text of the procedure; 0 if unknown.
+        line: the first line of the statement, in the script or in the procedure's definition; 0 if unknown.
         procedure: the name of the procedure, "" outside of procedures.
-        is_raised: True for RAISERROR, which SET XACT_ABORT does not apply to.
-        undoes: True to roll the transaction back whatever the number, since earlier changes of the statement remain.
-        ends_batch: True to end the batch whatever the number, as THROW does.
+        is_raised: True for RAISERROR, to which SET XACT_ABORT does not apply.
+        undoes: True to roll back the transaction, whatever the number, since the statement has already changed rows.
+        ends_batch: True to end the batch, whatever the number, as THROW does.
         cause: an error that is reported before this one. CATCH handles only this one.
-        is_relative: True if `line` counts from the first line of the statement, until `at` sets the place.
+        is_relative: True if `line` counts from the first line of the statement. `at` then adds that line.
     """
 
     is_raised = False
@@ -43,7 +43,7 @@ class TsqlError(BrokerError):
     def __init__(
         self, number: int, text: str, *, severity: int = 16, state: int = 1, line: int = 0, procedure: str = ""
     ) -> None:
-        usual_severity, usual_state = _PLACES.get(number, (16, 1))
+        usual_severity, usual_state = _LEVELS_AND_STATES.get(number, (16, 1))
         self.number = number
         self.severity = usual_severity if severity == 16 else severity
         self.state = usual_state if state == 1 else state
@@ -65,7 +65,7 @@ class TsqlError(BrokerError):
         return _headline(self)
 
     def at(self, line: int, procedure: str) -> TsqlError:
-        """Set the place of the error, unless it has one, and return the error."""
+        """Set line and procedure of the error, unless they are set, and return the error."""
         if not line or (self.line and not self.is_relative):
             return self
         self.line, self.procedure = line + max(self.line - 1, 0), procedure
@@ -87,7 +87,7 @@ class Message(NamedTuple):
     procedure: str = ""
 
     def headline(self) -> str:
-        """Return the first line, as of an error."""
+        """Return the first line, as `TsqlError.headline`."""
         return _headline(self)
 
 
@@ -123,5 +123,5 @@ UNSUPPORTED_ERROR = 40515
 
 
 def unsupported(feature: str, advice: str, line: int) -> TsqlError:
-    """Build error 40515: the construct is known and not supported. `advice` tells what to use instead."""
+    """Build error 40515: the construct is known and not supported. `advice` names the replacement."""
     return TsqlError(UNSUPPORTED_ERROR, f"{feature} is not supported here. {advice}", line=line)

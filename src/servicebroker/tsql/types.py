@@ -61,14 +61,14 @@ MOST_CHARACTERS = 42  # of any other number: 38 digits, a sign, a point, a zero 
 
 
 class Refusal(NamedTuple):
-    """An error of a conversion. The text may have a place for the `{value}`."""
+    """An error of a conversion. The text may contain the placeholder `{value}`."""
 
     number: int
     text: str
 
 
 def most_characters(source: SqlType) -> int:
-    """Return how many characters a number or identifier of the type may take as text."""
+    """Return the maximum length, in characters, of a number or identifier of the type as text."""
     return _MOST_CHARACTERS.get(source.name, MOST_CHARACTERS)
 
 

@@ -82,7 +82,7 @@ def _receive_messages(machine: Machine, statement: Receive, wait_s: float) -> li
         with _translate_missing_queue(queue):
             messages = database_of(machine, queue).verbs.run(operation)
     except BrokerError as error:
-        # a loop that reads a group to its end asks once more after END CONVERSATION
+        # a loop that reads a group to its end calls RECEIVE once more after END CONVERSATION
         if error.number not in (8426, 8436) or selected_id not in machine.transactions.touched_ids:
             raise
         return []

@@ -1,4 +1,4 @@
-"""The list of a RECEIVE: turns messages into a result set, variables, or rows of a table variable.
+"""The select list of a RECEIVE: turns messages into a result set, variables, or rows of a table variable.
 
 An item may be any expression over the columns of the queue. A plain column is copied from the message. An expression is
 evaluated once for each message, with the columns as variables.
@@ -51,14 +51,14 @@ COLUMNS: dict[str, SqlType] = {
 _ALL_COLUMNS = tuple(ReceiveItem(Expression(name, 0)) for name in COLUMNS)
 _VARIABLE_PREFIX = "@receive$"  # cannot be the name of a script's variable
 _COLUMN_VARIABLES = {_VARIABLE_PREFIX + name: type_ for name, type_ in COLUMNS.items()}
-_OUTER_PARENTHESES = re.compile(r"\s*(?:\(\s*)*=(?:\s*\))*\s*")  # around a column, which is written as =
+_OUTER_PARENTHESES = re.compile(r"\s*(?:\(\s*)*=(?:\s*\))*\s*")  # around a column, for which = was substituted
 _AGGREGATES = frozenset(
     {"COUNT", "SUM", "AVG", "MIN", "MAX", "COUNT_BIG", "STRING_AGG", "STDEV", "VAR", "CHECKSUM_AGG"}
 )
 
 
 def check_receive_list(machine: Machine, statement: Receive) -> None:
-    """Check the list before a message is taken.
+    """Check the list before a message is received.
 
     Raises:
         TsqlError: 4142 an aggregate, 137 no such variable, 1087 no such table variable, 207 no such column.
@@ -72,7 +72,7 @@ def check_receive_list(machine: Machine, statement: Receive) -> None:
 
 
 def check_item_expressions(statement: Receive, scope: Scope) -> None:
-    """Check the expressions of the list without the queue, whose columns are known. Raises as `check_receive_list`."""
+    """Check the expressions of the list, without the queue. Raises as `check_receive_list`."""
     _check_aggregates(statement.items)
     for item in _expand_items(statement):
         parsed = _parse_item(item.value.text)
@@ -91,7 +91,7 @@ def has_only_columns(statement: Receive) -> bool:
 
 
 def _expand_items(statement: Receive) -> tuple[ReceiveItem, ...]:
-    """Return the list with all columns of the queue in place of a * beside other items."""
+    """Return the list with * replaced by all columns of the queue."""
     return tuple(
         expanded for item in statement.items for expanded in (_ALL_COLUMNS if item.value.text == "*" else (item,))
     )
@@ -157,9 +157,12 @@ def _evaluate_item(machine: Machine, text: str, item: ReceiveItem, message: Mess
 
 
 class _ParsedItem(NamedTuple):
-    """The plain column that an item is, "" for an expression, and its text with variables in place of columns.
+    """A parsed item of the list.
 
-    A column may stand in parentheses. `title` is its name as it was written.
+    Attributes:
+        column: the column, also in parentheses; "" for another expression.
+        text: the item with variables in place of columns.
+        title: the name of the column as written.
     """
 
     column: str
@@ -195,7 +198,7 @@ def _parse_item(text: str) -> _ParsedItem:
 
 
 def _column_title(item: ReceiveItem) -> str:
-    """Return the alias of an item, the name of a plain column as it was written, or ""."""
+    """Return the alias of an item, or the name of its column as written, or ""."""
     return item.alias if item.alias is not None else _parse_item(item.value.text).title
 
 

@@ -56,7 +56,7 @@ _ASSIGNMENT_OPERATORS = frozenset({"=", *COMPOUND_OPERATORS})
 
 
 class ControlFlowParser(DialogParser):
-    """Parses the statements that are not verbs of Service Broker: control flow, variables, cursors, transactions."""
+    """Parses the statements that are not Service Broker's: control flow, variables, cursors, transactions."""
 
     depth = 0
     has_goto = False  # a jump can skip declarations

@@ -1,4 +1,4 @@
-"""Parser of BEGIN DIALOG, SEND, RECEIVE and the other conversation verbs."""
+"""Parser of BEGIN DIALOG, SEND, RECEIVE and the other conversation statements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RECEIVE_WHERE = ("conversation_handle", "conversation_group_id")
 
 
 class DialogParser(TokenReader):
-    """Parses the verbs. Their first word has been read."""
+    """Parses the conversation statements. Their first word has already been read."""
 
     def begin_dialog(self, line: int) -> Statement:
         """BEGIN DIALOG [CONVERSATION] @handle FROM SERVICE ... TO SERVICE ... ON CONTRACT ... WITH ..."""

@@ -10,7 +10,7 @@ from servicebroker.tsql.tokens import VARIABLE, find_closing
 
 
 class FunctionParser(ProcedureParser):
-    """Parses user-defined functions. Each stands in a batch of its own."""
+    """Parses user-defined functions. Each needs a batch of its own."""
 
     def create_function(self, line: int, action: str, begin: int) -> Statement:
         """CREATE [OR ALTER] FUNCTION name (parameters) RETURNS type or TABLE, up to the end of the batch."""

@@ -27,7 +27,7 @@ from servicebroker.tsql.tokens import STRING, VARIABLE
 
 
 class ProcedureParser(ControlFlowParser):
-    """Parses modules, which stand in a batch of their own, and their calls."""
+    """Parses modules, each of which needs a batch of its own, and their calls."""
 
     def create_procedure(self, line: int, action: str, begin: int) -> Statement:
         """CREATE [OR ALTER] PROCEDURE name @parameters WITH options AS body, up to the end of the batch."""

@@ -33,7 +33,7 @@ class SecurityParser(FunctionParser):
     """Parses statements whose first words, such as CREATE LOGIN, have been read."""
 
     def if_exists(self, verb: str) -> bool:
-        """Read IF EXISTS of DROP. Return whether the words are there."""
+        """Read IF EXISTS of DROP. Return True if it was present."""
         return verb == "DROP" and self.take("IF", "EXISTS")
 
     def database(self, line: int, verb: str) -> Statement:
@@ -102,7 +102,7 @@ class SecurityParser(FunctionParser):
             self._other_option(option)
 
     def _redundancy(self) -> None:
-        """Skip the place of backup copies in Azure."""
+        """Skip the clause on backup storage in Azure."""
         self.expect("=")
         self.string()
 

@@ -206,7 +206,7 @@ def feature_end(tokens: Tokens, at: int) -> int:
 
 
 def _continues_clause(tokens: Tokens, at: int) -> bool:
-    """Check whether a word that can begin a statement is part of a clause here."""
+    """Check whether a word that can begin a statement is part of a clause at this index."""
     word, following, before = tokens.words[at], tokens.words[at + 1], tokens.words[at - 1]
     if not begins_statement(tokens, at):
         return True

@@ -35,6 +35,6 @@ def check_variables(
 
 
 def _is_table(tokens: Tokens, index: int) -> bool:
-    """Check whether the variable stands in place of a table, and not of a cursor, value or cookie."""
+    """Check whether the variable is used as a table, and not as a cursor, value or cookie."""
     before = tokens.words[max(index - 8, 0) : index]
     return bool(before) and before[-1] in _TABLE_KEYWORDS and "FETCH" not in before and before[-2:-1] != ["COOKIE"]

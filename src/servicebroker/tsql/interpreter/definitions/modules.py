@@ -1,4 +1,4 @@
-"""Procedures and triggers in the catalog: create, alter, drop, find, sign. Each version of a text is parsed once."""
+"""Creates, alters, drops, finds and signs procedures, functions and triggers. Each definition is parsed once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FIND_MODULE = (
 
 
 class Module(NamedTuple):
-    """A procedure to call. `user` is the user that it works as, None for the caller.
+    """A procedure to call. `user` is the user with whose rights it runs, None for the caller.
 
     `signers` are the thumbprints of the certificates that signed it.
     """
@@ -61,7 +61,7 @@ class Module(NamedTuple):
 
 
 class _SignedModule(NamedTuple):
-    """A module to sign: its object_id, its name as the statement has it, and its text."""
+    """A module to sign: its object_id, its name as written in the statement, and its definition."""
 
     object_id: int
     shown_name: str
@@ -69,7 +69,7 @@ class _SignedModule(NamedTuple):
 
 
 def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Module] | None:
-    """Return the procedure of a name and its database, None if there is none. The default schema is dbo."""
+    """Return a procedure and its database; None if no such procedure exists. The default schema is dbo."""
     if is_temporary(name.object):
         temporary = find_temporary(machine, name.object)
         if temporary is None:
@@ -82,7 +82,7 @@ def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Modul
 
 
 def find_module(connection: DirectConnection, database_id: int, schema: str, name: str) -> Module | None:
-    """Return the procedure of a name, None if there is none."""
+    """Return a procedure by its name; None if no such procedure exists."""
     rows = fetch(connection, "modules.find_module", _FIND_MODULE, (database_id, schema, name, "P"))
     if not rows:
         return None
@@ -91,7 +91,7 @@ def find_module(connection: DirectConnection, database_id: int, schema: str, nam
 
 
 def find_function(machine: Machine, name: Name) -> Function | None:
-    """Return the scalar function of a name, None if there is none. The default schema is dbo."""
+    """Return a scalar function by its name; None if no such function exists. The default schema is dbo."""
     if is_temporary(name.object):
         return None
     database = database_of(machine, name)
@@ -109,7 +109,7 @@ def _parse_function(text: str) -> Function:
 
 @functools.lru_cache(maxsize=1024)
 def parse_procedure(text: str) -> Procedure:
-    """Return the procedure that a text defines."""
+    """Parse the definition of a procedure."""
     (statement,) = parse_text(from_postgres(text))
     assert isinstance(statement, Procedure)
     return statement
@@ -125,7 +125,7 @@ def _change_signatures(machine: Machine, statement: Definition) -> None:
 
     Raises:
         BrokerError: 15151 no such module or certificate, or no permission; 15556 there is no private key, 15557 the
-            module is signed already, 15558 it is not signed, 15299 the signature is not of this text.
+            module is already signed, 15558 it is not signed, 15299 the signature is not of this definition.
     """
     machine.transactions.check_not_doomed()
     name, database = statement.name, database_of(machine, statement.name)
@@ -234,11 +234,11 @@ def _check_target(machine: Machine, trigger: Trigger) -> None:
 def store_module(
     machine: Machine, statement: Procedure | Function | Trigger, kind: str, table: str | None = None
 ) -> None:
-    """Store the text of a module under its name.
+    """Store the definition of a module under its name.
 
     Raises:
-        BrokerError: 262, 2760 or 3701 the user may not, 15151 EXECUTE AS names a missing user, or one that this user
-            may not impersonate.
+        BrokerError: 262, 2760 or 3701 the user has no permission; 15151 EXECUTE AS names a missing user, or one that
+            this user may not impersonate.
         TsqlError: 2714 the name is taken, 208 there is nothing to alter.
     """
     machine.transactions.check_not_doomed()

@@ -88,7 +88,7 @@ def _drop_login(machine: Machine, statement: Definition) -> None:
 def _create_user(machine: Machine, statement: Definition) -> None:
     """Run CREATE USER.
 
-    Without FOR LOGIN, CERTIFICATE or WITHOUT LOGIN the user gets the login of its name, if there is one.
+    Without FOR LOGIN, CERTIFICATE or WITHOUT LOGIN, the user gets the login with the same name, if it exists.
     """
     clauses, name = statement.clauses, statement.name.object
     has_same_login = not clauses.keys() & {"for_login", "from_certificate", "without_login"} and machine.has_login(name)
@@ -176,7 +176,7 @@ def _permission(machine: Machine, statement: Permission) -> None:
 
 
 def _split_permissions(statement: Permission) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the permissions that are never checked here, and those that are stored."""
+    """Return (permissions that are never checked, permissions to store)."""
     unchecked = tuple(
         permission for permission in statement.permissions if is_unchecked_permission(statement.kind, permission)
     )
@@ -241,7 +241,7 @@ def _run_on_instance(machine: Machine, statement: Permission) -> None:
 
 
 def _run_on_object(machine: Machine, statement: Permission) -> None:
-    """Run GRANT, DENY or REVOKE on the database or on something in it. ALL stands for the permissions of a table."""
+    """Run GRANT, DENY or REVOKE on the database or on an object in it. ALL stands for the permissions of a table."""
     target = _find_target(machine, statement)
     is_all = statement.permissions in (("ALL",), ("ALL PRIVILEGES",)) and "tsql_object" in target
     for permission in _ALL_PERMISSIONS if is_all else statement.permissions:

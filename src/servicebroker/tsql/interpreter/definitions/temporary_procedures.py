@@ -43,7 +43,7 @@ def check_temporary(statement: Procedure) -> None:
 
 
 def find_temporary(machine: Machine, name: str) -> TemporaryProcedure | None:
-    """Return a temporary procedure, None if there is none."""
+    """Return a temporary procedure; None if no such procedure exists."""
     rows = fetch(
         machine.connection,
         "temporary_procedures.find_temporary",
@@ -74,7 +74,7 @@ def store_temporary(machine: Machine, statement: Procedure) -> None:
 
 
 def drop_temporary(machine: Machine, name: str) -> bool:
-    """Drop a temporary procedure. Return False if there is none."""
+    """Drop a temporary procedure. Return False if no such procedure exists."""
     if find_temporary(machine, name) is None:
         return False
     machine.queries.define(f"drop function {_function_name(name)}")

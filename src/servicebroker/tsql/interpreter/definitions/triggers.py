@@ -1,6 +1,6 @@
-"""Triggers: their statements run when a T-SQL session changes their table, in the same transaction.
+"""Runs triggers when a T-SQL session changes their table, in the same transaction.
 
-If the session asks for it, PostgreSQL copies the inserted and deleted rows of a statement into temporary tables
+At the session's request, PostgreSQL copies the inserted and deleted rows of a statement into temporary tables
 (`servicebroker.tsql_capture`). The session then finds the triggers of the table and runs them. On a table with an
 INSTEAD OF trigger, PostgreSQL copies the rows and skips the change (`store/tsql/diversions.sql`).
 """
@@ -29,8 +29,8 @@ from servicebroker.tsql.translation.result import OutputTarget
 if TYPE_CHECKING:
     from servicebroker.tsql.context import SessionDatabase
 
-_ANSWER_LIFETIME_S = 2.0  # bounds the delay until a session sees the first trigger of another process
-_answers: WeakKeyDictionary[object, tuple[float, bool]] = WeakKeyDictionary()
+_CACHE_LIFETIME_S = 2.0  # bounds the delay until a session sees the first trigger of another process
+_has_any_cache: WeakKeyDictionary[object, tuple[float, bool]] = WeakKeyDictionary()
 _CAPTURE_CLAUSES = {
     "INSERT": "after insert on {table} referencing new table as inserted_rows",
     "UPDATE": "after update on {table} referencing old table as deleted_rows new table as inserted_rows",
@@ -158,11 +158,11 @@ def install_diversions(machine: Machine, table: str) -> None:
 
 
 def has_triggers(machine: Machine) -> bool:
-    """Return True if a database of the instance has a trigger. The answer is cached for two seconds.
+    """Return True if any database of the instance has a trigger. The result is cached for two seconds.
 
-    A statement may reach the tables of every database, also through a view, so the current database does not decide.
+    All databases matter, since a statement may change tables of any database, also through a view.
     """
-    expires_at, has_any = _answers.get(machine.instance.notifier, (0.0, False))
+    expires_at, has_any = _has_any_cache.get(machine.instance.notifier, (0.0, False))
     now = time.monotonic()
     if expires_at < now:
         rows = fetch(
@@ -172,13 +172,13 @@ def has_triggers(machine: Machine) -> bool:
             (),
         )
         has_any = bool(rows)
-        _answers[machine.instance.notifier] = (now + _ANSWER_LIFETIME_S, has_any)
+        _has_any_cache[machine.instance.notifier] = (now + _CACHE_LIFETIME_S, has_any)
     return has_any
 
 
 def invalidate(machine: Machine) -> None:
-    """Discard the cached answer of `has_triggers`, after a trigger was created or dropped."""
-    _answers.pop(machine.instance.notifier, None)
+    """Discard the cached result of `has_triggers`, after a trigger was created or dropped."""
+    _has_any_cache.pop(machine.instance.notifier, None)
 
 
 def start_capture(machine: Machine) -> None:
@@ -216,7 +216,7 @@ def updated_columns(text: str) -> frozenset[str] | None:
 
 
 class CapturedChange(NamedTuple):
-    """A change of a table by one statement, done or diverted.
+    """A change of a table by one statement, executed or replaced by an INSTEAD OF trigger.
 
     Attributes:
         table: the oid of the table.
@@ -275,9 +275,8 @@ def fire(machine: Machine, statement: str, changes: list[CapturedChange]) -> Non
         try:
             for stored in triggers:
                 trigger = _parse_trigger(stored.text)
-                is_due = (
-                    is_diverted or (table, event) not in replaced
-                )  # AFTER triggers do not fire for a replaced change
+                # AFTER triggers do not fire for a replaced change.
+                is_due = is_diverted or (table, event) not in replaced
                 is_due &= is_diverted or not _is_recursive(machine, stored.object_id)
                 if event in trigger.events and trigger.instead_of == is_diverted and is_due:
                     machine.queries.columns.copies.update(dict.fromkeys(copies.values(), stored.table))
@@ -329,7 +328,7 @@ def _run_trigger(
             try:
                 machine.run(trigger.body)
             except ScopeAborted:
-                pass  # a missing name ends the trigger, and the statement goes on
+                pass  # a missing name ends the trigger, and the statement continues
             except BatchAborted:
                 if machine.trigger_level == 1:
                     machine.emit(Message(_TERMINATED_TEXT, _TERMINATED_NUMBER, line=1))

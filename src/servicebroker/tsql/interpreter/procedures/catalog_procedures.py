@@ -63,7 +63,7 @@ class CatalogObject(NamedTuple):
 
 
 def find_object(machine: Machine, name: Name) -> CatalogObject | None:
-    """Return the object of a name in the current database, None if there is none."""
+    """Return an object of the current database by its name; None if no such object exists."""
     rows = fetch(
         machine.connection,
         "catalog_procedures.find_object",
@@ -74,7 +74,7 @@ def find_object(machine: Machine, name: Name) -> CatalogObject | None:
 
 
 def require_object(machine: Machine, text: str) -> CatalogObject:
-    """Return the object of a name.
+    """Return an object of the current database by its name.
 
     Raises:
         TsqlError: 15009 there is no such object, 15250 the name begins with another database.
@@ -98,7 +98,7 @@ def _object_missing(machine: Machine, text: str) -> TsqlError:
 
 
 def parse_database(text: str) -> str:
-    """Return the database that a name begins with, "" if there is none or the text is no name."""
+    """Return the database part of a name; "" if it has none, or if the text is no name."""
     try:
         return parse_name(text).database
     except TsqlError:

@@ -41,7 +41,7 @@ def _bind_texts(machine: Machine, statement: Execute, names: tuple[str, ...]) ->
 
 
 def _run_for_each(machine: Machine, arguments: dict[str, str], query: str) -> None:
-    """Run each text as an EXEC of its own, so that the next one runs after an error."""
+    """Run each piece of dynamic SQL as its own EXEC, so that after an error the next one runs."""
     placeholder = arguments.get("@replacechar", "?")[:1]
     with machine.enter_frame(_new_frame(machine), machine.context.database):
         names = [str(name) for (name,) in machine.queries.fetch_result(query).rows]

@@ -152,7 +152,7 @@ def _index_name(qualified_name: ObjectName, name: str) -> str:
 
 
 def _index_comment(table: str, qualified_name: ObjectName, name: str) -> str:
-    """Return the statement that notes the spelling of an index, for errors."""
+    """Return the statement that stores the spelling of an index's name, for errors."""
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
     return f"COMMENT ON INDEX {schema}{_index_name(qualified_name, name)} IS {quote_string(name)}"
 

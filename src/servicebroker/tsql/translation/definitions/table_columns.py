@@ -534,7 +534,7 @@ _CONSTRAINT = re.compile(r"\b(?:PRIMARY KEY|UNIQUE|CHECK|REFERENCES)\b")
 
 
 def constraint_statements(table: str, table_elements: Elements) -> list[str]:
-    """Return statements that note the spelling of constraints, for errors, and name unnamed ones."""
+    """Return statements that store the spelling of constraint names, for errors, and name unnamed constraints."""
     noted = [
         f"COMMENT ON CONSTRAINT {quote_identifier(name)} ON {table} IS {quote_string(name)}"
         for name in table_elements.constraints
@@ -546,7 +546,7 @@ def constraint_statements(table: str, table_elements: Elements) -> list[str]:
 
 
 def column_comments(table: str, columns: list[Column]) -> list[str]:
-    """Return statements that note the T-SQL type, spelling and DEFAULT constraint of each column."""
+    """Return statements that store the T-SQL type, spelling and DEFAULT constraint of each column."""
     return [
         f"COMMENT ON COLUMN {table}.{quote_identifier(column.name)} IS {quote_string(column_comment(column))}"
         for column in columns

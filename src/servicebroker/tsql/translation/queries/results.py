@@ -69,7 +69,7 @@ def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] |
 
 
 def _dry_run(writer: Writer, node: exp.Expression) -> list[Output] | None:
-    """Return the outputs of a query that is written elsewhere, without leaving parameters or locks.
+    """Return the outputs of a query, without adding its parameters and locks to the statement.
 
     None if a star hides them.
     """

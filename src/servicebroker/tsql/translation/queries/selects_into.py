@@ -29,7 +29,7 @@ TEMPORARY = 'pg_temp."{}"'  # default name of a temporary table that the session
 
 
 def find_into(node: exp.Expression) -> exp.Table | None:
-    """Return the table after INTO, which stands in the first query of a UNION, or None."""
+    """Return the table after INTO, in the first query of a UNION; None without INTO."""
     while isinstance(node, exp.SetOperation):
         node = node.this
     into = node.args.get("into")

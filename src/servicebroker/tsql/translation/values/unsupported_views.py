@@ -1,6 +1,6 @@
 """Views and functions of SQL Server's catalog without a counterpart here.
 
-The error for their names tells what to use instead.
+The error names the replacement.
 """
 
 from __future__ import annotations
