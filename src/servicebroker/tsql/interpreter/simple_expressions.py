@@ -1,7 +1,7 @@
-"""Expressions that Python evaluates without the database: constants, variables, comparisons, sums and some functions.
+"""Evaluates simple expressions in Python: constants, variables, comparisons, sums and some functions.
 
-PostgreSQL evaluates every other expression: one with a subquery, function or operator that is missing here. An
-expression whose values turn out to have other types goes there too. Both ways give the same answer.
+PostgreSQL evaluates every other expression: those with a subquery, or with a function or operator that is missing in
+this file. It also evaluates an expression if its values turn out to have other types. Both give the same result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class NotSimple(Exception):
-    """The expression needs PostgreSQL."""
+    """PostgreSQL must evaluate the expression."""
 
 
 class Value(NamedTuple):

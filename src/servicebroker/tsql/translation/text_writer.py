@@ -51,11 +51,13 @@ _PREDICATE_ROLE, _VALUE_ROLE, QUERY_ROLE = "predicate", "value", "query"
 
 
 class Sql(NamedTuple):
-    """An expression as PostgreSQL's text.
+    """An expression in PostgreSQL's SQL.
 
-    `type` is None if unknown. An `is_untyped` expression is a quoted string or NULL. PostgreSQL gives it the type of
-    the operand beside it. `offset` belongs to a datetimeoffset, whose text is an instant: it writes the minutes that
-    its clock is ahead of UTC. None stands for 0.
+    Attributes:
+        text: the SQL. For a datetimeoffset it is the instant, without the offset.
+        type: its T-SQL type; None if unknown.
+        is_untyped: the expression is a quoted string or NULL, to which PostgreSQL gives the type of the other operand.
+        offset: for a datetimeoffset, a function that writes the SQL of its offset from UTC in minutes; None for 0.
     """
 
     text: str
@@ -94,7 +96,7 @@ class ExtraStatement(NamedTuple):
 
 
 class NeedsParents(Exception):
-    """An absolute path begins at a node of nodes(), whose parents must be written for it."""
+    """Raised if an absolute path begins at a node of nodes(): the translation must start again, with parent nodes."""
 
 
 @dataclass
@@ -130,7 +132,7 @@ class Writer:
         """Return the document of a node of nodes().
 
         Raises:
-            NeedsParents: nodes have no parents here. The text is then written anew.
+            NeedsParents: the nodes were written without their parents. The translation then starts again.
         """
         if not self.has_parent_steps:
             raise NeedsParents
@@ -272,7 +274,7 @@ class Writer:
 
     @contextmanager
     def query(self, sources: list[Source]) -> Iterator[None]:
-        """Make these tables visible within a query."""
+        """Make these tables visible in the `with` block, for a query."""
         self.sources.append(sources)
         try:
             yield
@@ -281,7 +283,7 @@ class Writer:
 
     @contextmanager
     def renamed(self, names: dict[str, str]) -> Iterator[None]:
-        """Use other aliases for tables in PostgreSQL."""
+        """Use other aliases for tables in PostgreSQL, in the `with` block."""
         outer, self.aliases = self.aliases, names
         try:
             yield
@@ -290,7 +292,7 @@ class Writer:
 
     @contextmanager
     def without_offsets(self) -> Iterator[None]:
-        """Send a datetimeoffset as an instant."""
+        """Write each datetimeoffset as an instant, in the `with` block."""
         outer, self.sends_offsets = self.sends_offsets, False
         try:
             yield
@@ -303,7 +305,7 @@ class Writer:
 
     @contextmanager
     def hidden(self, sources: list[Source] | None) -> Iterator[None]:
-        """Hide the neighbours of a derived table, which cannot refer to them. None hides nothing, as for APPLY."""
+        """Hide the other sources of FROM from a derived table, which cannot refer to them. None hides none, for APPLY."""
         if sources is None:
             yield
             return
@@ -326,7 +328,7 @@ class Writer:
         return None
 
     def identity_column(self, alias: str) -> str | None:
-        """Return the name of the IDENTITY column of a visible table: $IDENTITY. None without one."""
+        """Return the name of the IDENTITY column of a visible table, for $IDENTITY; None if no table has one."""
         for source in self.sources[-1] if self.sources else ():
             if not alias or source.alias == alias:
                 for column in (source.columns or {}).values():
@@ -476,7 +478,7 @@ def _only_wraps(node: exp.Expression) -> bool:
 
 
 def operator_of(node: exp.Expression) -> str:
-    """Return the words that an error shows for a node."""
+    """Return the words for a node in an error."""
     return re.sub(r"(?<!^)(?=[A-Z][a-z])", " ", type(node).__name__).upper()
 
 
@@ -543,5 +545,5 @@ def cast_to_text(value: Sql) -> str:
 
 
 def typed_text(value: Sql) -> str:
-    """Return a value that has a type independent of its neighbours."""
+    """Return a value with a type of its own, independent of other operands."""
     return cast_to_text(value) if value.is_untyped and value.type is not None else value.text

@@ -38,7 +38,7 @@ from servicebroker.tsql.translation.reading.optimizer_hints import HINTS, find_i
 from servicebroker.tsql.types import DATES, MONEY, NUMBERS, parse_type
 
 _PLAIN_VARIABLE = re.compile(r"@[^\W\d]\w*")
-MAX_CACHED_CHARS = 20_000  # longer texts rarely come twice
+MAX_CACHED_CHARS = 20_000  # longer texts are rarely repeated
 CALL_PREFIX = "tsql_"  # prefix of function names, so that sqlglot keeps the call as written
 ODBC_PREFIX = "odbc_"  # prefix of calls for ODBC escapes in braces: {fn UCASE(...)}, {d '2020-01-01'}
 ROW_ADDRESS, CURSOR_ADDRESS = "place_of_row", "current_of_cursor"
@@ -72,7 +72,7 @@ logging.getLogger("sqlglot").addFilter(lambda record: not _is_reading.get())
 
 
 class Slice(NamedTuple):
-    """The tokens from `first` up to, not including, `last` of a text."""
+    """The tokens of a text from index `first` up to, but not including, index `last`."""
 
     tokens: Tokens
     first: int
@@ -80,7 +80,7 @@ class Slice(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The tokens as `Tokens.words` has them."""
+        """The words of the slice, as in `Tokens.words`."""
         return self.tokens.words[self.first : self.last]
 
     @property
@@ -108,7 +108,7 @@ class Slice(NamedTuple):
         return Slice(self.tokens, self.first + first, self.first + last)
 
     def find(self, *wanted: str, after: int = 0) -> int | None:
-        """Return the index of the first of these words outside of parentheses and CASE, or None."""
+        """Return the index of the first word among `wanted`, outside of parentheses and CASE; None without one."""
         for index in self.outside(after):
             if self.tokens.words[self.first + index] in wanted:
                 return index
@@ -156,7 +156,7 @@ def slice_text(text: str) -> Slice:
 
 
 def parse_slice(piece: Slice, before: str = "") -> exp.Expression:
-    """Return the tree of a piece of text, parsed after the words `before`.
+    """Return the syntax tree of a slice, parsed as if the words `before` preceded it.
 
     Raises:
         TsqlError: 102 the syntax is wrong.
@@ -186,7 +186,7 @@ def constant_tree(piece: Slice) -> exp.Expression | None:
 
 
 def plain_name(piece: Slice) -> str | None:
-    """Return the name in a piece of one token. Return None for any other piece, and for a word with another meaning."""
+    """Return the name in a slice of one token; None for any other slice, and for a word with another meaning."""
     if piece.last - piece.first != 1:
         return None
     kind, text = piece.tokens.kinds[piece.first], piece.tokens.text(piece.first)
@@ -230,13 +230,13 @@ def _syntax_error(problem: SqlglotError) -> TsqlError:
 
 
 def _rewrite_for_sqlglot(piece: Slice) -> str:
-    """Return the text of a piece, with spellings replaced that sqlglot would misread."""
+    """Return the text of a slice, with replacements for spellings that sqlglot would misread."""
     tokens = piece.tokens
     words, kinds = tokens.words, tokens.kinds
     out: list[str] = []
     pending: list[int] = []  # depths of open operands of compound assignments
     depth = 0
-    index = tokens.starts[piece.first] if piece.first < piece.last else 0
+    copied_to = tokens.starts[piece.first] if piece.first < piece.last else 0  # offset in the source
     without = set(find_ignored_places(tokens, piece.first, piece.last))
     ordered: set[int] = set()  # ends of OVER after NEXT VALUE FOR
     applied: set[int] = set()  # indexes after tables of OUTER APPLY
@@ -246,7 +246,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
         if at in applied:
             out.append(" ON 1 = 1")
         if at in without:
-            index = tokens.starts[at]
+            copied_to = tokens.starts[at]
             continue
         if pending and depth == pending[-1] and word in _ASSIGNMENT_ENDS:
             out.append(")")
@@ -255,8 +255,8 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             raise syntax_error(";", tokens.line(at))
         if _lacks_operand(word, words, at, piece):  # sqlglot accepts it
             raise syntax_error(tokens.text(min(at + 1, piece.last - 1)), 0)
-        out.append(" " if tokens.starts[at] > index else "")
-        index = tokens.ends[at]
+        out.append(" " if tokens.starts[at] > copied_to else "")
+        copied_to = tokens.ends[at]
         depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)
         text = tokens.text(at)
         if words[at : at + 3] == ["NEXT", "VALUE", "FOR"] and at + 3 < piece.last:
@@ -344,7 +344,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
 
 
 class _Escape(NamedTuple):
-    """An escape of ODBC: the text instead of its brace, the tokens to leave out, and those to replace by a comma."""
+    """An ODBC escape: the text that replaces its brace, the tokens to drop, and the tokens to replace by a comma."""
 
     text: str
     dropped: set[int]
@@ -352,7 +352,7 @@ class _Escape(NamedTuple):
 
 
 def _read_escape(tokens: Tokens, at: int, last: int) -> _Escape | None:
-    """Return the escape that begins here, None if it is not whole."""
+    """Return the ODBC escape that begins at token `at`; None if it is incomplete."""
     words = tokens.words
     if at + 3 >= last:
         return None

@@ -152,13 +152,15 @@ def _names_code_page(value: Sql, to: SqlType) -> bool:
 
 
 def _fit_text(text: Sql, value: Sql, to: SqlType, *, attempt: bool = False, is_variant: bool = False) -> Sql:
-    """Fit a converted value to its type. Of a number or identifier no part is taken, as of other values."""
+    """Fit a converted value to the length of its type. Other values are cut, but a number or identifier never is."""
     source = value.type
     if source is None or to.name not in STRINGS or source.name not in NUMBERS | {"uniqueidentifier"}:
         return _fit_size(text, to)
     if to.length is None or to.length < 0 or to.length >= most_characters(source):
         return _fit_size(text, to)
-    if DRAW in value.text:  # written once, since each place draws another number; PostgreSQL refuses one of more digits
+    if (
+        DRAW in value.text
+    ):  # written once, since each occurrence draws a number; PostgreSQL refuses a number with more digits
         narrow = f"({value.text})::numeric({to.length}, 0)::{postgres_type(source)}"
         return _fit_size(text._replace(text=text.text.replace(value.text, narrow)), to)
     refusal = no_room(source, to)
@@ -169,13 +171,13 @@ def _fit_text(text: Sql, value: Sql, to: SqlType, *, attempt: bool = False, is_v
         raw = f"tsql.variant_raw({value.text})" if is_variant else f"({value.text})"
         number = refusal.number
         otherwise = "'" + refusal.text.replace("{value}", f"' || round({raw}::numeric, 6) || '") + "'"
-    # a function, so that the value is computed once: RAND() and NEWID() give another one each time
+    # a function call, so that the value is computed once: RAND() and NEWID() return another value each time
     fitted = f"tsql.fitted({text.text}, {to.length}, {number}, {otherwise})"
     return Sql(f"rpad({fitted}, {to.length})" if to.name in PADDED else fitted, to)
 
 
 def own_clock(value: Sql) -> Sql:
-    """Write the date and time that the clock of a datetimeoffset shows. Any other value is returned unchanged."""
+    """Write the local date and time of a datetimeoffset. Any other value is returned unchanged."""
     if value.offset is None or value.type is None or value.type.name != "datetimeoffset":
         return value
     return Sql(f"tsql.own_clock({value.text}, {value.offset()})", value.type._replace(name="datetime2"))
@@ -201,7 +203,7 @@ def first_offset(kind: SqlType | None, values: Sequence[Sql]) -> Callable[[], st
 
 
 def _offset_text(value: Sql, to: SqlType, style: str | None) -> Sql:
-    """Write a datetimeoffset as text, with its offset."""
+    """Write a datetimeoffset as a string, with its offset."""
     assert value.type is not None
     arguments = (
         f"{value.text}, {7 if value.type.scale is None else value.type.scale}, {value.offset() if value.offset else 0}"
