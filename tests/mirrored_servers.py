@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 
-from servicebroker.store.cluster import ROOT_STAND_IN, programs
+from servicebroker.store.cluster import UNPRIVILEGED_USER, programs
 
 ROLE = "servicebroker"
 SETTINGS = """
@@ -41,7 +41,7 @@ class Server:
 
     def __init__(self, folder: Path, of: Path | None = None) -> None:
         self.folder, self.data, self._programs = folder, folder / "data", of or programs()
-        self.user = pwd.getpwnam(ROOT_STAND_IN) if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+        self.user = pwd.getpwnam(UNPRIVILEGED_USER) if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
         self._make_folder(folder)
 
     @property

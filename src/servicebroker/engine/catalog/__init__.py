@@ -13,13 +13,14 @@ new state.
 * A process caches objects in `Catalog` (`catalog.py`). Each entry is immutable in the database, or is compared with a
   version when it is used. A change that makes an entry wrong renews the version: `renew_versions` for queues,
   permissions and validation, `renew_routes` for routes.
-* A definition may wait for readers and senders while they wait for it. So it retries after a short lock timeout:
-  `api/lock_retry.py`.
-* A queue is a table with functions of its own, made from `store/queue.sql`.
-* Triggers of the catalog record who has defined each object (`store/audit.sql`).
+* CREATE, ALTER and DROP may wait for readers and senders that wait for them, too. So they use a short lock timeout and
+  retry: `api/lock_retry.py`.
+* A queue is a table with functions of its own, generated from `store/queue.sql`.
+* Triggers on the catalog tables record who has defined each object (`store/audit.sql`).
 
-**Where.** CREATE of contracts, queues and services, and looking them up: `catalog.py`. ALTER and DROP of queues, DROP
-CONTRACT: `alter.py`; of services: `services.py`. ALTER DATABASE: `database_options.py`, `read_only.py`; transactions
-that use a database: `database_users.py`. The objects of a database as one value: `current_application.py`. Every other
-kind of object has the file of its name. Begin with `create_service` in `catalog.py`, then `services.py`.
+**Where.** CREATE of contracts, queues and services, and their lookup: `catalog.py`. ALTER and DROP QUEUE, DROP
+CONTRACT: `alter.py`; ALTER and DROP SERVICE: `services.py`. ALTER DATABASE: `database_options.py`, `read_only.py`;
+transactions that use a database: `database_users.py`. The objects of a database as one value:
+`current_application.py`. Every other kind of object has the file of its name. Begin with `create_service` in
+`catalog.py`, then `services.py`.
 """

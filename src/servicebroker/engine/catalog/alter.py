@@ -36,7 +36,10 @@ TABLES = {"queue": "arrival", "retained": "conversation"}  # the tables of a que
 
 
 def lock_catalog(principal: str = "") -> Statement:
-    """Lock the catalog: definitions change one at a time; SEND and RECEIVE do not wait. Gives the audit the user."""
+    """Lock the catalog, so that definitions change one at a time. SEND and RECEIVE do not wait for this lock.
+
+    Also sets the principal and the kind of client for the audit log, until the transaction ends.
+    """
     return Statement(
         "alter.lock_catalog",
         f"select pg_advisory_xact_lock($1, 0), {audit_context_sql(2)}",
@@ -45,7 +48,7 @@ def lock_catalog(principal: str = "") -> Statement:
 
 
 def lock_begins(number: int) -> Statement:
-    """Keep all sessions from beginning a dialog with the service or contract of that id; waits for uncommitted ones."""
+    """Lock a service or contract, by id, against new dialogs. Waits for transactions that have begun one."""
     return SQL("lock_begins", (locks.DIALOG_BEGIN, number))
 
 
@@ -53,7 +56,7 @@ def lock_begins(number: int) -> Statement:
 
 
 def drop_contract(definer: Definer, operation: DropContract) -> Steps[None]:
-    """Delete a contract that no object names; open conversations on it get the Error -8487, on both sides."""
+    """Delete a contract that no other object uses. Both sides of its open conversations get the Error -8487."""
     database_id, name = definer.database_id, operation.name
     yield from authorize(definer.user, operation.permission, contracts([name]))
     contract_id = yield from find_user_object("drop", "service contract", database_id, name)
@@ -105,10 +108,10 @@ def renew_routes(database_id: int | None = None) -> Statement:
 
 
 def alter_queue(definer: Definer, operation: AlterQueue) -> Steps[list[UUID]]:
-    """Change the given options, except for the activation.
+    """Change the options that the statement names, except for the activation.
 
-    Parked messages are delivered before the transaction ends. Returned are the conversations on which a session is
-    sending right now: they are for `deliver_conversation`.
+    STATUS = ON delivers parked messages before the transaction ends. Conversations on which a session is sending are
+    skipped and returned: the caller runs `deliver_conversation` for each.
     """
     catalog, database_id, name = definer.catalog, definer.database_id, operation.name
     queue = yield from find_user_queue("alter", database_id, name)
@@ -125,7 +128,7 @@ def alter_queue(definer: Definer, operation: AlterQueue) -> Steps[list[UUID]]:
 
 
 def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> Steps[list[UUID]]:
-    """Switch a queue on or off, and wake its waiting readers. ON runs `deliver_everything`, and returns its handles."""
+    """Switch a queue on or off, and wake its waiting readers. ON runs `deliver_everything` and returns its result."""
     if status:
         yield lock_delivery()
     yield Statement(
@@ -142,9 +145,9 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
 
 
 def rebuild_queue(definer: Definer, operation: AlterQueue, table: str) -> Steps[None]:
-    """ALTER QUEUE REBUILD of one of its `TABLES`: return free space. Readers and senders wait for it.
+    """ALTER QUEUE REBUILD of one of the queue's `TABLES`: give free space back. Readers and senders wait meanwhile.
 
-    Each table needs its own transaction: a session with one of them open may be about to open the other.
+    Each table needs a transaction of its own, because a session that uses one table may be about to use the other.
     """
     yield from authorize(definer.user, operation.permission, queue_named(operation.name))
     queue_id = (yield from find_user_queue("alter", definer.database_id, operation.name)).queue_id
@@ -162,7 +165,7 @@ def reorganize_queue(queue_id: int) -> Steps[None]:
 
 
 def find_user_queue(action: str, database_id: int, name: str) -> Steps[Queue]:
-    """Find a queue that may be changed, as `find_queue_now` does.
+    """Return a queue that is not built in, as `find_queue_now` does.
 
     Raises:
         BrokerError: 15151 it does not exist, 9663 it is built in.
@@ -223,7 +226,7 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
 
 
 def wake_readers(queue_id: int) -> Statement:
-    """Wake all readers that wait at the queue, so that they check its state. A number below zero says so."""
+    """Wake all readers that wait for the queue, so that they check its state: the payload is the negated queue id."""
     return SQL("wake_readers", (str(-queue_id),))
 
 

@@ -39,7 +39,7 @@ def create_remote_service_binding(definer: Definer, operation: CreateRemoteServi
 
 
 def alter_remote_service_binding(definer: Definer, operation: AlterRemoteServiceBinding) -> Steps[None]:
-    """Change the given clauses."""
+    """Change the clauses that the statement names."""
     user, name, anonymous = definer.user, operation.name, operation.anonymous
     yield from rights.authorize(user, operation.permission, rights.remote_service_binding(name))
     names.checked("remote service binding", name)
@@ -66,7 +66,11 @@ def drop_remote_service_binding(definer: Definer, operation: DropRemoteServiceBi
 
 
 def _find_remote(user: User, remote_user: str) -> Steps[int]:
-    """Return the id of the user in the USER clause. Binding a service requires the right to impersonate that user."""
+    """Return the id of the user that the USER clause names. The caller needs the permission IMPERSONATE on that user.
+
+    Raises:
+        BrokerError: 28083 a role or guest, and what `find_owner` raises.
+    """
     found = yield from find_principal("find", user.database_id, remote_user)
     if found.is_role or found.principal_id == GUEST_ID:
         raise BrokerError(28083, found.name)

@@ -1,4 +1,4 @@
-"""The objects of a broker database, as the definition of an application."""
+"""Read the objects of a broker database as an `Application`: one value that can create them elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SIDES = {(True, False): "INITIATOR", (False, True): "TARGET", (True, True): "AN
 
 
 def find_application(database_id: int, database: str) -> Steps[Application]:
-    """Return the application of a database, without built-in objects; of routes only those that never expire."""
+    """Return the objects of a database, without built-in objects and without routes that expire."""
     types = yield SQL("find_application.find_message_types", (database_id, FIRST_USER_ID))
     usages = yield SQL("find_application.find_contracts", (database_id, FIRST_USER_ID))
     contracts: dict[str, dict[str, Any]] = {}
@@ -72,7 +72,7 @@ def _queues(database_id: int, database: str) -> Steps[dict[str, CreateQueue]]:
 
 
 def _shortest(procedure: str, database: str) -> str:
-    """Return its name without the parts that are implied: the database's own name, and dbo."""
+    """Return a procedure's name without its default parts: the name of this database, and the schema dbo."""
     parts = names.name_parts("activation procedure", procedure, 3)
     if parts[0].lower() == database.lower():
         parts = parts[2:] if parts[1].lower() == "dbo" else parts[1:]
@@ -90,7 +90,7 @@ def _roles(database_id: int) -> Steps[dict[str, list[str]]]:
 
 
 def _rights(database_id: int) -> Steps[tuple[dict[str, list[str]], dict[str, list[str]]]]:
-    """Return grants and denials by grantee, on objects that a definition can name and on the database."""
+    """Return grants and denials by grantee, on the database and on the kinds of objects in `_ON`."""
     rows = yield SQL(
         "rights",
         (

@@ -26,7 +26,7 @@ SQL = SqlFile(__file__)
 
 
 def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
-    """ENABLE_BROKER: deliver parked messages. Returns the handles that `deliver_everything` leaves over.
+    """ENABLE_BROKER: deliver parked messages. Returns the handles that `deliver_everything` has skipped.
 
     Raises:
         BrokerError: 9772 an enabled database has the same identifier.
@@ -45,13 +45,13 @@ def disable_broker(database_id: int) -> Steps[None]:
 
 
 def new_broker(database_id: int) -> Steps[None]:
-    """NEW_BROKER: set a new identifier and remove every conversation, without telling the peers.
+    """NEW_BROKER: set a new identifier and remove every conversation, without a message to the peers.
 
-    A peer in another database learns it at its next SEND, by the Error -8462. The caller runs ENABLE_BROKER afterwards.
+    A peer in another database gets the Error -8462 at its next SEND. The caller runs ENABLE_BROKER afterwards.
     """
     rows = yield SQL("new_broker.find_queues", (database_id,))
     queues = [queue_id for (queue_id,) in rows]
-    for queue_id in queues:  # first, so that we wait for readers before we hold rows they may want
+    for queue_id in queues:  # first, to wait for readers before this transaction locks endpoints that they may use
         yield from purge_queue(queue_id, "true")
     handles = yield from lock_conversations("database_id = $1", database_id)
     rows = yield SQL("new_broker.find_endpoints", (database_id,))
@@ -67,7 +67,7 @@ def new_broker(database_id: int) -> Steps[None]:
 
 
 def error_broker_conversations(database_id: int) -> Steps[None]:
-    """ERROR_BROKER_CONVERSATIONS: every conversation gets the Error -9719 here, and -9720 in other databases.
+    """ERROR_BROKER_CONVERSATIONS: every conversation gets the Error -9719 in this database, and -9720 at its peer.
 
     The caller runs ENABLE_BROKER afterwards.
     """
@@ -85,7 +85,7 @@ def honor_broker_priority(database_id: int, honor: bool) -> Steps[None]:
 
 
 def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
-    """TRUSTWORTHY: set whether users of the database may be more than guest in other databases, see `api/database.py`.
+    """TRUSTWORTHY: set whether users of this database may be more than guest in other databases (`api/database.py`).
 
     Raises:
         BrokerError: 15247 the caller is no administrator.

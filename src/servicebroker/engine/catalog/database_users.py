@@ -1,4 +1,7 @@
-"""Transactions that use a broker database: they hold locks on its queue tables, or on beginning dialogs."""
+"""Transactions that use a broker database: find, wait for and end them.
+
+They have locks on its queue tables, or the lock of a transaction that begins dialogs in it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class UserTransaction(NamedTuple):
 
 
 def find_users(database_id: int) -> Steps[list[UserTransaction]]:
-    """Return transactions that have begun a dialog, sent or received there. Readers of tables do not count."""
+    """Return transactions that have begun a dialog, sent or received in the database, not those that only read."""
     rows = yield SQL("find_users", (database_id, locks.DATABASE_BEGIN))
     return [UserTransaction(*row) for row in rows]
 
@@ -36,7 +39,7 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
     """Lock the queues of the database until the transaction ends; also definitions, deliveries and new dialogs.
 
     The server raises `lock_not_available` after a short timeout. Success depends on the order in which other sessions
-    go from queue to queue, so every other attempt uses the opposite order.
+    lock queues, so every second `attempt` uses the opposite order.
     """
     order = "desc" if attempt % 2 else "asc"
     rows = yield Statement(
@@ -58,5 +61,5 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
 
 
 def end_users(there: list[UserTransaction]) -> Steps[None]:
-    """ROLLBACK: end the sessions of these transactions, unless they have started another one."""
+    """WITH ROLLBACK: end the sessions of these transactions, without those that have started another one."""
     yield SQL("end_users", ([user.pid for user in there], [user.xact_start for user in there]))

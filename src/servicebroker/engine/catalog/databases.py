@@ -27,7 +27,7 @@ _FOR_EVERYBODY = frozenset({"master", "tempdb"})  # databases in which guest may
 
 
 def create_database(name: str) -> Steps[int]:
-    """CREATE DATABASE: add a broker identifier, the built-in objects, the route AutoCreatedLocal. Returns its id.
+    """CREATE DATABASE, with a broker identifier, the built-in objects and the route AutoCreatedLocal. Returns its id.
 
     Raises:
         BrokerError: 1801 the name is taken.
@@ -72,7 +72,7 @@ def create_database(name: str) -> Steps[int]:
 
 
 def ensure_database(name: str) -> Steps[int]:
-    """Return the id of a database; a missing one is created. A caller without that right still finds existing ones."""
+    """Return the id of a database, creating it if it is missing. Only the creation needs a permission."""
     try:
         return (yield from find_database(name))
     except BrokerError as refused:
@@ -87,7 +87,7 @@ def ensure_database(name: str) -> Steps[int]:
 
 
 def _create_system_services(database_id: int) -> Steps[None]:
-    """Create the services that every database has, each on a queue of its own."""
+    """Create the built-in services, each on a queue of its own."""
     for name, queue in names.SYSTEM_SERVICES:
         queue_id = yield from create_queue(database_id, CreateQueue(queue), DBO_ID, is_system=True)
         yield SQL("create_system_services", (database_id, name, queue_id))
@@ -96,7 +96,7 @@ def _create_system_services(database_id: int) -> Steps[None]:
 
 
 def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
-    """Let the service take its contracts, and notify the answering process of each message (engine/built_in)."""
+    """Give the service its contracts, and notify the process that answers its messages (engine/built_in)."""
     yield SQL(
         "make_answering.insert_contracts_used",
         (database_id, name, [names.SERVICE_ECHO_ID, names.SERVICE_DIAGNOSTIC_ID]),
@@ -130,8 +130,8 @@ def is_trustworthy(database_id: int) -> Steps[bool]:
 def drop_database(database_id: int) -> Steps[None]:
     """DROP DATABASE: remove its conversations as NEW_BROKER does, and every object. The caller has locked it.
 
-    The tables of its queues are left to `remove_dropped_queue`. A PostgreSQL schema with other objects stays with its
-    owner. Peers in other databases are not told; their next SEND gets the Error -8462.
+    The caller runs `remove_dropped_queue` for the tables of its queues. A PostgreSQL schema that has other objects is
+    not dropped. Peers in other databases get the Error -8462 at their next SEND.
 
     Raises:
         BrokerError: 3708 the system database.
@@ -146,7 +146,7 @@ def drop_database(database_id: int) -> Steps[None]:
     for _, schema, view in queues:
         yield Statement(
             "databases.drop_database.drop_view",
-            f"drop view if exists {quoted(schema)}.{quoted(view)} cascade",  # with the views over it
+            f"drop view if exists {quoted(schema)}.{quoted(view)} cascade",  # and the views that use it
             prepared=False,
         )
     for table in _OBJECTS:
@@ -192,7 +192,7 @@ def check_database(database_id: int) -> Steps[None]:
     """Raise an error if the database was dropped.
 
     Raises:
-        BrokerError: 8442.
+        BrokerError: 8442 the database was dropped.
     """
     rows = yield SQL("check_database", (database_id,))
     if not rows:

@@ -1,4 +1,4 @@
-"""The user who runs a definition, with the cache and the clock."""
+"""The user who runs a CREATE, ALTER or DROP, with the cache and the clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from servicebroker.model.security.permissions import User
 
 
 class Definer(NamedTuple):
-    """A user of a database, whose permissions count.
+    """The user who runs a CREATE, ALTER or DROP.
 
     Attributes:
-        user: the database and its user.
+        user: the user, whose permissions are checked, and the database.
         catalog: the cache of this process for that user.
-        clock: returns the time.
+        clock: returns the current time.
     """
 
     user: User

@@ -1,4 +1,4 @@
-"""The table of definitions: the steps for the value of a CREATE, an ALTER or a DROP."""
+"""The table of definitions: for each operation (CREATE, ALTER, DROP ...) the function that runs it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _create_contract(definer: Definer, operation: operations.CreateContract) -> 
 
 
 def _create_queue(definer: Definer, operation: operations.CreateQueue) -> Steps[BrokerError | None]:
-    """CREATE QUEUE. Returns the warning of its activation."""
+    """CREATE QUEUE. Returns the warning about its activation, if any."""
     user, activation = definer.user, operation.activation
     yield from rights.authorize(user, operation.permission)
     operation.check()
@@ -50,7 +50,7 @@ def _create_queue(definer: Definer, operation: operations.CreateQueue) -> Steps[
 
 
 def _alter_queue(definer: Definer, operation: operations.AlterQueue) -> Steps[tuple[list[UUID], BrokerError | None]]:
-    """ALTER QUEUE. Returns the conversations that must still be delivered, and the warning of its activation."""
+    """ALTER QUEUE. Returns the conversations to deliver afterwards, and the warning about its activation, if any."""
     user, warning = definer.user, None
     yield from rights.authorize(user, operation.permission, rights.queue(operation.name))
     operation.check()
@@ -60,7 +60,7 @@ def _alter_queue(definer: Definer, operation: operations.AlterQueue) -> Steps[tu
 
 
 def _drop_queue(definer: Definer, operation: operations.DropQueue) -> Steps[Queue]:
-    """DROP QUEUE. Returns the dropped queue, whose tables are for `remove_dropped_queue`."""
+    """DROP QUEUE. Returns the dropped queue: the caller runs `remove_dropped_queue` to drop its tables."""
     name = operation.name
     yield from rights.authorize(definer.user, operation.permission, rights.queue(name))
     yield from event_notifications.drop_notifications_on(definer.database_id, name, definer.clock())

@@ -2,8 +2,9 @@
 
 The rules: docs/reference/rules.md#event-notifications.
 
-Each notification has one conversation, from the built-in service of event notifications to its own; it begins with the
-first event. A notification whose conversation has ended, or failed, is dropped.
+Each notification has one conversation, which begins with the first event: from the built-in service of event
+notifications to the service that the notification names. If the conversation has ended or failed, the notification is
+dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Notification(NamedTuple):
 
 
 def create_event_notification(definer: Definer, operation: CreateEventNotification) -> Steps[None]:
-    """Insert the notification, and notify the monitors of queues."""
+    """Insert the notification. For a notification on a queue, also notify the queue monitors."""
     user, name, scope, on_queue = definer.user, operation.name, operation.scope, operation.on_queue
     names.checked("event notification", name)
     names.checked("service", operation.to_service, names.MAXIMUM_SERVICE_NAME)
@@ -90,7 +91,11 @@ def create_event_notification(definer: Definer, operation: CreateEventNotificati
 
 
 def _find_notified(user: User, queue: str, wanted: Sequence[str]) -> Steps[int]:
-    """Return the queue whose events are wanted."""
+    """Return the id of the queue of a notification.
+
+    Raises:
+        BrokerError: 8197 no such queue, 9718 QUEUE_ACTIVATION of a queue with internal activation.
+    """
     try:
         queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
     except BrokerError as refused:
@@ -134,7 +139,7 @@ def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[
 
 
 def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
-    """Send the event of a queue to every notification that names it. Returns errors for the log."""
+    """Send an event of a queue to every notification for it. Returns the errors to log."""
     found = yield from _notifications(
         "$2 = any (n.events) and (n.queue_id = $1 or n.is_of_server or n.queue_id is null and n.database_id = "
         "(select database_id from servicebroker.queues where queue_id = $1))",
@@ -148,7 +153,7 @@ def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
 
 
 def has_notification(database_id: int, event: str) -> Steps[bool]:
-    """Check whether a notification wants this DDL event of the database."""
+    """Check whether there is a notification for this DDL event of the database."""
     rows = yield Statement(
         "event_notifications.has_notification",
         f"select from servicebroker.event_notifications n where {_OF_DDL} limit 1",
@@ -174,7 +179,10 @@ _OF_DDL = "$2 = any (n.events) and (n.is_of_server or n.queue_id is null and n.d
 
 
 def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[list[BrokerError]]:
-    """Send one message to each; one in all to those made WITH FAN_IN by one login for one service. Returns errors."""
+    """Send a message to each notification. Returns the errors to log.
+
+    Notifications WITH FAN_IN with equal creator, service and broker identifier get one message in all.
+    """
     said = []
     told: set[tuple[str, str, str]] = set()
     for notification in found:
@@ -188,7 +196,7 @@ def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[l
 
 
 def post_pending(now: datetime) -> Steps[list[BrokerError]]:
-    """Post the events that a restricted role has caused but may not post. Returns errors for the log."""
+    """Send the events that restricted roles have caused, but have no permission to send. Returns the errors to log."""
     said: list[BrokerError] = []
     if (yield SQL("post_pending.find_events_to_post")):
         left = yield SQL("post_pending.take_events")
@@ -198,7 +206,7 @@ def post_pending(now: datetime) -> Steps[list[BrokerError]]:
 
 
 def drop_broken(now: datetime) -> Steps[list[BrokerError]]:
-    """Drop the notifications whose conversation has ended. Returns errors for the log."""
+    """Drop the notifications whose conversation has ended. Returns the errors to log."""
     broken = yield from _notifications(
         "n.conversation_handle is not null and (e.state is null or e.state not in ('SO', 'SI', 'CO'))"
     )
@@ -258,7 +266,7 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
 
 
 def _locked(object_id: int) -> Steps[_Notification | None]:
-    """Lock and return the notification, after waiting for another session's first event; None if it was dropped."""
+    """Lock and return the notification, as it is after the lock was granted; None if it was dropped."""
     yield SQL("locked", (object_id,))
     found = yield from _notifications("n.object_id = $1", object_id)
     return found[0] if found else None

@@ -31,7 +31,7 @@ def create_message_type(definer: Definer, operation: CreateMessageType) -> Steps
 
 
 def alter_message_type(definer: Definer, operation: AlterMessageType) -> Steps[None]:
-    """Change the validation."""
+    """Change the validation of the message type."""
     user, name = definer.user, operation.name
     yield from rights.authorize(user, operation.permission, rights.message_types([name]))
     letter = operation.validation_code()

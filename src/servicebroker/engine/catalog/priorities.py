@@ -20,8 +20,9 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-# The level of an endpoint, decided when it is created. To be formatted with expressions for the four.
-# The function costs a quarter of a SEND, so it is called only in a database that has priorities.
+# An SQL expression: the priority level of a new endpoint. Its placeholders are SQL expressions for database, contract,
+# local and remote service. The function call takes a quarter of the time of a SEND, so it is made only in a database
+# that has priorities.
 PRIORITY = (
     "case when exists (select from servicebroker.broker_priorities where database_id = {database}) "
     "then servicebroker.conversation_priority({database}, {contract}, {local}, {remote}) "
@@ -40,7 +41,7 @@ def create_broker_priority(definer: Definer, operation: CreateBrokerPriority) ->
 
 
 def alter_broker_priority(definer: Definer, operation: AlterBrokerPriority) -> Steps[None]:
-    """Change the given clauses."""
+    """Change the clauses that the statement names."""
     yield from authorize(definer.user, operation.permission)
     database_id = definer.database_id
     priority_id, old_contract, old_service, old_remote = yield from _find("alter", database_id, operation.name)
@@ -67,7 +68,13 @@ def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int | No
 
 
 def _resolved(database_id: int, wanted: Criteria) -> Steps[tuple[int | None, int | None, str | None, int | None]]:
-    """Return the criteria as ids; None for ANY and for a criterion that was not given."""
+    """Return contract id, service id, name of the remote service, and level.
+
+    None for ANY, and for a clause that the statement does not name.
+
+    Raises:
+        BrokerError: 15151 no such contract or service.
+    """
     contract, service, remote, level = wanted
     rows = yield SQL("resolved", (database_id, contract, service))
     contract_id, service_id = rows[0]

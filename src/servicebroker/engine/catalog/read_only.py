@@ -1,7 +1,7 @@
-"""ALTER DATABASE SET READ_ONLY and READ_WRITE: no session can write into the database, by any means.
+"""ALTER DATABASE SET READ_ONLY and READ_WRITE: triggers prevent every write into a READ_ONLY database.
 
-Triggers raise 3906. They exist only while the database is READ_ONLY: on its tables, on the tables of its queues, and
-for its rows of shared tables. Its broker is off meanwhile: messages for it wait.
+The triggers raise 3906. They exist only while the database is READ_ONLY: on its T-SQL tables, on the tables of its
+queues, and for its rows of shared tables. Its broker is off meanwhile, so messages to it wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# tables with rows of every database that definitions and conversations write
+# the tables that have rows of every database, and that definitions or conversations write
 _SHARED = (
     *("conversation_endpoints", "event_notifications", "broker_priorities", "routes", "services", "queues"),
     *("service_contracts", "message_types", "xml_schema_collections", "remote_service_bindings", "certificates"),
@@ -24,7 +24,7 @@ _SHARED = (
 
 
 def set_read_only(database_id: int, name: str) -> Steps[None]:
-    """READ_ONLY. The caller has locked the database."""
+    """Set the database to READ_ONLY. The caller has locked it."""
     rows = yield SQL("set_read_only", (database_id,))
     if rows:
         yield renew_versions()
@@ -33,7 +33,7 @@ def set_read_only(database_id: int, name: str) -> Steps[None]:
 
 
 def set_read_write(database_id: int, name: str) -> Steps[bool]:
-    """READ_WRITE. Returns whether the broker has to be enabled again, as it was before."""
+    """Set the database to READ_WRITE. Returns True if its broker was enabled before and has to be enabled again."""
     yield _guard(database_id, name, False)
     rows = yield SQL("set_read_write", (database_id,))
     return bool(rows and rows[0][0])
@@ -43,7 +43,7 @@ def check_writable(database_id: int) -> Steps[None]:
     """Raise an error if the database is READ_ONLY.
 
     Raises:
-        BrokerError: 3906.
+        BrokerError: 3906 the database is READ_ONLY.
     """
     rows = yield SQL("check_writable", (database_id,))
     if rows:

@@ -30,9 +30,10 @@ SQL = SqlFile(__file__)
 
 
 def alter_service(definer: Definer, operation: AlterService) -> Steps[None]:
-    """Change queue and contracts.
+    """Change the queue and the contracts of a service.
 
-    Messages move along to another queue; messages that waited beside the old one are for `deliver_free`.
+    Messages of the service are moved to a new queue. The caller runs `deliver_free` for messages that were stored
+    beside the old queue.
     """
     database_id, queue = definer.database_id, operation.queue
     needed = [rights.service(operation.name), rights.contracts(operation.add_contracts)]
@@ -61,7 +62,7 @@ def alter_service(definer: Definer, operation: AlterService) -> Steps[None]:
 
 
 def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
-    """Delete the service, its messages and conversations. Readers that wait at its queue get 8468."""
+    """Delete the service, its messages and its conversations. RECEIVEs that wait for its queue raise 8468."""
     database_id, name = definer.database_id, operation.name
     yield from rights.authorize(definer.user, operation.permission, rights.service(name))
     names.checked("service", name)
@@ -82,7 +83,7 @@ def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
 
 
 def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[UUID]]:
-    """Remove every endpoint that meets the condition; peers that stay get the error. Returns the removed handles."""
+    """Remove every endpoint that meets the condition; other peers get the Error. Returns the removed handles."""
     handles = yield from lock_conversations(condition, number)
     rows = yield Statement(
         "services.end_all",
@@ -121,12 +122,12 @@ def _drop_contract(service_id: int, contract: str, contract_id: int) -> Steps[No
 def _move(service_id: int, old: int, new: int) -> Steps[None]:
     """Move the service's endpoints and messages to another queue.
 
-    Stamps and the order of arrival are drawn again under the senders' locks. So later messages come after, and no
-    reader's mark lies above.
+    The messages get new stamps and queuing orders, under the locks of the senders' endpoints. So later messages get
+    higher ones, and no reader has passed them already.
     """
     yield from keep_off_pipelines(old)
     yield lock_begins(service_id)
-    yield Statement(  # first, so that we wait for readers before we lock the endpoints that they answer on
+    yield Statement(  # first, to wait for readers before this transaction locks the endpoints on which they answer
         "services.move.lock_messages",
         f"select count(*) from (select from servicebroker.queue_{old} where service_id = $1 for update) as messages",
         (service_id,),

@@ -92,7 +92,7 @@ class HostFacts(NamedTuple):
 
 
 class UnseenFacts(NamedTuple):
-    """A look that has failed or was cut: its subject, and the reason. `is_cut`: it was not answered in time."""
+    """A query for facts that has failed: its subject, and the reason. `is_cut`: it was cancelled at its deadline."""
 
     subject: str
     reason: str

@@ -71,9 +71,9 @@ _SESSIONS = (
 
 
 class Look(NamedTuple):
-    """One look at an instance: its subject, in words, and the steps that add to the facts.
+    """A part of the facts: its subject, in words, and the steps that return the facts with this part added.
 
-    A look stands alone: whoever runs it may give it a deadline, and goes on with the others when it is cut.
+    Each query is independent of the others. The caller may cancel it at a deadline, and run the others.
     """
 
     subject: str
@@ -81,7 +81,7 @@ class Look(NamedTuple):
 
 
 def looks(*, at_a_glance: bool = False) -> list[Look]:
-    """Return the looks that make up the facts about an instance; `at_a_glance` as for `queue_facts`."""
+    """Return the queries for the facts about an instance. `at_a_glance` is that of `queue_facts`."""
 
     def look_at_queues(facts: Facts) -> Steps[Facts]:
         return facts._replace(queues=(yield from queue_facts(at_a_glance=at_a_glance)))
@@ -106,7 +106,7 @@ def looks(*, at_a_glance: bool = False) -> list[Look]:
 
 
 def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
-    """Return the facts about an instance; `at_a_glance` as for `queue_facts`."""
+    """Return the facts about an instance. `at_a_glance` is that of `queue_facts`."""
     facts = Facts(now)
     for look in looks(at_a_glance=at_a_glance):
         facts = yield from look.ask(facts)
@@ -514,7 +514,10 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
 
 
 def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[list[QueueFacts]]:
-    """Return depth, readers and activation of application queues, or of one. `at_a_glance`: for polls every second."""
+    """Return depth, readers and activation of all application queues, or of one.
+
+    `at_a_glance`: counts of messages stop early, so that the query may run every second.
+    """
     rows = yield Statement(
         "facts.queue_facts",
         f"{_WITH_READERS}, "

@@ -1,4 +1,4 @@
-"""Findings as values: a problem in words, with advice and acts."""
+"""Findings as values: a problem in words, advice, and remedies that the dashboard offers as buttons."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Severity(IntEnum):
 
 
 class Act(NamedTuple):
-    """An act that a finding advises, as the dashboard offers it: its name, and the object that it acts on.
+    """An action that a finding advises: the name of the dashboard's action, and the object to act on.
 
-    `database` is that of a conversation, if the finding is about something else.
+    `database` is the database of a conversation, if the finding is about another object.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Act(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A problem, or a possible one: its subject, its description, and advice, with acts that follow the advice."""
+    """A problem, or a possible one: its subject, its description, advice, and remedies that follow the advice."""
 
     subject: str
     problem: str
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 
 class ConversationFinding(NamedTuple):
-    """A finding about a conversation, whose handle is known."""
+    """A finding about one conversation, which needs no subject."""
 
     problem: str
     advice: str
@@ -50,12 +50,12 @@ class ConversationFinding(NamedTuple):
 
 
 def end_session(pid: int) -> Act:
-    """Return the act that ends a session of the server."""
+    """Return the remedy that ends a session of the server."""
     return Act("end-session", str(pid))
 
 
 def duration(time: timedelta) -> str:
-    """Return a time in the largest unit of which there are two: `2 minutes`."""
+    """Return a time as text, in the largest unit that gives at least 2: `2 minutes`, `119 seconds`."""
     seconds = int(time.total_seconds())
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:

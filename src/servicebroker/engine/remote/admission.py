@@ -1,4 +1,7 @@
-"""Permission checks for a conversation that another instance begins here (docs/reference/rules.md#dialog-security)."""
+"""Permission checks for the target of a conversation from another instance or database.
+
+The rules: docs/reference/rules.md#dialog-security.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +36,30 @@ def find_target(database_id: int, service_id: int) -> Steps[Target]:
 
 
 def refused_sender(target: Target, principal_id: int) -> Steps[BrokerError | None]:
-    """Return 11215 if this principal, the certificate's owner or public, may not SEND to the service; else None."""
+    """Return error 11215 if the principal may not SEND to the service; otherwise None.
+
+    The principal is the owner of the initiator's certificate, or public.
+    """
     if (yield from _has(target, principal_id, "SEND", target.service)):
         return None
     return BrokerError(11215, principal_id, target.database_id, target.service.name)
 
 
 def refused_keeper(target: Target, principal_id: int) -> Steps[BrokerError | None]:
-    """Return 28056 if the owner of the certificate that wraps the session key has no CONTROL on the service."""
+    """Return error 28056 if the owner of the target's certificate has no CONTROL on the service; otherwise None.
+
+    That certificate is the one with which the initiator has encrypted the session key.
+    """
     if (yield from _has(target, principal_id, "CONTROL", target.service)):
         return None
     return BrokerError(28056, principal_id, target.database_id, target.service.name)
 
 
 def refused_owner(target: Target) -> Steps[BrokerError | None]:
-    """Return 8401 if the owner of the target service was denied RECEIVE on its queue; it need not be granted."""
+    """Return error 8401 if the owner of the target service was denied RECEIVE on its queue; otherwise None.
+
+    The permission need not be granted.
+    """
     owner_id = target.service.owner_id
     if owner_id == DBO_ID:
         return None

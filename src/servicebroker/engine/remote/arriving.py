@@ -1,8 +1,9 @@
-"""Messages from other instances: stored in batches, one transaction each, and acknowledged only then.
+"""Arrivals: store messages from other instances in batches, one transaction each. They are acknowledged afterwards.
 
-No lock is waited for: a conversation whose row another session holds is stored with the next batch. Messages that
-arrive while the queue is off are stored beside it, in order, and acknowledged too (engine/remote/waiting_arrivals.py).
-A large message, and those after it, also wait there until they are assembled outside the daemon's rounds.
+The transaction waits for no lock: a conversation whose row another session has locked is stored with the next batch.
+Messages that arrive while the queue is off are stored beside it (in arrived_fragments), in order, and acknowledged too
+(engine/remote/waiting_arrivals.py). A large message, and those after it, also stay there until the message is assembled
+outside the daemon's rounds.
 """
 
 from __future__ import annotations
@@ -53,11 +54,17 @@ SQL = SqlFile(__file__)
 
 
 class Result(NamedTuple):
-    """The outcome of the batches: `stored` are durable at commit, `postponed` must be given again.
+    """The result of `store`. Conversations are named by their handles.
 
-    `gone` have no endpoint any more; `closed` are stored, and take no more. `failures` are refused. `queues` have more
-    to read then: `enqueue.wake` them. `made` are targets that were made. `is_beside`: something waits beside a queue
-    that is on, for `deliver_free`.
+    Attributes:
+        stored: the batches that are durable at commit.
+        postponed: the batches to store again, because another session has locked their rows.
+        gone: conversations without an endpoint.
+        closed: conversations that are stored but whose endpoint is closed.
+        failures: the Error to send to the peer, for refused conversations.
+        queues: the queues with new messages: `enqueue.wake` them after the commit.
+        made: the targets that were created.
+        is_beside: messages are beside a queue that is on: `deliver_free` has to deliver them.
     """
 
     stored: list[UUID]
@@ -71,7 +78,7 @@ class Result(NamedTuple):
 
 
 class ReceivingEndpoint(NamedTuple):
-    """An endpoint as storing needs it. `waits`: its queue `is_off`, or earlier messages wait beside it."""
+    """The columns of an endpoint that storing needs. `waits`: its queue `is_off`, or earlier messages are beside it."""
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -88,10 +95,10 @@ class ReceivingEndpoint(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """Consecutive messages of one type, from the sequence number `first` on.
+    """A run: consecutive messages of one type, from the sequence number `first` on.
 
-    `is_fragmented`: one message whose fragments are stored, possibly with its body still in them. `is_large`: no round
-    assembles it.
+    `is_fragmented`: a single message whose fragments are stored; its body may still be in them. `is_large`: the message
+    is too large to be assembled in a round of the daemon.
     """
 
     first: int
@@ -103,7 +110,7 @@ class Alike(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """Messages that are next in order, with the values that their queue rows need."""
+    """A run that is next in order, with the values that its rows in the queue need."""
 
     handle: UUID
     alike: Alike
@@ -113,9 +120,12 @@ class Arrived(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The effect of one batch on its endpoint. `event` is the event for the endpoint's state.
+    """The effect of one batch on its endpoint.
 
-    `failure` is the reason why a message of the type `refused_type` is refused.
+    Attributes:
+        messages: the messages to write into the queue.
+        event: the event for the endpoint's state: an EndDialog or Error arrived.
+        failure, refused_type: the reason why a message was refused, and its type.
     """
 
     endpoint: ReceivingEndpoint
@@ -136,9 +146,9 @@ _LIVE = (
     EndpointState.STARTED_INBOUND,
     EndpointState.CONVERSING,
     EndpointState.DISCONNECTED_INBOUND,
-)  # states in which the application reads arrivals
-LARGE_FRAGMENTS = 256  # 8 MiB; assembling more would delay the other conversations of a round
-_ERROR_FRAGMENTS = 4  # the most that an Error of this product can have
+)  # states in which the application can receive
+LARGE_FRAGMENTS = 256  # fragments, 8 MiB; assembling more would delay the other conversations of a round
+_ERROR_FRAGMENTS = 4  # the largest possible Error of this product, in fragments
 _CONTROL = {
     Content.END: (names.END_DIALOG_ID, "E", RANK_DATA),
     Content.ERROR: (names.ERROR_ID, "X", RANK_ERROR),
@@ -154,11 +164,15 @@ def store(
     targets: Mapping[UUID, NewTarget] = MappingProxyType({}),
     large: int = LIMITS.most_fragments,
 ) -> Steps[Result]:
-    """Store the batches of these endpoints: each of them whole, or not at all.
+    """Store the batches of these endpoints, each of them completely or not at all.
 
-    `owners` are those of the peers that have brought what is kept of messages that are not complete. `targets` are made
-    first, with their messages where nothing stands in the way. A message of more than `large` fragments is left beside
-    its queue.
+    Args:
+        catalog: the cache of definitions.
+        batches: the messages and fragments to store, by handle.
+        owners: the certificate owners of the peers that sent them, stored with fragments of incomplete messages.
+        now: the server's time.
+        targets: the targets to create first, by handle.
+        large: a message with more fragments stays beside its queue.
 
     Raises:
         InstanceError: another process has stored messages of the same conversations. Roll back, and start again.
@@ -201,7 +215,7 @@ def store(
 
 
 class FirstPlan(NamedTuple):
-    """A target that is made with its first messages."""
+    """A target to create together with its first messages."""
 
     target: NewTarget
     plan: Plan
@@ -210,7 +224,7 @@ class FirstPlan(NamedTuple):
 def _plan_first(
     catalog: Catalog, batches: Mapping[UUID, Batch], targets: Mapping[UUID, NewTarget], large: int
 ) -> Steps[list[FirstPlan]]:
-    """Return plans for the targets whose first messages all go into their queue at once."""
+    """Return plans for the new targets whose whole batch can be written into an open queue."""
     plans = []
     for handle, target in targets.items():
         batch, home = batches.get(handle), target.home
@@ -254,20 +268,20 @@ def _begin(first: list[FirstPlan]) -> Steps[dict[UUID, MadeTarget]]:
     return made
 
 
-# `endpoints.lock_parking`, waiting for nobody
+# as `endpoints.lock_parking`, but without waiting
 _TRY_PARKING = SQL("try_parking", (locks.PARKED_DELIVERY,))
 
 
 def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
-    """Lock those of these endpoints that `remote.lock_shared` would lock, except if their broker is disabled."""
+    """Lock and return these endpoints, as `remote_endpoints.lock_shared`, without those whose broker is disabled."""
     rows = yield SQL("lock_shared", (list(handles),))
     return [ReceivingEndpoint(*row) for row in rows]
 
 
 def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
-    """Lock and return the plans, without those whose kept messages another session is moving into the queue.
+    """Lock the counters of endpoints with messages beside their queue. Returns the plans, without the blocked ones.
 
-    That session updates the same counters.
+    A plan is blocked if another session is moving the stored messages into the queue: it updates the same counters.
     """
     waiting = [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.waits and plan.batch.expected > 0]
     if not waiting:
@@ -278,14 +292,14 @@ def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
 
 
 def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
-    """Lock rows that the plans write. Returns the plans without those whose row a sender has locked."""
+    """Lock the endpoint rows that the plans change. Returns the plans, without those whose row a sender has locked."""
     changing = {plan.endpoint.conversation_handle for plan in plans if plan.changes}
     blocked = changing - (yield from lock_alone(list(changing)))
     return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
 
 
 def _told(plan: Plan) -> ConversationFailure | None:
-    """Return the error that the peer gets, now or again; None without one."""
+    """Return the Error to send to the peer, because of this batch or an earlier one; None without an Error."""
     if plan.failure is not None:
         return ConversationFailure.of(plan.failure.to_sender)._replace(message_type=plan.refused_type)
     endpoint = plan.endpoint
@@ -293,9 +307,9 @@ def _told(plan: Plan) -> ConversationFailure | None:
 
 
 def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch, large: int) -> Steps[Plan]:
-    """Plan the messages that are next in order; an endpoint that has ended takes no more of them.
+    """Plan which messages of the batch are written: those next in order. An endpoint that has ended accepts none.
 
-    If it has closed since the daemon put them in order, its stored fragments are gone too.
+    For an endpoint that has closed meanwhile the plan is empty: its stored fragments were deleted.
     """
     if endpoint.state == EndpointState.CLOSED:
         return Plan(endpoint, batch, [])
@@ -329,7 +343,7 @@ def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch, large: in
 
 
 def _readable(sender: Sender, end: Alike) -> Alike:
-    """Return the end of a conversation in a form that every reader takes. An unreadable Error becomes error 9616."""
+    """Return an EndDialog or Error with a readable body: an unreadable Error is replaced by error 9616."""
     if end.content is Content.END:
         return end._replace(message_type=names.END_DIALOG, bodies=[None], is_fragmented=False)
     (body,) = end.bodies
@@ -343,7 +357,7 @@ def _readable(sender: Sender, end: Alike) -> Alike:
 
 
 def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages, large: int) -> Steps[list[Alike]]:
-    """Return the messages of the batch that are next in order."""
+    """Return the messages of the batch that are next in order, as runs."""
     found = []
     for step in batch.steps:
         if isinstance(step, Deliver):
@@ -360,7 +374,7 @@ def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages, large: 
 
 
 def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, Rejection | None]]:
-    """Return how many messages are accepted from the first on, and the reason against the next."""
+    """Return the number of messages before the first refused one, and the reason of the refusal."""
     usage = usages.get(alike.message_type)
     has_validation = usage is not None and usage.validation != "N"
     for place, body in enumerate(alike.bodies if has_validation else alike.bodies[:1]):  # else one stands for all
@@ -371,9 +385,9 @@ def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, 
 
 
 def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Usages) -> Steps[tuple[Part, int]]:
-    """Assemble a message from stored fragments and those in the batch. Returns it and its stored fragment count.
+    """Assemble a message from stored fragments and those in the batch. Returns the message and its fragment count.
 
-    If the message needs no validation, its body stays in the fragments.
+    If the message needs no validation, its body stays in the fragments: the returned message has no body.
     """
     new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
     kept = yield SQL("put_together.find_kind", (endpoint.conversation_handle, number))
@@ -397,7 +411,7 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
 
 
 def _keep(plans: list[Plan], owners: Mapping[UUID, str]) -> Steps[None]:
-    """Store fragments and early messages; delete stored ones that an Error has overtaken."""
+    """Store fragments and messages that arrived before their turn. Delete stored ones that the batch discards."""
     takes = [plan for plan in plans if plan.endpoint.state != EndpointState.CLOSED]
     kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
     keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
@@ -422,7 +436,11 @@ def _keep(plans: list[Plan], owners: Mapping[UUID, str]) -> Steps[None]:
 
 
 def _advance(plans: list[Plan]) -> Steps[None]:
-    """Advance the receiving counters. If another process stored the same messages, an expected number has changed."""
+    """Advance the receiving counters.
+
+    Raises:
+        InstanceError: another process has advanced a counter, because it stored the same messages.
+    """
     moving = [plan for plan in plans if plan.batch.reached != plan.batch.expected]
     if not moving:
         return
@@ -445,7 +463,7 @@ def _advance(plans: list[Plan]) -> Steps[None]:
 
 
 def _deliver(plans: list[Plan]) -> Steps[None]:
-    """Insert messages into their queues, or beside queues that are off. Delete fragments of complete messages."""
+    """Insert messages into their queues, or beside queues that are off. Delete the fragments of inserted messages."""
     queues: dict[int, list[Arrived]] = defaultdict(list)
     beside: list[Arrived] = []
     for plan in plans:
@@ -475,14 +493,14 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
 
 
 def _not_kept(plan: Plan) -> set[int]:
-    """Return messages of the batch whose fragments are deleted: they are in the queue now, or were not accepted."""
+    """Return the completed messages whose fragments are to be deleted: they are in the queue, or were not accepted."""
     complete = {step.number for step in plan.batch.steps if isinstance(step, Complete)}
     waits = {one.alike.first for one in plan.messages if plan.endpoint.waits and one.alike.is_fragmented}
     return complete - waits
 
 
 def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
-    """Return the parameters of `enqueue.insert_arrived`."""
+    """Return the parameters of `enqueue.insert_arrived` for each run."""
     runs: list[tuple[object, ...]] = []
     start = 1
     for handle, alike, *rest in messages:
@@ -492,7 +510,7 @@ def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
 
 
 def _conclude(plans: list[Plan], now: datetime) -> Steps[None]:
-    """Write what the arrivals mean for the endpoints themselves."""
+    """Update the endpoints: their states, ends of conversations, and failures of refused messages."""
     ends: list[Ended] = []
     states: dict[UUID, EndpointState] = {}
     for plan in plans:
@@ -514,7 +532,7 @@ def _conclude(plans: list[Plan], now: datetime) -> Steps[None]:
 
 
 class Ended(NamedTuple):
-    """An EndDialog or an Error that has arrived on an endpoint whose row is locked; `state` is before that."""
+    """An EndDialog or an Error that arrived on an endpoint, whose row is locked. `state` is the state before."""
 
     handle: UUID
     state: EndpointState
@@ -522,11 +540,11 @@ class Ended(NamedTuple):
 
 
 def take_ends(ends: Sequence[Ended], states: Mapping[UUID, EndpointState], now: datetime) -> Steps[None]:
-    """Write what the ends do to their endpoints, and these states to others."""
+    """Change the states of endpoints by the ends that arrived, and close endpoints. `states` are of other endpoints."""
     after = {end.handle: TRANSITIONS.get((end.state, end.event), end.state) for end in ends}
     if failed := [end.handle for end in ends if end.event is Event.ERROR_ARRIVED]:
         yield delete_parked(failed)
-    # endpoints that have ended here, too; targets stay, or a late first message would reopen them
+    # endpoints that this side had ended, too; targets stay closed, or a late first message would create them again
     if closed := [handle for handle, state in after.items() if state is REMOVED]:
         yield from close_endpoints(closed, now)
     changed = {

@@ -1,7 +1,7 @@
-"""Messages for other instances: their rows in the transmission queue until they are acknowledged.
+"""Departures: find, route, read and acknowledge messages to other instances, which are in the transmission queue.
 
-A conversation is claimed before its first byte leaves. From then on no service of this instance can become its target,
-and a SEND on it goes straight into the transmission queue.
+A conversation is claimed (marked as remote) before its first byte is sent. From then on no service of this instance can
+become its target, and each SEND on it writes into the transmission queue without looking for a target.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ SQL = SqlFile(__file__)
 
 
 class Snapshot(NamedTuple):
-    """The transactions that a poll could see: all below `end` except the `unfinished` ones."""
+    """The transactions that a poll could see: those with an id below `end`, except the `unfinished` ones."""
 
     end: int
     unfinished: tuple[int, ...]
 
 
-NO_TRANSACTION_ID = 2**63 - 1  # no transaction has that id
+NO_TRANSACTION_ID = 2**63 - 1  # higher than every transaction id
 
 
 class WaitingConversation(NamedTuple):
-    """Messages up to `last` of one endpoint wait; `has_end`: the last of them is an EndDialog or Error."""
+    """An endpoint with waiting messages up to the number `last`. `has_end`: the last one is an EndDialog or Error."""
 
     conversation_handle: UUID
     last: int
@@ -58,10 +58,14 @@ class WaitingConversation(NamedTuple):
 
 
 class OutgoingLook(NamedTuple):
-    """The result of a poll: its `snapshot`, conversations with new messages, and databases with a disabled broker.
+    """The result of a poll of the transmission queue.
 
-    `routes` changes with every change of a route. `traced`: messages have trace contexts
-    (engine/conversation/traces.py).
+    Attributes:
+        snapshot: the transactions that the poll could see.
+        waiting: conversations with new messages.
+        disabled: the databases whose broker is disabled.
+        routes: the highest version of routes; every change of a route raises it.
+        traced: there are messages with trace contexts (engine/conversation/traces.py).
     """
 
     snapshot: Snapshot
@@ -72,9 +76,9 @@ class OutgoingLook(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """Messages of one endpoint to send, in order. A body is None also if it is longer than the limit of the read.
+    """Messages of one endpoint to send, in order: numbers, sizes of the bodies in bytes, and parts.
 
-    `sizes` are those of the bodies, in bytes.
+    A part has no body if the body is empty, or longer than the limit of `read`.
     """
 
     numbers: tuple[int, ...]
@@ -86,7 +90,7 @@ NO_MESSAGES = Leaving((), (), [])
 
 
 class _LookRow(NamedTuple):
-    """A row of `_LOOK`: what holds for the whole look, and a conversation with new messages, if there is one."""
+    """A row of `_LOOK`: values that are equal in all rows (`OutgoingLook`), and a conversation with new messages."""
 
     end: int
     unfinished: Sequence[int]
@@ -97,10 +101,11 @@ class _LookRow(NamedTuple):
 
 
 def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLook]:
-    """Return rows of the transmission queue that the poll of the snapshot `seen` could not see, in that division.
+    """Return conversations with rows in the transmission queue that were invisible to the poll with snapshot `seen`.
 
-    Exactly those rows, in any order of commit. Without `seen` it returns none, only the first snapshot: `page` finds
-    the rows that wait already. So the cost of a poll does not grow with the backlog.
+    No row is missed or returned twice, whatever the order of commits. Without `seen` no conversation is returned, only
+    the first snapshot: `page` finds rows that were there before. So the cost of a poll does not grow with the backlog.
+    `division` restricts the poll to one share of the conversations.
     """
     end, unfinished = seen or (NO_TRANSACTION_ID, ())
     parameters = (str(end), [str(xact) for xact in unfinished])
@@ -122,7 +127,7 @@ _FRESH = (
 )
 _LOOKS = (
     "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
-    "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # which lacks our own id
+    "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # lacks this transaction's id
     "|| pg_current_xact_id_if_assigned()::text::bigint, null), "
     "array(select database_id from servicebroker.databases where not is_broker_enabled), "
     "(select max(routes_version) from servicebroker.databases), "
@@ -132,12 +137,12 @@ _LOOKS = (
     "select conversation_handle, min(message_sequence_number) as first, max(message_sequence_number) as last, "
     "bool_or(is_end_of_dialog or is_conversation_error) as has_end from ("
     f"select {_FRESH} where xact >= $1::text::xid8 "
-    "union all "  # an OR would read the whole table
+    "union all "  # with an OR the planner would read the whole table
     f"select {_FRESH} where xact = any ($2::text[]::xid8[]) and xact < $1::text::xid8) fresh "
     "group by conversation_handle) g where (not exists ("  # a delayed message before them
     "select from servicebroker.transmission_queue h where h.conversation_handle = g.conversation_handle "
     "and h.delayed_until is not null and h.message_sequence_number <= g.first) "
-    "or g.has_end and (select e.is_remote from servicebroker.conversation_endpoints e "  # its dialog hears of the end
+    "or g.has_end and (select e.is_remote from servicebroker.conversation_endpoints e "  # the daemon needs each end
     "where e.conversation_handle = g.conversation_handle)){}) w on true"
 )
 _SHARE = (  # `share_of` of protocol/division.py
@@ -148,9 +153,10 @@ _LOOK, _LOOK_DIVIDED = _LOOKS.format(""), _LOOKS.format(" and " + _SHARE.format(
 
 
 def page(after: UUID | None, count: int, division: Division = WHOLE) -> Steps[list[UUID]]:
-    """Return the next endpoints of that division with waiting messages, in the order of their handles.
+    """Return the next `count` endpoints with waiting messages of that division, in the order of their handles.
 
-    Those whose first message is delayed are left out. Each costs one index lookup, and one more if the work is divided.
+    `after` is the last handle of the page before. Endpoints whose first message is delayed are left out. Each endpoint
+    costs one index lookup, and a second one with a division.
     """
     parameters = (after or UUID(int=0), count)
     if division == WHOLE:
@@ -161,7 +167,7 @@ def page(after: UUID | None, count: int, division: Division = WHOLE) -> Steps[li
     return [handle for (handle,) in rows]
 
 
-# OFFSET 0 keeps the planner from a hash join, which would lose the order of the handles, and read all of them.
+# OFFSET 0 keeps the planner from a hash join, which would read all handles and lose their order.
 _PAGE = (
     "with recursive found as ("
     "(select conversation_handle from servicebroker.transmission_queue "
@@ -180,10 +186,11 @@ _PAGE = (
 def route(
     catalog: Catalog, departures: Sequence[RemoteEndpoint], here: LocalInstance, now: datetime
 ) -> Steps[dict[UUID, Decision]]:
-    """Route each departure by the routes of its database, and by those of msdb if they lead back here.
+    """Return the routing decision for each departure: by the routes of its database, then by those of msdb.
 
-    The conversation's identifier replaces chance, so that routing again gives the same answer. The dynamic routing
-    service is asked for services without a route.
+    The routes of msdb decide if those of the database lead to this instance. Where a random choice is needed, the
+    conversation's identifier decides, so that routing again gives the same result. A missing route is requested from
+    the dynamic routing service.
     """
     located = yield from find_topology(list({departure.far_service for departure in departures}), now, here)
     tables: dict[int, RoutingTable] = {}
@@ -229,17 +236,17 @@ def route_departures(
 
 
 class Claimed(NamedTuple):
-    """The claim of a conversation: the broker instance that the route names, if any, and the security mode."""
+    """The values that a claim stores: the broker identifier that the route names, if any, and the security mode."""
 
     broker: str | None
     security: str
 
 
 def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
-    """Mark these conversations as remote.
+    """Mark these conversations as remote. Returns the handles of those that are remote now.
 
-    Returns the handles that are; the others have found a local target meanwhile. A conversation on which a session is
-    sending is left for the next round.
+    The others have got a local target meanwhile, or are locked by a session that sends on them: claim those again in
+    the next round.
     """
     rows = yield SQL(
         "claim",
@@ -253,7 +260,7 @@ def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
 
 
 class Reading(NamedTuple):
-    """A read request: messages from `first` on, at least one, at most `most` messages and about `room` bytes."""
+    """A request to read messages from the number `first` on: at least one, at most `most`, and about `room` bytes."""
 
     first: int
     most: int
@@ -261,7 +268,7 @@ class Reading(NamedTuple):
 
 
 def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]]:
-    """Read the messages of each endpoint up to the first that is delayed; bodies up to `longest` bytes."""
+    """Read messages of each endpoint, up to the first delayed one. Bodies longer than `longest` bytes are left out."""
     rows = yield Statement(
         "departing.read",
         "select r.place, t.number, t.size, t.message_type_name, t.content, "
@@ -293,11 +300,11 @@ def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]
     return found
 
 
-_CONTENTS = tuple(Content)  # by their numbers
+_CONTENTS = tuple(Content)  # by number
 
 
 def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[bytes | None]:
-    """Return `length` bytes at `offset` of one message, without reading the rest; None if the message is gone."""
+    """Return `length` bytes of a message's body from `offset` on; None if the message was deleted."""
     rows = yield Statement(
         "departing.read_fragment",
         f"select substring({MESSAGE_BODY} from $3 for $4) from servicebroker.transmission_queue "
@@ -308,24 +315,27 @@ def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[
 
 
 def token_of(handle: UUID, number: int) -> Steps[bytes | None]:
-    """Return the token of one waiting message; None if it is gone or has none."""
+    """Return the token of a waiting message; None if the message was deleted or has no token."""
     rows = yield SQL("token_of", (handle, number))
     return rows[0][0] if rows else None
 
 
 class Settled(NamedTuple):
-    """The outcome: `done` takes effect with this commit, `ended` of those are closed; give the others again."""
+    """The result of `acknowledge`: the handles that were handled, and those of them that were closed.
+
+    Acknowledge the other handles again: another session had locked their rows.
+    """
 
     done: list[UUID]
     ended: list[UUID]
 
 
 def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settled]:
-    """Delete messages that the peers have committed, below these numbers. Close endpoints that only waited for that.
+    """Delete messages that the peers have acknowledged. Close endpoints whose EndDialog or Error is acknowledged.
 
-    The first acknowledgement names the broker of the target: all later messages go to that one.
+    The first acknowledgement names the broker identifier of the target, to which all later messages are sent.
     """
-    rows = yield SQL(  # as `remote.lock_shared`, with their states
+    rows = yield SQL(  # locks as `remote_endpoints.lock_shared`, and reads the states
         "acknowledge.lock", (list(news),)
     )
     free = {handle for handle, *_ in rows}
@@ -360,11 +370,11 @@ def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
 
 
 def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UUID]]:
-    """Apply refusals by the peers' brokers. Returns the handles that are done; the others must be given again."""
+    """Fail conversations that the peers' brokers have refused. Returns the handled ones; repeat the others."""
     free, gone = yield from lock_shared(list(failures))
     done = yield from lock_alone(list(free))
     rows = yield SQL("fail", (list(done),))
-    ended = [handle for (handle,) in rows]  # their application never sees the error
+    ended = [handle for (handle,) in rows]  # ended by the application, which therefore gets no Error
     if ended:
         yield delete_parked(ended)
         yield from close_endpoints(ended, now)
@@ -374,7 +384,10 @@ def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UU
 
 
 def diverge(diverged: Mapping[UUID, Diverged], now: datetime) -> Steps[list[UUID]]:
-    """Fail conversations whose two sides have diverged: each side gets an Error. Returns the handles that are done."""
+    """Fail conversations whose sides disagree on sent messages: each side gets an Error. Returns the handled ones.
+
+    The sides of a conversation diverge if the database of one side was restored from an old copy.
+    """
     done = yield from fail({handle: side.own for handle, side in diverged.items()}, now)
     yield _be_remote(done)
     for handle in done:
@@ -383,10 +396,10 @@ def diverge(diverged: Mapping[UUID, Diverged], now: datetime) -> Steps[list[UUID
 
 
 def _be_remote(handles: list[UUID]) -> Statement:
-    """Mark as remote those endpoints of a restored copy whose peer has answered although they had sent nothing."""
+    """Mark these endpoints as remote. In a restored copy they may not be: the copy had sent nothing yet."""
     return SQL("be_remote", (handles,))
 
 
 def set_statuses(texts: dict[UUID, str]) -> Statement:
-    """Set the transmission status of waiting messages; '' means that they are on their way."""
+    """Set the transmission status of waiting messages; '' means that they are being sent."""
     return SQL("set_statuses", (list(texts), list(texts.values())))

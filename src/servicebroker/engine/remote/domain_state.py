@@ -1,6 +1,6 @@
-"""The instance's state in its domain, as last reported by the daemon, for processes that cannot read its files.
+"""The instance's membership in a domain, as the daemon has last reported it.
 
-The membership itself is in those files (store/membership.py).
+The membership itself is in files (store/membership.py), which other processes may be unable to read.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ SQL = SqlFile(__file__)
 
 
 class ToldMembership(NamedTuple):
-    """A reported membership. `account` is DOMAIN\\\\member; it and the certificate are None before there is one.
+    """A reported membership. `account` is DOMAIN\\\\member. Account and certificate are None before the instance joins.
 
-    `problem`: '' if all is well.
+    `problem` is the text of a problem, '' for none.
     """
 
     account: str | None
@@ -28,7 +28,7 @@ class ToldMembership(NamedTuple):
 
 
 def tell_membership(membership: ToldMembership | None) -> Steps[None]:
-    """Store the reported membership; None if the endpoint asks for no domain."""
+    """Store the reported membership; None if the endpoint does not use a domain."""
     yield SQL("tell_membership.delete_domain_membership")
     if membership is not None:
         yield SQL("tell_membership.insert_domain_membership", membership)

@@ -1,4 +1,8 @@
-"""Peers: who answered at each address, what they claimed without owning it, and which claims were accepted."""
+"""Known peers: the certificate owner who answered at each address, false claims of peers, and accepted claims.
+
+A claim is a peer's statement to be an instance, or to answer at an address. It is false if another owner has that
+instance or address.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,19 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MAX_ADDRESSES = 10_000  # addresses
-MAX_CLAIMS = 1_000  # claims of others' addresses or instances
+MAX_ADDRESSES = 10_000  # stored addresses, the latest
+MAX_CLAIMS = 1_000  # stored false claims, the latest
 
 
 def find_answers() -> Steps[dict[Address, Answer]]:
-    """Return the owner and the instance that answered at each address."""
+    """Return the certificate owner and the instance that answered at each address."""
     rows = yield SQL("find_answers")
     found = {parse_address(address): Answer(owner, instance) for address, owner, instance in rows}
     return {address: answer for address, answer in found.items() if address is not None}
 
 
 def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None]:
-    """Store the answers of a round, and forget the oldest beyond the limit."""
+    """Store the answers of a round, and delete the oldest beyond `MAX_ADDRESSES`."""
     yield SQL(
         "save_answers.insert_peers",
         (
@@ -47,7 +51,7 @@ def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None
 
 
 def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) -> Steps[None]:
-    """Add these claims, with count and latest detail, to the stored ones, and forget the oldest beyond the limit."""
+    """Add false claims, with count and latest detail, to the stored ones. Deletes the oldest beyond `MAX_CLAIMS`."""
     yield SQL(
         "save_mistrusted",
         (
@@ -67,17 +71,17 @@ def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) ->
 
 
 class Accepted(NamedTuple):
-    """The result: instances that now belong to the peer, and addresses whose other owner is forgotten."""
+    """The result of `accept`: instances that now belong to the peer, and addresses whose former owner was deleted."""
 
     instances: tuple[UUID, ...]
     addresses: tuple[str, ...]
 
 
 def accept(name: str, now: datetime) -> Steps[Accepted]:
-    """Accept the claims of a peer's certificate owner, and withdraw the same instances and addresses from others.
+    """Accept the claims of a peer's certificate owner: the claimed instances and addresses no longer belong to others.
 
     Raises:
-        BrokerError: 15151 no certificate has that name, or it is our own.
+        BrokerError: 15151 no certificate of a peer has that name.
     """
     found = yield from find_certificate("accept", name)
     if found.is_own:

@@ -1,6 +1,6 @@
-"""Facts of this instance for routing: which database has which service, and whose routes count.
+"""The topology of this instance, for routing: its databases, their services, and the instance's addresses.
 
-Also routes messages from outside that are for no endpoint of this instance and begin none here.
+Also routes messages from other instances that belong to no endpoint of this instance (`route_arrivals`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ SQL = SqlFile(__file__)
 
 
 class LocalInstance(NamedTuple):
-    """Network facts for routing that the tables lack; `forward_size` is in MB."""
+    """Network facts for routing that are in no table. `forward_size` is in MB.
+
+    Attributes:
+        addresses: the addresses by which routes mean this instance.
+        forwards: message forwarding is on.
+        unreachable: the addresses to which no connection can be made now.
+    """
 
     addresses: frozenset[Address] = frozenset()
     forwards: bool = False
@@ -34,7 +40,7 @@ class LocalInstance(NamedTuple):
 
 
 class Database(NamedTuple):
-    """A broker database; `asked` are services with a pending request for a route."""
+    """A broker database. `asked` are the services for which a request for a route is pending."""
 
     database_id: int
     routes_version: int
@@ -45,10 +51,14 @@ class Database(NamedTuple):
 
 
 class LocalService(NamedTuple):
-    """A service of this instance. `contract_id` is that of the given contract; `accepted`: the service takes it.
+    """A service of this instance.
 
-    `is_bound`: the database that asks has a remote service binding for a service of that name. `catalog_version`: of
-    the message types that the queue's services take.
+    Attributes:
+        is_open: its queue is on, and its database's broker enabled.
+        contract_id: the id of the conversation's contract in the service's database; None if it has no such contract.
+        accepted: the service can be a target under that contract.
+        is_bound: the initiator's database has a remote service binding for the service's name.
+        catalog_version: that of the service's queue.
     """
 
     service_id: int
@@ -74,7 +84,14 @@ class _Found(NamedTuple):
 
 
 class LocalTopology(NamedTuple):
-    """The result of `find_topology`; `homes` by service name and broker identifier, `chance` from 0 up to 1."""
+    """The result of `find_topology`.
+
+    Attributes:
+        site: the facts that `classify` of protocol/routing.py needs.
+        databases: all databases.
+        homes: the services, by name and broker identifier of their database.
+        chance: a random number from 0 up to 1.
+    """
 
     site: Site
     databases: Sequence[Database]
@@ -82,10 +99,10 @@ class LocalTopology(NamedTuple):
     chance: float
 
     def find(self, database_id: int) -> Database:
-        """Return that database.
+        """Return the database of that id.
 
         Raises:
-            BrokerError: 8442 it was dropped.
+            BrokerError: 8442 the database was dropped.
         """
         for one in self.databases:
             if one.database_id == database_id:
@@ -94,11 +111,11 @@ class LocalTopology(NamedTuple):
 
     @property
     def msdb(self) -> Database | None:
-        """The database whose routes decide about messages from outside."""
+        """The database whose routes apply to messages from other instances."""
         return next((one for one in self.databases if one.is_msdb), None)
 
     def site_of(self, database: Database | None) -> Site:
-        """Return the site for conversations that the routes of this database decide about."""
+        """Return the site for conversations that are routed by the routes of this database."""
         return replace(self.site, asked=frozenset(database.asked)) if database and database.asked else self.site
 
     def routes(self, catalog: Catalog, database: Database | None) -> Steps[RoutingTable]:
@@ -121,10 +138,14 @@ def find_topology(
     contract: str | None = None,
     database_id: int | None = None,
 ) -> Steps[LocalTopology]:
-    """Find the databases with these services, and the other facts that routing needs. One statement.
+    """Find the databases with these services, and the other facts that routing needs, in one statement.
 
-    Without `here` the stored endpoint tells the addresses of the instance. `database_id` is that of the asking
-    database, if its remote service bindings matter.
+    Args:
+        services: the names of the services.
+        now: the server's time.
+        here: the network facts of this instance; without it the stored endpoint determines the addresses.
+        contract: the contract of the conversation, if the services have to be checked for it.
+        database_id: the initiator's database, if its remote service bindings matter.
     """
     rows = yield SQL("find_topology", (list(services), contract, now - ASK_AGAIN, database_id))
     found = [build_row(_Found, row) for row in rows]
@@ -148,7 +169,10 @@ def find_topology(
 
 
 class ChancePick:
-    """Picks out of one number from 0 to 1: each pick uses up its share. `was_asked`: there was a choice."""
+    """Makes random choices out of one number from 0 up to 1, each from the digits that earlier choices have left.
+
+    `was_asked`: a choice was made.
+    """
 
     def __init__(self, chance: float) -> None:
         self._chance = chance
@@ -164,9 +188,9 @@ class ChancePick:
 
 
 class Router:
-    """Routes conversations by one set of tables at one moment.
+    """Routes conversations by a fixed set of routes at a fixed time.
 
-    Many conversations have the same names: if their routes leave no choice, they are classified once.
+    Many conversations have equal names. If routing needs no random choice, the decision is cached.
     """
 
     def __init__(self, own: RoutingTable, outside: RoutingTable, site: Site, now: datetime) -> None:
@@ -177,7 +201,7 @@ class Router:
         self._known: dict[Conversation, Decision] = {}
 
     def decide(self, conversation: Conversation, conversation_id: UUID) -> Decision:
-        """Return the decision; the identifier replaces chance, so that asking again gives the same answer."""
+        """Return the routing decision. The identifier replaces random choices: equal calls return equal decisions."""
         known = self._known.get(conversation)
         if known is not None:
             return known
@@ -189,7 +213,7 @@ class Router:
 
 
 def own_addresses(host: str, port: int) -> frozenset[Address]:
-    """Return the addresses by which routes mean a listener at `host` ('' for all of the machine) and `port`."""
+    """Return the addresses by which routes mean a listener at `host` ('' for all interfaces) and `port`."""
     hosts = (host,) if host else ("localhost", "127.0.0.1", "::1", os.uname().nodename)
     return frozenset(Address(one.lower(), port) for one in hosts)
 
@@ -201,10 +225,10 @@ def route_arrivals(
     now: datetime,
     may_ask: Callable[[int, Ask], bool],
 ) -> Steps[list[Decision]]:
-    """Route each of these messages from outside by the routes of msdb.
+    """Return the routing decision for each of these messages from other instances, by the routes of msdb.
 
-    The conversation's identifier replaces chance: all of its messages take the same path. A missing route is asked for
-    if `may_ask` lets the message of that index do so.
+    The conversation's identifier replaces random choices, so all its messages take the same route. A missing route is
+    requested from the dynamic routing service if `may_ask` allows it for the message of that index.
     """
     located = yield from find_topology(list({header.to_service for header in headers}), now, here)
     decisions = route_headers(headers, located, (yield from located.routes(catalog, located.msdb)), now)
@@ -218,7 +242,7 @@ def route_arrivals(
 def route_headers(
     headers: Sequence[Header], located: LocalTopology, outside: RoutingTable, now: datetime
 ) -> list[Decision]:
-    """Return the decision for each of these messages from outside, by the routes of msdb."""
+    """Return the routing decision for each of these messages from other instances, by the routes of msdb."""
     router = Router(RoutingTable(()), outside, located.site_of(located.msdb), now)
     decisions = []
     for header in headers:

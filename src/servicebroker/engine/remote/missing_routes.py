@@ -1,10 +1,11 @@
-"""Requests to the dynamic routing service for a missing route, or remote service binding.
+"""Requests to the dynamic routing service for a missing route or a missing remote service binding.
 
 The rules: docs/reference/rules.md#dynamic-routing.
 
-A request is a conversation of the broker itself: one for each service without a route or without a binding. It is
-pending until the dynamic routing service ends it, see `route_answers.py`. If the answer has brought none, the next
-request says so: FailedRoute, FailedRemoteServiceBinding.
+A request is a conversation that the broker begins: one for each service without a route or binding. It is pending until
+the dynamic routing service ends the conversation (`route_answers.py`). If no route or binding exists then, the next
+request has the message type FailedRoute or FailedRemoteServiceBinding instead of MissingRoute or
+MissingRemoteServiceBinding.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-ANSWER_RETENTION = timedelta(days=1)  # for FailedRoute of the next request
-ASK_AGAIN = timedelta(seconds=60)  # after an answer that brought no route
+ANSWER_RETENTION = timedelta(days=1)  # after this time the next request is MissingRoute again, not FailedRoute
+ASK_AGAIN = timedelta(seconds=60)  # the delay before the next request if an answer created no route
 
 
 ROUTE, BINDING = "Route", "RemoteServiceBinding"  # the missing object, as in the names of the notices
 
 
 def ask(database_id: int, missing: Ask, now: datetime) -> Steps[None]:
-    """Send MissingRoute, unless it is pending already or another session sends it at the same moment."""
+    """Request a route, unless a request is already pending or another session is sending it."""
     yield from _ask(database_id, ROUTE, missing, now)
 
 
 def ask_for_binding(database_id: int, service: str, now: datetime) -> Steps[bool]:
-    """Send MissingRemoteServiceBinding for the target of a secure conversation. Returns whether it is pending."""
+    """Request a remote service binding for the target of a secure conversation. Returns True if it is pending."""
     rows = yield SQL("ask_for_binding.find_routes", (database_id, DYNAMIC_ROUTING_SERVICE, now))
     if not rows[0][0] or service == DYNAMIC_ROUTING_SERVICE:
         return False
@@ -49,6 +50,7 @@ def ask_for_binding(database_id: int, service: str, now: datetime) -> Steps[bool
 
 
 def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[None]:
+    """Begin the conversation of a request, and park its message. `missing_object` is ROUTE or BINDING."""
     rows = yield SQL("ask.lock", (locks.ROUTE_REQUEST, missing.service, database_id, now - ASK_AGAIN, about))
     is_ours, is_asked, was_useless = rows[0]
     if not is_ours or is_asked:
@@ -68,13 +70,13 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
 
 
 def forget_answered(now: datetime) -> Steps[int]:
-    """Delete answered requests that are older than a day: peers cause any number over the years."""
+    """Delete answered requests older than `ANSWER_RETENTION`. Returns their number."""
     rows = yield SQL("forget_answered", (now - ANSWER_RETENTION,))
     return int(rows[0][0])
 
 
 def notice(name: str, missing: Ask) -> bytes:
-    """Return the body of MissingRoute and the similar notices."""
+    """Return the body of a request: MissingRoute, FailedRoute and the two for bindings."""
     service, broker = xml_text(missing.service), missing.broker_instance
     instance = f"<BROKER_INSTANCE>{xml_text(broker)}</BROKER_INSTANCE>" if broker else ""
     space = f"{names.CONFIGURATION_NOTICE}/{name}"

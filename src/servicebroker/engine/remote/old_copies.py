@@ -1,4 +1,4 @@
-"""Databases that were recognized as old copies, because both sides of conversations disagree; for doctor."""
+"""Old copies: databases that were restored, recognized because the two sides of a conversation disagree. For doctor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SQL = SqlFile(__file__)
 def note(
     endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, now: datetime, *, is_here: bool
 ) -> Statement:
-    """Record a conversation that ended with the Error `own`, since the database of one side was restored."""
+    """Record a conversation that ended with the Error `own` because the database of one side was restored.
+
+    `is_here`: this instance has the restored database.
+    """
     return SQL(
         "note",
         (

@@ -1,4 +1,4 @@
-"""Endpoints whose peer is in another instance, as the broker sees them: identity, and progress in both directions."""
+"""Endpoints whose peer is in another instance: their identity, and the progress of sending and receiving."""
 
 from __future__ import annotations
 
@@ -21,14 +21,22 @@ SQL = SqlFile(__file__)
 
 
 class RemoteEndpoint(NamedTuple):
-    """An endpoint whose peer is in another instance.
+    """An endpoint whose peer is in another instance; values named `far_` are the peer's.
 
-    `first` is the lowest message in the transmission queue, `send_sequence` the number of the next SEND (both are equal
-    if none waits). `receive_sequence` is the next number to arrive, `kept` has stored parts of later ones. `failure` is
-    the error for the peer. `is_remote`: a message was, or is about to be, sent to another instance. `routed_broker` is
-    the broker instance of its route, if the route names one. `security` is None while undecided. `keys` are encrypted
-    by the master key, and that is encrypted itself. `is_end_waiting`: the peer has ended, and its end waits beside a
-    queue that is off.
+    Attributes:
+        routed_broker: the broker identifier that the route names, if any.
+        is_remote: the conversation is claimed: messages were sent to another instance, or are about to be.
+        is_acknowledged: the peer has acknowledged a message.
+        first: the lowest number in the transmission queue; `send_sequence` if no message waits.
+        send_sequence: the number of the next SEND.
+        receive_sequence: the next number to arrive.
+        failure: code and text of the Error for the peer.
+        kept: the stored parts of messages from `receive_sequence` on, by number.
+        security: the security mode; None while undecided.
+        keys: the session keys, encrypted by the database's master key.
+        by_service_master_key: the database's master key, encrypted by the service master key.
+        receive_token: the token of the last message that arrived in order.
+        is_end_waiting: the peer has ended, and its EndDialog or Error is beside a queue that is off.
     """
 
     conversation_handle: UUID
@@ -57,12 +65,12 @@ class RemoteEndpoint(NamedTuple):
     security: str | None = None
     keys: Keys | None = None
     by_service_master_key: bytes | None = None
-    receive_token: bytes | None = None  # of the last message that has arrived in order
+    receive_token: bytes | None = None
     is_end_waiting: bool = False
 
     @property
     def is_end_unsent(self) -> bool:
-        """True if this side has ended before it has sent anything: all its messages were delayed, then cancelled."""
+        """True if this side has ended without sending a message: all of them were delayed and then cancelled."""
         is_first = self.is_initiator and self.first == 0 and self.send_sequence == 1
         return is_first and self.state == EndpointState.DISCONNECTED_OUTBOUND
 
@@ -91,7 +99,7 @@ _SELECT = (
 
 
 def find_by_handle(handles: Sequence[UUID]) -> Steps[list[RemoteEndpoint]]:
-    """Return those of these endpoints that have no peer in this instance."""
+    """Return these endpoints, without those whose peer is in this instance."""
     return _find(
         Statement(
             "remote_endpoints.find_by_handle",
@@ -102,7 +110,7 @@ def find_by_handle(handles: Sequence[UUID]) -> Steps[list[RemoteEndpoint]]:
 
 
 def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[RemoteEndpoint]]:
-    """Return the endpoints of these conversations and sides, if they are here and have no peer in this instance."""
+    """Return the endpoints with these conversation ids and sides, without those whose peer is in this instance."""
     return _find(
         Statement(
             "remote_endpoints.find_by_conversation",
@@ -149,7 +157,7 @@ def _endpoint(own: Row, more: _Behind) -> RemoteEndpoint:
 
 
 def _with_kept(endpoint: RemoteEndpoint, kept: dict[int, Kept] | None) -> RemoteEndpoint:
-    """Add the stored fragments of later messages, and note whether the last message in order is an end that waits."""
+    """Return the endpoint with the stored parts of later messages and `is_end_waiting`."""
     if not kept:
         return endpoint
     last = kept.pop(endpoint.receive_sequence - 1, None)
@@ -157,10 +165,10 @@ def _with_kept(endpoint: RemoteEndpoint, kept: dict[int, Kept] | None) -> Remote
 
 
 def _find_kept(next_of: dict[UUID, int]) -> Steps[dict[UUID, dict[int, Kept]]]:
-    """Return stored parts of unreadable messages, and of the last message in order if it waits for its queue.
+    """Return stored parts of messages that are not in the queue: incomplete ones, and the last one beside its queue.
 
-    `next_of` has the next number of each endpoint. Parts of later messages beyond the limits are deleted: the peer
-    sends them again.
+    `next_of` has the `receive_sequence` of each endpoint. Parts of later messages beyond the limits are deleted: the
+    peer sends them again.
     """
     kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
     if not next_of:
@@ -168,13 +176,14 @@ def _find_kept(next_of: dict[UUID, int]) -> Steps[dict[UUID, dict[int, Kept]]]:
     rows = yield SQL("find_kept", (list(next_of),))
     for handle, number, least, most, firsts, behinds, size, content, token in rows:
         bounds = tuple(chain.from_iterable(zip(firsts, behinds, strict=True)))
-        fragments = most if least == most else 0  # contradicting counts belong to no message
+        fragments = most if least == most else 0  # the parts disagree on the number of fragments
         kept[handle][number] = Kept(fragments, bounds, size, Content(content), token)
     yield from _drop_impossible(next_of, kept)
     return kept
 
 
 def _drop_impossible(next_of: dict[UUID, int], kept: dict[UUID, dict[int, Kept]]) -> Steps[None]:
+    """Delete the parts of messages that are beyond the limits (`impossible`), also from `kept`."""
     dropped = []
     for handle, next_number in next_of.items():
         behind = {number: one for number, one in kept[handle].items() if number >= next_number}
@@ -186,9 +195,9 @@ def _drop_impossible(next_of: dict[UUID, int], kept: dict[UUID, dict[int, Kept]]
 
 
 def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
-    """Lock those endpoints that no session is ending or moving. Returns them, and the handles that are gone.
+    """Lock these endpoints, shared, without waiting. Returns the locked handles, and those without an endpoint.
 
-    Waits for no lock, and does not disturb senders on them.
+    Endpoints that a session is ending or moving are skipped. SENDs on locked endpoints do not wait.
     """
     rows = yield SQL("lock_shared", (list(handles),))
     free = {handle for (handle,) in rows}
@@ -196,7 +205,7 @@ def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
 
 
 def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
-    """Return those of these endpoints that no longer exist."""
+    """Return the handles that have no endpoint any more."""
     if not handles:
         return set()
     rows = yield SQL("find_gone", (list(handles),))
@@ -204,7 +213,7 @@ def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
 
 
 def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
-    """Lock, for writing, those of these endpoints whose row no other session has locked. Returns their handles."""
+    """Lock these endpoints for writing, without those that other sessions have locked. Returns the locked handles."""
     if not handles:
         return set()
     rows = yield SQL("lock_alone", (list(handles),))
@@ -212,12 +221,12 @@ def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
 
 
 def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
-    """Return the conversation groups of these endpoints."""
+    """Return the conversation group of each endpoint."""
     rows = yield SQL("groups_of", (handles,))
     return dict(rows)
 
 
 def groups_left(groups: Collection[UUID]) -> Steps[set[UUID]]:
-    """Return those of these groups that still exist."""
+    """Return the groups that still exist."""
     rows = yield SQL("groups_left", (list(groups),))
     return {group for (group,) in rows}

@@ -1,4 +1,4 @@
-"""Targets of conversations that begin in another instance: find the service of each, and create the endpoints."""
+"""Targets of conversations that begin in another instance: find their services, and create their endpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ SQL = SqlFile(__file__)
 
 
 class Unroutable(NamedTuple):
-    """A message that is dropped without an answer. `number` is the reason in the event Broker:Message Undeliverable."""
+    """The result for a message that is dropped without an answer.
+
+    `number` is the error number in the event Broker:Message Undeliverable.
+    """
 
     number: int
 
@@ -36,9 +39,9 @@ BEING_ALTERED = Unroutable(9797)  # another session is creating or altering the 
 
 
 class Place(NamedTuple):
-    """The service and database for the target of a conversation. `broker` is the database's broker identifier.
+    """The service for the target of a conversation, and the broker identifier of its database.
 
-    `failure` is the error for the initiator, if the service exists here but refuses the conversation.
+    `failure` is the Error for the initiator, if the service refuses the conversation.
     """
 
     home: LocalService
@@ -47,7 +50,7 @@ class Place(NamedTuple):
 
 
 class NewTarget(NamedTuple):
-    """A target endpoint to create for a first message. `broker` is its database's broker identifier."""
+    """A target endpoint to create for a first message. `broker` is the broker identifier of its database."""
 
     conversation_handle: UUID
     header: Header
@@ -59,13 +62,13 @@ class NewTarget(NamedTuple):
 
     @property
     def opening(self) -> Opening:
-        """Return the initiator's description of the conversation."""
+        """The initiator's description of the conversation: contract, lifetime, encryption."""
         assert self.header.opening is not None
         return self.header.opening
 
     @property
     def endpoint(self) -> RemoteEndpoint:
-        """The endpoint, before the database has given it a priority."""
+        """The endpoint to create, with the default priority in place of the one that the statement sets."""
         header, opening = self.header, self.opening
         return RemoteEndpoint(
             conversation_handle=self.conversation_handle,
@@ -97,7 +100,7 @@ class NewTarget(NamedTuple):
 
 
 class MadeTarget(NamedTuple):
-    """Values of a created target that come from the database."""
+    """The values of a created target that the statement has determined."""
 
     priority: int
     honors_priority: bool
@@ -105,7 +108,7 @@ class MadeTarget(NamedTuple):
 
 
 def lock_service(service: str) -> Steps[bool]:
-    """Lock a service against changes until the transaction ends. Returns False if another session is altering it."""
+    """Lock a service against changes until the transaction ends. Returns False if another session is changing it."""
     rows = yield SQL(
         "lock_service",  # as `opening.lock_service`, but without waiting
         (locks.PARKED_DELIVERY, locks.SERVICE_NAME, service),
@@ -114,7 +117,7 @@ def lock_service(service: str) -> Steps[bool]:
 
 
 def locate(catalog: Catalog, service: str, contract: str, now: datetime) -> Steps[tuple[LocalTopology, RoutingTable]]:
-    """Return the databases that have the service, and the routes of msdb, which apply to messages from outside."""
+    """Return the databases that have the service, and the routes of msdb, which apply to this conversation."""
     located = yield from find_topology([service], now, contract=contract)
     return located, (yield from located.routes(catalog, located.msdb))
 
@@ -122,9 +125,10 @@ def locate(catalog: Catalog, service: str, contract: str, now: datetime) -> Step
 def place_of(
     header: Header, located: LocalTopology, outside: RoutingTable, now: datetime, pick: Pick
 ) -> Place | ConversationFailure | Unroutable:
-    """Return the place for the target of a conversation that begins in another instance.
+    """Return the service for the target of a conversation that begins in another instance.
 
-    `outside`: the routes of msdb, which say whether the service is here (docs/reference/rules.md#routing).
+    `outside` are the routes of msdb: they decide whether the service is in this instance
+    (docs/reference/rules.md#routing). `pick` makes random choices.
     """
     decision = classify(
         Conversation(header.to_service, str(header.to_broker) if header.to_broker else None),
@@ -150,22 +154,22 @@ def place_of(
 
 
 def lifetime_of(header: Header, now: datetime) -> datetime:
-    """Return when a conversation that begins now ends by its lifetime."""
+    """Return the end of the lifetime of a conversation that begins now."""
     assert header.opening is not None
     return now + timedelta(seconds=header.opening.lifetime)
 
 
 class FirstMessages(NamedTuple):
-    """The effect of a conversation's first messages on its target: the next number, and the token of the last one."""
+    """The values that a target gets with its first messages: the next number to arrive, and the last one's token."""
 
     reached: int
     token: bytes | None
 
 
 def insert_targets(targets: Sequence[NewTarget]) -> Steps[dict[UUID, MadeTarget]]:
-    """Create target endpoints, with their keys if they are secured. Returns the created ones, by handle.
+    """Create target endpoints, with their session keys if they have dialog security. Returns the created ones.
 
-    A target is not created if the initiator of its conversation is in this instance, too.
+    A target is not created if the initiator of its conversation is in this instance.
     """
     rows = yield Statement("remote_opening.insert_targets", _INSERT_TARGETS, _columns(targets))
     return {handle: MadeTarget(*row) for handle, *row in rows}

@@ -1,4 +1,4 @@
-"""Answers of the dynamic routing service: ended conversations that asked it for a route."""
+"""Answers of the dynamic routing service: it ends the conversation of a request (`missing_routes.py`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ SQL = SqlFile(__file__)
 
 
 class Answers(NamedTuple):
-    """The result: `failures` are events 9761; each handle of `left` needs its own `deliver_conversation`.
+    """The result of `take_answers`.
 
-    `again`: another session held a lock, so call again later.
+    Attributes:
+        failures: the errors 9761 to log as events, for requests that ended with an Error.
+        left: handles to deliver with `deliver_conversation`, each in a transaction of its own.
+        again: another session had a lock: call again later.
     """
 
     failures: list[BrokerError]
@@ -33,7 +36,10 @@ class Answers(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """A request for a route; `state` is None if its conversation is gone. The locks are ours if they are True."""
+    """An answered request. `state` is that of its conversation; None if the conversation was removed.
+
+    `locks_group` and `locks_delivery`: this transaction has got the lock of its group, and the lock of the delivery.
+    """
 
     database_id: int
     handle: UUID
@@ -44,7 +50,7 @@ class _Request(NamedTuple):
 
 
 def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
-    """End our side of answered requests, and match waiting messages again. Waits for no lock."""
+    """End this side of answered requests, and look for the targets of waiting messages again. Waits for no lock."""
     rows = yield SQL("take_answers.find_requests", (locks.CONVERSATION_GROUP, locks.PARKED_DELIVERY))
     requests = [_Request._make(row) for row in rows]
     if not requests:

@@ -1,4 +1,7 @@
-"""Stored parts of incomplete messages from other instances: owner, size, and time of the last part."""
+"""Incomplete messages from other instances: the owner, size and last arrival of their stored parts, and their deletion.
+
+The limits that decide when parts are deleted are in `protocol/unfinished.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-OPENING_RETENTION = timedelta(days=1)  # of a target of which nothing is kept: its initiator may have been down
-OPENINGS_AT_ONCE = 500  # targets deleted by one transaction
-MAX_ROWS = 100_000  # counted by a summary: beside a queue that is off there may be any number
+OPENING_RETENTION = timedelta(days=1)  # of a target without messages: its initiator may be down for a while
+OPENINGS_AT_ONCE = 500  # targets deleted in one transaction
+MAX_ROWS = 100_000  # rows that a summary reads: beside a queue that is off there may be many more
 STARTED_INBOUND = EndpointState.STARTED_INBOUND.value
 _ROWS = "servicebroker.arrived_fragments"
 # The cost of a stored message, as in `Incoming.begun`.
@@ -32,7 +35,10 @@ _COST = (
 
 
 def _messages(rows: str = _ROWS, condition: str = "") -> str:
-    """Select each message above those delivered or waiting beside the queue. Bodies are not read for their length."""
+    """Return a query for messages that are not next in order yet, or incomplete, with owner, size and times.
+
+    Their bodies are not read from disk: PostgreSQL knows the lengths.
+    """
     return (
         "select f.conversation_handle, f.message_sequence_number as number, coalesce(a.receive_sequence, 0) as due, "
         f"max(f.fragments) as fragments, ({_COST})::bigint as cost, max(f.owner) as owner, "
@@ -54,7 +60,10 @@ _FIND = (
 
 
 class UnfinishedOfPeer(NamedTuple):
-    """The unfinished messages of one peer, in sum; `certificate` is the name of one of its owner's certificates."""
+    """The incomplete messages of one peer: their number, size and times.
+
+    `certificate` is the name of the owner's latest certificate, `quota` the peer's limit in bytes.
+    """
 
     owner: str
     certificate: str | None
@@ -67,7 +76,7 @@ class UnfinishedOfPeer(NamedTuple):
 
 
 def sum_by_peer(most: int) -> Steps[list[UnfinishedOfPeer]]:
-    """Return the peers with the largest sums."""
+    """Return the `most` peers with the largest incomplete messages in sum."""
     rows = yield Statement(
         "unfinished_arrivals.sum_by_peer",
         "select owner, (select c.name from servicebroker.transport_certificates c where c.owner = m.owner "
@@ -81,7 +90,7 @@ def sum_by_peer(most: int) -> Steps[list[UnfinishedOfPeer]]:
 
 
 def find_unfinished(division: Division = WHOLE, handles: Sequence[UUID] | None = None) -> Steps[list[Stored]]:
-    """Return the unfinished messages by conversation, of one division; only of these conversations, if given."""
+    """Return the incomplete messages by conversation: of one division, and with `handles` only of these."""
     if handles is None:
         rows = yield Statement("unfinished_arrivals.find_unfinished.all", _FIND.format(_messages()))
     else:
@@ -95,9 +104,9 @@ def find_unfinished(division: Division = WHOLE, handles: Sequence[UUID] | None =
 
 
 def drop_unfinished(handles: Sequence[UUID]) -> Steps[list[UUID]]:
-    """Delete parts of incomplete messages, with their trace contexts. Returns the conversations without any parts left.
+    """Delete the parts of incomplete messages, with their trace contexts. Returns the conversations without parts.
 
-    Waits for no lock: rows that another session is deleting are left for another time.
+    Waits for no lock: parts that another session has locked are skipped.
     """
     yield SQL("drop_unfinished.delete_fragments", (list(handles),))
     yield SQL("drop_unfinished.delete_contexts", (list(handles),))
@@ -110,15 +119,15 @@ def drop_unfinished(handles: Sequence[UUID]) -> Steps[list[UUID]]:
 
 
 def drop_openings(handles: Sequence[UUID]) -> Steps[list[UUID]]:
-    """Delete those of these targets of which no message was delivered and nothing is kept. Returns which.
+    """Delete these targets, without those that have received a message or stored a part. Returns the deleted handles.
 
-    Nothing of them was acknowledged if nothing of their first message has come: their initiators begin them again.
+    No message of a deleted target was acknowledged, so the initiator sends its first message again.
     """
     rows = yield SQL("drop_openings", (list(handles), STARTED_INBOUND))
     return sorted(handle for (handle,) in rows)
 
 
 def forget_openings(now: datetime) -> Steps[int]:
-    """Delete targets of which no message was delivered for a day, and nothing is kept. Returns their number."""
+    """Delete targets older than `OPENING_RETENTION` that have received no message. Returns their number."""
     rows = yield SQL("forget_openings", (now - OPENING_RETENTION, STARTED_INBOUND, OPENINGS_AT_ONCE))
     return len((yield from drop_openings([handle for (handle,) in rows]))) if rows else 0

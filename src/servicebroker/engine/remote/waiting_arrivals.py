@@ -1,6 +1,7 @@
-"""Messages from another instance that wait beside their queue, to be put into it later.
+"""Messages from other instances that are stored beside their queue (in arrived_fragments), and their later delivery.
 
-The queue was off, or a message is so large that no round of the daemon assembles it (decision 462).
+They are there because the queue was off, or because a message was too large to be assembled in a round of the daemon
+(decision 462).
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ _KEPT = (
 
 
 def find_kept() -> Steps[list[UUID]]:
-    """Return the conversations for `deliver_kept`."""
+    """Return the conversations with messages beside a queue that is on now, for `deliver_kept`."""
     rows = yield Statement("waiting_arrivals.find_kept", f"select e.conversation_handle {_KEPT}")
     return [handle for (handle,) in rows]
 
 
 def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
-    """Put messages that arrived while their queue was off into the queue, now that it is on.
+    """Move messages that are stored beside a queue into the queue, if it is on.
 
-    The caller holds the lock of `lock_delivery`, perhaps shared: the daemon may be storing meanwhile, and has locked
-    the row of `arrivals` then. Returns the conversations that another session holds: try them another time.
+    The caller holds the lock of `lock_delivery`, perhaps shared. The daemon may be storing messages meanwhile; it has
+    locked the row of `arrivals` then. Returns the conversations that another session has locked: try them again later.
     """
     if not handles:
         return []
     rows = yield Statement(
         "waiting_arrivals.deliver_kept.lock",
-        # a separate statement, so that the next ones see all that the last holder of the rows has stored
+        # a separate statement, so that the next ones see everything that the last owner of the locks has stored
         f"select e.conversation_handle {_KEPT} and e.conversation_handle = any ($1) "
         "for no key update of e, a skip locked",
         (handles,),
@@ -57,13 +58,14 @@ def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
 
 
 def deliver_free(handle: UUID, now: datetime) -> Steps[None]:
-    """Deliver one conversation, unless another session holds it, or switches its queue on or off."""
+    """Deliver one conversation, unless another session has locked it, or is switching its queue on or off."""
     rows = yield SQL("deliver_free.lock", (locks.PARKED_DELIVERY,))
     if rows[0][0]:
         yield from deliver_kept([handle], now)
 
 
 def _enqueue(locked: list[UUID], now: datetime) -> Steps[None]:
+    """Insert the stored messages of locked conversations into their queues, and apply EndDialogs and Errors."""
     queues = yield SQL("enqueue.by_queue", (locked,))
     for queue_id, handles in queues:
         yield Statement("waiting_arrivals.enqueue.arrive", enqueue.insert_kept(queue_id), (handles,))

@@ -1,8 +1,8 @@
 """Authorization: read the permissions of a principal and refuse a statement that it may not run.
 
 The rules are in `model/security/permissions.py`. For dbo no statement is yielded. A permission may be revoked right
-after the check. A cached answer is therefore compared with the catalog version of the queue, which every change of
-principals, owners and permissions renews.
+after the check. So a cached result is valid for one catalog version of the queue, which every change of principals,
+owners and permissions renews.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _QUEUE = "select queue_id, owner_id, name, schema_id, schema_name from servicebr
 
 
 class Rights(NamedTuple):
-    """The rights of one principal: its id and those of its roles, and what they were granted and denied."""
+    """The rights of one principal: its id and those of its roles, and all grants and denials of these."""
 
     identities: frozenset[int]
     entries: list[Entry]
@@ -68,9 +68,9 @@ class Rights(NamedTuple):
 
 
 def authorize(user: User, statement: str, *objects: Lookup, subject: tuple[object, ...] = ()) -> Steps[None]:
-    """Refuse a statement that the user may not run on these objects. The statement itself reports missing objects.
+    """Refuse a statement that the user may not run on these objects. Missing objects are ignored: the statement fails.
 
-    `subject` names the refused object if it is none of `objects`.
+    `subject` names the refused object in the error, if it is none of `objects`.
 
     Raises:
         BrokerError: the refusal that `NEEDS` names, 15517 the user was dropped.
@@ -107,7 +107,7 @@ def authorize_all(user: User, wanted: Iterable[tuple[str, Securable]]) -> Steps[
 def authorize_login(login: Login, statement: str, *subject: object, on: Securable | None = None) -> Steps[None]:
     """Refuse a statement that a login may not run on the instance, or on the login `on`. Administrators may run all.
 
-    `subject` is the object that the refusal names.
+    `subject` is the object that the error names.
 
     Raises:
         BrokerError: the refusal that `NEEDS` names.
@@ -136,7 +136,7 @@ INSTANCE = Securable(Kind.SERVER, 0, NOBODY_ID, "")
 
 
 def find_login_rights(login: Login) -> Steps[Rights]:
-    """Return the rights of a login in the instance, with those of public."""
+    """Return the rights of a login in the instance, including those of public."""
     rows = yield SQL("find_login_rights", (PUBLIC_LOGIN_ID, login.login_id))
     return Rights(
         frozenset({PUBLIC_LOGIN_ID} if login.login_id is None else {PUBLIC_LOGIN_ID, login.login_id}),
@@ -164,7 +164,7 @@ def authorize_end(user: User, operation: EndConversation) -> Steps[None]:
 
 
 def demand(user: User, statement: str, *subject: object) -> Steps[None]:
-    """Refuse a statement that needs a permission on the database, naming its subject."""
+    """Refuse a statement that needs a permission on the database. `subject` is what the error names."""
     if user.is_dbo:
         return
     (need,) = NEEDS[statement]
@@ -177,9 +177,9 @@ def demand(user: User, statement: str, *subject: object) -> Steps[None]:
 def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError | None]:
     """Return the reason why the owner of the initiating service may not send to this service; None if it may.
 
-    In another database that owner is the principal that a remote service binding has proved
-    (`engine/delivery/impersonation.py`). Without a binding it is the principal with the same PostgreSQL role, or guest;
-    dbo is dbo everywhere.
+    If the service is in another database, the permissions of a principal there are checked: the one that a remote
+    service binding has proved (`engine/delivery/impersonation.py`). Without a binding it is the principal with the same
+    PostgreSQL role, or guest. dbo has all permissions in every database.
     """
     if initiator.owner_id == DBO_ID and initiator.acts_as is None:
         return None
@@ -208,7 +208,7 @@ def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError |
 
 
 def find_rights(database_id: int, principal_id: int, name: str, also: Sequence[int] = ()) -> Steps[Rights]:
-    """Return the rights of a principal, with those of its roles and of the principals in `also`.
+    """Return the rights of a principal, including those of its roles and of the principals in `also`.
 
     Raises:
         BrokerError: 15517 the principal was dropped.
@@ -343,7 +343,7 @@ def schema(name: object) -> Lookup:
 
 
 def queue_of(service_name: object) -> Lookup:
-    """Look up the queue of the service of this name; a refusal names the service."""
+    """Look up the queue of the service of this name; an error of `authorize` names the service."""
 
     def look(user: User) -> Steps[list[Securable]]:
         if not _can_be_a_name(service_name):
@@ -355,7 +355,7 @@ def queue_of(service_name: object) -> Lookup:
 
 
 def conversation(*handles: UUID) -> Lookup:
-    """Look up service and queue of this side of each conversation; a refusal names the service.
+    """Look up service and queue of this side of each conversation; an error of `authorize` names the service.
 
     The lookup raises 8426 for the first handle that does not exist in the user's database.
     """

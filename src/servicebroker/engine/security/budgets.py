@@ -1,7 +1,7 @@
-"""Budgets that are stored: of single peers, by the owner of a certificate, and of restricted roles.
+"""Stored budgets: limits for the resources that a peer or a restricted role may use.
 
-A peer without one has the default (protocol/budgets.py), a restricted role without one has no limit. The functions for
-restricted roles hold the latter (store/fence.sql).
+A peer's budget belongs to the owner of its certificate; without one the default applies (protocol/budgets.py). The
+functions of store/fence.sql check a restricted role's budget; without one the role has no limit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from servicebroker.store.statements import Steps
 
 SQL = SqlFile(__file__)
 
-MAX_AMOUNT = 2**53  # of any resource
-Amounts = dict[str, int]
+MAX_AMOUNT = 2**53  # the highest limit of any resource, in its unit
+Amounts = dict[str, int]  # limits by resource
 
 
 def find_amounts() -> Steps[dict[str, Amounts]]:
-    """Return the amounts that differ from the default, by owner and resource."""
+    """Return the stored limits, by certificate owner and resource."""
     amounts: dict[str, Amounts] = {}
     for owner, resource, amount in (yield SQL("find_amounts")):
         if resource in Budget._fields:
@@ -44,7 +44,7 @@ def find_budget(name: str) -> Steps[Budget]:
 
 
 def set_budget(name: str, amounts: Mapping[str, int] | None) -> Steps[Budget]:
-    """Set some amounts for the peer with this certificate; None restores the default. Returns its budget then.
+    """Set limits of the peer with this certificate; None restores the default. Returns the new budget.
 
     Raises:
         BrokerError: 15151 no such certificate of a peer, 402 no such resource, or an impossible amount.
@@ -59,11 +59,11 @@ def set_budget(name: str, amounts: Mapping[str, int] | None) -> Steps[Budget]:
 
 
 class RoleBudget(NamedTuple):
-    """The most that a restricted role may use; None for no limit.
+    """The limits of a restricted role; None for no limit.
 
     Attributes:
-        conversations: open conversations that it has begun since it has this limit.
-        messages: messages that wait on one of its conversations, since nobody has received them.
+        conversations: open conversations that the role has begun since the limit was set.
+        messages: unreceived messages of the role on one conversation.
         bytes: bytes of the bodies of those messages.
     """
 
@@ -73,7 +73,7 @@ class RoleBudget(NamedTuple):
 
 
 def set_role_budget(role: str, amounts: Mapping[str, int] | None) -> Steps[RoleBudget]:
-    """Set some limits of a restricted role; None removes all. Returns its budget then.
+    """Set limits of a restricted role; None removes all. Returns the new budget.
 
     Raises:
         BrokerError: 15007 the role was not granted the verbs, 402 no such resource, or an impossible amount.

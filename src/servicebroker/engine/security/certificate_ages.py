@@ -1,7 +1,7 @@
-"""Expiry of the certificates in use: one list for doctor, status and the metrics.
+"""Expiry of the certificates in use, for doctor, status and the metrics.
 
 In use are the endpoint's own certificate, the latest one of each peer, and the latest one of each user in
-conversations. Those of a domain live for days and are renewed automatically: they are listed if that fails.
+conversations. A certificate of a domain is valid for days and renewed automatically. It is listed only if that fails.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-EXPIRY_WARNING = timedelta(days=30)  # time before the expiry at which everybody is warned
-RENEWAL_OVERDUE = timedelta(days=1)  # the renewal of a domain's certificate happens long before this is left
+EXPIRY_WARNING = timedelta(days=30)  # certificates are reported from this time before their expiry on
+RENEWAL_OVERDUE = timedelta(days=1)  # a domain's certificate that expires earlier should have been renewed
 
 
 class UsedCertificate(NamedTuple):
-    """A certificate in use. `database` and `user` are '' for one of the transport.
+    """A certificate in use. `database` and `user` are '' for a transport certificate.
 
-    `problem` is the reason why a domain's certificate is not renewed; '' for all others.
+    `problem` is the reason why a domain's certificate was not renewed; '' for all others.
     """
 
     database: str
@@ -43,12 +43,12 @@ class UsedCertificate(NamedTuple):
 
 
 def find_used_certificates(now: datetime) -> Steps[list[UsedCertificate]]:
-    """Return those of the transport, those of users by database, and that of the domain if it is not renewed."""
+    """Return the transport certificates in use, then those of users, then that of the domain if it was not renewed."""
     endpoint, certificates = (yield from find_endpoint()), (yield from all_certificates())
     takes_certificates = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
     found = _of_the_transport(endpoint, certificates, now) if takes_certificates else []
     rows = yield SQL(
-        # of several the broker takes the latest that is valid (model/security/dialog_security.py)
+        # of a user's valid certificates the broker uses the latest (model/security/dialog_security.py)
         "find_used_certificates",
         (now,),
     )
@@ -66,7 +66,7 @@ def find_used_certificates(now: datetime) -> Steps[list[UsedCertificate]]:
 def _of_the_transport(
     endpoint: NetworkEndpoint | None, certificates: Sequence[TransportCertificate], now: datetime
 ) -> list[UsedCertificate]:
-    """Return the certificate that is used, or would be if valid, and the latest of each peer's owner."""
+    """Return the instance's own certificate, even if it is not valid, and the latest one of each peer's owner."""
     own = [one for one in certificates if one.is_own and not one.by_password]
     if endpoint is not None and endpoint.certificate_id is not None:
         own = [one for one in own if one.certificate_id == endpoint.certificate_id]

@@ -40,7 +40,7 @@ SQL = SqlFile(__file__)
 
 _FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC_ID}
 
-# an administrator may decide who sends to built-in services, reads their queues and refers to built-in contracts
+# the permissions that can be granted and denied on built-in services, queues and contracts
 _ON_BUILT_IN = frozenset({"SEND", "RECEIVE", "REFERENCES"})
 
 
@@ -141,7 +141,10 @@ def alter_authorization(definer: Definer, operation: AlterAuthorization) -> Step
 
 
 class _Given(NamedTuple):
-    """The permission of a statement by `user_id`. `only_by`: the grantor whose grants it may revoke, None for all."""
+    """The change that GRANT, DENY or REVOKE of the user `user_id` makes: the permission, the object, the grantee.
+
+    `only_by` is the grantor whose grants the user may revoke; None for grants of all grantors.
+    """
 
     database_id: int
     kind: Kind
@@ -157,7 +160,11 @@ class _Given(NamedTuple):
 
 
 def _prepare(user: User, operation: Grant | Deny | Revoke) -> Steps[_Given]:
-    """Return the checked values of the statement. Raises if permission, grantee or grantor is not allowed."""
+    """Check permission, object, grantee and grantor of the statement, and return the change that it makes.
+
+    Raises:
+        BrokerError: what the checks refuse.
+    """
     operation.check()
     permission, target = operation.permission, _find_target(operation)
     securable = yield from _find(user, target, takes_built_in=permission in _ON_BUILT_IN)
@@ -202,10 +209,10 @@ def _find(user: User, target: _Target, *, takes_built_in: bool = False) -> Steps
 
 
 def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
-    """Return the grantee, and with CASCADE all principals that got the permission through it.
+    """Return the grantee, and with CASCADE all principals to which the grantee has granted the permission.
 
     Raises:
-        BrokerError: 4611 others may hold it, and CASCADE was not given.
+        BrokerError: 4611 the permission is grantable, and CASCADE is missing.
     """
     rows = yield SQL(
         "holders", (*given.key, given.grantee_id, given.permission, GRANT_WITH_GRANT_OPTION, cascade, given.user_id)
@@ -216,7 +223,7 @@ def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
 
 
 def _delete(given: _Given, condition: str, grantees: list[int]) -> Statement:
-    """Delete grants and denials for these grantees; those of the grantee itself only if the user may revoke them."""
+    """Delete grants and denials of these grantees. Of the statement's grantee, only those that the user may revoke."""
     return Statement(
         "grants.delete",
         "delete from servicebroker.permissions where database_id = $1 and class = $2 and major_id = $3 "

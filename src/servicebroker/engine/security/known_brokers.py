@@ -1,7 +1,7 @@
-"""Brokers that have signed with a certificate of this database: their capabilities, and clocks that are ahead.
+"""Brokers that have signed messages with a certificate of this database: their capabilities and clock errors.
 
-`broker/dialog_security.py` demands a known protecting capability from then on. Dropping the certificate forgets its
-brokers.
+If a broker has once announced a capability that protects messages, `broker/dialog_security.py` requires it from then
+on. DROP CERTIFICATE also deletes the certificate's brokers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ MOST_OF_CERTIFICATE = 1_000  # brokers; the holder of one key can claim to be an
 
 
 class KnownBroker(NamedTuple):
-    """A broker that has signed.
+    """The known facts of a broker.
 
-    `capabilities` are those it has announced. `ahead_until` is the latest time that its clock showed when it was
-    further ahead of ours than clocks may differ, in seconds since 1970.
+    Attributes:
+        capabilities: the capabilities that it has announced.
+        ahead_until: the latest time of its clock, in seconds since 1970, at which that clock was too far ahead of this
+            server's; 0 if never.
     """
 
     capabilities: frozenset[str] = frozenset()

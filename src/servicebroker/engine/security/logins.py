@@ -2,7 +2,7 @@
 
 The rules: docs/reference/rules.md#endpoints-and-logins.
 
-Nobody opens a session as a login: sessions use PostgreSQL roles. A login has no password.
+Logins have no password and open no sessions: sessions use PostgreSQL roles.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-PUBLIC_LOGIN_ID = 2  # everybody
+PUBLIC_LOGIN_ID = 2  # the server role public, to which every login belongs
 GRANT, DENY = "G", "D"
 _STATES: Mapping[type[Definition[Any]], str | None] = {
     GrantConnect: GRANT,
@@ -100,11 +100,11 @@ class Connect(NamedTuple):
 
     @property
     def is_public(self) -> bool:
-        """True if certificates are admitted that nobody has imported."""
+        """True if peers may connect whose certificate was not imported."""
         return self.public == GRANT
 
     def of_member(self, account: str, *, is_ours: bool) -> bool:
-        """Check whether a member of the domain is admitted; one that this instance is itself needs no GRANT."""
+        """Check whether a domain member may connect. `is_ours`: this instance is that member, no GRANT needed."""
         states = (self.public, self.members.get(account.lower()))
         return DENY not in states and (is_ours or GRANT in states)
 
@@ -137,7 +137,7 @@ def set_connect(operation: GrantConnect | DenyConnect | RevokeConnect, now: date
 
 
 def switch_login(name: str, *, is_disabled: bool, who: str) -> Steps[None]:
-    """ALTER LOGIN name ENABLE or DISABLE: a disabled login admits no peer.
+    """ALTER LOGIN name ENABLE or DISABLE: peers with a disabled login may not connect. `who` is for the audit log.
 
     Raises:
         BrokerError: 15151 no such login, or public.
@@ -150,7 +150,7 @@ def switch_login(name: str, *, is_disabled: bool, who: str) -> Steps[None]:
 
 
 def find_login(action: str, name: str) -> Steps[int]:
-    """Return the id of the login of that name, compared without case.
+    """Return the id of the login of that name, compared without case. `action` is the verb for the error's text.
 
     Raises:
         BrokerError: 15151 no such login.
@@ -162,7 +162,7 @@ def find_login(action: str, name: str) -> Steps[int]:
 
 
 def _find_own(action: str, name: str) -> Steps[int]:
-    """Return the id of a created login, as `find_login`; public is not one."""
+    """Return the id of a login other than public, as `find_login`."""
     login_id = yield from find_login(action, name)
     if login_id == PUBLIC_LOGIN_ID:
         raise BrokerError(15151, action, "login", name)

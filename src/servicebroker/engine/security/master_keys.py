@@ -20,7 +20,10 @@ SQL = SqlFile(__file__)
 
 
 class MasterKey(NamedTuple):
-    """The key of a database, encrypted; `by_service_master_key` is None if only passwords open it."""
+    """The master key of a database, encrypted by a password, by the service master key, and by more passwords.
+
+    `by_service_master_key` is None if only passwords can decrypt the key.
+    """
 
     by_password: bytes
     by_service_master_key: bytes | None
@@ -28,7 +31,7 @@ class MasterKey(NamedTuple):
 
     @property
     def by_passwords(self) -> tuple[bytes, ...]:
-        """The key as encrypted by each of its passwords."""
+        """The key, encrypted by each of its passwords."""
         return self.by_password, *self.more_passwords
 
 
@@ -36,7 +39,7 @@ def create_master_key(user: User, key: MasterKey) -> Steps[None]:
     """CREATE MASTER KEY ENCRYPTION BY PASSWORD.
 
     Raises:
-        BrokerError: 15578 the database has one already, 15247.
+        BrokerError: 15578 the database already has a master key, 15247 no permission.
     """
     yield from demand(user, "MASTER KEY")
     rows = yield SQL("create_master_key", (user.database_id, key.by_password, key.by_service_master_key))
@@ -54,7 +57,7 @@ def require_master_key(user: User) -> Steps[MasterKey]:
     """Return the master key of the user's database.
 
     Raises:
-        BrokerError: 15581 it has none, 15247.
+        BrokerError: 15581 the database has no master key, 15247 no permission.
     """
     yield from demand(user, "MASTER KEY")
     found = yield from find_master_key(user.database_id)
@@ -77,10 +80,10 @@ Renew = Callable[[bytes, str], bytes | None]
 
 
 def regenerate_master_key(user: User, key: MasterKey, renew: Renew) -> Steps[None]:
-    """ALTER MASTER KEY REGENERATE: store the new key, and re-encrypt the keys under the old one by `renew`.
+    """ALTER MASTER KEY REGENERATE: store the new master key, and re-encrypt private keys and session keys with `renew`.
 
-    `renew` returns None for a key that it cannot open (FORCE). Then a private key is removed, and a session key too,
-    whose conversation waits from then on.
+    `renew` returns None for a key that it cannot decrypt (FORCE). Such a key is deleted. A conversation without its
+    session key cannot send any more.
     """
     yield SQL(
         "regenerate_master_key.update_master_keys", (user.database_id, key.by_password, key.by_service_master_key)
@@ -103,10 +106,10 @@ def _renew_session_keys(database_id: int, renew: Renew) -> Steps[None]:
 
 
 def drop_master_key(user: User) -> Steps[None]:
-    """DROP MASTER KEY. Open conversations lose their session keys, and wait.
+    """DROP MASTER KEY. Open conversations with dialog security lose their session keys and cannot send any more.
 
     Raises:
-        BrokerError: 15151 there is none, 15580 a certificate's private key is encrypted by it, 15247.
+        BrokerError: 15151 no master key, 15580 it encrypts a certificate's private key, 15247 no permission.
     """
     yield from demand(user, "MASTER KEY")
     used = yield SQL("drop_master_key.find_certificates", (user.database_id,))

@@ -1,4 +1,4 @@
-"""ADD and DROP SIGNATURE: a signed module has the permissions of the users of the signing certificates, too.
+"""ADD and DROP SIGNATURE: a signed module also has the permissions of the users of the signing certificates.
 
 The rules: docs/reference/permissions.md#signatures.
 """
@@ -22,7 +22,7 @@ def add_signature(
     """Store the signature of a module.
 
     Raises:
-        BrokerError: 15557 the certificate has signed it already.
+        BrokerError: 15557 the module already has a signature by the certificate.
     """
     rows = yield SQL("add_signature", (module_id, thumbprint, is_counter, signature))
     if not rows:
@@ -35,7 +35,7 @@ def drop_signature(
     """Delete the signature of a module.
 
     Raises:
-        BrokerError: 15558 the certificate has not signed it.
+        BrokerError: 15558 the module has no signature by the certificate.
     """
     rows = yield SQL("drop_signature", (module_id, thumbprint, is_counter))
     if not rows:
@@ -43,24 +43,27 @@ def drop_signature(
 
 
 def forget_signatures(module_id: int) -> Steps[None]:
-    """Delete the signatures of an altered module, which were made for its old text."""
+    """Delete the signatures of an altered module, which are valid for its old text only."""
     yield SQL("forget_signatures", (module_id,))
 
 
 def find_users(database_id: int, signers: Iterable[bytes]) -> Steps[tuple[int, ...]]:
-    """Return the users of a database that are mapped to these certificates, given by their thumbprints."""
+    """Return the users of a database that are mapped to the certificates with these thumbprints."""
     rows = yield SQL("find_users", (database_id, list(signers)))
     return tuple(principal_id for (principal_id,) in rows)
 
 
 def find_logins(signers: Iterable[bytes]) -> Steps[list[Login]]:
-    """Return the logins that are mapped to these certificates."""
+    """Return the logins that are mapped to the certificates with these thumbprints."""
     rows = yield SQL("find_logins", (list(signers),))
     return [Login(name, login_id) for name, login_id in rows]
 
 
 def are_trusted(database_id: int, database: str, signers: Iterable[bytes]) -> Steps[bool]:
-    """Check whether a database trusts the principal of another database's module: a signer needs AUTHENTICATE."""
+    """Check whether a database trusts a signed module of another database.
+
+    A user or login of one of the certificates needs AUTHENTICATE or AUTHENTICATE SERVER.
+    """
     given = list(signers)
     (need,) = NEEDS["AUTHENTICATE"]
     for principal_id in (yield from find_users(database_id, given)):

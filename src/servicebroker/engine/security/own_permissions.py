@@ -37,9 +37,10 @@ _LOOKUPS: dict[str, Callable[[str], Lookup]] = {
 
 
 def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Steps[list[str] | None]:
-    """Return, by name, the permissions of `user` and, in the instance, of `login` on the object of that kind and name.
+    """Return the names of the permissions on an object, in order; None if no such object exists.
 
-    Without a name the object is the instance or the database. None if no such object exists.
+    They are those of `login` for the kinds '' and SERVER (the instance), otherwise those of `user`. `name` is None for
+    the instance or the database itself.
     """
     if kind in ("", "SERVER"):
         if name is not None:
