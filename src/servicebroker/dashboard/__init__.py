@@ -1,23 +1,22 @@
-"""Pages that show instances and act on them: `servicebroker dashboard`, or mounted in an ASGI application of your own.
+"""Web pages that show and operate instances: `servicebroker dashboard`, or mounted in an ASGI application.
 
 Needs the extra `servicebroker[dashboard]`.
 
-**The problem.** Many people may watch an instance that is in trouble. Watching must not add to the trouble, and a page
-of another site must not be able to act.
+**The problem.** Many people may watch an instance that is in trouble. Watching must not add load, and pages of other
+sites must not be able to act.
 
-**The flow.** A request passes `AccessControl` (`access.py`: host, session, role, form token). Then `application.py`
-finds the page or the action. The queries of a page (`pages.py`) run through the cache of an `ObservedInstance`
+**The flow.** A request passes `AccessControl` (`access.py`: host, origin, session). Then `application.py` finds the
+page or the action. The query of a page (`pages.py`) runs through the cache of an `ObservedInstance`
 (`snapshot_cache.py`). All viewers of a page share one query, and see the last snapshot while the database is down.
-Templates of jinja2 write HTML; changes are sent as a stream of events.
+Jinja templates write the HTML. The server sends changes of an open page as server-sent events.
 
 **The rules.**
 
-* Only actions (`actions.py`) write. Each is a method of the API and is recorded in the audit.
-* Pages call the same functions as the commands status, doctor and poison, so there is one judgement
-  (`engine/diagnosis`).
-* Every request passes `AccessControl`. Whatever changes something is a POST from a page of ours with its form token.
+* Only actions (`actions.py`) write. Each calls a method of the API, which records it in the audit log.
+* Pages call the functions of the commands status, doctor and poison (`engine/diagnosis`), so results agree.
+* Every request passes `AccessControl`. An action is a POST from a page of this dashboard, with a form token.
 * Limits hold per viewer (`viewer_limits.py`), per sign-in name (`sign_in_limits.py`) and per connection (`server.py`).
-* Only the beginning of a body is fetched, and nothing in it can act (`bodies.py`).
+* Only the beginning of a message body is read, and it is escaped (`bodies.py`).
 
 Begin with `application.py`, then `access.py`.
 """

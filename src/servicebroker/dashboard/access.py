@@ -1,8 +1,11 @@
-"""Access to the dashboard: every request passes here first, whatever page it asks for.
+"""Access control of the dashboard: every request passes `AccessControl` first.
 
-A page of another site can make a browser send us requests. So the Host must be one of ours, since a foreign name may
-point to this machine. Whatever changes something is a POST from a page of ours (Origin), with a token that only such a
-page has. And the browser sends the cookie with no request that another site begins.
+A page of another site can make a browser send requests to the dashboard. Four rules prevent harm:
+
+* The Host header must be a name of the dashboard, since a foreign name may resolve to this machine (DNS rebinding).
+* Every change is a POST, and its Origin header is this dashboard.
+* A form has a token that other sites cannot know.
+* The cookie is SameSite=Strict: browsers send it with no request that another site starts.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from servicebroker.model.errors import InstanceError
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 SESSION_LIFETIME_S = 12 * 3600.0
-_MAX_SESSIONS = 1000  # then the oldest one ends
+_MAX_SESSIONS = 1000  # a new one then ends the oldest
 
 _PATHS_WITHOUT_SIGN_IN = ("/login", "/static/")
 _HEADERS = {
@@ -37,7 +40,7 @@ _HEADERS = {
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",  # no-referrer would hide the Origin of our own forms from us
+    "referrer-policy": "same-origin",  # with no-referrer, browsers omit the Origin of our own forms
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
@@ -45,9 +48,9 @@ _HEADERS = {
 
 
 class Proxy(NamedTuple):
-    """A server in front of the dashboard that names its user in a header.
+    """A proxy in front of the dashboard, which names the user in a header.
 
-    Only requests from its addresses are trusted.
+    The header counts only in requests from its addresses.
     """
 
     header: str
@@ -65,7 +68,7 @@ class Proxy(NamedTuple):
 
 
 class SignIn(NamedTuple):
-    """The sign-in of a person, and when it ends; or a person named by the proxy."""
+    """A session's person, and the monotonic time when the session ends. `is_from_proxy`: the proxy named the person."""
 
     name: str
     ends: float
@@ -73,11 +76,11 @@ class SignIn(NamedTuple):
 
 
 class Sessions:
-    """The sign-ins: random session identifiers carried by a cookie, each with a token for its forms.
+    """The sessions. A cookie has the random identifier of a session, and each session has a token for its forms.
 
-    People sign in with the `token`, or with their name and password in `people`; or a `proxy` names them. Without any
-    of these the mounting application guards the path, and everybody is let in. `role` is the role of everybody if there
-    are no `people`.
+    People sign in with the `token`, or with name and password from the file `people`, or a `proxy` names them. Without
+    these, everybody has access, and the application that mounts the dashboard has to protect its path. `role` is the
+    role of everybody if there is no file.
     """
 
     def __init__(
@@ -92,18 +95,18 @@ class Sessions:
 
     @property
     def has_sign_in(self) -> bool:
-        """True if people sign in here."""
+        """True if there is a sign-in page."""
         return self._token is not None or self.people is not None
 
     @property
     def is_open_to_all(self) -> bool:
-        """True if the mounting application decides who is let in."""
+        """True if everybody has access, since the mounting application controls it."""
         return not self.has_sign_in and self.proxy is None
 
     def find(self, headers: Headers, proxied_name: str | None = None) -> str | None:
-        """Return the session of a request, None without a valid one.
+        """Return the session of a request; None if it has no valid one.
 
-        `proxied_name` is the user that the proxy names.
+        `proxied_name` is the user whom the proxy names; the session must then be of this user.
         """
         session = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
         if not re.fullmatch(r"[\w-]{43}", session, re.ASCII):
@@ -116,7 +119,7 @@ class Sessions:
         return session if self.person(session) is not None else None
 
     def person(self, session: str | None) -> Person | None:
-        """Return the person of a session with the present role; None if the person is not let in any more."""
+        """Return the person of a session with the current role; None if the session or the access has ended."""
         if self.is_open_to_all:
             return Person("", self._role)
         with self._lock:
@@ -126,19 +129,19 @@ class Sessions:
         return self.person_named(sign_in.name)
 
     def person_named(self, name: str) -> Person | None:
-        """Return the person with a name from the file of people. None for an unknown name.
+        """Return the person with this name in the file of people, or None. An unreadable file has no names.
 
-        Without a file everybody has the same role. An unreadable file has no names.
+        Without a file, every name is a person with the role of everybody.
         """
         if self.people is None:
             return Person(name, self._role)
         try:
             return self.people.find(name)
-        except InstanceError:  # an unreadable file lets no person in
+        except InstanceError:
             return None
 
     def begin(self, name: str = "", *, is_from_proxy: bool = False) -> str:
-        """Return a new session."""
+        """Begin a session, and return its identifier."""
         session = secrets.token_urlsafe(32)
         with self._lock:
             self._sessions[session] = SignIn(name, time.monotonic() + SESSION_LIFETIME_S, is_from_proxy)
@@ -152,12 +155,12 @@ class Sessions:
             self._sessions.pop(session, None)
 
     async def sign_in(self, fields: Mapping[str, str]) -> str | None:
-        """Return a new session for a filled-in form, None if token or password are wrong.
+        """Return a new session for the fields of the sign-in form; None if the token or the password is wrong.
 
-        Hashing a password takes 0.1 s.
+        Checking a password takes 0.1 s, in a thread.
 
         Raises:
-            TooManyFailures: too many attempts have failed lately.
+            TooManyFailures: too many attempts have failed in the last minute.
             InstanceError: the file of people cannot be read.
         """
         people = self.people
@@ -172,7 +175,7 @@ class Sessions:
         return self._token is not None and hmac.compare_digest(token.encode(), self._token.encode())
 
     def can_sign_out(self, session: str | None) -> bool:
-        """True if the person of a session has signed in here, and can sign out."""
+        """True if the session began on the sign-in page, so that its person can sign out."""
         sign_in = self._sessions.get(session or "")
         return self.has_sign_in and sign_in is not None and not sign_in.is_from_proxy
 
@@ -181,19 +184,19 @@ class Sessions:
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
     def is_own_form(self, session: str, fields: Mapping[str, str]) -> bool:
-        """True if a form came from one of our pages for that session."""
+        """True if the form token in the fields is that of the session."""
         return hmac.compare_digest(fields.get("form_token", "").encode(), self.form_token(session).encode())
 
 
 class AccessControl:
-    """An ASGI application in front of the pages. `hosts` are the host names, without port, that it answers to."""
+    """An ASGI application in front of the pages. `hosts` are the accepted host names, without port."""
 
     def __init__(self, pages: ASGIApp, sessions: Sessions, hosts: Collection[str]) -> None:
         self._pages, self._sessions = pages, sessions
         self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with the session in its state, or answer it."""
+        """Refuse the request, redirect it to the sign-in page, or pass it on with session and person in its state."""
         if scope["type"] == "lifespan":
             await self._pages(scope, receive, send)
             return
@@ -226,7 +229,7 @@ class AccessControl:
         await (answer or self._pages)(scope, receive, send_with_headers)
 
     def _check_request(self, scope: Scope, headers: Headers) -> Response | None:
-        """Refuse requests that a browser on our pages does not send."""
+        """Return a refusal of a wrong host, method or origin; else None."""
         host = headers.get("host", "").lower()
         if len(headers.getlist("host")) != 1 or re.sub(r":\d+\Z", "", host) not in self._hosts:
             return PlainTextResponse(
@@ -242,7 +245,7 @@ class AccessControl:
         return None
 
     def _check_proxied_name(self, headers: Headers, proxied_name: str | None) -> Response | None:
-        """Refuse a request if the proxy is required, and does not name a known person."""
+        """Return a refusal if the proxy is required and names no known person; else None."""
         sessions = self._sessions
         if proxied_name is None:
             if sessions.has_sign_in or sessions.is_open_to_all:
@@ -256,7 +259,7 @@ class AccessControl:
         return None
 
     def _require_sign_in(self, scope: Scope, session: str | None, proxied_name: str | None) -> Response | None:
-        """Send a person who has not signed in to the sign-in page."""
+        """Return a redirect to the sign-in page, or a refusal, if the request needs a sign-in; else None."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         is_open = not self._sessions.has_sign_in or path.startswith(_PATHS_WITHOUT_SIGN_IN)
         if session is not None or proxied_name is not None or is_open:
@@ -271,10 +274,7 @@ def _is_password(people: People, name: str, password: str) -> bool:
 
 
 def cookie_for(sessions: Sessions, session: str, scope: Scope) -> str:
-    """Return the header that gives a session to a browser.
-
-    No script can read the cookie, and no other site can use it.
-    """
+    """Return the Set-Cookie value for a session. Scripts cannot read the cookie, and other sites cannot use it."""
     secure = "; Secure" if scope["scheme"] == "https" else ""
     path = scope.get("root_path") or "/"
     return f"{sessions.cookie}={session}; Path={path}; HttpOnly; SameSite=Strict{secure}"

@@ -48,11 +48,11 @@ from servicebroker.model.states import STATE_MEANINGS, STATE_WORDS
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.variables import masked
 
-UPDATE_INTERVAL_S = 1.0  # between two queries for the stream of a page
+UPDATE_INTERVAL_S = 1.0  # between two queries of the stream of a page
 _MAX_FORM_BYTES = 65536
-_MAX_NOTICES = 1000  # results of actions that nobody has seen yet
+_MAX_NOTICES = 1000  # results of actions that are not shown yet
 
-# Name in the address: the function that makes the page's query, and the title.
+# by the page's name in the address: the function that returns its query, and its title
 _PAGES: dict[str, tuple[Callable[[ObservedInstance, pages.PageQuery], Callable[[Any], Any]], str]] = {
     "queues": (pages.queues, "Queues"),
     "queue": (pages.queue, "Queue"),
@@ -69,7 +69,7 @@ _REQUIRED_FIELDS = {"queue": ("database", "queue"), "conversation": ("handle",)}
 
 
 class _IndexConvertor(IntegerConvertor):
-    """An index of a list, in a path. A number with more digits than Python reads matches no path."""
+    """A list index in a path, with at most six digits: a longer number is not found instead of an error in int()."""
 
     regex = "[0-9]{1,6}"
 
@@ -85,17 +85,17 @@ class Notice(NamedTuple):
 
 
 class Dashboard:
-    """Pages that show instances and act on them: an ASGI application to serve or to mount.
+    """Web pages that show and operate instances: an ASGI application to serve or to mount.
 
     Args:
         instances: data folders or PostgreSQL URLs; each is opened when it is first queried.
         token: the token to sign in with.
         role: the role of everybody who signs in, if there are no `people`.
-        people: people who sign in with name and password instead, and the role of each.
-        proxy: a proxy that is trusted to name its users. Without token, people and proxy, the application that mounts
-            this one decides who is let in, and guards the path.
-        hosts: host names, without port, that reach the dashboard; a request with any other Host is refused.
-        pipelines: pipeline files, which are shown on a page of their own.
+        people: the people who sign in with name and password instead of the token, each with a role.
+        proxy: a proxy that is trusted to name its users. Without token, people and proxy everybody has access, and the
+            application that mounts this one has to protect its path.
+        hosts: the host names of the dashboard, without port; a request with another Host header is refused.
+        pipelines: pipeline files, shown on a page of their own.
     """
 
     def __init__(
@@ -127,14 +127,17 @@ class Dashboard:
             Mount("/static", StaticFiles(packages=[("servicebroker.dashboard", "static")])),
         ]
         application = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={404: self._not_found})
-        self._door = AccessControl(application, self._sessions, hosts)
+        self._access_control = AccessControl(application, self._sessions, hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        await self._door(scope, receive, send)
+        await self._access_control(scope, receive, send)
 
     def close(self) -> None:
-        """End the streams, and close the instances. A dashboard served alone is closed by its server."""
+        """End the streams, and close the instances.
+
+        If the dashboard is served alone, its server calls this method. An application that mounts it has to.
+        """
         self._closing = True
         for instance in self._instances:
             instance.close()
@@ -149,7 +152,7 @@ class Dashboard:
 
         def query() -> dict[str, Any]:
             page = ("overview", fields.get("span"))
-            # In threads, since an instance that is down must not delay the others.
+            # in threads, since an instance that is down must not delay the others
             with ThreadPoolExecutor(len(self._instances)) as threads:
                 snapshots = threads.map(
                     lambda instance: instance.read(page, pages.overview(instance, fields)), self._instances
@@ -164,8 +167,8 @@ class Dashboard:
         fields = dict(request.query_params)
         if _role(request) < Role.BODIES:
             fields.pop("text", None)  # a search must not reveal bodies to a role that may not see them
-        lacks_fields = any(not fields.get(field) for field in _REQUIRED_FIELDS.get(name, ()))
-        if observed is None or name not in _PAGES or lacks_fields:
+        is_incomplete = any(not fields.get(field) for field in _REQUIRED_FIELDS.get(name, ()))
+        if observed is None or name not in _PAGES or is_incomplete:
             return self._missing(request, "There is no such page.")
         if name == "search" and (handle := _handle(fields.get("q", ""))):
             return RedirectResponse(
@@ -179,7 +182,7 @@ class Dashboard:
                 snapshot = observed.read(page, make_query(observed, fields))
             except (ServiceBrokerError, psycopg.Error) as problem:
                 return {"refused": sentence(problem)}
-            return {"seen": snapshot, **(snapshot.facts or {})}
+            return {"snapshot": snapshot, **(snapshot.facts or {})}
 
         return await self._answer(request, name, title, query, fields)
 
@@ -207,9 +210,9 @@ class Dashboard:
     async def _changes(
         self, request: Request, context: dict[str, Any], query: Callable[[], dict[str, Any]], stream: Stream
     ) -> AsyncIterator[str]:
-        """Yield the inner part of the page as a server-sent event, whenever it has changed.
+        """Yield the content of the page as a server-sent event whenever it has changed.
 
-        The stream ends when the person has signed out or has another role, and when another viewer needs the stream.
+        The stream ends if the person has signed out or has another role, or if another viewer displaces it.
         """
         session, person, last = request.state.session, request.state.person, None
         while not (self._closing or stream.is_displaced) and self._sessions.person(session) == person:
@@ -218,7 +221,7 @@ class Dashboard:
                 last = part
                 yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
             else:
-                yield ":\n\n"  # a closed connection shows up when something is sent
+                yield ":\n\n"  # a comment: a closed connection is noticed only by sending
             await asyncio.sleep(UPDATE_INTERVAL_S)
 
     async def _pipelines(self, request: Request) -> Response:
@@ -237,33 +240,33 @@ class Dashboard:
 
         if (refusal := self._refusal(request, fields)) is not None:
             return refusal
-        watched, message_type = self._cached_pipelines[number], fields["type"]
-        return await self._run_action(request, lambda: watched.replay(message_type), "/pipelines")
+        pipeline, message_type = self._cached_pipelines[number], fields["type"]
+        return await self._run_action(request, lambda: pipeline.replay(message_type), "/pipelines")
 
     async def _act(self, request: Request) -> Response:
-        observed, act = self._observed(request), ACTIONS.get(request.path_params["act"])
+        observed, action = self._observed(request), ACTIONS.get(request.path_params["act"])
         fields = await _fields(request)
-        if observed is None or act is None or fields is None:
+        if observed is None or action is None or fields is None:
             return self._missing(request, "There is no such action.")
         if (refusal := self._refusal(request, fields)) is not None:
             return refusal
 
-        def do() -> str:
+        def run() -> str:
             instance = observed.instance()
-            if isinstance(act, InstanceAction):
-                return act.run(instance, fields)
-            return act.run(instance.database(fields["database"]), fields)
+            if isinstance(action, InstanceAction):
+                return action.run(instance, fields)
+            return action.run(instance.database(fields["database"]), fields)
 
         try:
-            where = act.page_after(fields)
-            answer = await self._run_action(request, do, f"/i/{request.path_params['instance']}/{where}")
+            next_page = action.page_after(fields)
+            answer = await self._run_action(request, run, f"/i/{request.path_params['instance']}/{next_page}")
         except KeyError as missing:
             return PlainTextResponse(f"The form has no field {missing}.", 400)
         observed.invalidate()
         return answer
 
     def _refusal(self, request: Request, fields: Mapping[str, str]) -> Response | None:
-        """Return a refusal if the form is not of this dashboard, or its sender may not act; else None."""
+        """Return a refusal if the form token is wrong, or the person may not act; else None."""
         if not self._sessions.is_own_form(request.state.session, fields):
             return PlainTextResponse("This form is not of this dashboard, or is too old: load the page again.", 403)
         if _role(request) < Role.ACT:
@@ -325,7 +328,7 @@ class Dashboard:
         return self._instances[number] if number < len(self._instances) else None
 
     async def _not_found(self, request: Request, problem: Exception) -> Response:
-        """Return the page of an address that leads nowhere; a stranger, who may only load styles, gets a sentence."""
+        """Return the page for an unknown address; below /static, where requests have no session, a plain sentence."""
         if not hasattr(request.state, "session"):
             return PlainTextResponse("Not found.", 404)
         return self._missing(request, "There is no such page.")
@@ -334,14 +337,14 @@ class Dashboard:
         context = self._context(request, "missing", "Not found", {})
         return HTMLResponse(self._render("page", {**context, "refused": text, "notice": None}), 404)
 
-    def _context(self, request: Request, name: str, title: str, asked: pages.PageQuery) -> dict[str, Any]:
+    def _context(self, request: Request, name: str, title: str, fields: pages.PageQuery) -> dict[str, Any]:
         """Return the values that every template needs."""
         session, role = request.state.session, _role(request)
         return {
             "base": _base(request),
             "page": name,
             "title": title,
-            "asked": asked,
+            "fields": fields,
             "Severity": Severity,
             "instances": self._instances,
             "has_pipelines": bool(self._cached_pipelines),
@@ -351,10 +354,10 @@ class Dashboard:
             "person": request.state.person.name if request.state.person else "",
             "by_name": self._sessions.people is not None,
             "form_token": self._sessions.form_token(session) if session else "",
-            "signs_in": self._sessions.can_sign_out(session),
+            "can_sign_out": self._sessions.can_sign_out(session),
             "refused": "",
             "live": False,
-            "seen": None,
+            "snapshot": None,
         }
 
     def _render(self, template: str, context: dict[str, Any]) -> str:
@@ -362,11 +365,11 @@ class Dashboard:
 
 
 class _ChangeStream(Response):
-    """The stream of a page's changes, counted for its viewer as long as it is sent."""
+    """The response that streams a page's changes. While it lasts it counts as a stream of its viewer."""
 
-    def __init__(self, viewers: ViewerLimits, viewer: str, changes: Callable[[Stream], AsyncIterator[str]]) -> None:
+    def __init__(self, limits: ViewerLimits, viewer: str, changes: Callable[[Stream], AsyncIterator[str]]) -> None:
         super().__init__()
-        self._viewer_limits, self._viewer, self._changes = viewers, viewer, changes
+        self._viewer_limits, self._viewer, self._changes = limits, viewer, changes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -383,18 +386,18 @@ def new_token() -> str:
 
 
 def _role(request: Request) -> Role:
-    """Return the role of the request's person; the lowest if nobody has signed in."""
+    """Return the role of the request's person; the lowest role without a person."""
     return request.state.person.role if request.state.person else Role.SEE
 
 
 def _viewer(request: Request) -> str:
-    """Return the name of the request's person, or the session if there is no name."""
+    """Return whom the request counts for: the name of its person, or the session if there is no name."""
     person = request.state.person
     return (person.name if person else "") or request.state.session or ""
 
 
 def _handle(text: str) -> str:
-    """Return a whole conversation handle in its usual form; '' for any other text."""
+    """Return the text in canonical form if it is a conversation handle; '' for any other text."""
     try:
         return str(UUID(text.strip()))
     except ValueError:
@@ -407,7 +410,7 @@ def _base(request: Request) -> str:
 
 
 async def _fields(request: Request) -> dict[str, str] | None:
-    """Return the fields of a form; None if the body is no form."""
+    """Return the fields of a form; None if the body of the request is no form."""
     body = b""
     async for part in request.stream():
         body += part
@@ -458,7 +461,7 @@ def _environment() -> Environment:
         "editable": lambda message: editable(message.head, message.size),
     }
     environment.globals |= {"states": STATE_WORDS, "view_box": f"0 0 {VIEW_WIDTH} {VIEW_HEIGHT}"}
-    environment.globals["ago"] = lambda seen: _age(seen.at, datetime.now(UTC))
+    environment.globals["ago"] = lambda snapshot: _age(snapshot.at, datetime.now(UTC))
     environment.globals["clock"] = lambda: datetime.now(UTC).isoformat()
     return environment
 
@@ -484,7 +487,7 @@ def _amount(value: float) -> str:
 
 
 def _readers(line: pages.QueueLine) -> str:
-    """Return the readers of a queue in words."""
+    """Return in words what reads a queue: sessions that wait or work, activation, a pipeline."""
     facts = line.facts
     words = [f"{number} {word}" for number, word in ((facts.readers, "waiting"), (facts.holders, "working")) if number]
     words += ["activation"] * facts.is_activated + ["a pipeline"] * facts.is_piped
@@ -492,12 +495,12 @@ def _readers(line: pages.QueueLine) -> str:
 
 
 def _tick(at: datetime, times: Sequence[datetime]) -> str:
-    """Return the label of a time axis: the time of day, or the day where the axis is longer than one."""
+    """Return a label of a time axis: the time of day, or the date if the axis is longer than a day."""
     return f"{at:%H:%M}" if times[-1] - times[0] <= timedelta(days=1) else f"{at:%b %d}"
 
 
 def _pause(seconds: float) -> str:
-    """Return a time between two events with the precision that its size deserves."""
+    """Return the time between two events: below 1 s in milliseconds, below 60 s with one decimal."""
     if seconds < 1:
         return f"{seconds * 1000:,.0f} ms"
     return (

@@ -1,4 +1,4 @@
-"""The beginning of a body for a page: as JSON, XML, text or hexadecimal. Nothing in it can act."""
+"""The beginning of a message body for a page, as JSON, XML, text or hexadecimal, without control characters."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ PREVIEW_BYTES = 120  # of a body in a table
 
 
 class ShownBody(NamedTuple):
-    """A body for a page: its kind, its text, and the number of bytes that are not shown."""
+    """A body for a page: its kind, its text, and the number of bytes left out at the end."""
 
     kind: str
     text: str
-    more: int
+    omitted_bytes: int
 
 
 def shown(validation: str, head: bytes | None, size: int) -> ShownBody:
-    """Return a body of `size` bytes that begins with `head`, by the letter of its validation: E, X or N.
+    """Return a body of `size` bytes that begins with `head`.
 
-    For N, the kind is guessed from the content.
+    `validation` is the code of its message type: E for EMPTY, X for XML, N for NONE. For N, the content decides the
+    kind.
     """
     if not head or validation == "E":
         return ShownBody("empty", "", 0)
-    more = size - len(head)
+    omitted = size - len(head)
     if validation == "X":
-        return ShownBody("XML", shown_body("X", head), more)
+        return ShownBody("XML", shown_body("X", head), omitted)
     try:
-        text = _whole_characters(head, cut=more > 0)
+        text = _decode_whole_characters(head, is_cut=omitted > 0)
     except UnicodeDecodeError:
-        return ShownBody("hexadecimal", shown_body("N", head), more)
+        return ShownBody("hexadecimal", shown_body("N", head), omitted)
     if any(ord(character) < 32 and character not in "\n\r\t" for character in text):
-        return ShownBody("hexadecimal", shown_body("N", head), more)
-    laid_out = None if more else _json(text)
-    if laid_out is not None:
-        return ShownBody("JSON", printable(laid_out), more)
-    return ShownBody("text", printable(text.replace("\r\n", "\n")), more)
+        return ShownBody("hexadecimal", shown_body("N", head), omitted)
+    indented = None if omitted else _indent_json(text)
+    if indented is not None:
+        return ShownBody("JSON", printable(indented), omitted)
+    return ShownBody("text", printable(text.replace("\r\n", "\n")), omitted)
 
 
 def preview(validation: str, head: bytes | None, size: int) -> str:
@@ -47,7 +48,7 @@ def preview(validation: str, head: bytes | None, size: int) -> str:
 
 
 def editable(head: bytes | None, size: int) -> str | None:
-    """Return a body as text that a form returns unchanged; None if the body is cut off or is no such text."""
+    """Return a body as text for a form; None if it is incomplete, or if a form would change it."""
     try:
         text = (head or b"").decode()
     except UnicodeDecodeError:
@@ -56,19 +57,19 @@ def editable(head: bytes | None, size: int) -> str | None:
     return text if is_whole and all(character >= " " or character in "\n\t" for character in text) else None
 
 
-def _whole_characters(head: bytes, *, cut: bool) -> str:
-    """Decode UTF-8 without a last character that the cut has broken."""
-    for left_out in range(4 if cut else 1):
+def _decode_whole_characters(head: bytes, *, is_cut: bool) -> str:
+    """Decode UTF-8. If the body is cut, leave out an incomplete last character, up to 3 bytes."""
+    for omitted in range(4 if is_cut else 1):
         try:
-            return head[: len(head) - left_out].decode()
+            return head[: len(head) - omitted].decode()
         except UnicodeDecodeError:
-            if left_out == 3 or not cut:
+            if omitted == 3 or not is_cut:
                 raise
     raise AssertionError("not reached")
 
 
-def _json(text: str) -> str | None:
-    """Return JSON objects and arrays with a line for each part; None for other texts."""
+def _indent_json(text: str) -> str | None:
+    """Return a JSON object or array with indentation; None for other texts."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:

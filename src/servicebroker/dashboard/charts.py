@@ -1,8 +1,7 @@
-"""Charts of values over time: the axes and the lines of an SVG picture, which the templates write.
+"""Charts of values over time: the data of SVG pictures, which the templates write.
 
-The server draws them (decision 510). The lines of a chart are stretched to the width of the page. So the labels of the
-axes are text of the page around the picture, at equal distances. The script of the page shows the values under the
-pointer.
+The server computes the lines (decision 510). The page stretches a picture to its width, so the labels of the axes are
+text outside of the picture, at equal distances. The page's script shows the values under the pointer.
 """
 
 from __future__ import annotations

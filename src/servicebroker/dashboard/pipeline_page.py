@@ -1,4 +1,4 @@
-"""The page of a pipeline: its status as in `servicebroker pipeline status`, and the replay of its quarantine."""
+"""The page of pipelines: the status as in `servicebroker pipeline status`, and the replay of messages in quarantine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from servicebroker.dashboard.snapshot_cache import CachedSource, Snapshot
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.file import read_pipeline
 
-FRESH_S = 5.0  # longer than for an instance, since the query reads the logs of tables
+FRESH_S = 5.0  # a younger status is shown without a query; longer than for an instance, since it reads table logs
 
 
 class Reason(NamedTuple):
@@ -21,14 +21,14 @@ class Reason(NamedTuple):
 
 
 class CachedPipeline(CachedSource):
-    """A pipeline that pages show, by its file."""
+    """A pipeline on a page, with the cache of its status."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path = path
 
     def read(self) -> Snapshot:
-        """Return the last known status of the pipeline."""
+        """Return the status of the pipeline; the last one while it cannot be read."""
         return self.snapshot("pipeline", self._query_status, FRESH_S)
 
     def replay(self, message_type: str) -> str:

@@ -1,4 +1,4 @@
-"""Connections for the queries of pages. They read, have doctor's deadlines, and leave an older schema as it is."""
+"""Read-only connections for the queries of pages, with doctor's deadlines. They never upgrade the schema."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from servicebroker.store.embedded import EmbeddedServer
 
 PROGRAM = "servicebroker dashboard"  # application_name of the sessions
 MAX_IDLE = 4  # connections kept for the next pages
-LIFETIME_S = 60.0  # of a connection: then schema, rights, timeouts and the server's clock are looked at again
+LIFETIME_S = 60.0  # of a connection; a new one checks schema, rights, timeouts and the server's clock again
 
 
 class Reader:
-    """A read connection of the pages, with the facts found when it was opened.
+    """A read-only connection of the pages.
 
     Attributes:
-        instance: the instance, open for looks.
-        access: doctor's findings about access to the server, as old as this connection.
+        instance: the instance, open for queries.
+        access: doctor's findings about access to the server, from the time when this connection was opened.
     """
 
     def __init__(self, url: str) -> None:
         self.instance = DiagnosedInstance(url, PROGRAM, is_thorough=False)
         self.access: list[Finding] = judge_access(self.instance)
-        self._unseen_at_opening = list(self.instance.failed_queries)
-        self._ends = time.monotonic() + LIFETIME_S
+        self._failed_at_opening = list(self.instance.failed_queries)
+        self._expires_at = time.monotonic() + LIFETIME_S
 
     @property
     def is_usable(self) -> bool:
-        """True if the connection is there and not too old."""
-        return not self.instance.is_lost and time.monotonic() < self._ends
+        """True if the connection is open and not too old."""
+        return not self.instance.is_lost and time.monotonic() < self._expires_at
 
     def begin(self) -> DiagnosedInstance:
-        """Forget what earlier pages could not see, and return the instance."""
-        self.instance.failed_queries = list(self._unseen_at_opening)
+        """Begin the query of a page: drop the failed queries of earlier pages, and return the instance."""
+        self.instance.failed_queries = list(self._failed_at_opening)
         return self.instance
 
 
 class ReaderPool:
-    """The readers of one instance, by its data folder or URL. The first query opens the first one."""
+    """A pool of readers for one instance, a data folder or URL. It opens connections when they are needed."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -56,7 +56,7 @@ class ReaderPool:
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
-        """Lend a reader.
+        """Lend a reader for the block.
 
         Raises:
             InstanceError: there is no such instance, or it cannot be reached.
@@ -96,7 +96,7 @@ class ReaderPool:
             reader.instance.close()
 
     def _url(self) -> str:
-        """Return the URL of the server. An embedded one is started, unless it runs."""
+        """Return the URL of the server. Start an embedded one unless it runs."""
         must_exist(self._target)
         if is_url(self._target):
             return self._target

@@ -23,9 +23,9 @@ class Button(NamedTuple):
 
 
 def buttons(finding: Finding, names: QueueNames, database: str = "") -> list[Button]:
-    """Return the buttons of a finding. `database` is that of a finding about a conversation."""
-    found = (_button(act, names, database) for act in finding.acts)
-    return [button for button in found if button is not None]
+    """Return the buttons of a finding. `database` is the database of the conversation, for a finding about one."""
+    possible = (_button(act, names, database) for act in finding.acts)
+    return [button for button in possible if button is not None]
 
 
 def _button(act: Act, names: QueueNames, database: str) -> Button | None:
@@ -46,21 +46,21 @@ def _button(act: Act, names: QueueNames, database: str) -> Button | None:
             "end",
             f"End conversation {subject}",
             {"database": database, "handle": subject},
-            "Messages of this side that were not received are removed, and the other side is told.",
+            "Messages that this side has not received are removed, and the other side gets an EndDialog message.",
         )
     if act.name == "remove-conversation":
         return Button(
             "clean-up",
             f"Remove conversation {subject}",
             {"database": act.database, "handle": subject},
-            "Its messages are lost, also those that were sent and not delivered. No other side is told.",
+            "Its messages are lost, also sent ones that are not delivered yet. The other side gets no message.",
         )
     if act.name == "end-session":
         return Button(
             "end-session",
             f"End session {subject}",
             {"pid": subject},
-            "Its transaction is rolled back, and its program loses the connection. Received messages are in their "
-            "queues again.",
+            "Its transaction is rolled back, so received messages return to their queues. Its program loses the "
+            "connection.",
         )
     raise AssertionError(act)

@@ -1,8 +1,9 @@
-"""The HTTP server of `servicebroker dashboard`: uvicorn, with deadlines and limits for connections without a request.
+"""The HTTP server of `servicebroker dashboard`: uvicorn, with deadlines and limits for slow connections.
 
-A connection waits for its browser until the TLS handshake, a request or its body is complete, and while an answer is
-not read. Such connections have deadlines and share a limited number of places (protocol/admission.py). So silent
-sockets close the dashboard to nobody. A complete request is handled and limited by application.py.
+The server waits for the browser during the TLS handshake, until a request with its body is complete, and while the
+browser does not read an answer. Such waiting connections have deadlines and share a limited number of slots
+(protocol/admission.py), so silent clients cannot block the dashboard. Complete requests are limited in
+`viewer_limits.py`.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from servicebroker.broker.transport.accepting import Acceptor, EndReason, Terms,
 from servicebroker.protocol.admission import Places
 
 REQUEST_TIMEOUT_S = 10.0  # for the TLS handshake, for the head of a request, and for its body
-READ_TIMEOUT_S = 30.0  # for the browser to read a part of a waiting answer
-LINGER_TIMEOUT_S = 2.0  # for the browser to read an answer to a request that is not sent completely
+READ_TIMEOUT_S = 30.0  # for the browser to read a part of an answer
+LINGER_TIMEOUT_S = 2.0  # for the browser to read an answer that was sent before its request was complete
 TERMS = Terms(Places(in_all=100, of_network=50), first_step=REQUEST_TIMEOUT_S, max_connections=400)
 
-_UNFINISHED = (h11.IDLE, h11.SEND_BODY)  # states of a browser whose request is incomplete
+_INCOMPLETE = (h11.IDLE, h11.SEND_BODY)  # h11's states of a client whose request is incomplete
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that accepts connections itself."""
+    """A uvicorn server whose connections are accepted, and limited, by an `Acceptor`."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve at these sockets."""
+        """Start to accept connections at these sockets."""
         await super().startup(sockets=[])
         options = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
         self._acceptor = Acceptor(partial(_DeadlineProtocol, **options), TERMS, self.config.ssl)
         self._acceptor.listen(sockets or [])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, and end the open ones."""
+        """Stop to accept connections, and close the open ones."""
         self._acceptor.close()
         await super().shutdown(sockets)
-        # uvicorn then leaves the application running: its task would be cancelled with a traceback
+        # after force_exit, uvicorn does not end the lifespan; its task would be cancelled with a traceback
         if self.force_exit:
             await self.lifespan.shutdown()
 
@@ -66,8 +67,8 @@ class _DeadlineProtocol(H11Protocol):
     def __init__(self, visitor: Visitor, **made: Any) -> None:
         super().__init__(**made)
         self._visitor = visitor
-        self._step: object = None  # the step that the browser has to do now
-        self._is_ending = False  # answered early: the rest of the request is not read
+        self._step: object = None  # the browser's next step, which has a deadline; None while the server works
+        self._is_lingering = False  # answered early: the rest of the request is not read
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -101,20 +102,20 @@ class _DeadlineProtocol(H11Protocol):
         self.transport.abort()
 
     def _linger(self) -> None:
-        """Stop reading, and close the connection soon. uvicorn would parse the rest of the request for nothing."""
-        self._is_ending = True
+        """Stop to read, and close the connection after `LINGER_TIMEOUT_S`: the rest of the request is useless."""
+        self._is_lingering = True
         self._unset_keepalive_if_required()
         self.transport.pause_reading()
         self._visitor.expect(LINGER_TIMEOUT_S)
 
     def _update_deadline(self) -> None:
-        """Set the deadline of the browser's next step. The same step keeps its deadline."""
-        if self._is_ending:
+        """Set the deadline of the browser's next step. An unchanged step keeps its deadline."""
+        if self._is_lingering:
             return
         step: object = None
         if self.transport.is_closing() or self.flow.write_paused:
             step = "read"
-        elif self.conn.their_state in _UNFINISHED:
+        elif self.conn.their_state in _INCOMPLETE:
             step = self.conn.their_state
         if step == self._step:
             return

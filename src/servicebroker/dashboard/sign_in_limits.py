@@ -1,7 +1,8 @@
-"""Limits of sign-in attempts: wrong ones in a minute, and concurrent checks.
+"""Limits of sign-in attempts: failures in a minute, and concurrent checks.
 
-An attempt is counted before it is checked, since many may arrive at once, and uncounted if it was right. A password
-costs 32 MB and 0.1 s to check (decision 510), so at most `MAX_CONCURRENT_CHECKS` are checked at a time.
+An attempt counts as a failure before it is checked, since many may arrive at the same time. If it was right, it is
+removed from the count. Checking a password costs 32 MB and 0.1 s (decision 510), so at most `MAX_CONCURRENT_CHECKS`
+run at a time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from servicebroker.cli.people_file import MAX_NAME_CHARACTERS
 from servicebroker.model.errors import InstanceError
 
-MAX_FAILURES_PER_NAME, WINDOW_S = 10, 60.0  # wrong tokens, or passwords of a name, in the window; then it is locked
-MAX_FAILURES = 100  # wrong passwords of all names in the window
-MAX_CONCURRENT_CHECKS = 2  # hashed at once, in threads that no page needs
-_MAX_NAMES = 1000  # bounds the memory; the oldest name is forgotten
+WINDOW_S = 60.0
+MAX_FAILURES_PER_NAME = 10  # in the window: wrong passwords of one name, or wrong tokens; then sign-in is locked
+MAX_FAILURES = 100  # in the window, of all names together
+MAX_CONCURRENT_CHECKS = 2  # in threads of their own, so that pages do not wait for them
+_MAX_NAMES = 1000  # bounds memory: a new name replaces the oldest
 
 
 class TooManyFailures(Exception):
@@ -27,20 +29,20 @@ class TooManyFailures(Exception):
 
 
 class SignInLimits:
-    """The failed attempts of the last window, by name, including those being checked."""
+    """The times of failed attempts, and of those being checked, by name and in all."""
 
     def __init__(self) -> None:
-        self._of_names: OrderedDict[str, deque[float]] = OrderedDict()
-        self._of_all: deque[float] = deque(maxlen=MAX_FAILURES)
+        self._attempts_by_name: OrderedDict[str, deque[float]] = OrderedDict()
+        self._all_attempts: deque[float] = deque(maxlen=MAX_FAILURES)
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT_CHECKS, thread_name_prefix="servicebroker sign-in")
 
     async def check(self, name: str, is_right: Callable[[], bool]) -> bool:
-        """Return the result of `is_right`, called in a thread. An attempt that it could not check is not counted.
+        """Return the result of `is_right`, called in a thread.
 
         Raises:
-            TooManyFailures: too many attempts have failed lately, or are being checked.
-            InstanceError: `is_right` could not check the attempt.
+            TooManyFailures: too many attempts have failed in the window, or are being checked.
+            InstanceError: `is_right` has raised it; the attempt does not count.
         """
         key, at = name[: MAX_NAME_CHARACTERS + 1], time.monotonic()
         self._count(key, at)
@@ -55,16 +57,16 @@ class SignInLimits:
 
     def _count(self, name: str, at: float) -> None:
         with self._lock:
-            for guesses in (self._of_names.get(name), self._of_all):
-                if guesses and len(guesses) == guesses.maxlen and at - guesses[0] < WINDOW_S:
+            for attempts in (self._attempts_by_name.get(name), self._all_attempts):
+                if attempts and len(attempts) == attempts.maxlen and at - attempts[0] < WINDOW_S:
                     raise TooManyFailures
-            self._of_all.append(at)
-            self._of_names.setdefault(name, deque(maxlen=MAX_FAILURES_PER_NAME)).append(at)
-            if len(self._of_names) > _MAX_NAMES:
-                self._of_names.popitem(last=False)
+            self._all_attempts.append(at)
+            self._attempts_by_name.setdefault(name, deque(maxlen=MAX_FAILURES_PER_NAME)).append(at)
+            if len(self._attempts_by_name) > _MAX_NAMES:
+                self._attempts_by_name.popitem(last=False)
 
     def _uncount(self, name: str, at: float) -> None:
         with self._lock:
-            for guesses in (self._of_names.get(name), self._of_all):
-                if guesses and at in guesses:  # later ones may have pushed it out
-                    guesses.remove(at)
+            for attempts in (self._attempts_by_name.get(name), self._all_attempts):
+                if attempts and at in attempts:  # later attempts may have displaced it
+                    attempts.remove(at)

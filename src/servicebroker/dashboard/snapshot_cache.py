@@ -1,6 +1,6 @@
-"""A cache of page queries.
+"""A cache of page queries: all viewers of a page share one query.
 
-All viewers share one query, and see the last snapshot while the database is slow or down.
+While the database is slow or down, viewers see the last snapshot, with its age and the reason.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from servicebroker.store.migrations import this_version
 
 FRESH_S = 0.8  # a younger snapshot is shown without a query
 SLOW_S = 0.1  # a slower query runs in the background, while the last snapshot is shown
-MIN_IDLE_FACTOR = 5  # a slow query then pauses for this many times its duration
-MAX_AGE_S = 15.0  # an older snapshot is not shown before a new query
+MIN_IDLE_FACTOR = 5  # the pause after a slow query, as a multiple of its duration
+MAX_AGE_S = 15.0  # a snapshot older than this is not shown: the viewer waits for a new query
 RETRY_DELAY_S = 1.0  # after a failed query
 MAX_PAGES = 50  # in the cache
-RATE_WINDOW_S = 10.0  # a rate is the mean of this time
+RATE_WINDOW_S = 10.0  # a rate is the mean over this time
 
 ReaderQuery = Callable[[Reader], Any]
 CounterName = tuple[str, ...]
 
 
 class Snapshot(NamedTuple):
-    """The result of a page's query, its time, and why it is not newer: '' for a current one.
+    """The result of a page's query (`facts`), its time, and why it is outdated (`trouble`).
 
-    `facts` is None before any.
+    `facts` is None if no query has succeeded yet. `trouble` is '' for a current result.
     """
 
     facts: Any
@@ -48,7 +48,7 @@ class Snapshot(NamedTuple):
 
 
 class _CacheEntry:
-    """The last snapshot of one page. The thread that queries holds the lock, so that many viewers share one query."""
+    """The last snapshot of one page. The thread that runs the query holds `lock`, and other viewers wait for it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -57,14 +57,14 @@ class _CacheEntry:
         self.read_at = -RETRY_DELAY_S
         self.duration_s = 0.0
         self.trouble = ""
-        self.retry_at = 0.0  # after a query that was cut
+        self.retry_at = 0.0  # the time for a new query, after one that timed out
 
 
 class CachedSource:
-    """A source of pages, which is queried at most once in a while, however many viewers it has.
+    """A source of page data, with a cache entry for each page.
 
     Attributes:
-        name: its name on the pages, without any password.
+        name: the name on the pages, without a password.
     """
 
     def __init__(self, name: str) -> None:
@@ -76,11 +76,14 @@ class CachedSource:
         self._trouble = ""
 
     def snapshot(self, page: Hashable, query: Callable[[], Any], fresh: float) -> Snapshot:
-        """Return the result of `query`, not older than `fresh` seconds; the last one while the source does not answer.
+        """Return the last result of `query` if it is younger than `fresh` seconds, else run the query.
+
+        A slow query runs in the background, and the last result is returned meanwhile. If the source does not answer,
+        the last result is returned with its `trouble`.
 
         Raises:
             BrokerError: the object of the page does not exist.
-            psycopg.Error: the role of the URL may not see the object.
+            psycopg.Error: the role of the URL may not read the object.
         """
         entry = self._entry(page)
         age_s = time.monotonic() - entry.read_at
@@ -92,7 +95,7 @@ class CachedSource:
         return self._read_now(entry, query, fresh)
 
     def _read_in_background(self, entry: _CacheEntry, query: Callable[[], Any], fresh: float) -> None:
-        """Query while the page shows the last snapshot. An error is raised to the next viewer."""
+        """Run the query in a thread. After an error, drop the snapshot, so that the next viewer's query raises it."""
         try:
             self._read_now(entry, query, fresh)
         except Exception:
@@ -109,13 +112,16 @@ class CachedSource:
             return Snapshot(entry.facts, entry.at, entry.trouble)
 
     def _query(self, entry: _CacheEntry, query: Callable[[], Any]) -> None:
-        """Run the query. A result from before an action stays outdated, so that the next viewer queries again."""
-        begun, version = time.monotonic(), self._version
+        """Run the query, and store the result or the trouble.
+
+        If an action has invalidated the cache in the meantime, the result is stored as outdated.
+        """
+        started_at, version = time.monotonic(), self._version
         try:
             facts = query()
         except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as problem:
-            entry.trouble = why_cut(problem)  # other pages may be answered
-            entry.retry_at = time.monotonic() + max(RETRY_DELAY_S, MIN_IDLE_FACTOR * (time.monotonic() - begun))
+            entry.trouble = timeout_reason(problem)  # only this page waits; other queries may succeed
+            entry.retry_at = time.monotonic() + max(RETRY_DELAY_S, MIN_IDLE_FACTOR * (time.monotonic() - started_at))
             return
         except (InstanceError, psycopg.OperationalError, psycopg.InterfaceError, OSError) as problem:
             self._down_since, self._trouble = time.monotonic(), sentence(problem)
@@ -124,10 +130,10 @@ class CachedSource:
         with self._lock:
             entry.facts, entry.at, entry.trouble = facts, datetime.now(UTC), ""
             if self._version == version:
-                entry.read_at, entry.duration_s = time.monotonic(), time.monotonic() - begun
+                entry.read_at, entry.duration_s = time.monotonic(), time.monotonic() - started_at
 
     def invalidate(self) -> None:
-        """Mark all snapshots as outdated after an action."""
+        """Mark all snapshots as outdated, after an action."""
         with self._lock:
             self._version += 1
             for entry in self._entries.values():
@@ -143,7 +149,7 @@ class CachedSource:
 
 
 class ObservedInstance(CachedSource):
-    """An instance that pages show, by its data folder or URL. It is opened at the first query."""
+    """An instance on the pages, a data folder or URL, with its cache. It is opened at the first query."""
 
     def __init__(self, target: str) -> None:
         super().__init__(shown_name(target))
@@ -154,7 +160,7 @@ class ObservedInstance(CachedSource):
         self._opening = threading.Lock()
 
     def read(self, page: Hashable, query: ReaderQuery) -> Snapshot:
-        """Return the snapshot of a query on the instance. Raises as `snapshot`."""
+        """Return the snapshot of a query on the instance. Raises the errors of `snapshot`."""
 
         def read() -> Any:
             with self._readers.reader() as reader:
@@ -173,7 +179,7 @@ class ObservedInstance(CachedSource):
                 with self._readers.reader() as reader:
                     inspected = reader.instance.inspected
                 if inspected is None:
-                    raise InstanceError("The version of the schema could not be seen: nothing was done. Try again.")
+                    raise InstanceError("The version of the schema could not be read: nothing was done. Try again.")
                 for finding in judge_schema(inspected.schema, this_version()):
                     raise InstanceError(f"The schema: {finding.problem} No action can be taken here. {finding.advice}")
                 self._instance = open_instance(self.target, upkeep=None)
@@ -189,14 +195,14 @@ class ObservedInstance(CachedSource):
 
 
 class Rates:
-    """Rates per second of counters that only rise."""
+    """Computes rates per second from counters that only rise, over the last `RATE_WINDOW_S`."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Mapping[CounterName, float]]] = deque()
         self._lock = threading.Lock()
 
     def update(self, values: Mapping[CounterName, float]) -> dict[CounterName, float]:
-        """Return the rates after new values; 0 for a counter that is new."""
+        """Add the current values of the counters. Return their rates; 0 for a new counter."""
         now = time.monotonic()
         with self._lock:
             self._samples.append((now, values))
@@ -211,7 +217,7 @@ class Rates:
 
 
 def shown_name(target: str) -> str:
-    """Return the name of a data folder or URL for people; of a URL the server and the database."""
+    """Return the display name of a data folder or URL; for a URL its database and server, without the password."""
     if not is_url(target):
         return target
     try:
@@ -223,14 +229,14 @@ def shown_name(target: str) -> str:
     return f"{parts.get('dbname') or parts.get('user') or 'postgres'} at {host}{port}"
 
 
-def why_cut(problem: psycopg.Error) -> str:
-    """Return why a query had to end at its deadline."""
+def timeout_reason(problem: psycopg.Error) -> str:
+    """Return in words why a query has timed out: a lock, or no answer."""
     if isinstance(problem, psycopg.errors.LockNotAvailable):
         return "another session holds a lock that this page needs: see Overview"
     return "PostgreSQL did not answer this page in time"
 
 
 def sentence(problem: BaseException) -> str:
-    """Return an error on one line, without the password that a URL in it may have."""
+    """Return the text of an error on one line, with passwords of URLs replaced."""
     text = " ".join(str(problem).split()) or type(problem).__name__
     return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:...@", text)

@@ -1,4 +1,4 @@
-"""Readable names of statements: what a verb runs by the verb's name, and any other by the words of its own name."""
+"""Readable names of SQL statements: the T-SQL verb for its main statements, else the words of the statement's name."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ VERBS = {
 
 
 def readable(name: str) -> str:
-    """Return the name of a statement in words: for `queue_counts.stored_queues`, "Queue counts: stored queues"."""
+    """Return the display name of a statement: "Queue counts: stored queues" for `queue_counts.stored_queues`."""
     module, _, rest = name.replace("_", " ").partition(".")
     return VERBS.get(name) or ": ".join(filter(None, (module.capitalize(), rest.replace(".", ", "))))

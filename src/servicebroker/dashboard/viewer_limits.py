@@ -1,7 +1,7 @@
-"""Limits of one viewer: open streams of pages, and concurrent requests.
+"""Limits of one viewer: open streams of pages, and requests in progress.
 
-A viewer is a name if people sign in by name or a proxy names them, else a session. If all streams
-are taken, the viewer with the most streams loses one to a viewer with fewer. So nobody can keep the others out.
+A viewer is a person's name if people sign in by name or a proxy names them, else a session. If all streams are taken,
+the viewer with the most streams loses its oldest one to a viewer with fewer. So no viewer can block the others.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MAX_STREAMS = 50
+MAX_STREAMS = 50  # of all viewers together
 MAX_STREAMS_PER_VIEWER = 10
-MAX_REQUESTS_PER_VIEWER = 8  # of the 40 threads that run queries
+MAX_REQUESTS_PER_VIEWER = 8  # there are 40 threads for queries
 
 
 class TooManyRequests(Exception):
-    """A viewer has reached a limit. The exception has the text and the status of the answer."""
+    """A viewer has reached a limit. `status` is the HTTP status of the answer."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -25,7 +25,7 @@ class TooManyRequests(Exception):
 
 
 class Stream:
-    """One page that is kept up to date, until it `is_displaced`."""
+    """The stream of an open page. It ends when it `is_displaced` by the stream of another viewer."""
 
     def __init__(self, viewer: str) -> None:
         self.viewer = viewer
@@ -33,7 +33,7 @@ class Stream:
 
 
 class ViewerLimits:
-    """The streams and requests of each viewer."""
+    """Counts the streams and requests of each viewer, and refuses those over a limit."""
 
     def __init__(self) -> None:
         self._streams: list[Stream] = []  # the oldest first
@@ -45,8 +45,7 @@ class ViewerLimits:
         """Count a stream for the block.
 
         Raises:
-            TooManyRequests: the viewer has its maximum, or all streams are taken by viewers that have no more than this
-                one.
+            TooManyRequests: the viewer has its maximum, or all streams are taken and no viewer has more than this one.
         """
         new_stream = Stream(viewer)
         with self._lock:
@@ -79,15 +78,15 @@ class ViewerLimits:
                     del self._requests[viewer]
 
     def _make_room(self, viewer: str) -> None:
-        """Displace a stream if none is free. The caller holds the lock."""
-        taken = Counter(stream.viewer for stream in self._streams)
-        if taken[viewer] >= MAX_STREAMS_PER_VIEWER:
+        """If all streams are taken, displace the oldest one of the viewer with the most. The caller holds the lock."""
+        counts = Counter(stream.viewer for stream in self._streams)
+        if counts[viewer] >= MAX_STREAMS_PER_VIEWER:
             raise TooManyRequests(429, f"You have {MAX_STREAMS_PER_VIEWER} pages open: close one.")
         if len(self._streams) < MAX_STREAMS:
             return
-        most = max(taken.values())
-        if most <= taken[viewer]:
-            raise TooManyRequests(503, "Too many pages are open.")
-        displaced = next(stream for stream in self._streams if taken[stream.viewer] == most)
+        most = max(counts.values())
+        if most <= counts[viewer]:
+            raise TooManyRequests(503, "Too many pages are open: close some, and reload this one.")
+        displaced = next(stream for stream in self._streams if counts[stream.viewer] == most)
         displaced.is_displaced = True
         self._streams.remove(displaced)

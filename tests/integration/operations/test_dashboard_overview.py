@@ -106,7 +106,7 @@ def test_a_session_is_ended_after_a_question(
         assert f"The session {pid} has ended." in words(html.fromstring(answer.text))
         assert other.execute("select 1").fetchall() == [(1,)]  # another session goes on
         transaction.send(message.conversation_handle, "//test/Reply", b"")
-    assert "There is no session" in browser.send_form(form.action, dict(form.form_values())).text
+    assert "has ended already" in browser.send_form(form.action, dict(form.form_values())).text
     assert f"END SESSION {pid}" in browser.text("i/0/audit")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
 

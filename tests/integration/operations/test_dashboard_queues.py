@@ -216,5 +216,5 @@ def test_bodies_of_a_multicast_are_shown(database: sb.Database, browser: Browser
 )
 def test_how_a_body_is_shown(validation: str, head: bytes | None, size: int, kind: str, text: str) -> None:
     one = shown(validation, head, size)
-    assert (one.kind, one.more) == (kind, size - len(head or b""))
+    assert (one.kind, one.omitted_bytes) == (kind, size - len(head or b""))
     assert text in one.text
