@@ -391,7 +391,7 @@ def _role(request: Request) -> Role:
 
 
 def _viewer(request: Request) -> str:
-    """Return whom the request counts for: the name of its person, or the session if there is no name."""
+    """Return the viewer of a request: the name of its person, or its session if there is no name."""
     person = request.state.person
     return (person.name if person else "") or request.state.session or ""
 
