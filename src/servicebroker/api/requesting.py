@@ -1,13 +1,13 @@
 # Made from aio/requesting.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Requests: ask another service and wait for its answer, many at a time over one queue.
+"""Requests: send a message to another service and wait for its answer; many requests can share one queue.
 
-A request is a transaction of BEGIN DIALOG and SEND; taking its answer is another one, of RECEIVE and END CONVERSATION.
-Between them no connection is held. For each queue one watcher of the process waits at the doorbell: when messages have
-come, one statement says which of the requests have them, and only their callers wake. Under load requests share both
+A request is two transactions: BEGIN DIALOG and SEND, later RECEIVE and END CONVERSATION for the answer. Between them
+it holds no connection. One watcher of the process waits for each queue, with the notifier. When messages arrive, the
+watcher queries which requests they answer, and wakes only the callers of these. Under load, requests share both
 transactions (request_batches.py).
 
-The rule of late answers needs nobody but the request's own group (model/requests.py): it says until when the answer is
-the caller's, whatever becomes of the caller.
+The conversation group of a request encodes the time until which the answer belongs to the caller (model/requests.py).
+After that time the answer is late. So late answers are recognised even if the caller's process has died.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
     from servicebroker.api.verbs import Verbs
 
-Procedure: TypeAlias = Callable[[Any, list[Message]], object]  # of a transaction and what came
+Procedure: TypeAlias = Callable[[Any, list[Message]], object]  # called with (transaction, messages)
 
-LINGER_S = 10.0  # a watcher without requests stays so long: registering it again costs two commits
+LINGER_S = 10.0  # lifetime of a watcher without requests: registering it again costs two commits
 _RETRY_PAUSE_S = 1.0  # after a failure of the watcher
 _STOP_TIMEOUT_S = 2.0
 _UNKNOWN_CONVERSATION_ERROR = 8426
@@ -56,11 +56,11 @@ class Waiter:
 
     Attributes:
         handle: the conversation.
-        ready: set when there may be something to receive.
-        watcher: wakes it.
-        taking: set when the transaction has ended in which the watcher receives the answer; None without one.
-        messages: what the watcher has received.
-        problem: why nobody knows whether that was committed.
+        ready: set when there may be a message to receive.
+        watcher: the watcher that wakes the caller.
+        taking: set at the end of the watcher's transaction that receives the answer; None without such a transaction.
+        messages: the messages that the watcher has received.
+        problem: the error of a COMMIT of the watcher whose outcome is unknown.
     """
 
     def __init__(self, handle: UUID, watcher: Watcher) -> None:
@@ -71,7 +71,7 @@ class Waiter:
         self.problem: Exception | None = None
 
     def rejoin(self, watcher: Watcher) -> None:
-        """Let another watcher wake it."""
+        """Change to another watcher."""
         self.watcher.leave(self)
         self.watcher = watcher
         watcher.enter(self)
@@ -113,14 +113,14 @@ def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
     waiter = Waiter(operation.handle, watcher)
     try:
         watcher.enter(waiter)
-        waiter.ready.set()  # the answer may be there already
+        waiter.ready.set()  # the answer may have arrived before
         return _wait(database, waiter, operation.timeout, deadline)
     finally:
         waiter.watcher.leave(waiter)
 
 
 def process_late_answers(database: Database, queue: str, procedure: Procedure) -> int:
-    """See `Database.process_late_answers`."""
+    """Implement `Database.process_late_answers`."""
     queue_entry = database._find(queue)
     done = 0
     while True:
@@ -137,7 +137,7 @@ def _wait(database: Database, waiter: Waiter, timeout: float, deadline: float) -
     """Sleep until the watcher wakes this caller, and take the answer.
 
     Raises:
-        RequestTimeout: there is none at the deadline.
+        RequestTimeout: there is no answer at the deadline.
     """
     handle = waiter.handle
     while True:
@@ -161,7 +161,7 @@ def _wait(database: Database, waiter: Waiter, timeout: float, deadline: float) -
 
 
 def _rejoin(database: Database, waiter: Waiter, deadline: float) -> None:
-    """Wait at the queue where answers on the conversation come now: the watcher has failed."""
+    """Enter the watcher of the conversation's current queue, since the previous watcher has failed or stopped."""
 
     def find() -> AnswerQueue:
         return database._do(database.engine.find_answer_queue(waiter.handle))
@@ -171,7 +171,7 @@ def _rejoin(database: Database, waiter: Waiter, deadline: float) -> None:
 
 
 def _take(database: Database, waiter: Waiter) -> list[Message]:
-    """Receive the messages of the conversation, from the present queue of its service."""
+    """Receive the messages of the conversation, from the current queue of its service."""
     queue = waiter.watcher.queue
     while True:
         try:
@@ -179,14 +179,14 @@ def _take(database: Database, waiter: Waiter) -> list[Message]:
         except BrokerError as refused:
             if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
-            found: AnswerQueue = database._do(database.engine.find_answer_queue(waiter.handle))
-            if found == queue:
+            current: AnswerQueue = database._do(database.engine.find_answer_queue(waiter.handle))
+            if current == queue:
                 raise
-            queue = found
+            queue = current
 
 
 def _receive(database: Database, queue: str, handle: UUID) -> list[Message]:
-    """Receive the messages and end the conversation, as one transaction."""
+    """Receive the messages and end the conversation, in one transaction."""
     with database.transaction() as transaction:
         messages = transaction.receive(queue, conversation_handle=handle)
         if ends_conversation(messages):
@@ -216,7 +216,7 @@ def _handle_late(database: Database, queue: str, handle: UUID, procedure: Proced
 
 
 def _reason(database: Database, handle: UUID) -> str:
-    """Say why there is no answer, as doctor does."""
+    """Return the reason why there is no answer, as `servicebroker doctor` reports it."""
     from servicebroker.engine.diagnosis.conversation_findings import say_why_unanswered
     from servicebroker.engine.diagnosis.facts import gather_conversation  # which few requests need
     from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
@@ -239,19 +239,19 @@ class Watchers:
         self._senders: dict[User, RequestSender] = {}
 
     def begin(self, database: Database, asked: Asked) -> None:
-        """Begin a request, and let its caller be woken by the watcher of its queue."""
+        """Begin a request, and enter its caller at the watcher of its queue."""
         self._senders.setdefault(database.user, RequestSender(self)).begin(database, asked)
 
     def enter(self, verbs: Verbs, service: str, handle: UUID) -> Waiter:
-        """Return a caller that waits for the answer on a conversation, which was begun from a service."""
+        """Make a waiter for the answer on a conversation from `service`, and enter it at the watcher."""
         waiter = Waiter(handle, self.of_service(verbs, service, handle))
         waiter.watcher.enter(waiter)
         return waiter
 
     def of_service(self, verbs: Verbs, service: str, handle: UUID) -> Watcher:
-        """Return the watcher for the queue of a service, from which a conversation was begun.
+        """Return the watcher for the queue of a service from which a conversation was begun.
 
-        It is remembered as long as the watcher runs, which learns when the service moves to another queue.
+        The result is cached while the watcher runs. The watcher ends when the service moves to another queue.
         """
         key = verbs.database.user, service
         known = self._by_service.get(key)
@@ -272,7 +272,7 @@ class Watchers:
             return known
 
     def stop(self) -> None:
-        """Let the watchers end with their next poll, and wake all callers, which find the instance closed."""
+        """Stop the watchers at their next poll, and wake all callers, which get "the instance is closed"."""
         for watcher in list(self._by_queue.values()):
             watcher.stop()
 
@@ -283,11 +283,11 @@ class Watchers:
 
 
 class Watcher:
-    """Waits at a queue for all requests of this process, and wakes each request when its answer arrives.
+    """Waits at a queue for all requests of this process, and wakes each caller when its answer arrives.
 
     Attributes:
-        queue: where it waits.
-        is_running: whether it waits, or will with the next request; otherwise another takes its place.
+        queue: the queue of the answers.
+        is_running: True if it waits, or will wait with the next request. Otherwise a new watcher is needed.
     """
 
     def __init__(self, database: Database, queue: AnswerQueue) -> None:
@@ -300,7 +300,7 @@ class Watcher:
         self._background: Background | None = None
 
     def enter(self, waiter: Waiter) -> None:
-        """Wake the waiter when messages come on its conversation, until it leaves."""
+        """Wake the waiter when messages arrive on its conversation, until it leaves."""
         with self._lock:
             self._entered.add(waiter)
             self._watched.setdefault(waiter.handle, []).append(waiter)
@@ -316,11 +316,11 @@ class Watcher:
     def leave(self, waiter: Waiter) -> None:
         """Forget a waiter."""
         with self._lock:
-            self._entered.discard(waiter)  # not there when it was interrupted before
+            self._entered.discard(waiter)  # missing if the caller was interrupted before it entered
             self._let_be(waiter)
 
     def taken(self, waiter: Waiter) -> list[Message]:
-        """Return the messages of an awake waiter, once no transaction of the watcher goes on.
+        """Return the messages of an awake waiter, after the end of a transaction of the watcher for it.
 
         Raises:
             InstanceError: the connection was lost during COMMIT.
@@ -336,7 +336,7 @@ class Watcher:
         return messages
 
     def stop(self) -> None:
-        """End with the next poll, and wake all callers."""
+        """Stop at the next poll, and wake all callers."""
         self.is_running = False
         self._wake(list(self._watched))
 
@@ -346,13 +346,13 @@ class Watcher:
             self._background.stop(_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        """Watch until no request has waited for a while, or the queue is not what it was."""
+        """Watch until no request has waited for `LINGER_S`, or a service of the queue was altered."""
         while self.is_running:
             try:
                 self._database._waiting(
                     self.queue.name, self._look, LINGER_S, filtered=True, enough=lambda _: not self.is_running
                 )
-            except (ServiceBrokerError, psycopg.Error) as problem:  # callers find out themselves what it is
+            except (ServiceBrokerError, psycopg.Error) as problem:  # the woken callers get the same error
                 report(_LOG, logging.DEBUG, "requests of %s: %s", self.queue.name, str(problem))
                 self._pause(problem)
                 self.is_running = False
@@ -362,13 +362,13 @@ class Watcher:
                     self._wake(list(self._watched))
 
     def _pause(self, problem: Exception) -> None:
-        """Wait a moment, since the next watcher may fail as this one, unless a service has only gone elsewhere."""
+        """Wait, since the next watcher may fail, too. If only a service was altered, do not wait."""
         has_changed = isinstance(problem, BrokerError) and problem.number == _SERVICE_CHANGED_ERROR
         if self.is_running and not has_changed:
             Event().wait(_RETRY_PAUSE_S)
 
     def _look(self) -> int:
-        """Wake the callers whose conversations have messages. Return how many."""
+        """Wake the callers whose conversations have messages. Return the number of these conversations."""
         handles = list(self._watched)
         if not handles:
             return 0
@@ -379,7 +379,7 @@ class Watcher:
         return len(answered)
 
     def _take(self, handles: list[UUID]) -> None:
-        """Receive answers for their callers, as far as that is possible at once."""
+        """Receive the answers that need no wait for a lock, for their callers, in one transaction."""
         done = Event()
         with self._lock:
             takers = {handle: waiters[0] for handle in handles if (waiters := self._watched.get(handle))}
@@ -396,7 +396,7 @@ class Watcher:
             done.set()
 
     def _let_be(self, waiter: Waiter) -> None:
-        """Wake a waiter no more."""
+        """Stop waking a waiter."""
         waiters = self._watched.get(waiter.handle, [])
         if waiter in waiters:
             waiters.remove(waiter)

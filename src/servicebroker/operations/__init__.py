@@ -1,9 +1,10 @@
-"""The statements of Service Broker as values, each declared once for all who say it and all who run it.
+"""The statements of Service Broker as values (operations), each declared once for all APIs and all interpreters.
 
-**The problem.** Python, asyncio and T-SQL say a statement; the owner's engine, the fence of restricted roles and the
-in-memory double run it. With a signature in each of them, a clause stands in a dozen files, and they drift apart.
+**The problem.** The blocking API, the asyncio API and T-SQL issue the same statement. Three interpreters run it: the
+engine for the owner of the schema, the fence (functions for restricted roles), and the in-memory double for tests. If
+each of them had a signature of its own, a new clause would change a dozen files, and they would drift apart.
 
-**The flow.** A face makes a value, wrappers surround it, an interpreter runs it::
+**The flow.** An API makes an operation, wrappers (middleware) surround it, an interpreter runs it::
 
     db.send(handle, "M", b"x")          SEND ON CONVERSATION @h MESSAGE TYPE M (0x78)
       operated(Send): api/wrappers.py     _sending: tsql/interpreter/conversations.py
@@ -17,22 +18,22 @@ in-memory double run it. With a signature in each of them, a clause stands in a 
 
 **The rules.**
 
-* An operation is a frozen dataclass: what it is does not depend on who says it, where or when. It knows the model and
-  nothing else: no catalog, no connection, no clock.
-* A field is declared here and nowhere else: its name, type and default are the parameters of the methods, its line in
-  `Args` is their help. What a field cannot be is refused here, by a method that each interpreter calls first.
-* Interpreters share fields, help and permission with the double, and no rule about states, order and rights. Only so
-  can the model test find a fault in either.
-* What surrounds a statement is a wrapper in the list of the operation, not a method between face and interpreter.
+* An operation is a frozen dataclass. It depends on the package `model` only, and has no catalog, connection or clock.
+* A field is declared once, in this package. Its name, type and default become the parameters of the methods, and its
+  line in `Args` becomes their help. `check` refuses invalid values; each interpreter calls it first.
+* The engine and the double share the fields, help and permission of an operation, but no rule about states, order and
+  rights. Otherwise a test that compares the two could not find a bug.
+* Counting, tracing and retries are wrappers in the list `WRAPPERS`, not methods between the API and the interpreter.
 
 Begin with `send.py`, then `api/aio/wrappers.py`, then `_send` in `engine/conversation/owner_verbs.py`. The worked
 example "Add a field to an operation" is in docs/architecture.md.
 
-**Definitions.** CREATE, ALTER, DROP, GRANT and their like are operations, too. Python (`operated(CreateQueue)` in
-api/aio/definitions.py), T-SQL (`bound` in tsql/interpreter/definitions/binding.py takes the fields from clauses of the
-same names) and `define` (`changes` in application.py) make the value. `run` of a database runs it: in one transaction,
-retrying while readers are in the way, or in several transactions (`_RUNNERS` in api/aio/definitions.py). The steps are
-in `INTERPRETERS` of engine/catalog/definitions.py; the double has its own in testing/definitions.py.
+**Definitions.** CREATE, ALTER, DROP, GRANT and similar statements are operations, too. Three places make them: Python
+(`operated(CreateQueue)` in api/aio/definitions.py), T-SQL (`bound` in tsql/interpreter/definitions/binding.py, which
+reads the fields from clauses of the same names) and `define` (`changes` in application.py). `run` of a database runs
+them: in one transaction, with retries after lock timeouts, or in several transactions (`_RUNNERS` in
+api/aio/definitions.py). Their steps are in `INTERPRETERS` of engine/catalog/definitions.py, and for the double in
+testing/definitions.py.
 """
 
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog

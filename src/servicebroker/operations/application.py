@@ -1,6 +1,6 @@
-"""A whole application as one value: its objects and rights, and the changes that make a database have them.
+"""The definition of an application: its objects and rights, and the changes that bring a database to that state.
 
-As TOML:
+An example in TOML:
 
     [message_types]
     "//shop/Order" = "NONE"
@@ -51,7 +51,7 @@ from servicebroker.operations.routes import AlterRoute, CreateRoute
 from servicebroker.operations.services import AlterService, CreateService
 
 WITH_COLLECTION = "VALID_XML WITH SCHEMA COLLECTION "
-GRANTED_ON = {  # the words of a grant, and the field of `Grant`
+GRANTED_ON = {  # the kind of object in a grant: the field of `Grant`
     "SERVICE": "service",
     "QUEUE": "queue",
     "CONTRACT": "contract",
@@ -63,9 +63,9 @@ _GRANT = re.compile(rf"([A-Z ]+?)(?: ON ({'|'.join(GRANTED_ON)}) (.+))?")
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """The objects and rights of a database, as they are or as they should be: objects by their names.
+    """The objects and rights of a database, current or wanted. The keys of the dictionaries are names.
 
-    `grants` and `denials` are lists of texts for each user or role: `SEND ON SERVICE //shop/Stock`, `CREATE QUEUE`.
+    `grants` and `denials` are lists for each user or role: `SEND ON SERVICE //shop/Stock`, `CREATE QUEUE`.
     """
 
     message_types: dict[str, str] = field(default_factory=dict)
@@ -80,17 +80,17 @@ class Application:
 
 
 class Change(NamedTuple):
-    """A change to make, in words and as an operation."""
+    """A required change, as a description and as an operation."""
 
     words: str
     operation: Definition[None]
 
 
-# ---------------------------------------------------------------- as TOML
+# ---------------------------------------------------------------- TOML
 
 
 def _part(made: type, *left_out: str, **defaults: object) -> type[msgspec.Struct]:
-    """Make the TOML form of a value from its parameters, but those left out. A word that means nothing is refused."""
+    """Make the TOML form of a class from its parameters, without those in `left_out`. Unknown keys are refused."""
     hints, declared = get_type_hints(made), []
     for name, parameter in inspect.signature(made).parameters.items():
         kind = _ACTIVATION | None if Activation in get_args(hints[name]) else written_type(hints[name])
@@ -104,7 +104,7 @@ def _struct(name: str, declared: Iterable[Any]) -> type[msgspec.Struct]:
     return msgspec.defstruct(name, declared, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True)
 
 
-_OF_NAME = "name", "authorization", "exist_ok"  # the key of the table, and what the database cannot be compared by
+_OF_NAME = "name", "authorization", "exist_ok"  # the key of the table, and fields that are not compared
 _ACTIVATION = _part(
     Activation,
     procedure_name=inspect.Parameter.empty,
@@ -129,27 +129,27 @@ _TOML = _struct(
 )
 
 
-def read(given: object) -> Application:
-    """Read a definition from a TOML file, or from the same as dictionaries.
+def read(definition: object) -> Application:
+    """Read a definition from a TOML file, or from dictionaries with the same content.
 
     Raises:
-        InstanceError: it cannot be read, or says what means nothing.
+        InstanceError: the file cannot be read, or has an unknown key or a wrong type.
     """
-    if isinstance(given, Application):
-        return given
-    where = f"The definition '{given}'" if isinstance(given, str | Path) else "The definition"
+    if isinstance(definition, Application):
+        return definition
+    subject = f"The definition '{definition}'" if isinstance(definition, str | Path) else "The definition"
     try:
-        if isinstance(given, str | Path):
-            given = parse_toml(read_argument(Path(given)).decode())
-        return _read(msgspec.convert(given, _TOML))
+        if isinstance(definition, str | Path):
+            definition = parse_toml(read_argument(Path(definition)).decode())
+        return _read(msgspec.convert(definition, _TOML))
     except OSError as problem:
-        raise InstanceError(f"{where} cannot be read: {problem.strerror}.") from None
-    except (msgspec.MsgspecError, ValueError, RecursionError) as problem:  # also of names that no file has
-        raise InstanceError(f"{where} cannot be used: {problem}.") from None
+        raise InstanceError(f"{subject} cannot be read: {problem.strerror}.") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as problem:  # also for invalid file names
+        raise InstanceError(f"{subject} cannot be used: {problem}.") from None
 
 
 def _read(form: msgspec.Struct) -> Application:
-    """Make the values of the forms."""
+    """Convert the TOML form into an Application."""
     return Application(
         **{
             table: {name: _made(_TABLES[table], form, name) for name, form in objects.items()}
@@ -187,14 +187,15 @@ def written(application: Application) -> str:
     return "\n".join(_tables({table: objects for table, objects in tables.items() if objects})) + "\n"
 
 
-def _tables(told: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
-    plain = {key: value for key, value in told.items() if not isinstance(value, dict)}
-    if path and (plain or not told):
+def _tables(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the lines of a TOML table and its subtables."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    if path and (plain or not table):
         yield f"[{'.'.join(map(_key, path))}]"
         for key, value in plain.items():
             yield f"{_key(key)} = {_value(value)}"
         yield ""
-    for key, value in told.items():
+    for key, value in table.items():
         if isinstance(value, dict):
             yield from _tables(value, (*path, key))
 
@@ -204,86 +205,86 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a text, number, switch or list in TOML, which writes them as JSON does, but for DEL."""
+    """Return a str, number, bool or list in TOML: its JSON, with the character DEL escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-# ---------------------------------------------------------------- what is to be changed
+# ---------------------------------------------------------------- required changes
 
 
-def changes(wanted: Application, there: Application) -> list[Change]:
-    """Return the changes from the application `there` to the one wanted, in an order that works. Nothing is dropped.
+def changes(wanted: Application, current: Application) -> list[Change]:
+    """Return the changes from the current application to the wanted one, in executable order. Nothing is dropped.
 
     Raises:
-        InstanceError: a contract differs, which cannot be altered, or something is named wrongly.
+        InstanceError: an object differs that cannot be altered, or a permission is malformed.
     """
     return [
-        *_of_principals(wanted, there),  # a queue's reader works as one of them
-        *_of_message_types(wanted, there),
-        *_of_contracts(wanted, there),
-        *_of_queues(wanted, there),
-        *_of_services(wanted, there),
-        *_of_routes(wanted, there),
-        *_of_rights(Grant, wanted.grants, there.grants),
-        *_of_rights(Deny, wanted.denials, there.denials),
+        *_of_principals(wanted, current),  # first: an activation procedure runs as a user
+        *_of_message_types(wanted, current),
+        *_of_contracts(wanted, current),
+        *_of_queues(wanted, current),
+        *_of_services(wanted, current),
+        *_of_routes(wanted, current),
+        *_of_rights(Grant, wanted.grants, current.grants),
+        *_of_rights(Deny, wanted.denials, current.denials),
     ]
 
 
-def not_defined(wanted: Application, there: Application) -> list[str]:
-    """Return the objects that the database has and the definition does not name."""
+def not_defined(wanted: Application, current: Application) -> list[str]:
+    """Return the objects of the database that the definition does not name."""
     kinds = ("message_types", "contracts", "queues", "services", "routes", "users", "roles")
     return [
         f"{kind.removesuffix('s').replace('_', ' ')} {name}"
         for kind in kinds
-        for name in getattr(there, kind)
-        if _found(name, getattr(wanted, kind), exactly=kind in ("message_types", "contracts", "services")) is None
+        for name in getattr(current, kind)
+        if _lookup(name, getattr(wanted, kind), exactly=kind in ("message_types", "contracts", "services")) is None
     ]
 
 
-def _found(name: str, among: Mapping[str, Any], *, exactly: bool) -> Any:
-    """Return the value under a name, compared byte by byte, or without case and with dbo for no schema."""
-    if exactly or name in among:
-        return among.get(name)
-    return next((value for key, value in among.items() if _folded(key) == _folded(name)), None)
+def _lookup(name: str, objects: Mapping[str, Any], *, exactly: bool) -> Any:
+    """Return the object of a name, compared byte by byte if `exactly`; else case-insensitive, with dbo as default."""
+    if exactly or name in objects:
+        return objects.get(name)
+    return next((value for key, value in objects.items() if _folded(key) == _folded(name)), None)
 
 
 def _folded(name: str) -> str:
     return name.lower().removeprefix("dbo.")
 
 
-def _of_message_types(wanted: Application, there: Application) -> Iterator[Change]:
-    for name, said in wanted.message_types.items():
-        known = there.message_types.get(name)
-        if known != said:
-            verb = "create" if known is None else "alter"
-            validation, _, collection = said.partition(WITH_COLLECTION.removeprefix("VALID_XML"))
-            make = CreateMessageType if known is None else AlterMessageType
-            words = f"{verb} message type {name}: {said}" + ("" if known is None else f", it was {known}")
+def _of_message_types(wanted: Application, current: Application) -> Iterator[Change]:
+    for name, new in wanted.message_types.items():
+        old = current.message_types.get(name)
+        if old != new:
+            verb = "create" if old is None else "alter"
+            validation, _, collection = new.partition(WITH_COLLECTION.removeprefix("VALID_XML"))
+            make = CreateMessageType if old is None else AlterMessageType
+            words = f"{verb} message type {name}: {new}" + ("" if old is None else f", it was {old}")
             yield Change(words, make(name, validation, schema_collection=collection or None))
 
 
-def _of_contracts(wanted: Application, there: Application) -> Iterator[Change]:
+def _of_contracts(wanted: Application, current: Application) -> Iterator[Change]:
     for name, sent_by in wanted.contracts.items():
-        known = there.contracts.get(name)
-        if known is None:
+        old = current.contracts.get(name)
+        if old is None:
             senders = ", ".join(f"{message_type} by {side}" for message_type, side in sent_by.items())
             yield Change(f"create contract {name}: {senders}", CreateContract(name, dict(sent_by)))
-        elif known != sent_by:
+        elif old != sent_by:
             raise InstanceError(
-                f"The contract '{name}' is another one in the database ({_value(known)}): a contract cannot be "
-                "altered. Give the new one another name, or drop the old one."
+                f"The contract '{name}' differs in the database ({_value(old)}), and a contract cannot be altered. "
+                "Give the new contract another name, or drop the old one."
             )
 
 
-def _of_queues(wanted: Application, there: Application) -> Iterator[Change]:
+def _of_queues(wanted: Application, current: Application) -> Iterator[Change]:
     for name, queue in wanted.queues.items():
-        known: CreateQueue | None = _found(name, there.queues, exactly=False)
-        before = known or CreateQueue(name)
-        if _same_activation(queue.activation, before.activation):
-            before = replace(before, activation=queue.activation)
-        options = _changed(queue, before)
+        current_queue: CreateQueue | None = _lookup(name, current.queues, exactly=False)
+        old = current_queue or CreateQueue(name)
+        if _same_activation(queue.activation, old.activation):
+            old = replace(old, activation=queue.activation)
+        options = _changed(queue, old)
         clauses = _clauses(options)
-        if known is None:
+        if current_queue is None:
             yield Change(f"create queue {name}{': ' if clauses else ''}{clauses}", queue)
         elif options:
             if options.get("activation", DROP) is None:
@@ -291,10 +292,10 @@ def _of_queues(wanted: Application, there: Application) -> Iterator[Change]:
             yield Change(f"alter queue {name}: {clauses}", AlterQueue(name, **options))
 
 
-def _changed(wanted: Definition[None], known: Definition[None]) -> dict[str, Any]:
-    """Return the options that differ."""
-    before = _options(known)
-    return {name: option for name, option in _options(wanted).items() if option != before[name]}
+def _changed(new: Definition[None], old: Definition[None]) -> dict[str, Any]:
+    """Return the options of `new` that differ from `old`."""
+    old_options = _options(old)
+    return {name: option for name, option in _options(new).items() if option != old_options[name]}
 
 
 def _clauses(options: Mapping[str, Any]) -> str:
@@ -302,7 +303,7 @@ def _clauses(options: Mapping[str, Any]) -> str:
 
 
 def _same_activation(left: Activation | None, other: Activation | None) -> bool:
-    """Return whether the two are equal but for the spelling of names."""
+    """Return whether two activations are equal, except for the case and the schema dbo of names."""
     if left is None or other is None:
         return left is other
     return _plain(left) == _plain(other)
@@ -314,52 +315,53 @@ def _plain(activation: Activation) -> Activation:
     return activation._replace(procedure_name=name.lower(), execute_as=execute_as.lower())
 
 
-def _of_services(wanted: Application, there: Application) -> Iterator[Change]:
+def _of_services(wanted: Application, current: Application) -> Iterator[Change]:
     for name, service in wanted.services.items():
-        known = there.services.get(name)
-        if known is None:
-            takes = f" for {', '.join(service.contracts)}" if service.contracts else ""
-            yield Change(f"create service {name} on queue {service.queue}{takes}", service)
+        old = current.services.get(name)
+        if old is None:
+            contracts = f" for {', '.join(service.contracts)}" if service.contracts else ""
+            yield Change(f"create service {name} on queue {service.queue}{contracts}", service)
             continue
-        told: dict[str, Any] = {
-            "queue": service.queue if _folded(known.queue) != _folded(service.queue) else None,
-            "add_contracts": [contract for contract in service.contracts if contract not in known.contracts],
-            "drop_contracts": [contract for contract in known.contracts if contract not in service.contracts],
+        options: dict[str, Any] = {
+            "queue": service.queue if _folded(old.queue) != _folded(service.queue) else None,
+            "add_contracts": [contract for contract in service.contracts if contract not in old.contracts],
+            "drop_contracts": [contract for contract in old.contracts if contract not in service.contracts],
         }
-        if named := {key: value for key, value in told.items() if value}:
-            clauses = ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in named.items())
-            yield Change(f"alter service {name}: {clauses}", AlterService(name, **named))
+        if changed := {key: value for key, value in options.items() if value}:
+            clauses = ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in changed.items())
+            yield Change(f"alter service {name}: {clauses}", AlterService(name, **changed))
 
 
-def _of_routes(wanted: Application, there: Application) -> Iterator[Change]:
+def _of_routes(wanted: Application, current: Application) -> Iterator[Change]:
     for name, route in wanted.routes.items():
-        known: CreateRoute | None = _found(name, there.routes, exactly=False)
+        old: CreateRoute | None = _lookup(name, current.routes, exactly=False)
         options = {option: value for option, value in _options(route).items() if value is not None}
-        if known is None:
+        if old is None:
             yield Change(f"create route {name}: {_clauses(options)}", route)
             continue
-        gone = sorted(
-            option for option, value in _options(known).items() if value is not None and option not in options
+        removed = sorted(
+            option for option, value in _options(old).items() if value is not None and option not in options
         )
-        if gone:
+        if removed:
             raise InstanceError(
-                f"The route '{name}' has {gone[0]} in the database, which ALTER ROUTE cannot remove: drop it first."
+                f"The route '{name}' has {removed[0]} in the database, and ALTER ROUTE cannot remove that: "
+                f"drop the route first (servicebroker route drop {name})."
             )
-        if _changed(route, known):
+        if _changed(route, old):
             yield Change(f"alter route {name}: {_clauses(options)}", AlterRoute(name, **options))
 
 
-def _of_principals(wanted: Application, there: Application) -> Iterator[Change]:
+def _of_principals(wanted: Application, current: Application) -> Iterator[Change]:
     for name, user in wanted.users.items():
-        known: CreateUser | None = _found(name, there.users, exactly=False)
-        if known is None:
+        old: CreateUser | None = _lookup(name, current.users, exactly=False)
+        if old is None:
             yield Change(f"create user {name}", user)
-        elif _changed(user, known):
+        elif _changed(user, old):
             raise InstanceError(
-                f"The user '{name}' has another definition in the database, which cannot be altered: drop it first."
+                f"The user '{name}' differs in the database, and a user cannot be altered: drop the user first."
             )
     for name, members in wanted.roles.items():
-        role = _found(name, there.roles, exactly=False)
+        role = _lookup(name, current.roles, exactly=False)
         if role is None:
             yield Change(f"create role {name}", CreateRole(name))
         for member in members:
@@ -368,18 +370,18 @@ def _of_principals(wanted: Application, there: Application) -> Iterator[Change]:
 
 
 def _of_rights(
-    make: type[Grant | Deny], wanted: Mapping[str, list[str]], there: Mapping[str, list[str]]
+    make: type[Grant | Deny], wanted: Mapping[str, list[str]], current: Mapping[str, list[str]]
 ) -> Iterator[Change]:
     for principal, rights in wanted.items():
-        known = _found(principal, there, exactly=False) or []
+        old = _lookup(principal, current, exactly=False) or []
         for right in rights:
-            found = _GRANT.fullmatch(right)
-            if found is None:
+            match = _GRANT.fullmatch(right)
+            if match is None:
                 raise InstanceError(
                     f"'{right}' is not a permission: write it like SEND ON SERVICE //shop/Stock, or CREATE QUEUE."
                 )
-            if right not in known:
-                permission, kind, name = found.groups()
+            if right not in old:
+                permission, kind, name = match.groups()
                 target: dict[str, Any] = {GRANTED_ON[kind]: name} if kind else {}
                 operation = make(permission, principal, **target)
                 yield Change(f"{method_name(make)} {right} to {principal}", operation)

@@ -14,13 +14,13 @@ from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, Broke
 from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
 
-IDEMPOTENCY_TTL_S = 86_400  # a day: longer than callers try again
+IDEMPOTENCY_TTL_S = 86_400  # a day: longer than callers usually retry
 
 
 class RepeatedHandle(UUID):
     """The handle that an earlier BEGIN DIALOG with the same idempotency key has returned.
 
-    Its conversation may have sent, and may have ended.
+    The conversation may have messages already, and may have ended.
 
         handle = tx.begin_dialog("//shop/Orders", "//shop/Stock", idempotency_key="order 17")
         if not isinstance(handle, sb.RepeatedHandle):
@@ -37,29 +37,29 @@ class RepeatedHandle(UUID):
 class BeginDialog(Operation[UUID]):
     """BEGIN DIALOG: begin a conversation, and return its handle.
 
-    The target is looked up with the first message, not here. So a wrong name of it is no error here; the message
+    The target is looked up with the first message. So BEGIN DIALOG does not refuse a wrong target name: the message
     waits, and `servicebroker doctor` reports it.
 
     Args:
-        from_service: a service of this database. Answers come into its queue.
-        to_service: the service at the other end, here or in another instance. The name is compared byte by byte.
-        broker_instance: identifier of the target's database, if several have such a service; or "CURRENT DATABASE".
-        contract: a contract of this database, which says what each side may send.
+        from_service: a service of this database. Answers arrive in its queue.
+        to_service: the target service, in this instance or another one. The name is compared byte by byte.
+        broker_instance: the identifier of the target's database, if several have the service; or "CURRENT DATABASE".
+        contract: a contract of this database. It defines the message types that each side may send.
         related_conversation: the handle of a conversation whose group the new conversation joins.
         related_conversation_group: the conversation group to join. It is created if it does not exist.
         lifetime: seconds after which both sides get an Error (-8489), 1 to 2,147,483,647.
         encryption: whether dialog security is required. It matters only between instances.
-        priority: 1 to 10, the highest first, instead of what the broker priorities say: for this side, and for the
-            target if it is in this database. Another database has priorities of its own.
-        idempotency_key: a text of the application, such as an order's number. A second BEGIN DIALOG with it, from the
-            same service by the same principal, begins nothing: it returns the handle of the first, a `RepeatedHandle`.
+        priority: 1 to 10, 10 first; it overrides the broker priorities, for this side and for a target in this
+            database. A target in another database uses the priorities of that database.
+        idempotency_key: a string of the application, such as an order number. A second BEGIN DIALOG with the key, from
+            the same service by the same principal, begins nothing. It returns the first handle, a `RepeatedHandle`.
         idempotency_ttl: seconds for which the key is kept, also after the end of the conversation.
 
     Raises:
-        BrokerError: 8423 no such service, 8425 no such contract, 8426 no such related conversation, 9610 that is
-            one of another service, 8411 the lifetime is out of range, 8494 without RECEIVE on the service's
-            queue, 229 without REFERENCES on the contract, 402 `priority` or the key;
-            8406, 8413, 8414, 8417, 8421, 1093 for arguments that nothing can be called.
+        BrokerError: 8423 no such service, 8425 no such contract, 8426 no such related conversation, 9610 the group
+            belongs to another service, 8411 the lifetime is out of range, 8494 no RECEIVE on the service's queue, 229
+            no REFERENCES on the contract, 402 an invalid `priority` or key; 8406, 8413, 8414, 8417, 8421, 1093 an
+            invalid name or identifier.
     """
 
     permission: ClassVar[str] = "BEGIN DIALOG"
@@ -93,30 +93,30 @@ class BeginDialog(Operation[UUID]):
         """The broker instance in its usual spelling, CURRENT_DATABASE, or None if the routes decide.
 
         Raises:
-            BrokerError: 1093 no identifier, 8413 too long, 402 another type.
+            BrokerError: 1093 not an identifier, 8413 too long, 402 a wrong type.
         """
         return arguments.broker_instance(self.broker_instance)
 
     @property
     def may_be_deferred(self) -> bool:
-        """True if it can wait for its first messages: what it returns and does is known without the server."""
+        """True if the statement may be sent with the conversation's first messages: its result needs no server."""
         joins = self.related_conversation is not None or self.related_conversation_group is not None
         return not joins and self.priority is None and self.idempotency_key is None
 
     def key_expiry(self, now: datetime) -> datetime:
-        """Return until when the idempotency key of a conversation that begins at `now` is kept."""
+        """Return the time when the idempotency key of a conversation that begins at `now` expires."""
         return now + timedelta(seconds=self.idempotency_ttl)
 
     def expiry(self, now: datetime) -> datetime:
-        """Return when a conversation that begins at `now` ends by its lifetime."""
+        """Return the end of the lifetime of a conversation that begins at `now`."""
         return now + timedelta(seconds=self.lifetime)
 
     def check(self) -> None:
         """Refuse invalid arguments.
 
         Raises:
-            BrokerError: 8417 and 8421 a missing name, 15151 what cannot be one, 8406 and 8411 lifetime, 1093 and 8413
-                broker instance, 8414 group, 402 another type.
+            BrokerError: 8417 and 8421 a missing name, 15151 an impossible name, 8406 and 8411 lifetime, 1093 and 8413
+                broker instance, 8414 group, 402 a wrong type.
         """
         if self.from_service is None or self.to_service is None:
             raise BrokerError(8421)
@@ -138,35 +138,36 @@ class BeginDialog(Operation[UUID]):
         if self.lifetime is None:
             raise BrokerError(8406, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
         if not isinstance(self.lifetime, int) or isinstance(self.lifetime, bool):
-            raise BrokerError(402, "LIFETIME", type(self.lifetime).__name__, "int seconds")
+            raise BrokerError(402, "LIFETIME", shown(self.lifetime), "a whole number of seconds")
         if not MINIMUM_LIFETIME <= self.lifetime <= MAXIMUM_LIFETIME:
             raise BrokerError(8411, self.lifetime, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
 
     def _check_relation(self) -> None:
         conversation, group = self.related_conversation, self.related_conversation_group
         if conversation is not None and group is not None:
-            raise BrokerError(402, "WITH", "RELATED_CONVERSATION and RELATED_CONVERSATION_GROUP", "one of the two")
-        for given in (conversation, group):
-            if given is not None and not isinstance(given, UUID):
-                raise BrokerError(402, "the related conversation", type(given).__name__, "uuid.UUID")
+            clauses = "RELATED_CONVERSATION and RELATED_CONVERSATION_GROUP"
+            raise BrokerError(402, "WITH", clauses, "only one of the two")
+        for related in (conversation, group):
+            if related is not None and not isinstance(related, UUID):
+                raise BrokerError(402, "the related conversation", type(related).__name__, "uuid.UUID")
         if group is not None and group.int == 0:
             raise BrokerError(8414, group)
 
 
 @dataclass(frozen=True, slots=True)
 class BeginConversationTimer(Operation[None]):
-    """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.
+    """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message arrives in this side's queue.
 
-    A conversation has one timer: setting it again replaces it. The timer is a row of PostgreSQL, so its message comes
-    also if this program has ended meanwhile.
+    A conversation has one timer: setting it again replaces it. The timer is stored in PostgreSQL, so the message
+    arrives even if this program has ended meanwhile.
 
     Args:
         handle: the conversation.
         timeout: seconds, 0 to 2,147,483,647.
 
     Raises:
-        BrokerError: 8426 no such conversation, 8410 the conversation's lifetime ends before, 8458 it has ended or
-            failed, 8494 no SEND on the conversation's own service, 8418 the handle is missing.
+        BrokerError: 8426 no such conversation, 8410 the conversation's lifetime ends earlier, 8458 it has ended or
+            failed, 8494 no SEND on this side's service, 8418 the handle is missing.
     """
 
     permission: ClassVar[str] = "BEGIN CONVERSATION TIMER"
@@ -178,7 +179,7 @@ class BeginConversationTimer(Operation[None]):
         """Refuse invalid arguments.
 
         Raises:
-            BrokerError: 8418 the handle is missing, 402 another type, or no number of seconds.
+            BrokerError: 8418 the handle is missing, 402 a wrong type or number of seconds.
         """
         arguments.check_handle(self.handle)
         timeout = self.timeout

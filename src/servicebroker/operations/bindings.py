@@ -9,18 +9,18 @@ from servicebroker.operations.operation import Definition, Named
 
 @dataclass(frozen=True, slots=True)
 class CreateRemoteServiceBinding(Definition[None]):
-    """CREATE REMOTE SERVICE BINDING: conversations with that service are secured for the owner of a certificate.
+    """CREATE REMOTE SERVICE BINDING: name the user whose certificate secures conversations with a remote service.
 
     Args:
-        name: compared without case.
+        name: the name of the binding, case-insensitive.
         to_service: the remote service, compared byte by byte.
-        user: whose certificate the remote service has.
-        anonymous: the remote side does not learn who begins the conversation, and works as public.
-        authorization: the owner; the user that this object works as when it is not given.
+        user: the local user that owns the certificate of the remote service.
+        anonymous: True to hide the initiator's identity; the remote side then treats it as public.
+        authorization: the owner. Default: the current user.
 
     Raises:
-        BrokerError: 9619 the service has one already, 2714 name taken, 28083 the user is a role, 15151 no such
-            user, or one for whom this one may not act, 262, 402.
+        BrokerError: 9619 the service has a binding already, 2714 the name is taken, 28083 the user is a role, 15151 no
+            such user, or no permission to act for that user, 262, 402.
     """
 
     name: str
@@ -33,10 +33,10 @@ class CreateRemoteServiceBinding(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterRemoteServiceBinding(Definition[None]):
-    """ALTER REMOTE SERVICE BINDING: change the given clauses, for conversations that begin from now on.
+    """ALTER REMOTE SERVICE BINDING: change clauses, for conversations that begin afterwards.
 
     Args:
-        name: compared without case.
+        name: the name of the binding, case-insensitive.
         user: as for `create_remote_service_binding`.
         anonymous: as for `create_remote_service_binding`.
 
@@ -52,7 +52,7 @@ class AlterRemoteServiceBinding(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropRemoteServiceBinding(Named, Definition[None]):
-    """DROP REMOTE SERVICE BINDING; conversations that have begun go on as they are.
+    """DROP REMOTE SERVICE BINDING. Existing conversations continue unchanged.
 
     Raises:
         BrokerError: 15151 no such binding.

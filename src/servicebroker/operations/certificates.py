@@ -1,6 +1,6 @@
-"""CREATE, ALTER, DROP and BACKUP CERTIFICATE: of users in a database, and of the transport in an instance.
+"""CREATE, ALTER, DROP and BACKUP CERTIFICATE: certificates of users in a database, and of an instance's transport.
 
-Files are those of the machine where the operation is run.
+Files are on the machine where the operation runs.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ File: TypeAlias = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class _NewCertificate:
-    """A certificate that is made, or read from a file.
+    """A certificate that is created, or read from a file.
 
     Args:
-        name: compared without case.
-        authorization: the user whose certificate it is; the one that this object works as when it is not given.
-        subject: "CN=...", or just a name; that of the certificate when it is not given.
-        start_date: valid from then on, with a time zone; from now on when it is not given.
-        expiry_date: valid until then; for a year when it is not given.
+        name: the name of the certificate, case-insensitive.
+        authorization: the user that owns the certificate. Default: the current user.
+        subject: "CN=...", or a plain name. Default: the name of the certificate.
+        start_date: the start of its validity, with a time zone. Default: now.
+        expiry_date: the end of its validity. Default: a year after the start.
         encryption_password: encrypts the private key, instead of the master key.
         file: a certificate in PEM or DER.
-        private_key_file: its private key in PKCS #8; without it the certificate is somebody else's.
-        decryption_password: of the file of the private key.
+        private_key_file: its private key in PKCS #8. Omit it for the certificate of another party.
+        decryption_password: the password of the private key's file.
     """
 
     name: str
@@ -45,31 +45,31 @@ class _NewCertificate:
     decryption_password: str | None = field(default=None, repr=False)
 
     def check(self) -> None:
-        """Refuse clauses that do not go together.
+        """Refuse clauses that exclude each other.
 
         Raises:
             BrokerError: 402.
         """
         if self.file is None:
             if self.private_key_file is not None or self.decryption_password is not None:
-                raise BrokerError(402, "WITH PRIVATE KEY", "given without a file", "given with FROM FILE")
+                raise BrokerError(402, "WITH PRIVATE KEY", "used without FROM FILE", "used only with FROM FILE")
         elif any(option is not None for option in (self.subject, self.start_date, self.expiry_date)):
-            raise BrokerError(402, "SUBJECT, START_DATE or EXPIRY_DATE", "given with a file", "left out")
+            raise BrokerError(402, "SUBJECT, START_DATE or EXPIRY_DATE", "used with FROM FILE", "omitted")
 
 
 @dataclass(frozen=True, slots=True)
 class CreateCertificate(_NewCertificate, Definition[None]):
     """CREATE CERTIFICATE name AUTHORIZATION user [FROM FILE = ... [WITH PRIVATE KEY (FILE = ...)]] ...
 
-    Without `file` a new one that signs itself, with a key on the curve P-256.
+    Without `file`, create a self-signed certificate with a key on the curve P-256.
 
     Args:
         active_for_begin_dialog: whether new conversations may use the certificate.
 
     Raises:
-        BrokerError: 15232 the name is taken, or the certificate is there already, 15208 no such file, or not what
-            it should be, 15465 wrong password, 15581 there is no master key, or it is not open, 15116 the password
-            is too short, 15151 no such user, 262, 402.
+        BrokerError: 15232 the name is taken, or the certificate exists already; 15208 no such file, or wrong content;
+            15465 wrong password, 15581 the master key is missing or not open, 15116 the password is too short, 15151
+            no such user, 262, 402.
     """
 
     _: KW_ONLY
@@ -80,18 +80,18 @@ class CreateCertificate(_NewCertificate, Definition[None]):
 class AlterCertificate(Definition[None]):
     """ALTER CERTIFICATE name: WITH ACTIVE FOR BEGIN_DIALOG, REMOVE PRIVATE KEY, or WITH PRIVATE KEY (...).
 
-    A private key that changes is encrypted anew, by `encryption_password` or by the master key.
+    WITH PRIVATE KEY encrypts the private key again, by `encryption_password` or by the master key.
 
     Args:
-        name: compared without case.
+        name: the name of the certificate, case-insensitive.
         active_for_begin_dialog: whether new conversations may use the certificate.
-        remove_private_key: whether its private key is removed.
-        private_key_file: where the key comes from; without it, it is the one that is there.
-        decryption_password: opens the key, if the master key does not.
+        remove_private_key: True to remove its private key.
+        private_key_file: the file of a private key. Default: the stored key.
+        decryption_password: the present password of the key. Omit it if the master key encrypts the key.
         encryption_password: encrypts the key, instead of the master key.
 
     Raises:
-        BrokerError: 15151 no such certificate, 15208, 15465, 15556 there is no private key, 15581, 15116, 402.
+        BrokerError: 15151 no such certificate, 15208, 15465, 15556 no private key, 15581, 15116, 402.
     """
 
     name: str
@@ -104,12 +104,12 @@ class AlterCertificate(Definition[None]):
 
     @property
     def changes_key(self) -> bool:
-        """Return whether a private key is given, or one is encrypted anew."""
-        given = self.private_key_file, self.decryption_password, self.encryption_password
-        return any(option is not None for option in given)
+        """True if the statement has WITH PRIVATE KEY."""
+        options = self.private_key_file, self.decryption_password, self.encryption_password
+        return any(option is not None for option in options)
 
     def check(self) -> None:
-        """Refuse clauses that do not go together.
+        """Refuse clauses that exclude each other.
 
         Raises:
             BrokerError: 402.
@@ -118,15 +118,15 @@ class AlterCertificate(Definition[None]):
         if self.active_for_begin_dialog is None and not self.remove_private_key and not self.changes_key:
             raise BrokerError(402, "ALTER CERTIFICATE", "empty", "at least one clause")
         if self.remove_private_key and self.changes_key:
-            raise BrokerError(402, "WITH PRIVATE KEY", "given with REMOVE PRIVATE KEY", "left out")
+            raise BrokerError(402, "WITH PRIVATE KEY", "used with REMOVE PRIVATE KEY", "omitted")
 
 
 @dataclass(frozen=True, slots=True)
 class DropCertificate(Named, Definition[None]):
-    """DROP CERTIFICATE. Conversations that have their session keys go on.
+    """DROP CERTIFICATE. Conversations that have exchanged session keys continue.
 
     Raises:
-        BrokerError: 15151 no such certificate, 15559 a user stands for it, 15352 it has signed a module.
+        BrokerError: 15151 no such certificate, 15559 a user was created for it, 15352 it has signed a module.
     """
 
 
@@ -134,20 +134,19 @@ class DropCertificate(Named, Definition[None]):
 class BackupCertificate(Definition[None]):
     """BACKUP CERTIFICATE name TO FILE = ... [WITH PRIVATE KEY (FILE = ..., ENCRYPTION BY PASSWORD = ...)].
 
-    The certificate alone is for others to import; the private key is for nobody else. Both files are written, or none.
+    Give the file of the certificate to peers, and the private key to nobody. Either both files are written, or none.
 
     Args:
-        name: compared without case.
-        file: that of the certificate, in PEM.
-        private_key_file: that of the private key.
+        name: the name of the certificate, case-insensitive.
+        file: the new file for the certificate, in PEM.
+        private_key_file: the new file for the private key.
         encryption_password: encrypts the private key in its file.
-        decryption_password: of a private key that is kept under a password.
+        decryption_password: the present password of the private key, if it has one.
 
     Raises:
-        BrokerError: 15151 no such certificate, 15240 a file is there already or cannot be written, 15556 the
-            private key is not here, 15465 wrong password, 15116 the password is too short, 402; of a database
-            15581 there is no master key, or it is not open; of the instance 15313 the private key lies under no
-            password, 15247.
+        BrokerError: 15151 no such certificate, 15240 a file exists already or cannot be written, 15556 the private key
+            is missing, 15465 wrong password, 15116 the password is too short, 402. In a database also 15581 the master
+            key is missing or not open; in the instance also 15313 the private key has no password, 15247.
     """
 
     name: str
@@ -158,42 +157,42 @@ class BackupCertificate(Definition[None]):
     decryption_password: str | None = field(default=None, repr=False)
 
     def check(self) -> None:
-        """Refuse a private key that is half given, and a password that is too short.
+        """Refuse a file for the private key without a password or the reverse, and a password that is too short.
 
         Raises:
             BrokerError: 402, 15116.
         """
         if (self.private_key_file is None) != (self.encryption_password is None):
-            raise BrokerError(402, "WITH PRIVATE KEY", "half given", "a file and the password that encrypts it")
+            raise BrokerError(402, "WITH PRIVATE KEY", "incomplete", "a file and the password that encrypts it")
         if self.encryption_password is not None:
             checked_password("ENCRYPTION BY PASSWORD", self.encryption_password, is_new=True)
 
 
-# ---------------------------------------------------------------- of the transport
+# ---------------------------------------------------------------- transport certificates
 
 
 @dataclass(frozen=True, slots=True)
 class CreateTransportCertificate(_NewCertificate, Definition[bytes]):
-    """CREATE CERTIFICATE, as in the database master: who this instance, or a peer, is in the network.
+    """CREATE CERTIFICATE, as in the database master: the identity of this instance, or of a peer, in the network.
 
     Args:
-        authorization: the login that a peer with this certificate is: it needs CONNECT on the endpoint. Without it
-            the peer is let in because of its certificate.
-        subject: "CN=...", or just a name, of a new one; its name when it is not given. It proves nothing.
-        start_date: a new one is valid from then on, with a time zone; from now on when it is not given, also for
-            clocks that are 10 minutes behind.
-        encryption_password: encrypts the private key: the endpoint cannot use it before `alter_certificate` has
-            opened it.
-        file: a certificate in PEM or DER: that of a peer, or with `private_key_file` one of this instance. Without
-            it a new one of this instance is made, whose key goes into the key folder.
-        private_key_file: its key in PKCS #8.
+        authorization: the login of a peer with this certificate; the login needs CONNECT on the endpoint. Without a
+            login, every peer with the certificate may connect.
+        subject: "CN=...", or a plain name, for a new certificate. Default: its name. The subject proves nothing.
+        start_date: the start of a new certificate's validity, with a time zone. Default: now; clocks of peers may be 10
+            minutes behind.
+        encryption_password: encrypts the private key. The endpoint cannot use the key before `alter_certificate` has
+            removed the password.
+        file: a certificate in PEM or DER of a peer, or with `private_key_file` of this instance. Without a file, a new
+            certificate of this instance is created; its key is stored in the key folder.
+        private_key_file: the private key in PKCS #8.
 
     Returns:
         The SHA-256 of the certificate.
 
     Raises:
-        BrokerError: 15232 the name is taken, or the certificate is there already, 15208 no such file, or not what
-            it should be, 15465 wrong password, 15116 the password is too short, 15151 no such login, 15247, 402.
+        BrokerError: 15232 the name is taken, or the certificate exists already; 15208 no such file, or wrong content;
+            15465 wrong password, 15116 the password is too short, 15151 no such login, 15247, 402.
     """
 
     permission: ClassVar[str] = "CREATE CERTIFICATE IN MASTER"
@@ -205,14 +204,14 @@ class AlterTransportCertificate(Definition[None]):
     """ALTER CERTIFICATE name WITH PRIVATE KEY (DECRYPTION BY PASSWORD = ..., ENCRYPTION BY PASSWORD = ...).
 
     Args:
-        name: compared without case.
-        decryption_password: opens a private key that lies under one; then the endpoint can use it, unless an
-            `encryption_password` is to encrypt it anew.
-        encryption_password: encrypts the private key.
+        name: the name of the certificate, case-insensitive.
+        decryption_password: the present password of the private key. Without an `encryption_password`, the password is
+            removed, so that the endpoint can use the key.
+        encryption_password: the new password of the private key.
 
     Raises:
-        BrokerError: 15151 no such certificate, 15556 its private key is not here, 15465 wrong password, 15313 it
-            lies under none, 15116 the password is too short, 15247, 402.
+        BrokerError: 15151 no such certificate, 15556 its private key is missing, 15465 wrong password, 15313 the key
+            has no password, 15116 the password is too short, 15247, 402.
     """
 
     permission: ClassVar[str] = "ALTER CERTIFICATE IN MASTER"
@@ -235,10 +234,10 @@ class AlterTransportCertificate(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropTransportCertificate(Named, Definition[None]):
-    """DROP CERTIFICATE: of a peer, it is let in no more; of this instance, its key is removed too.
+    """DROP CERTIFICATE. A peer with it cannot connect any more. The key of a certificate of this instance is removed.
 
     Raises:
-        BrokerError: 15151 no such certificate, 3716 the endpoint names it, 15247.
+        BrokerError: 15151 no such certificate, 3716 the endpoint uses it, 15247.
     """
 
     permission: ClassVar[str] = "DROP CERTIFICATE IN MASTER"

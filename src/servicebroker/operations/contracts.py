@@ -14,13 +14,14 @@ class CreateContract(Definition[None]):
     """CREATE CONTRACT.
 
     Args:
-        name: compared byte by byte.
+        name: the name of the contract, compared byte by byte.
         sent_by: maps each message type to INITIATOR, TARGET or ANY.
-        authorization: the owner, a user or a role; by default the current user.
-        exist_ok: whether an existing object of that name is left as it is, instead of an error.
+        authorization: the owner, a user or a role. Default: the current user.
+        exist_ok: do nothing if a contract of that name exists.
 
     Raises:
-        BrokerError: 8403, 8492, 15151 unknown message type or owner, 2714 name taken, 262, 402.
+        BrokerError: 8403 a message type is listed twice, 8492 the initiator may send nothing, 15151 unknown message
+            type or owner, 2714 the name is taken, 262, 402.
     """
 
     name: str
@@ -30,22 +31,22 @@ class CreateContract(Definition[None]):
     exist_ok: bool = False
 
     def __post_init__(self) -> None:
-        """Read an iterator once: the operation may be run again."""
+        """Convert an iterator into a list, since the operation may run more than once."""
         object.__setattr__(self, "sent_by", read_once(self.sent_by))
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return each message type with its sender.
 
         Raises:
-            BrokerError: 8403 one given twice, 8492 the initiator may send nothing, 402 wrong types.
+            BrokerError: 8403 a message type is listed twice, 8492 the initiator may send nothing, 402 wrong types.
         """
         return checked_sent_by(self.name, self.sent_by)
 
 
 @dataclass(frozen=True, slots=True)
 class DropContract(ExactlyNamed, Definition[None]):
-    """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
+    """DROP CONTRACT. Both sides of its open conversations get the Error -8487.
 
     Raises:
-        BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
+        BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 it is built in.
     """

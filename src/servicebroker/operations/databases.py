@@ -11,26 +11,28 @@ from servicebroker.operations.operation import Definition
 
 @dataclass(frozen=True, slots=True)
 class AlterDatabase(Definition[None]):
-    """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY, TRUSTWORTHY and READ_ONLY, or several.
+    """ALTER DATABASE SET: one of the first four options, and any of HONOR_BROKER_PRIORITY, TRUSTWORTHY and READ_ONLY.
 
     Args:
         enable_broker: deliver messages, also those that wait in the transmission queue.
-        disable_broker: messages from and to this database wait in the transmission queue.
-        new_broker: a new identifier; every conversation is removed without a message to its peer.
-        error_broker_conversations: every conversation gets the Error -9719, and its other side -9720.
+        disable_broker: let messages from and to this database wait in the transmission queue.
+        new_broker: set a new broker identifier, and remove every conversation without a message to its peer.
+        error_broker_conversations: fail every conversation with the Error -9719, and its peer with -9720.
         honor_broker_priority: whether transmission to other instances follows the priorities.
-        trustworthy: whether T-SQL that works as a user of the database (EXECUTE AS USER, modules, activation) is in
-            other databases who the user's login is, and dbo is dbo; else it is guest there. For administrators.
-        read_only: whether writes into the database are refused, with 3906, also in PostgreSQL; its broker waits
-            meanwhile. False is READ_WRITE.
-        no_wait: whether `enable_broker`, `new_broker` and `read_only`, which need the database for themselves, are
-            refused (5070) instead of waiting until no running transaction has sent into it or received from it.
-        rollback_after: seconds after which the sessions of those transactions are ended; 0 is ROLLBACK IMMEDIATE.
+        trustworthy: whether T-SQL that runs as a user of the database (EXECUTE AS USER, modules, activation) has the
+            identity of the user's login in other databases, and dbo that of dbo. Otherwise it is guest there. Only
+            administrators may change this.
+        read_only: whether writes into the database are refused with 3906, also in PostgreSQL; delivery stops meanwhile.
+            False is READ_WRITE.
+        no_wait: refuse `enable_broker`, `new_broker` and `read_only` (5070) if a running transaction has sent or
+            received messages in the database. Default: wait for the end of such transactions.
+        rollback_after: terminate the sessions of such transactions after this number of seconds; 0 is ROLLBACK
+            IMMEDIATE.
 
     Raises:
-        BrokerError: 5070 the database is in use, with `no_wait`; 9772 an enabled database has the same identifier;
-            402 for two of the four at once, or of the two last; 5011 no permission, 15247 none for TRUSTWORTHY;
-            3906 something else is altered while it is read-only.
+        BrokerError: 5070 the database is in use, with `no_wait`; 9772 an enabled database has the same identifier; 402
+            two of the first four options, or `no_wait` with `rollback_after`; 5011 no permission, 15247 no permission
+            for TRUSTWORTHY; 3906 another option of a read-only database.
     """
 
     method: ClassVar[str] = "alter"
@@ -48,7 +50,7 @@ class AlterDatabase(Definition[None]):
     rollback_after: float | None = None
 
     def termination(self) -> Termination:
-        """Check the fields, and return what becomes of those who use the database.
+        """Check the fields, and return how to treat transactions that use the database.
 
         Raises:
             BrokerError: 402.
@@ -62,18 +64,18 @@ class AlterDatabase(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropDatabase(Definition[None]):
-    """DROP DATABASE: the broker database with its conversations and objects. Verbs on it get 8442 from now on.
+    """DROP DATABASE: drop a broker database with its conversations and objects. Later statements on it raise 8442.
 
-    Peers in other databases are not told; their next SEND gets them the Error -8462. Tables of your own in the
-    PostgreSQL schemas of the database stay.
+    Peers in other databases get no message; their next SEND fails with the Error -8462. Tables of the application in
+    the PostgreSQL schemas of the database remain.
 
     Args:
-        name: compared without case.
-        rollback_after: seconds after which the sessions of transactions that use the database are ended; 0 ends them at
-            once. Without it, a database in use is not dropped.
+        name: the name of the database, case-insensitive.
+        rollback_after: terminate the sessions of transactions that use the database after this number of seconds; 0
+            does so at once. Default: a database in use is not dropped.
 
     Raises:
-        BrokerError: 911 when it does not exist, 3702 in use, 3708 msdb, 15151 no permission, 402.
+        BrokerError: 911 no such database, 3702 it is in use, 3708 it is msdb, 15151 no permission, 402.
     """
 
     name: str

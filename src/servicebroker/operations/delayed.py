@@ -1,4 +1,4 @@
-"""Delayed messages: list them, cancel them."""
+"""Operations to list and cancel delayed messages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessages(Operation[list[DelayedMessage]]):
-    """List the messages that are delayed, and those that wait behind them on their conversations, the next one first.
+    """List delayed messages, and the messages queued behind them on their conversations, the next due one first.
 
     Args:
         handle: a conversation; None for all conversations of the database.
 
     Raises:
-        BrokerError: 5011 no permission: without a handle the list is for db_owner; 8494 no SEND on the conversation's
-            own service; 402 no handle.
+        BrokerError: 5011 without a handle, the list requires db_owner; 8494 no SEND on this side's service; 402
+            `handle` is no handle.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"
@@ -31,7 +31,7 @@ class DelayedMessages(Operation[list[DelayedMessage]]):
     handle: UUID | None = None
 
     def check(self) -> None:
-        """Refuse what can be no handle.
+        """Refuse an invalid handle.
 
         Raises:
             BrokerError: 402.
@@ -42,21 +42,21 @@ class DelayedMessages(Operation[list[DelayedMessage]]):
 
 @dataclass(frozen=True, slots=True)
 class CancelDelayed(Operation[int]):
-    """Cancel delayed messages of a conversation: they are never sent.
+    """Cancel delayed messages of a conversation: they are never delivered.
 
-    Later messages move up by as many numbers. A message that was cancelled before its time was never delivered.
+    Later messages of the conversation get lower sequence numbers, without a gap.
 
     Args:
         handle: the conversation.
-        number: the sequence number of one message, which is delayed or waits behind one that is; None for all
-            messages of the conversation that are delayed themselves.
+        number: the sequence number of a message that is delayed or queued behind a delayed one; None for all delayed
+            messages of the conversation.
 
     Returns:
         The number of cancelled messages: 0 if none of them was waiting any more.
 
     Raises:
-        BrokerError: 8426 no such conversation, 8494 no SEND on the conversation's own service, 8418 the handle is
-            missing, 402 no handle or number.
+        BrokerError: 8426 no such conversation, 8494 no SEND on this side's service, 8418 the handle is missing, 402 an
+            invalid handle or number.
     """
 
     permission: ClassVar[str] = "SEND"
@@ -70,7 +70,7 @@ class CancelDelayed(Operation[int]):
         return [self.handle]
 
     def check(self) -> None:
-        """Refuse what can be no handle or number.
+        """Refuse an invalid handle or number.
 
         Raises:
             BrokerError: 8418 and 402.

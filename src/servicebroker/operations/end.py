@@ -1,4 +1,4 @@
-"""END CONVERSATION in its three forms."""
+"""END CONVERSATION: plain, WITH ERROR and WITH CLEANUP."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class EndConversation(Operation[None]):
-    """END CONVERSATION: end this side of a conversation. Its messages that were not received are dropped.
+    """END CONVERSATION: end this side of a conversation, and drop its messages that were not received.
 
-    The other side gets an EndDialog message, or the error, behind what was sent before. Each side ends the
-    conversation for itself.
+    The other side gets an EndDialog or Error message after all earlier messages. It must end the conversation, too.
 
     Args:
         handle: the conversation.
         error: WITH ERROR: a code above 0 and a description, which the other side receives as an Error message.
-        cleanup: WITH CLEANUP: the other side gets no message. For a conversation whose other side is gone for good.
+        cleanup: WITH CLEANUP: remove this side without a message to the other side, which does not exist any more.
 
     Raises:
         BrokerError: 8426 no such conversation, 8427 it has ended on this side already, 8494 no permission, 8418 the
-            handle is missing, 8419, 8422 and 8424 the code or the description is; 28006 WITH CLEANUP of a
-            conversation that has ended on this side is for db_owner.
+            handle is missing; 8419, 8422 and 8424 the code or the description is missing; 28006 WITH CLEANUP of a
+            conversation that has ended on this side requires db_owner.
     """
 
     permission: ClassVar[str] = "END CONVERSATION"
@@ -55,14 +54,14 @@ class EndConversation(Operation[None]):
         """Refuse invalid arguments.
 
         Raises:
-            BrokerError: 8418 no handle, 8419, 8422 and 8424 a half-given error, 402 an impossible one, or another type.
+            BrokerError: 8418 no handle; 8419, 8422 and 8424 no code or description; 402 a wrong type or value.
         """
         check_handle(self.handle)
         check_switch("WITH CLEANUP", self.cleanup)
         if self.error is None:
             return
         if self.cleanup:
-            raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "one of the two")
+            raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "only one of the two")
         if not isinstance(self.error, tuple) or len(self.error) != 2:
             raise BrokerError(402, "the error", shown(self.error), "a tuple of code and description")
         _check_error(*self.error)

@@ -1,4 +1,4 @@
-"""The base of all operations, and how the method of a face is made from one."""
+"""The base class of all operations, and the methods that APIs make from an operation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Operation(Generic[Result]):
     """A statement of Service Broker as a value: a frozen dataclass, whose `Result` is what its method returns.
 
     Attributes:
-        permission: the row of `model.permissions.NEEDS` that says who may run it; None if it asks for none.
-        event_class: the event of the conversations of `handles`, for observers.
+        permission: the key of the required permissions in `model.permissions.NEEDS`; None if it requires none.
+        event_class: the event that observers get for the conversations of `handles`.
         handles: the conversations that the operation changes.
         joined_groups: the conversation groups that a new conversation may join.
-        messages: how many messages it sends on each conversation.
-        method: the name of its method, if that is not its own name.
+        messages: the number of messages that it sends on each conversation.
+        method: the name of its method, if that is not the name of the class.
     """
 
     __slots__ = ()
@@ -48,10 +48,10 @@ class Operation(Generic[Result]):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An object, by its name.
+    """An object with a case-insensitive name.
 
     Args:
-        name: compared without case.
+        name: the name of the object, case-insensitive.
     """
 
     name: str
@@ -59,27 +59,27 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class ExactlyNamed:
-    """An object, by its name.
+    """An object with a case-sensitive name.
 
     Args:
-        name: compared byte by byte.
+        name: the name of the object, compared byte by byte.
     """
 
     name: str
 
 
 class Composite(Operation[Result]):
-    """An operation that is made of other ones: faces run those, and no interpreter knows it."""
+    """An operation that consists of other operations. The API runs those; interpreters do not know it."""
 
     __slots__ = ()
 
 
 class Definition(Operation[Result]):
-    """A CREATE, an ALTER, a DROP or their like.
+    """A CREATE, ALTER, DROP, GRANT or similar statement.
 
     Attributes:
-        permission: the row of its statement, if it names no other one: CREATE MESSAGE TYPE for CreateMessageType.
-        exist_ok: whether an object of its name may exist, so that nothing is done.
+        permission: by default the words of the statement: CREATE MESSAGE TYPE for CreateMessageType.
+        exist_ok: True to do nothing if an object of that name exists.
     """
 
     __slots__ = ()
@@ -94,7 +94,7 @@ class Definition(Operation[Result]):
 
 
 def described(method: Method, operation: type[Operation[Any]]) -> Method:
-    """Return the method under its operation's name, with the operation's help, parameters and result."""
+    """Set the name, docstring and signature of a method to those of its operation, and return the method."""
     method.__doc__ = help_of(operation)
     method.__name__ = method.__qualname__ = method_name(operation)
     kind: Any = operation
@@ -102,14 +102,14 @@ def described(method: Method, operation: type[Operation[Any]]) -> Method:
     return method
 
 
-@functools.cache  # two faces and the double ask, when a program begins
+@functools.cache  # the blocking API, the asyncio API and the double need it at import
 def _signature_of(operation: Any) -> inspect.Signature:
     own = inspect.signature(operation.__init__)
     return own.replace(return_annotation=result_of(operation))
 
 
 def help_of(operation: type[Operation[Any]]) -> str:
-    """Return the help of an operation, with the arguments that it shares with others."""
+    """Return the help of an operation. It includes the arguments of base classes."""
     own = inspect.cleandoc(operation.__doc__ or "")
     if not any(is_dataclass(base) for base in operation.__mro__[1:]):
         return own
@@ -132,31 +132,31 @@ def _sections(help_: str) -> list[str]:
 def arguments_of(operation: type[Operation[Any]]) -> dict[str, str]:
     """Return the help of each field.
 
-    Fields of shared bases are included. "as for" another operation of the module is replaced by the help there.
+    Fields of base classes are included. "as for" another operation of the module is replaced by its text there.
     """
-    told: dict[str, str] = {}
+    help_texts: dict[str, str] = {}
     for base in reversed([base for base in operation.__mro__ if is_dataclass(base)]):
         section = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:")[2].partition("\n\n")[0]
-        told.update(re.findall(r"\n    (\w+):(.*(?:\n {8}.*)*)", section))
-    for name, text in told.items():
-        if found := re.fullmatch(r" as for `(\w+)`\.", text):
-            other = found[1].title().replace("_", "")
-            told[name] = arguments_of(vars(sys.modules[operation.__module__])[other])[name]
-    return told
+        help_texts.update(re.findall(r"\n    (\w+):(.*(?:\n {8}.*)*)", section))
+    for name, text in help_texts.items():
+        if reference := re.fullmatch(r" as for `(\w+)`\.", text):
+            other = reference[1].title().replace("_", "")
+            help_texts[name] = arguments_of(vars(sys.modules[operation.__module__])[other])[name]
+    return help_texts
 
 
 def method_name(operation: type[Operation[Any]]) -> str:
-    """Return the name of the operation's method: `send_batch` for SendBatch, if it names no other one."""
+    """Return the name of the operation's method, by default `send_batch` for SendBatch."""
     return operation.method or re.sub(r"(?<!^)(?=[A-Z])", "_", operation.__name__).lower()
 
 
 def statement_of(operation: type[Operation[Any]]) -> str:
-    """Return the words of the operation's statement: CREATE MESSAGE TYPE for CreateMessageType."""
+    """Return the name of the operation's statement: CREATE MESSAGE TYPE for CreateMessageType."""
     return method_name(operation).replace("_", " ").upper()
 
 
 def result_of(operation: type[Operation[Any]]) -> object:
-    """Return the type of the operation's result, as a signature shows it."""
+    """Return the type of the operation's result, for a signature."""
     bases: tuple[Any, ...] = operation.__orig_bases__  # type: ignore[attr-defined] # one is Operation[...]
     (result,) = next(base.__args__ for base in bases if hasattr(base, "__args__"))
     if not isinstance(result, TypeVar):
@@ -165,7 +165,7 @@ def result_of(operation: type[Operation[Any]]) -> object:
 
 
 def written_type(hint: Any) -> Any:
-    """Return the type of a field where a person writes it: str for what may be a text, a list for several texts."""
+    """Return the type of a field in a TOML file or on the command line: str, list[str], or its first other type."""
     if get_origin(hint) is Iterable:
         return list[str]
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]

@@ -22,16 +22,16 @@ class Receive(Operation[list[Message]]):
     puts the messages back.
 
     Args:
-        queue: its name, compared without case; `schema.queue` when the schema is not dbo.
-        top: at most so many of a group; None for all that it has.
-        groups: take from at most so many groups, those with the oldest messages. The messages are ordered by group.
-        conversation_handle: take from this conversation only, waiting for its group's lock.
-        conversation_group_id: take from this group only, waiting for its lock.
+        queue: the name of the queue, case-insensitive; `schema.queue` if the schema is not dbo.
+        top: the maximum number of messages of a group; None for all its messages.
+        groups: the maximum number of groups, those with the oldest messages. The messages are ordered by group.
+        conversation_handle: take only from this conversation; this waits for the lock of its group.
+        conversation_group_id: take only from this group; this waits for its lock.
         wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
 
     Raises:
-        BrokerError: 15151 no such queue, 9617 it is off, 229 no permission, 8426 no such conversation, 8436 no such
-            group; while waiting also 8468 a service of the queue was altered or dropped.
+        BrokerError: 15151 no such queue, 9617 it is disabled, 229 no permission, 8426 no such conversation, 8436 no
+            such group; during a wait also 8468 a service of the queue was altered or dropped.
     """
 
     permission: ClassVar[str] = "RECEIVE"
@@ -72,7 +72,7 @@ class Receive(Operation[list[Message]]):
 
     @property
     def has_condition(self) -> bool:
-        """True if WHERE names a conversation or a group: without messages there, the queue may still have others."""
+        """True if WHERE names a conversation or a group, so an empty result does not mean an empty queue."""
         return self.conversation_handle is not None or self.conversation_group_id is not None
 
     def check(self) -> None:
@@ -86,14 +86,14 @@ class Receive(Operation[list[Message]]):
         check_count("groups", self.groups)
         if self.groups > 1 and self.has_condition:
             raise BrokerError(402, "groups", str(self.groups), "1 with WHERE, which names one group")
-        for given in (self.conversation_handle, self.conversation_group_id):
-            if given is not None and not isinstance(given, UUID):
-                raise BrokerError(402, "WHERE", type(given).__name__, "uuid.UUID")
+        for condition in (self.conversation_handle, self.conversation_group_id):
+            if condition is not None and not isinstance(condition, UUID):
+                raise BrokerError(402, "WHERE", type(condition).__name__, "uuid.UUID")
         if self.conversation_handle is not None and self.conversation_group_id is not None:
-            raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
+            raise BrokerError(402, "WHERE", "a handle and a group", "only one of the two")
 
     def check_wait(self) -> None:
-        """Refuse an impossible WAITFOR before the first look.
+        """Refuse an invalid `wait` before the first poll.
 
         Raises:
             BrokerError: 402.
@@ -103,9 +103,9 @@ class Receive(Operation[list[Message]]):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Receive):
-    """The first half of a RECEIVE from many groups: it locks them, and reads the messages, which stay in the queue.
+    """The first half of a RECEIVE from many groups: lock the groups, and read the messages without deleting them.
 
-    The second half, `OwnerVerbs.take` in engine/conversation/owner_verbs.py, deletes those of one group.
+    The second half, `OwnerVerbs.take` in engine/conversation/owner_verbs.py, deletes the messages of one group.
     """
 
     leaves: ClassVar[bool] = True
@@ -119,11 +119,11 @@ class GetConversationGroup(Operation[UUID | None]):
     several groups.
 
     Args:
-        queue: its name, as for `receive`.
+        queue: the name of the queue, as for `receive`.
         wait: seconds to wait for a group, as for `receive`.
 
     Raises:
-        BrokerError: 9617 queue disabled, 15151 no such queue, 229 no permission; while waiting also 8468 when a
+        BrokerError: 9617 the queue is disabled, 15151 no such queue, 229 no permission; during a wait also 8468 a
             service of the queue was altered or dropped.
     """
 
@@ -144,7 +144,7 @@ class GetConversationGroup(Operation[UUID | None]):
         return False
 
     def check_wait(self) -> None:
-        """Refuse an impossible WAITFOR, before anything is looked for.
+        """Refuse an invalid `wait` before the first poll.
 
         Raises:
             BrokerError: 402.

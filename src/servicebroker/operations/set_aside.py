@@ -1,4 +1,4 @@
-"""Dead letters, messages that were set aside for an operator: list them, group them, replay one, discard one."""
+"""Operations on dead letters ("set aside" in names): list, group, replay and discard them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class SetAsideMessages(Operation[list[SetAsideMessage]]):
-    """List the dead letters: messages that were set aside, oldest first.
+    """List the dead letters, oldest first.
 
     Args:
-        queue: its name, as for `receive`; None for all of the database.
+        queue: the name of the queue, as for `receive`; None for all queues of the database.
         message_type: only messages of this type.
-        error: only messages whose error contains this text, in any case, or is of this kind, as `dead_letter_groups`
-            names it.
+        error: only messages whose error contains this text, case-insensitive, or has this kind, as
+            `dead_letter_groups` returns it.
         after: only messages with a greater number, for the next page.
         limit: the maximum number of messages; None for all.
 
     Raises:
-        BrokerError: 15151 no such queue, 402 a limit below 1, 5011 no permission: dead letters are for db_owner.
+        BrokerError: 15151 no such queue, 402 a limit below 1, 5011 no permission: dead letters require db_owner.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"
@@ -40,14 +40,14 @@ class SetAsideMessages(Operation[list[SetAsideMessage]]):
     limit: int | None = None
 
     def check(self) -> None:
-        """Refuse what can be no text or number.
+        """Refuse invalid strings and numbers.
 
         Raises:
             BrokerError: 402.
         """
         for name, text in (("message_type", self.message_type), ("error", self.error)):
             if text is not None and (not isinstance(text, str) or "\0" in text or not is_encodable(text)):
-                raise BrokerError(402, name, shown(text), "a text")
+                raise BrokerError(402, name, shown(text), "a str without NUL characters and lone surrogates")
         if type(self.after) is not int or self.after != 0:
             check_count("after", self.after)
         if self.limit is not None:
@@ -61,7 +61,7 @@ class DeadLetterGroups(Operation[list[DeadLetterGroup]]):
     A kind is the first line of an error, with a star for each quoted text, identifier and number.
 
     Args:
-        queue: its name, as for `receive`; None for all of the database.
+        queue: the name of the queue, as for `receive`; None for all queues of the database.
 
     Raises:
         BrokerError: 15151 no such queue, 5011 no permission.
@@ -74,23 +74,24 @@ class DeadLetterGroups(Operation[list[DeadLetterGroup]]):
 
 @dataclass(frozen=True, slots=True)
 class ReplayMessage(Operation[UUID | None]):
-    """Replay a message that was set aside: put it into its queue again, and remove it from the list.
+    """Replay a dead letter: put the message into its queue again, and remove it from the list.
 
-    If its conversation is open on both sides, it arrives there, behind the messages in the queue. Otherwise it
-    arrives on a new conversation with the same service, whose queue gets the answers: end it there.
+    If its conversation is open on both sides, the message arrives there, after the messages in the queue. Otherwise
+    `from_service` sends it to the same service on a new conversation; answers arrive in the queue of `from_service`,
+    which must end the conversation.
 
     Args:
-        set_aside_id: its number in the list.
+        set_aside_id: the number of the dead letter in the list.
         body: a new body. The audit records that the body was edited, and by whom, but neither body.
-        from_service: the service of this database that sends the message, on a new conversation. It is required if the
+        from_service: the service of this database that sends the message on a new conversation. It is required if the
             conversation has ended and the sender is in another database or instance.
 
     Returns:
-        The initiator's handle of a new conversation; None if the message is on its own conversation.
+        The initiator's handle of a new conversation; None if the message is on its original conversation.
 
     Raises:
-        BrokerError: 402 there is none of that number, or its message type refuses the body; 5011 no permission; as
-            `begin_dialog`.
+        BrokerError: 402 there is no dead letter of that number, or its message type refuses the body; 5011 no
+            permission; as `begin_dialog`.
         InstanceError: the conversation has ended and a new one needs `from_service`, or the service refuses the
             message.
     """
@@ -108,7 +109,7 @@ class ReplayMessage(Operation[UUID | None]):
         return not isinstance(self.body, Omitted)
 
     def check(self) -> None:
-        """Refuse what can be no number.
+        """Refuse an invalid number.
 
         Raises:
             BrokerError: 402.
@@ -118,13 +119,13 @@ class ReplayMessage(Operation[UUID | None]):
 
 @dataclass(frozen=True, slots=True)
 class DiscardMessage(Operation[None]):
-    """Discard a message that was set aside.
+    """Discard a dead letter.
 
     Args:
-        set_aside_id: its number in the list.
+        set_aside_id: the number of the dead letter in the list.
 
     Raises:
-        BrokerError: 402 there is none of that number, 5011 no permission.
+        BrokerError: 402 there is no dead letter of that number, 5011 no permission.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"
@@ -132,7 +133,7 @@ class DiscardMessage(Operation[None]):
     set_aside_id: int
 
     def check(self) -> None:
-        """Refuse what can be no number.
+        """Refuse an invalid number.
 
         Raises:
             BrokerError: 402.

@@ -11,16 +11,16 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class GetTransmissionStatus(Operation[str]):
-    """GET_TRANSMISSION_STATUS: return why the oldest message waits that was sent on this side of the conversation.
+    """GET_TRANSMISSION_STATUS: return the reason why the oldest undelivered message of this side waits.
 
-    The text is that of sys.transmission_queue; '' if no message waits, if it was not tried yet, and for a handle
-    that is unknown in this database.
+    The result is the `transmission_status` of sys.transmission_queue. It is '' if no message waits, if delivery was not
+    tried yet, and for a handle that is unknown in this database.
 
     Args:
         handle: the conversation.
 
     Raises:
-        BrokerError: 8418, 402 what is no handle.
+        BrokerError: 8418 the handle is missing, 402 it is no handle.
     """
 
     handle: UUID

@@ -113,7 +113,7 @@ def test_what_differs_is_altered(empty: sb.Database) -> None:
     [
         ({"contracts": {"//shop/Ordering": {"//shop/Order": "ANY"}}}, "a contract cannot be altered"),
         ({"routes": {"Far": {"address": "LOCAL"}}}, "ALTER ROUTE cannot remove"),
-        ({"users": {"web": {"postgres_role": "somebody"}}}, "has another definition in the database"),
+        ({"users": {"web": {"postgres_role": "somebody"}}}, "differs in the database"),
         ({"grants": {"web": ["SEND //shop/Stock"]}}, "'SEND //shop/Stock' is not a permission"),
         ({"queue": {}}, "unknown field `queue`"),
         ({"queues": {"Q": {"retention": 1}}}, "Expected `bool`, got `int`"),

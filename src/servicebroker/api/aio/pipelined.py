@@ -1,4 +1,7 @@
-"""Verbs of a transaction that wait and leave together: SENDs of `pipeline()`, new conversations with their messages."""
+"""Deferred statements of a transaction: the SENDs of `pipeline()`, and new conversations with their first messages.
+
+They are kept in memory and sent together, before the next statement on the connection or with COMMIT.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,19 @@ if TYPE_CHECKING:
     from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 
 ENDED_ON_ITS_CONNECTION = (
-    "The transaction was committed or rolled back on its connection: leave the block to end it, and begin another one."
+    "The transaction was committed or rolled back on its connection: leave the `with` block, and begin another one."
 )
-MAX_SENDS = 1_000  # that wait on a connection
+MAX_SENDS = 1_000  # deferred SENDs of a connection
 MAX_BYTES = 8 * 1024 * 1024  # of their bodies
-MAX_DIALOGS = 100  # that wait: the statement searches them for the conversation of each message
+MAX_DIALOGS = 100  # deferred conversations: the statement searches them for the conversation of each message
 
 
 async def send_what_waits(connection: AsyncDirectConnection) -> None:
-    """Let the verbs that wait on a connection leave now.
+    """Send the deferred statements of a connection now.
 
     Raises:
-        BrokerError: one of them was refused; nothing of the transaction can be committed any more.
-        InstanceError: their queue was dropped, or PostgreSQL has refused them for a reason of ours.
+        BrokerError: one of them was refused; the transaction can then only be rolled back.
+        InstanceError: their queue was dropped, or PostgreSQL raised an error that has a text of servicebroker.
     """
     if not connection.pending.verbs:
         return
@@ -53,10 +56,10 @@ async def send_what_waits(connection: AsyncDirectConnection) -> None:
 
 
 class AsyncPipeline:
-    """SENDs of one `pipeline()` block.
+    """The SENDs of one `pipeline()` block.
 
     Attributes:
-        numbers: the sequence numbers of those that have left, by the place that `send` has returned.
+        numbers: the sequence numbers of sent messages, by the position that `send` has returned.
     """
 
     def __init__(self, database: AsyncDatabase, connection: AsyncDirectConnection) -> None:
@@ -68,20 +71,20 @@ class AsyncPipeline:
 
     @property
     def is_full(self) -> bool:
-        """Return whether no further SEND may wait."""
+        """Return whether the SENDs must be sent now, since a limit is reached."""
         return len(self._waiting) >= MAX_SENDS or self._bytes >= MAX_BYTES
 
     def wait(self, operation: Send[int]) -> int:
-        """Let a SEND wait until the next statement on the connection. Return its place."""
-        place = len(self.numbers) + len(self._waiting)
-        send = checked_send(place, operation, self._database.instance.maximum_body, self._database.instance.clock)
+        """Defer a SEND until the next statement on the connection. Return its position."""
+        position = len(self.numbers) + len(self._waiting)
+        send = checked_send(position, operation, self._database.instance.maximum_body, self._database.instance.clock)
         self._waiting.append(send)
         self._bytes += len(send.content or b"")
         self._connection.pending.verbs = self._leave
-        return place
+        return position
 
     def sent(self, number: int) -> int:
-        """Note the number of a SEND that did not wait, while no other one waits. Return its place."""
+        """Note the sequence number of a SEND that was not deferred, while none is deferred. Return its position."""
         self.numbers.append(number)
         return len(self.numbers) - 1
 
@@ -94,7 +97,7 @@ class AsyncPipeline:
             numbers = yield from database.engine.in_broker(database.engine.send_pipelined(sends))
             is_done = True
         finally:
-            if not is_done:  # the cause may be what this process remembers of the conversations
+            if not is_done:  # the cause may be a stale entry of the catalog cache
                 for send in sends:
                     database.catalog.forget(send.handle)
         self.numbers += [numbers[send.position] for send in sends]
@@ -102,9 +105,9 @@ class AsyncPipeline:
 
 
 class AsyncWaitingDialogs:
-    """New conversations and their first messages, which wait on a connection with an open transaction, or before one.
+    """Deferred conversations and their first messages, for a connection whose transaction is open or about to begin.
 
-    They leave before the next statement on the connection, whoever runs that, unless `take` returns their steps.
+    They are sent before any next statement on the connection, unless `take` returns their steps.
     """
 
     def __init__(self, instance: AsyncInstance, connection: AsyncDirectConnection) -> None:
@@ -115,14 +118,14 @@ class AsyncWaitingDialogs:
 
     @property
     def has_dialogs(self) -> bool:
-        """Return whether a new conversation waits."""
+        """Return whether a conversation is deferred."""
         return bool(self._dialogs)
 
     async def run(self, engine: OwnerVerbs, operation: Operation[Any]) -> list[Any]:
-        """Let an operation wait, and return its result in a list. If the list is empty, the operation must be run.
+        """Defer an operation if possible, and return its result in a list. An empty list: the caller must run it.
 
         Raises:
-            BrokerError: what the operation says of its fields, 8410.
+            BrokerError: an invalid field of the operation, 8410.
         """
         if type(operation) is BeginDialog:
             return await self.begin(engine, operation)
@@ -136,7 +139,7 @@ class AsyncWaitingDialogs:
         return []
 
     async def begin(self, engine: OwnerVerbs, operation: BeginDialog, group: UUID | None = None) -> list[Any]:
-        """Let BEGIN DIALOG wait, as `run` does; `group` is the id of the new group."""
+        """Defer BEGIN DIALOG, as `run` does. `group` is the id of the new group."""
         dialog = engine.defer_begin(operation, group) if self._may_wait() else None
         if dialog is None:
             return []
@@ -168,18 +171,18 @@ class AsyncWaitingDialogs:
 
     @property
     def is_one_statement(self) -> bool:
-        """Return whether something waits that leaves in one statement, unless the catalog has changed."""
+        """Return whether the deferred conversations can be sent in one statement, unless the catalog has changed."""
         if not self._dialogs or self._engine is None:
             return False
         return self._engine.is_one_statement(Pending([*self._dialogs.values()], self._sends))
 
     def take(self) -> Steps[None]:
-        """Return the steps of what waits. The caller runs them; nothing waits any more."""
+        """Return the steps of the deferred statements, which the caller runs, and defer nothing any more."""
         self._connection.pending.verbs = None
         return self._steps([*self._dialogs.values()])
 
     def drop(self) -> None:
-        """Forget what waits, since it is undone."""
+        """Forget the deferred statements, since their transaction or savepoint is rolled back."""
         if self._dialogs:
             self._connection.pending.verbs = None
             self._clear()
@@ -214,7 +217,7 @@ class AsyncWaitingDialogs:
             yield from engine.in_broker(engine.begin_deferred(pending))
             is_done = True
         finally:
-            if not is_done:  # the cause may be what this process remembers of the services
+            if not is_done:  # the cause may be a stale entry of the cache of services
                 engine.forget_paths(dialogs)
         self._instance.tally.add(SENDS, messages)
 

@@ -1,16 +1,16 @@
-"""Requests that share transactions: under load, the server's work for BEGIN and COMMIT is that of many requests.
+"""Batches of requests: under load, many requests share the BEGIN and COMMIT of one transaction.
 
-While a COMMIT of requests is under way, others that are asked for wait for it, and leave together with the next one.
-Answers that have come for several callers are received, and their conversations ended, in one transaction of the
-watcher. A request at a time waits for nobody, and so do tracing and those who watch conversations, who see each by
-itself.
+While a COMMIT of requests is in progress, new requests wait for it, and are sent together with the next COMMIT. If
+answers for several callers have arrived, the watcher receives them, and ends their conversations, in one transaction.
+A single request never waits for others. With tracing or event handlers, each request has its own transactions.
 
 The rules:
 
-* A request that is refused must not refuse others: then each is begun by its own caller, who gets its error.
-* Of an answer that cannot be received at once nothing is waited for. Its caller does so, as if it were alone.
-* Only answers that may be dropped when they are late are received together. So an answer that its caller does not take,
-  since the caller was interrupted meanwhile, needs nobody else.
+* A refused request must not fail the others. If the transaction of a batch fails, each caller begins its own request,
+  and gets its own error.
+* A batch never waits for the lock of an answer. The caller of that answer receives it alone.
+* Only answers of requests with `late_answers="drop"` are received together. So if a caller was interrupted meanwhile,
+  nobody else needs the answer.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from servicebroker.api.aio.verbs import AsyncVerbs
 
 MAX_BEGUN = 100  # requests in one transaction
-MIN_TOGETHER = 3  # answers that are received together: for fewer, that costs more than a RECEIVE for each
+MIN_TOGETHER = 3  # answers in one transaction: for fewer, a RECEIVE for each is cheaper
 
 _INTERRUPTED = (
-    "The request was begun together with another one, whose caller was interrupted: look whether it was sent before "
-    "you send it again."
+    "The request was sent in one transaction with that of another caller, who was interrupted: check whether it was "
+    "sent before you repeat it."
 )
 
 
@@ -51,10 +51,11 @@ class AsyncAsked:
     """A request of a caller.
 
     Attributes:
-        operation, group: what it is begun with.
-        waiter: its caller, once it is begun.
-        problem: why the transaction has failed in which it was begun.
-        has_left: whether its caller waits no more.
+        operation: the request.
+        group: the conversation group of the request.
+        waiter: its caller, after the request was committed.
+        problem: the error of the transaction in which it was begun.
+        has_left: True if its caller does not wait any more.
     """
 
     def __init__(self, operation: Request, group: UUID) -> None:
@@ -72,7 +73,7 @@ class TakenAnswers(NamedTuple):
 
 
 class AsyncRequestSender:
-    """Begins the requests of one principal: requests that wait for a COMMIT are sent together with the next one."""
+    """Begins the requests of one principal. Requests that arrive during a COMMIT are sent with the next one."""
 
     def __init__(self, watchers: AsyncWatchers) -> None:
         self._watchers = watchers
@@ -90,14 +91,14 @@ class AsyncRequestSender:
             async with self._lock:
                 if asked in self._asked:
                     first, self._asked[:MAX_BEGUN] = self._asked[:MAX_BEGUN], []
-                    await self._begin_together(database, [one for one in first if not one.has_left])
+                    await self._begin_together(database, [waiting for waiting in first if not waiting.has_left])
         if asked.problem is not None:
             raise asked.problem
         if asked.waiter is None:
             await self._begin_all(database, [asked])
 
     async def _begin_together(self, database: AsyncDatabase, together: list[AsyncAsked]) -> None:
-        """Begin requests in one transaction. One that is refused leaves all of them to their callers."""
+        """Begin requests in one transaction. If one is refused, each caller begins its own request."""
         if len(together) == 1:
             await self._begin_all(database, together)
             return
@@ -135,9 +136,9 @@ class AsyncRequestSender:
 
 
 async def begin(verbs: AsyncVerbs, operation: Request | BeginRequest, group: UUID) -> UUID:
-    """Begin the conversation of a request, in a group that is made for it, and send its message.
+    """Begin the conversation of a request, in a new group, and send its message.
 
-    A request whose idempotency key is known has been sent before.
+    If its idempotency key is known, the request was sent before, and nothing is sent.
     """
     handle = await verbs._begin_in(operation.begin(), group)
     if not isinstance(handle, RepeatedHandle):
@@ -148,7 +149,8 @@ async def begin(verbs: AsyncVerbs, operation: Request | BeginRequest, group: UUI
 async def take_answers(database: AsyncDatabase, queue: AnswerQueue, handles: list[UUID]) -> TakenAnswers:
     """Receive from several conversations of a queue, and end those that the peer has ended, in one transaction.
 
-    What cannot be received at once is left, and all of it if something is refused: their callers find out why.
+    Conversations locked by another session are skipped. If a statement is refused, all are skipped. The callers of
+    skipped conversations receive alone, and get their own errors.
     """
     if _is_seen_alone(database.instance):
         return TakenAnswers({})
@@ -159,7 +161,7 @@ async def take_answers(database: AsyncDatabase, queue: AnswerQueue, handles: lis
             try:
                 answers = await _take(transaction, queue, handles)
             except BaseException:
-                transaction._is_counted = False  # a rollback: those who try again, each alone, are
+                transaction._is_counted = False  # the rollbacks of the callers, who try again alone, are counted
                 raise
             is_to_commit = True
     except (ServiceBrokerError, psycopg.Error) as problem:

@@ -1,12 +1,12 @@
-"""Requests: ask another service and wait for its answer, many at a time over one queue.
+"""Requests: send a message to another service and wait for its answer; many requests can share one queue.
 
-A request is a transaction of BEGIN DIALOG and SEND; taking its answer is another one, of RECEIVE and END CONVERSATION.
-Between them no connection is held. For each queue one watcher of the process waits at the doorbell: when messages have
-come, one statement says which of the requests have them, and only their callers wake. Under load requests share both
+A request is two transactions: BEGIN DIALOG and SEND, later RECEIVE and END CONVERSATION for the answer. Between them
+it holds no connection. One watcher of the process waits for each queue, with the notifier. When messages arrive, the
+watcher queries which requests they answer, and wakes only the callers of these. Under load, requests share both
 transactions (request_batches.py).
 
-The rule of late answers needs nobody but the request's own group (model/requests.py): it says until when the answer is
-the caller's, whatever becomes of the caller.
+The conversation group of a request encodes the time until which the answer belongs to the caller (model/requests.py).
+After that time the answer is late. So late answers are recognised even if the caller's process has died.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
     from servicebroker.api.aio.verbs import AsyncVerbs
 
-Procedure: TypeAlias = Callable[[Any, list[Message]], Awaitable[object]]  # of a transaction and what came
+Procedure: TypeAlias = Callable[[Any, list[Message]], Awaitable[object]]  # called with (transaction, messages)
 
-LINGER_S = 10.0  # a watcher without requests stays so long: registering it again costs two commits
+LINGER_S = 10.0  # lifetime of a watcher without requests: registering it again costs two commits
 _RETRY_PAUSE_S = 1.0  # after a failure of the watcher
 _STOP_TIMEOUT_S = 2.0
 _UNKNOWN_CONVERSATION_ERROR = 8426
@@ -55,11 +55,11 @@ class AsyncWaiter:
 
     Attributes:
         handle: the conversation.
-        ready: set when there may be something to receive.
-        watcher: wakes it.
-        taking: set when the transaction has ended in which the watcher receives the answer; None without one.
-        messages: what the watcher has received.
-        problem: why nobody knows whether that was committed.
+        ready: set when there may be a message to receive.
+        watcher: the watcher that wakes the caller.
+        taking: set at the end of the watcher's transaction that receives the answer; None without such a transaction.
+        messages: the messages that the watcher has received.
+        problem: the error of a COMMIT of the watcher whose outcome is unknown.
     """
 
     def __init__(self, handle: UUID, watcher: AsyncWatcher) -> None:
@@ -70,7 +70,7 @@ class AsyncWaiter:
         self.problem: Exception | None = None
 
     async def rejoin(self, watcher: AsyncWatcher) -> None:
-        """Let another watcher wake it."""
+        """Change to another watcher."""
         await self.watcher.leave(self)
         self.watcher = watcher
         await watcher.enter(self)
@@ -112,14 +112,14 @@ async def wait_for_answer(verbs: AsyncVerbs, operation: WaitForAnswer) -> Messag
     waiter = AsyncWaiter(operation.handle, watcher)
     try:
         await watcher.enter(waiter)
-        waiter.ready.set()  # the answer may be there already
+        waiter.ready.set()  # the answer may have arrived before
         return await _wait(database, waiter, operation.timeout, deadline)
     finally:
         await finish(waiter.watcher.leave(waiter))
 
 
 async def process_late_answers(database: AsyncDatabase, queue: str, procedure: Procedure) -> int:
-    """See `Database.process_late_answers`."""
+    """Implement `Database.process_late_answers`."""
     queue_entry = await database._find(queue)
     done = 0
     while True:
@@ -136,7 +136,7 @@ async def _wait(database: AsyncDatabase, waiter: AsyncWaiter, timeout: float, de
     """Sleep until the watcher wakes this caller, and take the answer.
 
     Raises:
-        RequestTimeout: there is none at the deadline.
+        RequestTimeout: there is no answer at the deadline.
     """
     handle = waiter.handle
     while True:
@@ -160,7 +160,7 @@ async def _wait(database: AsyncDatabase, waiter: AsyncWaiter, timeout: float, de
 
 
 async def _rejoin(database: AsyncDatabase, waiter: AsyncWaiter, deadline: float) -> None:
-    """Wait at the queue where answers on the conversation come now: the watcher has failed."""
+    """Enter the watcher of the conversation's current queue, since the previous watcher has failed or stopped."""
 
     def find() -> Awaitable[AnswerQueue]:
         return database._do(database.engine.find_answer_queue(waiter.handle))
@@ -170,7 +170,7 @@ async def _rejoin(database: AsyncDatabase, waiter: AsyncWaiter, deadline: float)
 
 
 async def _take(database: AsyncDatabase, waiter: AsyncWaiter) -> list[Message]:
-    """Receive the messages of the conversation, from the present queue of its service."""
+    """Receive the messages of the conversation, from the current queue of its service."""
     queue = waiter.watcher.queue
     while True:
         try:
@@ -178,14 +178,14 @@ async def _take(database: AsyncDatabase, waiter: AsyncWaiter) -> list[Message]:
         except BrokerError as refused:
             if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
-            found: AnswerQueue = await database._do(database.engine.find_answer_queue(waiter.handle))
-            if found == queue:
+            current: AnswerQueue = await database._do(database.engine.find_answer_queue(waiter.handle))
+            if current == queue:
                 raise
-            queue = found
+            queue = current
 
 
 async def _receive(database: AsyncDatabase, queue: str, handle: UUID) -> list[Message]:
-    """Receive the messages and end the conversation, as one transaction."""
+    """Receive the messages and end the conversation, in one transaction."""
     async with database.transaction() as transaction:
         messages = await transaction.receive(queue, conversation_handle=handle)
         if ends_conversation(messages):
@@ -215,7 +215,7 @@ async def _handle_late(database: AsyncDatabase, queue: str, handle: UUID, proced
 
 
 async def _reason(database: AsyncDatabase, handle: UUID) -> str:
-    """Say why there is no answer, as doctor does."""
+    """Return the reason why there is no answer, as `servicebroker doctor` reports it."""
     from servicebroker.engine.diagnosis.conversation_findings import say_why_unanswered
     from servicebroker.engine.diagnosis.facts import gather_conversation  # which few requests need
     from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
@@ -238,19 +238,19 @@ class AsyncWatchers:
         self._senders: dict[User, AsyncRequestSender] = {}
 
     async def begin(self, database: AsyncDatabase, asked: AsyncAsked) -> None:
-        """Begin a request, and let its caller be woken by the watcher of its queue."""
+        """Begin a request, and enter its caller at the watcher of its queue."""
         await self._senders.setdefault(database.user, AsyncRequestSender(self)).begin(database, asked)
 
     async def enter(self, verbs: AsyncVerbs, service: str, handle: UUID) -> AsyncWaiter:
-        """Return a caller that waits for the answer on a conversation, which was begun from a service."""
+        """Make a waiter for the answer on a conversation from `service`, and enter it at the watcher."""
         waiter = AsyncWaiter(handle, await self.of_service(verbs, service, handle))
         await waiter.watcher.enter(waiter)
         return waiter
 
     async def of_service(self, verbs: AsyncVerbs, service: str, handle: UUID) -> AsyncWatcher:
-        """Return the watcher for the queue of a service, from which a conversation was begun.
+        """Return the watcher for the queue of a service from which a conversation was begun.
 
-        It is remembered as long as the watcher runs, which learns when the service moves to another queue.
+        The result is cached while the watcher runs. The watcher ends when the service moves to another queue.
         """
         key = verbs.database.user, service
         known = self._by_service.get(key)
@@ -271,7 +271,7 @@ class AsyncWatchers:
             return known
 
     def stop(self) -> None:
-        """Let the watchers end with their next poll, and wake all callers, which find the instance closed."""
+        """Stop the watchers at their next poll, and wake all callers, which get "the instance is closed"."""
         for watcher in list(self._by_queue.values()):
             watcher.stop()
 
@@ -282,11 +282,11 @@ class AsyncWatchers:
 
 
 class AsyncWatcher:
-    """Waits at a queue for all requests of this process, and wakes each request when its answer arrives.
+    """Waits at a queue for all requests of this process, and wakes each caller when its answer arrives.
 
     Attributes:
-        queue: where it waits.
-        is_running: whether it waits, or will with the next request; otherwise another takes its place.
+        queue: the queue of the answers.
+        is_running: True if it waits, or will wait with the next request. Otherwise a new watcher is needed.
     """
 
     def __init__(self, database: AsyncDatabase, queue: AnswerQueue) -> None:
@@ -299,7 +299,7 @@ class AsyncWatcher:
         self._background: Background | None = None
 
     async def enter(self, waiter: AsyncWaiter) -> None:
-        """Wake the waiter when messages come on its conversation, until it leaves."""
+        """Wake the waiter when messages arrive on its conversation, until it leaves."""
         async with self._lock:
             self._entered.add(waiter)
             self._watched.setdefault(waiter.handle, []).append(waiter)
@@ -315,11 +315,11 @@ class AsyncWatcher:
     async def leave(self, waiter: AsyncWaiter) -> None:
         """Forget a waiter."""
         async with self._lock:
-            self._entered.discard(waiter)  # not there when it was interrupted before
+            self._entered.discard(waiter)  # missing if the caller was interrupted before it entered
             self._let_be(waiter)
 
     async def taken(self, waiter: AsyncWaiter) -> list[Message]:
-        """Return the messages of an awake waiter, once no transaction of the watcher goes on.
+        """Return the messages of an awake waiter, after the end of a transaction of the watcher for it.
 
         Raises:
             InstanceError: the connection was lost during COMMIT.
@@ -335,7 +335,7 @@ class AsyncWatcher:
         return messages
 
     def stop(self) -> None:
-        """End with the next poll, and wake all callers."""
+        """Stop at the next poll, and wake all callers."""
         self.is_running = False
         self._wake(list(self._watched))
 
@@ -345,13 +345,13 @@ class AsyncWatcher:
             await self._background.stop(_STOP_TIMEOUT_S)
 
     async def _run(self) -> None:
-        """Watch until no request has waited for a while, or the queue is not what it was."""
+        """Watch until no request has waited for `LINGER_S`, or a service of the queue was altered."""
         while self.is_running:
             try:
                 await self._database._waiting(
                     self.queue.name, self._look, LINGER_S, filtered=True, enough=lambda _: not self.is_running
                 )
-            except (ServiceBrokerError, psycopg.Error) as problem:  # callers find out themselves what it is
+            except (ServiceBrokerError, psycopg.Error) as problem:  # the woken callers get the same error
                 report(_LOG, logging.DEBUG, "requests of %s: %s", self.queue.name, str(problem))
                 await self._pause(problem)
                 self.is_running = False
@@ -361,13 +361,13 @@ class AsyncWatcher:
                     self._wake(list(self._watched))
 
     async def _pause(self, problem: Exception) -> None:
-        """Wait a moment, since the next watcher may fail as this one, unless a service has only gone elsewhere."""
+        """Wait, since the next watcher may fail, too. If only a service was altered, do not wait."""
         has_changed = isinstance(problem, BrokerError) and problem.number == _SERVICE_CHANGED_ERROR
         if self.is_running and not has_changed:
             await Event().wait(_RETRY_PAUSE_S)
 
     async def _look(self) -> int:
-        """Wake the callers whose conversations have messages. Return how many."""
+        """Wake the callers whose conversations have messages. Return the number of these conversations."""
         handles = list(self._watched)
         if not handles:
             return 0
@@ -378,7 +378,7 @@ class AsyncWatcher:
         return len(answered)
 
     async def _take(self, handles: list[UUID]) -> None:
-        """Receive answers for their callers, as far as that is possible at once."""
+        """Receive the answers that need no wait for a lock, for their callers, in one transaction."""
         done = Event()
         async with self._lock:
             takers = {handle: waiters[0] for handle in handles if (waiters := self._watched.get(handle))}
@@ -395,7 +395,7 @@ class AsyncWatcher:
             done.set()
 
     def _let_be(self, waiter: AsyncWaiter) -> None:
-        """Wake a waiter no more."""
+        """Stop waking a waiter."""
         waiters = self._watched.get(waiter.handle, [])
         if waiter in waiters:
             waiters.remove(waiter)

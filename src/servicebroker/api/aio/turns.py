@@ -1,12 +1,11 @@
-"""Turns: a turn is one call of a procedure with its messages. It can undo the call, or put the messages back.
+"""Turns: a turn is one call of a procedure with its messages. It can be undone, or return its messages to the queue.
 
-One turn in a transaction: RECEIVE runs before the savepoint, so only a ROLLBACK puts the messages back.
+One turn in a transaction: RECEIVE runs before the savepoint, so only a ROLLBACK returns the messages to the queue.
 
-Many groups in one transaction (decision 20): `hold` locks them and reads their messages, which stay in the queue. Each
-turn sets a savepoint, then takes the messages of its group. So a rollback to the savepoint undoes both the work of the
-procedure and the RECEIVE. The messages are in the queue as they were, with their place, their body and what RETENTION
-keeps of them. If a procedure ends the transaction, the messages of the following groups are still in the queue. Each
-turn adds one subtransaction to its backend.
+Many groups in one transaction (decision 20): `hold` locks the groups and reads their messages without deleting them.
+Each turn sets a savepoint, then deletes the messages of its group from the queue. So a rollback to the savepoint undoes
+both the work of the procedure and the RECEIVE, and leaves the queue unchanged. If a procedure ends the transaction, the
+messages of the following groups are still in the queue. Each turn is one subtransaction.
 """
 
 from __future__ import annotations
@@ -186,7 +185,7 @@ class AsyncGroupTurn(AsyncTurn):
 
 
 async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncGroupTurn]:
-    """Lock the groups that a RECEIVE would take from, and return a turn for each. The messages stay in the queue."""
+    """Lock the groups from which a RECEIVE would take, and return a turn for each. The messages stay in the queue."""
     messages = await transaction.run(operation.held)
     queue = await transaction._find(operation.queue)
     by_group = groupby(messages, attrgetter("conversation_group_id"))
