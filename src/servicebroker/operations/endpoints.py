@@ -11,27 +11,26 @@ from servicebroker.operations.operation import Definition, Named
 class CreateEndpoint(Definition[str | None]):
     """CREATE ENDPOINT name STATE = ... AS TCP (...) FOR SERVICE_BROKER (...): the address for other instances.
 
-    `servicebroker serve` listens there.
+    `servicebroker serve` listens at this address.
 
     Args:
-        name: of the endpoint; an instance has one at most.
+        name: the name of the endpoint. An instance has at most one endpoint.
         listener_port: the TCP port, 1024 to 32767.
-        listener_ip: the address that it listens on; "ALL" for every one.
-        state: STARTED, STOPPED (no connections, either way) or DISABLED (peers are answered with an error).
-        authentication: CERTIFICATE, or CERTIFICATE and the name of one of this instance; WINDOWS, or WINDOWS and NTLM,
-            KERBEROS or NEGOTIATE, which mean the same: the domain that this instance is in; or both, in the order in
-            which they are tried. WINDOWS by default for an instance that is in a domain and has no certificate of its
-            own.
-        encryption: of connections: REQUIRED, SUPPORTED or DISABLED.
-        message_forwarding: ENABLED carries messages that are for other instances, DISABLED refuses them.
-        message_forward_size: MB of messages that are being forwarded.
+        listener_ip: the IP address to listen on; "ALL" for all addresses.
+        state: STARTED, STOPPED (no connections in either direction) or DISABLED (peers get an error).
+        authentication: CERTIFICATE, optionally with the name of a certificate of this instance; WINDOWS, optionally
+            with NTLM, KERBEROS or NEGOTIATE (all three use the domain of this instance); or both, in the order in which
+            they are tried. Default: CERTIFICATE; WINDOWS for an instance in a domain without a certificate of its own.
+        encryption: the encryption of connections: REQUIRED, SUPPORTED or DISABLED.
+        message_forwarding: ENABLED forwards messages for other instances, DISABLED refuses them.
+        message_forward_size: the memory for messages in forwarding, in MB.
 
     Returns:
-        What to know of it: with SUPPORTED and DISABLED nothing proves who a peer is. Else None.
+        A warning, or None: with SUPPORTED or DISABLED, peers do not prove their identity.
 
     Raises:
-        BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one already,
-            15151 unknown certificate, 28055 one that cannot be used now, 402 anything else that a clause may not say.
+        BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 an endpoint exists,
+            15151 unknown certificate, 28055 the certificate cannot be used now, 402 another invalid clause.
     """
 
     name: str
@@ -47,10 +46,10 @@ class CreateEndpoint(Definition[str | None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterEndpoint(Definition[str | None]):
-    """ALTER ENDPOINT name ...: change the given fields. The daemon applies them within a second.
+    """ALTER ENDPOINT name ...: change clauses. The daemon applies them within a second.
 
     Args:
-        name: of the endpoint, compared without case.
+        name: the name of the endpoint, case-insensitive.
         listener_port: as for `create_endpoint`.
         listener_ip: as for `create_endpoint`.
         state: as for `create_endpoint`.
@@ -63,7 +62,7 @@ class AlterEndpoint(Definition[str | None]):
         As `create_endpoint`.
 
     Raises:
-        BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
+        BrokerError: as `create_endpoint`, and 15151 no such endpoint.
     """
 
     name: str
@@ -79,8 +78,8 @@ class AlterEndpoint(Definition[str | None]):
 
 @dataclass(frozen=True, slots=True)
 class DropEndpoint(Named, Definition[None]):
-    """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.
+    """DROP ENDPOINT name: close all connections. Messages to other instances wait in the transmission queue.
 
     Raises:
-        BrokerError: 15151 when there is none of that name.
+        BrokerError: 15151 no such endpoint.
     """

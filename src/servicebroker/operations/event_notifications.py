@@ -15,27 +15,27 @@ CURRENT_DATABASE = "current database"  # compared byte by byte
 
 @dataclass(frozen=True, slots=True)
 class CreateEventNotification(Definition[None]):
-    """CREATE EVENT NOTIFICATION name ON ... FOR events TO SERVICE: each event is a message to that service.
+    """CREATE EVENT NOTIFICATION name ON ... FOR events TO SERVICE: send a message to the service for each event.
 
-    The message is of the type EventNotification; `sb.read_event` reads its body. Without `on_queue` and `on_server` it
-    is ON DATABASE. DDL in T-SQL is reported with the commit of its transaction.
+    The message has the type EventNotification; `sb.read_event` reads its body. Without `on_queue` and `on_server` the
+    notification is ON DATABASE. DDL in T-SQL is reported when its transaction commits.
 
     Args:
-        name: unique among those on the queue, the database, or the server; compared without case.
-        events: on a queue QUEUE_ACTIVATION, when it wants a reader, and BROKER_QUEUE_DISABLED, when poison detection
-            has disabled it; elsewhere BROKER_QUEUE_DISABLED, DDL such as CREATE_TABLE, and groups such as
-            DDL_SSB_EVENTS.
-        to_service: the service that gets the messages; it accepts the contract PostEventNotification.
+        name: the name of the notification, case-insensitive, unique on the queue, the database or the server.
+        events: on a queue: QUEUE_ACTIVATION (the queue needs a reader) and BROKER_QUEUE_DISABLED (poison detection has
+            disabled it). On a database or the server: BROKER_QUEUE_DISABLED, DDL such as CREATE_TABLE, and groups such
+            as DDL_SSB_EVENTS.
+        to_service: the service that gets the messages. It must accept the contract PostEventNotification.
         on_queue: a queue of this database.
-        on_server: events of all databases, and of the instance, as CREATE_LOGIN. Administrators make those, and in
-            T-SQL logins with the permission; the conversation is of this database.
-        broker_instance: identifier of the database that has it, or "current database".
-        with_fan_in: of several that the same login made for the same service, one message goes out.
+        on_server: True for events of all databases and of the instance, such as CREATE_LOGIN. It requires an
+            administrator, or in T-SQL a login with the permission. The conversation belongs to this database.
+        broker_instance: the broker identifier of the service's database, or "current database".
+        with_fan_in: send only one message for several notifications of the same login and service.
 
     Raises:
-        BrokerError: 9718 QUEUE_ACTIVATION where the activation of a procedure is on, 8197 no such queue, 2714 name
-            taken, 1084 no such event, 1098 none of a queue, database or server, 1093, 8413, 402, 15151 no permission to
-            alter the queue, 262, 15247.
+        BrokerError: 9718 QUEUE_ACTIVATION on a queue with activation of a procedure, 8197 no such queue, 2714 the name
+            is taken, 1084 no such event, 1098 the event does not exist for a queue, database or server, 1093, 8413,
+            402, 15151 no permission to alter the queue, 262, 15247.
     """
 
     permission: ClassVar[str] = "CREATE EVENT NOTIFICATION ON DATABASE"
@@ -57,15 +57,15 @@ class CreateEventNotification(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropEventNotification(Definition[None]):
-    """DROP EVENT NOTIFICATION name ON QUEUE, SERVER or, without either, DATABASE; the service gets an EndDialog.
+    """DROP EVENT NOTIFICATION name ON QUEUE or SERVER, by default ON DATABASE. The service gets an EndDialog.
 
     Args:
-        name: compared without case.
-        on_queue: the queue of this database that it is on.
-        on_server: whether it is on the server.
+        name: the name of the notification, case-insensitive.
+        on_queue: the queue of a notification ON QUEUE.
+        on_server: True for a notification ON SERVER.
 
     Raises:
-        BrokerError: 15151 no such queue, or notification on it, or not for the user; 15247.
+        BrokerError: 15151 no such queue or notification, or no permission; 15247.
     """
 
     permission: ClassVar[str] = "DROP EVENT NOTIFICATION ON DATABASE"

@@ -1,4 +1,4 @@
-"""Logins, names of an instance for peers: CREATE, DROP, and what is granted to them."""
+"""CREATE and DROP LOGIN, and permissions of logins. A login is the name of a peer in an instance."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from servicebroker.operations.operation import Definition, Named
 
 @dataclass(frozen=True, slots=True)
 class CreateLogin(Definition[None]):
-    """CREATE LOGIN name [FROM WINDOWS]: a name for a peer. It has no password: nobody opens a session as a login.
+    """CREATE LOGIN name [FROM WINDOWS]: create a name for a peer. A login has no password and no sessions.
 
     Args:
-        name: compared without case.
-        from_windows: the login is the domain member of that name, DOMAIN\\\\member, and needs CONNECT on the endpoint.
-        from_certificate: a certificate of the transport: modules that it has signed have the permissions of this login.
+        name: the name of the login, case-insensitive.
+        from_windows: True for the domain member DOMAIN\\\\member of that name. It needs CONNECT on the endpoint.
+        from_certificate: a transport certificate: modules signed with it have the permissions of this login.
 
     Raises:
-        BrokerError: 15025 name taken, 15151 no such certificate, 15407 a member is not named like that, 15247, 402.
+        BrokerError: 15025 the name is taken, 15151 no such certificate, 15407 not the name of a domain member, 15247,
+            402.
     """
 
     name: str
@@ -29,21 +30,20 @@ class CreateLogin(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropLogin(Named, Definition[None]):
-    """DROP LOGIN, with what was granted to it. Users that are for it stay, for nobody.
+    """DROP LOGIN with its permissions. Users for the login remain, without a login.
 
     Raises:
-        BrokerError: 15151 no such login, or public, 15141 a certificate is its, 15247.
+        BrokerError: 15151 no such login, or it is public; 15141 it owns a certificate, 15247.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class _Connect(Definition[None]):
-    """CONNECT on the endpoint, and a login.
+    """The permission CONNECT of a login on the endpoint.
 
     Args:
-        endpoint: compared without case.
-        login: the login of peers; public for every peer that proves to have the key of its certificate, also without an
-            import.
+        endpoint: the name of the endpoint, case-insensitive.
+        login: the login of peers; public for every peer that proves its certificate, even one that was not imported.
     """
 
     permission: ClassVar[str] = "CONNECT ON ENDPOINT"
@@ -54,7 +54,7 @@ class _Connect(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class GrantConnect(_Connect):
-    """GRANT CONNECT ON ENDPOINT::endpoint TO login: peers with this login are let in.
+    """GRANT CONNECT ON ENDPOINT::endpoint TO login: let peers with this login connect.
 
     Raises:
         BrokerError: 15151 no such endpoint or login, 15247.
@@ -63,7 +63,7 @@ class GrantConnect(_Connect):
 
 @dataclass(frozen=True, slots=True)
 class DenyConnect(_Connect):
-    """DENY CONNECT ON ENDPOINT::endpoint TO login: counts more than what was granted to public.
+    """DENY CONNECT ON ENDPOINT::endpoint TO login. A DENY takes precedence over a GRANT to public.
 
     Raises:
         BrokerError: as `grant_connect`.
@@ -72,7 +72,7 @@ class DenyConnect(_Connect):
 
 @dataclass(frozen=True, slots=True)
 class RevokeConnect(_Connect):
-    """REVOKE CONNECT ON ENDPOINT::endpoint FROM login, granted or denied; nothing there is no error.
+    """REVOKE CONNECT ON ENDPOINT::endpoint FROM login: remove a GRANT or DENY. Without one, this does nothing.
 
     Raises:
         BrokerError: as `grant_connect`.
@@ -81,12 +81,12 @@ class RevokeConnect(_Connect):
 
 @dataclass(frozen=True, slots=True)
 class _ServerPermission:
-    """A permission on the instance or on a login, and a login.
+    """A permission of a login, on the instance or on another login.
 
     Args:
-        permission: ALTER ANY LOGIN, IMPERSONATE ...
-        principal: a login, which may be public.
-        login: it is ON LOGIN::login; without it, on the instance.
+        permission: ALTER ANY LOGIN, IMPERSONATE and so on.
+        principal: the login that has the permission; it may be public.
+        login: the login of ON LOGIN::login. Default: the permission is on the instance.
     """
 
     permission: str
@@ -97,12 +97,12 @@ class _ServerPermission:
 
 @dataclass(frozen=True, slots=True)
 class GrantOnInstance(_ServerPermission, Definition[None]):
-    """GRANT permission TO a login: on the instance, or ON LOGIN::login. It takes back a DENY.
+    """GRANT permission TO a login: on the instance, or ON LOGIN::login. This removes a DENY.
 
-    What a login is granted counts where T-SQL works as that login (EXECUTE AS LOGIN).
+    Permissions of a login apply when T-SQL runs as that login (EXECUTE AS LOGIN).
 
     Raises:
-        BrokerError: 4606 no such permission there, 15151 no such login, 4624 on itself, 15247.
+        BrokerError: 4606 the object has no such permission, 15151 no such login, 4624 a login on itself, 15247.
     """
 
     method: ClassVar[str] = "grant"
@@ -110,7 +110,7 @@ class GrantOnInstance(_ServerPermission, Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DenyOnInstance(_ServerPermission, Definition[None]):
-    """DENY permission TO a login: counts more than any GRANT, to it or to public.
+    """DENY permission TO a login. A DENY takes precedence over any GRANT, to the login or to public.
 
     Raises:
         BrokerError: as `grant`.
@@ -121,7 +121,7 @@ class DenyOnInstance(_ServerPermission, Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class RevokeOnInstance(_ServerPermission, Definition[None]):
-    """REVOKE permission FROM a login, granted or denied; nothing there is no error.
+    """REVOKE permission FROM a login: remove a GRANT or DENY. Without one, this does nothing.
 
     Raises:
         BrokerError: as `grant`.

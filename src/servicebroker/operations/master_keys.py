@@ -1,7 +1,8 @@
 """CREATE, OPEN, CLOSE, ALTER and DROP MASTER KEY.
 
-The master key encrypts the private keys of the database's certificates and the session keys of its conversations. It is
-opened by the service master key, a file in the instance's key folder, or for one object by its password.
+The master key encrypts the private keys of the database's certificates and the session keys of its conversations. The
+service master key, a file in the instance's key folder, opens it. OPEN MASTER KEY opens it by a password, for one
+`Database` object.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class _OfMasterKey(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class CreateMasterKey(_OfMasterKey):
-    """CREATE MASTER KEY ENCRYPTION BY PASSWORD; it is encrypted by the service master key too.
+    """CREATE MASTER KEY ENCRYPTION BY PASSWORD. The service master key encrypts it, too.
 
     Args:
-        password: opens it.
+        password: the password of the master key.
 
     Raises:
-        BrokerError: 15578 there is one already, 15116 the password is too short, 15247, 402.
+        BrokerError: 15578 the database has a master key already, 15116 the password is too short, 15247, 402.
     """
 
     password: str = field(repr=False)
@@ -36,13 +37,13 @@ class CreateMasterKey(_OfMasterKey):
 
 @dataclass(frozen=True, slots=True)
 class OpenMasterKey(_OfMasterKey):
-    """OPEN MASTER KEY DECRYPTION BY PASSWORD: this object can use it until `close_master_key`.
+    """OPEN MASTER KEY DECRYPTION BY PASSWORD: this `Database` object can use the key until `close_master_key`.
 
     Args:
-        password: opens it.
+        password: a password of the master key.
 
     Raises:
-        BrokerError: 15581 there is none, 15313 the password is another one, 15247, 402.
+        BrokerError: 15581 no master key, 15313 wrong password, 15247, 402.
     """
 
     password: str = field(repr=False)
@@ -64,10 +65,10 @@ class AlterMasterKey(_OfMasterKey):
     Without that encryption `servicebroker serve` cannot use the key: secure conversations wait (28054).
 
     Args:
-        service_master_key: whether it opens the key.
+        service_master_key: whether the service master key opens the master key.
 
     Raises:
-        BrokerError: 15581 there is none, or it is not open, 15247, 402.
+        BrokerError: 15581 the master key is missing or not open, 15247, 402.
     """
 
     _: KW_ONLY
@@ -76,13 +77,13 @@ class AlterMasterKey(_OfMasterKey):
 
 @dataclass(frozen=True, slots=True)
 class AddMasterKeyPassword(_OfMasterKey):
-    """ALTER MASTER KEY ADD ENCRYPTION BY PASSWORD: this one opens it too.
+    """ALTER MASTER KEY ADD ENCRYPTION BY PASSWORD: add a password that opens the master key.
 
     Args:
-        password: the new one.
+        password: the new password.
 
     Raises:
-        BrokerError: 15581 there is none, or it is not open, 15116 the password is too short, 15247, 402.
+        BrokerError: 15581 the master key is missing or not open, 15116 the password is too short, 15247, 402.
     """
 
     password: str = field(repr=False)
@@ -90,13 +91,13 @@ class AddMasterKeyPassword(_OfMasterKey):
 
 @dataclass(frozen=True, slots=True)
 class DropMasterKeyPassword(_OfMasterKey):
-    """ALTER MASTER KEY DROP ENCRYPTION BY PASSWORD: this one opens it no more.
+    """ALTER MASTER KEY DROP ENCRYPTION BY PASSWORD: remove a password of the master key.
 
     Args:
-        password: one of several.
+        password: a password of the key, which has at least one more.
 
     Raises:
-        BrokerError: 15581 there is none, 15558 it is no password of the key, or its only one, 15247, 402.
+        BrokerError: 15581 no master key, 15558 it is no password of the key, or its only password, 15247, 402.
     """
 
     password: str = field(repr=False)
@@ -104,16 +105,16 @@ class DropMasterKeyPassword(_OfMasterKey):
 
 @dataclass(frozen=True, slots=True)
 class RegenerateMasterKey(_OfMasterKey):
-    """ALTER MASTER KEY [FORCE] REGENERATE: another key, with which everything is encrypted anew.
+    """ALTER MASTER KEY [FORCE] REGENERATE: create a new master key, and encrypt all private and session keys with it.
 
     Args:
-        password: opens the new key.
-        force: whether what the key before does not open is lost: private keys are removed, conversations that
-            have a session key wait.
+        password: the password of the new key.
+        force: give up keys that the old master key cannot decrypt: such private keys are removed, and conversations
+            with such session keys wait.
 
     Raises:
-        BrokerError: 15581 there is none, 15329 it is not open, or does not open something, without `force`; 15116
-            the password is too short, 15247, 402.
+        BrokerError: 15581 no master key; 15329 it is not open, or cannot decrypt a key, without `force`; 15116 the
+            password is too short, 15247, 402.
     """
 
     password: str = field(repr=False)
@@ -123,8 +124,8 @@ class RegenerateMasterKey(_OfMasterKey):
 
 @dataclass(frozen=True, slots=True)
 class DropMasterKey(_OfMasterKey):
-    """DROP MASTER KEY. Conversations that have session keys lose them, and wait.
+    """DROP MASTER KEY. Conversations lose their session keys, and wait.
 
     Raises:
-        BrokerError: 15151 there is none, 15580 a certificate's private key is encrypted by it, 15247.
+        BrokerError: 15151 no master key, 15580 it encrypts the private key of a certificate, 15247.
     """

@@ -13,14 +13,15 @@ class CreateMessageType(Definition[None]):
     """CREATE MESSAGE TYPE.
 
     Args:
-        name: compared byte by byte.
-        validation: of bodies: NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
-        schema_collection: the XML schema collection that VALID_XML names.
-        authorization: the owner, a user or a role; by default the current user.
-        exist_ok: whether an existing object of that name is left as it is, instead of an error.
+        name: the name of the message type, compared byte by byte.
+        validation: the validation of bodies: NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
+        schema_collection: the XML schema collection for VALID_XML.
+        authorization: the owner, a user or a role. Default: the current user.
+        exist_ok: do nothing if a message type of that name exists.
 
     Raises:
-        BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection or owner, 262.
+        BrokerError: 2714 the name is taken, 402 unknown validation, 15151 no such collection or owner, 262 no
+            permission to create one.
     """
 
     name: str
@@ -41,15 +42,15 @@ class CreateMessageType(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterMessageType(Definition[None]):
-    """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
+    """ALTER MESSAGE TYPE VALIDATION, for new messages. Messages in queues are not validated again.
 
     Args:
-        name: compared byte by byte.
+        name: the name of the message type, compared byte by byte.
         validation: as for `create_message_type`.
         schema_collection: as for `create_message_type`.
 
     Raises:
-        BrokerError: 15151 no such message type or collection, 9663 built-in, 402 unknown validation.
+        BrokerError: 15151 no such message type or collection, 9663 it is built in, 402 unknown validation.
     """
 
     name: str
@@ -71,5 +72,5 @@ class DropMessageType(ExactlyNamed, Definition[None]):
     """DROP MESSAGE TYPE.
 
     Raises:
-        BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
+        BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 it is built in.
     """

@@ -13,16 +13,16 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class MoveConversation(Operation[None]):
-    """MOVE CONVERSATION to another group of the same service; its messages in the queue go with it.
+    """MOVE CONVERSATION to another group of the same service, with its messages in the queue.
 
     Both groups are locked until the transaction ends.
 
     Args:
         handle: the conversation.
-        group: the conversation group to move it to, which exists.
+        group: the new conversation group, which must exist.
 
     Raises:
-        BrokerError: 8426 no such conversation, 8436 no such group, 8439 it is one of another service, 8438 the
+        BrokerError: 8426 no such conversation, 8436 no such group, 8439 the group belongs to another service, 8438 the
             conversation has ended or failed, 8494 no permission, 8418 and 8420 an argument is missing.
     """
 
@@ -40,12 +40,12 @@ class MoveConversation(Operation[None]):
         """Refuse invalid arguments.
 
         Raises:
-            BrokerError: 8418 and 8420 missing handle or group, 402 another type.
+            BrokerError: 8418 and 8420 missing handle or group, 402 a wrong type.
         """
         if self.handle is None:
             raise BrokerError(8418)
         if self.group is None:
             raise BrokerError(8420)
-        for kind, given in (("conversation handle", self.handle), ("conversation group", self.group)):
-            if not isinstance(given, UUID):
-                raise BrokerError(402, f"the {kind}", type(given).__name__, "uuid.UUID")
+        for kind, identifier in (("conversation handle", self.handle), ("conversation group", self.group)):
+            if not isinstance(identifier, UUID):
+                raise BrokerError(402, f"the {kind}", type(identifier).__name__, "uuid.UUID")

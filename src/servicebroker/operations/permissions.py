@@ -11,16 +11,16 @@ from servicebroker.operations.operation import Definition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedObject:
-    """The name of an object that can be handed to another owner, under the keyword of its kind.
+    """The name of an object that has an owner. The keyword is the kind of the object.
 
     Args:
-        service: the object is a service.
-        queue: the object is a queue.
-        contract: the object is a contract.
-        message_type: the object is a message type.
-        route: the object is a route.
-        remote_service_binding: the object is a remote service binding.
-        certificate: the object is a certificate.
+        service: the name of a service.
+        queue: the name of a queue.
+        contract: the name of a contract.
+        message_type: the name of a message type.
+        route: the name of a route.
+        remote_service_binding: the name of a remote service binding.
+        certificate: the name of a certificate.
     """
 
     service: str | None = None
@@ -34,12 +34,12 @@ class OwnedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionObject(OwnedObject):
-    """The name of an object that a permission is on. Without any the permission is on the database.
+    """The name of the object of a permission. Without a name, the object is the database.
 
     Args:
-        user: the object is a user.
-        schema: the object is a schema.
-        tsql_object: the object is a table, view, sequence, procedure or function of T-SQL: `name` or `schema.name`.
+        user: the name of a user.
+        schema: the name of a schema.
+        tsql_object: a table, view, sequence, procedure or function of T-SQL: `name` or `schema.name`.
     """
 
     user: str | None = None
@@ -49,11 +49,11 @@ class PermissionObject(OwnedObject):
 
 @dataclass(frozen=True, slots=True)
 class _Permission(PermissionObject):
-    """A permission, and a user or a role.
+    """A permission of a user or a role.
 
     Args:
-        permission: SEND, RECEIVE, CREATE QUEUE ...
-        principal: a user or a role.
+        permission: SEND, RECEIVE, CREATE QUEUE and so on.
+        principal: the user or role that has the permission.
     """
 
     permission: str
@@ -73,15 +73,15 @@ class _Permission(PermissionObject):
 
 @dataclass(frozen=True, slots=True)
 class Grant(_Permission, Definition[None]):
-    """GRANT permission ON object TO principal [WITH GRANT OPTION]; it takes back a DENY.
+    """GRANT permission ON object TO principal [WITH GRANT OPTION]. This removes a DENY.
 
     Args:
-        with_grant_option: whether the principal may grant it to others.
+        with_grant_option: whether the principal may grant the permission to others.
 
     Raises:
-        BrokerError: 4606 no such permission on such an object, 15151 unknown names or no right to grant, 4613 no
-            right to grant on the database, 4617 fixed roles, 4624 dbo, the owner or oneself, 9663 built-in object,
-            402 more than one object.
+        BrokerError: 4606 the object has no such permission, 15151 an unknown name or no right to grant, 4613 no right
+            to grant on the database, 4617 a fixed role, 4624 dbo, the owner or oneself, 9663 a built-in object, 402
+            more than one object.
     """
 
     _: KW_ONLY
@@ -90,13 +90,13 @@ class Grant(_Permission, Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class Deny(_Permission, Definition[None]):
-    """DENY permission ON object TO principal: counts more than any GRANT, to it or to a role that it is in.
+    """DENY permission ON object TO principal. A DENY takes precedence over any GRANT to the principal or its roles.
 
     Args:
-        cascade: whether it is denied also to all to whom the principal has granted it.
+        cascade: deny the permission also to all to whom the principal has granted it.
 
     Raises:
-        BrokerError: as `grant`, and 4611 the principal may grant it and `cascade` is not set.
+        BrokerError: as `grant`, and 4611 the principal may grant the permission and `cascade` is not set.
     """
 
     _: KW_ONLY
@@ -105,13 +105,13 @@ class Deny(_Permission, Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class Revoke(_Permission, Definition[None]):
-    """REVOKE [GRANT OPTION FOR] permission ON object FROM principal, granted or denied; nothing there is no error.
+    """REVOKE [GRANT OPTION FOR] permission ON object FROM principal: remove a GRANT or DENY. Without one, do nothing.
 
-    Whoever has CONTROL revokes what anybody granted or denied, another only what it has granted itself.
+    A user with CONTROL on the object revokes permissions of any grantor; other users only those that they granted.
 
     Args:
-        cascade: whether it is revoked also from all to whom the principal has granted it.
-        grant_option_for: whether the principal keeps it, and may grant it no more.
+        cascade: revoke the permission also from all to whom the principal has granted it.
+        grant_option_for: revoke only the right to grant the permission; the principal keeps the permission.
 
     Raises:
         BrokerError: as `deny`.
@@ -124,13 +124,14 @@ class Revoke(_Permission, Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterAuthorization(OwnedObject, Definition[None]):
-    """ALTER AUTHORIZATION ON object TO owner. All permissions on the object are dropped.
+    """ALTER AUTHORIZATION ON object TO owner. All permissions on the object are removed.
 
     Args:
-        owner: a user or a role.
+        owner: the new owner, a user or a role.
 
     Raises:
-        BrokerError: 15151 unknown names or no right, 9663 built-in, 15405 public or guest, 402 no object given.
+        BrokerError: 15151 an unknown name or no permission, 9663 a built-in object, 15405 public or guest, 402 no
+            object.
     """
 
     owner: str

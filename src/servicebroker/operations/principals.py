@@ -1,4 +1,4 @@
-"""CREATE and DROP of users and roles, and members of roles."""
+"""CREATE and DROP of users and roles, and the members of roles."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from servicebroker.operations.operation import Definition, Named
 
 @dataclass(frozen=True, slots=True)
 class CreateUser(Definition[None]):
-    """CREATE USER: it may CONNECT, and nothing else until something is granted to it.
+    """CREATE USER. A new user has the permission CONNECT, and no other.
 
-    A user with neither a role nor a login is one WITHOUT LOGIN, for the certificate of a remote service.
+    A user with neither a PostgreSQL role nor a login is created WITHOUT LOGIN, for the certificate of a remote service.
 
     Args:
-        name: compared without case.
-        postgres_role: sessions that open the instance as this PostgreSQL role are the user by default.
+        name: the name of the user, case-insensitive.
+        postgres_role: the PostgreSQL role whose sessions are this user by default.
         for_login: a login of `Instance.create_login`.
-        from_certificate: a certificate of the database: modules that it has signed have the permissions of this user.
+        from_certificate: a certificate of the database: modules signed with it have the permissions of this user.
 
     Raises:
-        BrokerError: 15023 name taken, 15007 no such PostgreSQL role or login, 15151 no such certificate, 15063 it has a
-            user already, 15247.
+        BrokerError: 15023 the name is taken, 15007 no such PostgreSQL role or login, 15151 no such certificate, 15063
+            the role or login has a user already, 15247.
     """
 
     name: str
@@ -34,20 +34,20 @@ class CreateUser(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropUser(Named, Definition[None]):
-    """DROP USER. From now on, statements as that user are refused with 15517.
+    """DROP USER. Later statements as that user are refused with 15517.
 
     Raises:
-        BrokerError: 15151, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something, 15136 a
-            procedure or a trigger works as it.
+        BrokerError: 15151 no such user, 15150 dbo or guest, 15138 the user owns an object, 15284 the user has granted a
+            permission, 15136 a procedure or trigger executes as the user.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class CreateRole(Named, Definition[None]):
-    """CREATE ROLE: its members have what it is granted, and are denied what it is denied.
+    """CREATE ROLE. A GRANT or DENY to the role applies to its members.
 
     Raises:
-        BrokerError: 15023 name taken, 15247.
+        BrokerError: 15023 the name is taken, 15247.
     """
 
 
@@ -56,7 +56,8 @@ class DropRole(Named, Definition[None]):
     """DROP ROLE.
 
     Raises:
-        BrokerError: 15151, 15150 public or a fixed role, 15144 it has members, 15138, 15284.
+        BrokerError: 15151 no such role, 15150 public or a fixed role, 15144 it has members, 15138 it owns an object,
+            15284 it has granted a permission.
     """
 
 
@@ -65,11 +66,12 @@ class AddRoleMember(Definition[None]):
     """ALTER ROLE role ADD MEMBER member.
 
     Args:
-        role: compared without case.
+        role: the name of the role, case-insensitive.
         member: a user or a role.
 
     Raises:
-        BrokerError: 15151, 15081 public, 15405 dbo or a fixed role as a member, 15413 a role in itself.
+        BrokerError: 15151 no such role or member, 15081 the role is public, 15405 the member is dbo or a fixed role,
+            15413 the role would be a member of itself.
     """
 
     permission: ClassVar[str] = "ALTER ROLE"
@@ -83,11 +85,11 @@ class DropRoleMember(Definition[None]):
     """ALTER ROLE role DROP MEMBER member.
 
     Args:
-        role: compared without case.
+        role: the name of the role, case-insensitive.
         member: a user or a role.
 
     Raises:
-        BrokerError: 15151, 15081 public.
+        BrokerError: 15151 no such role or member, 15081 the role is public.
     """
 
     permission: ClassVar[str] = "ALTER ROLE"

@@ -11,7 +11,7 @@ from servicebroker.operations.operation import Definition, Named
 
 
 class Criteria(NamedTuple):
-    """The names that a priority is for, and its level; None for ANY, and for what is not given."""
+    """The criteria of a priority and its level; None for ANY, and for a clause that the statement lacks."""
 
     contract: str | None
     local_service: str | None
@@ -21,16 +21,16 @@ class Criteria(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreateBrokerPriority(Definition[None]):
-    """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level of conversations begun from now on.
+    """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): set the level of conversations that begin afterwards.
 
-    Where several match, the contract counts most, then the local service, then the remote one; without any, the level
-    is 5.
+    If several priorities match a conversation, the most specific one applies: a contract is more specific than a local
+    service, and that more than a remote service. Without a match, the level is 5.
 
     Args:
-        name: compared without case.
-        contract_name: of the conversation; "ANY" for any.
-        local_service_name: of the conversation, at this side; "ANY" for any.
-        remote_service_name: of the conversation, at the other side; "ANY" for any.
+        name: the name of the priority, case-insensitive.
+        contract_name: the contract of the conversation, or "ANY".
+        local_service_name: the service of this side, or "ANY".
+        remote_service_name: the service of the other side, or "ANY".
         priority_level: 1 to 10, or "DEFAULT", which is 5.
 
     Raises:
@@ -47,10 +47,10 @@ class CreateBrokerPriority(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterBrokerPriority(Definition[None]):
-    """ALTER BROKER PRIORITY: change the given clauses, for conversations begun from now on.
+    """ALTER BROKER PRIORITY: change clauses, for conversations that begin afterwards.
 
     Args:
-        name: compared without case.
+        name: the name of the priority, case-insensitive.
         contract_name: as for `create_broker_priority`.
         local_service_name: as for `create_broker_priority`.
         remote_service_name: as for `create_broker_priority`.
@@ -70,7 +70,7 @@ class AlterBrokerPriority(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropBrokerPriority(Named, Definition[None]):
-    """DROP BROKER PRIORITY; conversations keep the level they have.
+    """DROP BROKER PRIORITY. Existing conversations keep their level.
 
     Raises:
         BrokerError: 15151 no such priority.
@@ -78,7 +78,7 @@ class DropBrokerPriority(Named, Definition[None]):
 
 
 def criteria(operation: CreateBrokerPriority | AlterBrokerPriority) -> Criteria:
-    """Check what SET (...) says.
+    """Check and return the clauses of SET (...).
 
     Raises:
         BrokerError: 33301, 33302, 402.

@@ -12,11 +12,11 @@ from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Definition
 
 DROP: Literal["DROP"] = "DROP"
-FILEGROUPS = ("DEFAULT", "PRIMARY")  # a database has one
+FILEGROUPS = ("DEFAULT", "PRIMARY")  # two names of the only filegroup
 
 
 class Activation(NamedTuple):
-    """ACTIVATION (PROCEDURE_NAME, MAX_QUEUE_READERS, EXECUTE AS, STATUS) of a queue; None is not given.
+    """ACTIVATION (PROCEDURE_NAME, MAX_QUEUE_READERS, EXECUTE AS, STATUS) of a queue; None for an omitted clause.
 
     `procedure_name` has up to three parts, `max_queue_readers` is 0 to 32,767, `execute_as` is SELF, OWNER or a user.
     """
@@ -29,20 +29,20 @@ class Activation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreateQueue(Definition[None]):
-    """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
+    """CREATE QUEUE. SELECT reads it as the PostgreSQL view `<database>_<schema>.<queue>`, in lower case.
 
     Args:
         name: `queue` or `schema.queue`.
         status: whether the queue is ON.
-        retention: whether messages that its services receive and send stay visible until the conversation ends.
-        poison_message_handling: False lets no number of rollbacks disable the queue.
-        activation: the procedure that reads the queue; on unless its `status` is False.
-        filegroup: PRIMARY, which is DEFAULT.
-        exist_ok: whether an existing object of that name is left as it is, instead of an error.
+        retention: whether received and sent messages stay visible until their conversation ends.
+        poison_message_handling: whether five rollbacks in a row disable the queue.
+        activation: the procedure that reads the queue. It is on unless its `status` is False.
+        filegroup: PRIMARY or DEFAULT, which are the same.
+        exist_ok: do nothing if a queue of that name exists.
 
     Raises:
-        BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation
-            9609, 9611, 9613, 9614, 9742, 15517.
+        BrokerError: 2714 the name is taken, 9609, 15151 a name with # or another filegroup, 402, 262, and for the
+            activation 9609, 9611, 9613, 9614, 9742, 15517.
     """
 
     name: str
@@ -70,19 +70,19 @@ class CreateQueue(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterQueue(Definition[None]):
-    """ALTER QUEUE: change the given options.
+    """ALTER QUEUE: change options.
 
     Args:
         name: `queue` or `schema.queue`.
-        status: OFF (False): RECEIVE raises 9617, and sent messages wait in the transmission queue. ON (True) delivers
-            them in order.
-        retention: True keeps messages that are received and sent from now on visible until the conversation ends. After
-            False, the kept ones stay until then.
-        poison_message_handling: True lets five rollbacks in a row of transactions that received disable the queue.
-        activation: its fields that are given change; "DROP" takes it away.
-        rebuild: give back the unused space of the queue's tables, also of kept messages. Readers and senders wait.
-        reorganize: give back the space at the end of the tables. No reader or sender waits.
-        move_to: the filegroup PRIMARY, or DEFAULT, in which the queue is.
+        status: OFF (False): RECEIVE raises 9617, and sent messages wait in the transmission queue. ON (True): these
+            messages are delivered in order.
+        retention: True keeps later received and sent messages visible until their conversation ends. False keeps
+            messages that are retained already until then.
+        poison_message_handling: whether five rollbacks in a row of receiving transactions disable the queue.
+        activation: fields other than None change the activation; "DROP" removes it.
+        rebuild: free the unused disk space of the queue's tables. Readers and senders wait meanwhile.
+        reorganize: free the disk space at the end of the tables. No reader or sender waits.
+        move_to: PRIMARY or DEFAULT, the only filegroup.
 
     Raises:
         BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742, 15517.
@@ -115,7 +115,7 @@ class AlterQueue(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropQueue(Definition[None]):
-    """DROP QUEUE; readers that wait there get 15151. Returns when no open transaction has its table in use.
+    """DROP QUEUE. Its waiting readers get 15151. The statement waits for open transactions that use the queue's table.
 
     Args:
         name: `queue` or `schema.queue`.
@@ -128,10 +128,10 @@ class DropQueue(Definition[None]):
 
 
 def _check_filegroup(name: object) -> None:
-    """There is one filegroup, PRIMARY, which is the default one.
+    """Refuse filegroups other than PRIMARY and DEFAULT.
 
     Raises:
-        BrokerError: 15151 for any other.
+        BrokerError: 15151.
     """
     if names.checked("filegroup", name).upper() not in FILEGROUPS:
         hint = "An instance has only PRIMARY. PostgreSQL's ALTER TABLE ... SET TABLESPACE moves a queue's table."

@@ -17,7 +17,7 @@ from servicebroker.operations.begin import IDEMPOTENCY_TTL_S, BeginDialog
 from servicebroker.operations.operation import Composite
 from servicebroker.operations.send import Send
 
-KEEP_S = 60.0  # longer than two rounds of upkeep: a caller that waits again at once finds the answer
+KEEP_S = 60.0  # longer than two maintenance runs: a caller that waits again at once gets the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Asked:
     late_answers: str = LateAnswers.DROP.value
 
     def begin(self) -> BeginDialog:
-        """Return the first statement, whose conversation group is `group`."""
+        """Return the BEGIN DIALOG of the request."""
         return BeginDialog(
             self.from_service,
             self.to_service,
@@ -61,15 +61,15 @@ class _Asked:
         return request_group(until, LateAnswers(self.late_answers), random)
 
     def send(self, handle: UUID) -> Send[int]:
-        """Return the second statement."""
+        """Return the SEND of the request."""
         return Send(handle, self.message_type, self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class BeginRequest(Composite[UUID], _Asked):
-    """Begin a request: BEGIN DIALOG and SEND. Return the handle, for `wait_for_answer` once this is committed.
+    """Begin a request: BEGIN DIALOG and SEND. Return the handle, for `wait_for_answer` after the COMMIT.
 
-    In a transaction the request leaves with its COMMIT, with the application's own tables.
+    In a transaction, the request is sent with its COMMIT, together with changes of the application's tables.
 
     Args:
         from_service: as for `request`.
@@ -83,17 +83,17 @@ class BeginRequest(Composite[UUID], _Asked):
         priority: as for `request`.
         idempotency_key: as for `request`. A second BEGIN sends nothing, and returns the handle of the first.
         idempotency_ttl: as for `request`.
-        keep: seconds for which the answer is kept for its caller; a later answer is late.
+        keep: seconds for which the answer is kept for its caller; after that it is late.
         late_answers: as for `request`.
 
     Raises:
-        BrokerError: as `begin_dialog` and `send`; 402 `keep` or `late_answers`.
+        BrokerError: as `begin_dialog` and `send`; 402 an invalid `keep` or `late_answers`.
     """
 
     permission: ClassVar[str] = "BEGIN DIALOG"
 
     def group(self, now: datetime, random: UUID) -> UUID:
-        """Return the group of the conversation, which says when the answer is late.
+        """Return the conversation group, which encodes the time after which the answer is late.
 
         Raises:
             BrokerError: 402 a wrong field.
@@ -105,32 +105,33 @@ class BeginRequest(Composite[UUID], _Asked):
 class Request(Composite[Message], _Asked):
     """Send a request, wait for its answer, and end the conversation. Return the answer; `answer.body` is its body.
 
-    The request is committed by itself, so it is refused while the caller has a transaction open. Many may wait at a
-    time, on threads or as tasks. A timeout or a cancellation undoes nothing: the conversation stays until its answer.
+    The request is a transaction of its own, so it is refused while the caller has a transaction open. Many threads or
+    tasks can wait at a time. After a timeout or a cancellation, the conversation stays open until its answer arrives.
 
     Args:
         from_service: a service of this database. No other reader may use RECEIVE without WHERE on its queue.
         to_service: the service that answers.
-        message_type: that of the request.
+        message_type: the message type of the request.
         body: as for `send`.
         contract: a contract of this database.
         broker_instance: as for `begin_dialog`.
-        lifetime: as for `begin_dialog`. A request that nobody answers is open for so long.
+        lifetime: as for `begin_dialog`. It ends a request without an answer.
         encryption: as for `begin_dialog`.
         priority: as for `begin_dialog`.
         idempotency_key: as for `begin_dialog`: a second request with it sends nothing, and waits for the answer to the
-            first. The answer goes to one caller; after that the request is refused with 8426.
+            first. One caller gets the answer; after that the request is refused with 8426.
         idempotency_ttl: as for `begin_dialog`.
-        keep: seconds after the timeout for which the answer is kept for a caller that waits again; a later one is late.
-        late_answers: "drop" lets an open instance end the conversation when a late answer has come, within its interval
-            of upkeep; "handle" leaves it to `process_late_answers`. Both hold also if this program ends.
+        keep: seconds after the timeout for which the answer is kept for a caller that waits again; after that it is
+            late.
+        late_answers: "drop": the maintenance of any open instance ends the conversation when a late answer has arrived.
+            "handle": the answer is left to `process_late_answers`. Both apply even if this program ends.
         timeout: seconds to wait for the answer.
 
     Raises:
-        RequestTimeout: no answer has come in time. It has the reason and the handle.
+        RequestTimeout: no answer has arrived in time. It has the reason and the handle.
         RequestError: the other side has ended the conversation with an error or without an answer.
-        BrokerError: as `begin_dialog` and `send`; 226 the caller has a transaction open, 402 `timeout`, `keep` or
-            `late_answers`, 9617 the own queue is off.
+        BrokerError: as `begin_dialog` and `send`; 226 the caller has a transaction open, 402 an invalid `timeout`,
+            `keep` or `late_answers`, 9617 the queue of `from_service` is disabled.
     """
 
     permission: ClassVar[str] = "BEGIN DIALOG"
@@ -139,7 +140,7 @@ class Request(Composite[Message], _Asked):
     timeout: float = 30.0
 
     def group(self, now: datetime, random: UUID) -> UUID:
-        """Return the group of the conversation, which says when the answer is late.
+        """Return the conversation group, which encodes the time after which the answer is late.
 
         Raises:
             BrokerError: 402 a wrong field.
@@ -150,17 +151,17 @@ class Request(Composite[Message], _Asked):
 
 @dataclass(frozen=True, slots=True)
 class WaitForAnswer(Composite[Message]):
-    """Wait for the answer to a request that was begun before, and end its conversation. Return the answer.
+    """Wait for the answer to a request, end its conversation, and return the answer.
 
     Args:
-        handle: of a request, perhaps of another program: from `begin_request`, or from RequestTimeout.
+        handle: the handle of a request of any program: from `begin_request`, or from RequestTimeout.
         timeout: seconds to wait. An answer that becomes late meanwhile may be dropped.
 
     Raises:
         RequestTimeout: as `request`.
         RequestError: as `request`.
-        BrokerError: 8426 no such conversation: its answer was taken by another caller, or was late; 226 the caller has
-            a transaction open, 9617 the own queue is off, 402 `timeout`, 8418 the handle is missing.
+        BrokerError: 8426 no such conversation: another caller has received its answer, or it was late; 226 the caller
+            has a transaction open, 9617 the queue is disabled, 402 an invalid `timeout`, 8418 the handle is missing.
     """
 
     permission: ClassVar[str] = "RECEIVE"
@@ -196,5 +197,5 @@ def answer_in(handle: UUID, messages: list[Message]) -> Message | None:
 
 
 def ends_conversation(messages: list[Message]) -> bool:
-    """Tell whether the conversation of a request is to be ended after these messages."""
+    """Return whether these messages end the conversation of a request: any but a DialogTimer."""
     return any(not message.is_timer for message in messages)

@@ -1,4 +1,4 @@
-"""Grant and revoke the rights of a PostgreSQL role. T-SQL has no such statements."""
+"""Operations that grant and revoke the rights of a PostgreSQL role. T-SQL has no such statements."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ class RightsChange:
     """A PostgreSQL role, and permissions of its user in a broker database.
 
     Args:
-        role: the PostgreSQL role, which exists already.
+        role: an existing PostgreSQL role.
         database: the broker database; required with `send`, `receive` and `contracts`.
-        send: services: SEND on them, and REFERENCES on their contracts.
-        receive: queues: RECEIVE on them, with which the role begins, sends on and ends conversations of their services.
-        contracts: contracts: REFERENCES on them.
+        send: services to send to (SEND), with their contracts (REFERENCES).
+        receive: queues to receive from (RECEIVE). The role may also begin, use and end conversations of the services on
+            these queues.
+        contracts: contracts for new conversations (REFERENCES).
     """
 
     role: str
@@ -41,28 +42,28 @@ class RightsChange:
             BrokerError: 402.
         """
         if self.database is None and (self.send or self.receive or self.contracts):
-            raise BrokerError(402, "the database", "missing", "the one where the services, queues and contracts are")
+            raise BrokerError(402, "the database", "missing", "the database of the services, queues and contracts")
 
 
 @dataclass(frozen=True, slots=True)
 class GrantRights(RightsChange, Operation[None]):
-    """Let a PostgreSQL role use Service Broker as a user of the broker database. Revoke its rights on our tables.
+    """Let a PostgreSQL role use Service Broker as a user of the broker database, and revoke its rights on the tables.
 
-    The user has the role's name unless the role is a user there already. Processes that opened the instance as this
-    role while it had rights on tables must open it again.
+    The user gets the role's name, unless the role has a user already. Processes that opened the instance as this role
+    while it had rights on the tables must open it again.
 
     Raises:
-        BrokerError: 15007 no such role, 911, 15151 unknown names, 15023 another user has the role's name, 402 names
-            without a database.
+        BrokerError: 15007 no such role, 911 no such database, 15151 an unknown name, 15023 another user has the role's
+            name, 402 names without a database.
         InstanceError: the role has the rights of the schema's owner, or the caller lacks them.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeRights(RightsChange, Operation[None]):
-    """Revoke permissions of a role: those named, else all in the database; without a database, all its rights.
+    """Revoke rights of a role: the named permissions, or all in the database; without a database, all its rights.
 
     Raises:
-        BrokerError: 15007 no such role, 911, 15151 unknown names, 402 names without a database.
+        BrokerError: 15007 no such role, 911 no such database, 15151 an unknown name, 402 names without a database.
         InstanceError: the caller does not have the rights of the schema's owner.
     """

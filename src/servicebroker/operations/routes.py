@@ -10,21 +10,21 @@ from servicebroker.operations.operation import Definition, Named
 
 @dataclass(frozen=True, slots=True)
 class CreateRoute(Definition[None]):
-    """CREATE ROUTE: where the services of that name are reached, for conversations that begin in this database.
+    """CREATE ROUTE: set the address of services, for conversations that begin in this database.
 
     Args:
-        name: of the route, compared without case.
-        service_name: the name of the service, compared byte by byte; without it, any service.
-        broker_instance: identifier of the database that has the service; without it, any database.
-        lifetime: seconds from now after which the route is ignored; without it, the route does not expire.
-        address: TCP://host:port (port 4022 if it names none), "LOCAL" for this instance, or "TRANSPORT" for the
-            address with which the service's own name begins.
+        name: the name of the route, case-insensitive.
+        service_name: the name of the service, compared byte by byte. Default: any service.
+        broker_instance: the broker identifier of the service's database. Default: any database.
+        lifetime: seconds from now until the route expires. Default: it does not expire.
+        address: TCP://host:port (default port: 4022), "LOCAL" for this instance, or "TRANSPORT" if the service's name
+            begins with its address (TCP://host:port/...).
         mirror_address: the address of the other server of a mirrored pair.
-        authorization: the owner; the user that this object works as when it is not given.
-        exist_ok: whether an existing object of that name is left as it is, instead of an error.
+        authorization: the owner. Default: the current user.
+        exist_ok: do nothing if a route of that name exists.
 
     Raises:
-        BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken, 15151 no such
+        BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 the name is taken, 15151 no such
             owner, 262.
     """
 
@@ -41,15 +41,15 @@ class CreateRoute(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterRoute(Definition[None]):
-    """ALTER ROUTE: change the given clauses, also for messages that already wait.
+    """ALTER ROUTE: change clauses. The change applies to waiting messages, too.
 
-    A service, an instance or a lifetime cannot be removed again: drop the route and create it anew.
+    A service, an instance or a lifetime cannot be removed: drop the route and create it again.
 
     Args:
-        name: of the route, compared without case.
+        name: the name of the route, case-insensitive.
         service_name: as for `create_route`.
         broker_instance: as for `create_route`.
-        lifetime: seconds from now; it revives an expired route.
+        lifetime: seconds from now until the route expires. An expired route is valid again.
         address: as for `create_route`.
         mirror_address: as for `create_route`.
 
@@ -68,7 +68,7 @@ class AlterRoute(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropRoute(Named, Definition[None]):
-    """DROP ROUTE; conversations that would have taken it wait for another one.
+    """DROP ROUTE. Conversations without another matching route wait.
 
     Raises:
         BrokerError: 15151 no such route.

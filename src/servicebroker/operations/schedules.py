@@ -1,4 +1,4 @@
-"""Schedules of workers: list and drop them. Workers keep them, and take their turns."""
+"""Operations on schedules of workers: list and drop; begin and fire, which workers do."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class Schedules(Operation[list[ScheduledJob]]):
-    """List the schedules that workers have begun, the next one first.
+    """List the active schedules of workers, the next due first.
 
     Raises:
-        BrokerError: 5011 no permission: the list is for db_owner.
+        BrokerError: 5011 no permission: the list requires db_owner.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"
@@ -28,14 +28,14 @@ class Schedules(Operation[list[ScheduledJob]]):
 
 @dataclass(frozen=True, slots=True)
 class DropSchedule(Operation[None]):
-    """Drop a schedule, with its conversation. A worker that has it begins it again when it starts.
+    """Drop a schedule, with its conversation. A worker with the schedule begins it again at its next start.
 
     Args:
-        queue: the queue of its worker, as for `receive`.
-        name: its name.
+        queue: the queue of the worker, as for `receive`.
+        name: the name of the schedule.
 
     Raises:
-        BrokerError: 15151 no such queue or schedule, 402 no name, 5011 no permission.
+        BrokerError: 15151 no such queue or schedule, 402 an invalid name, 5011 no permission.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"
@@ -44,7 +44,7 @@ class DropSchedule(Operation[None]):
     name: str
 
     def check(self) -> None:
-        """Refuse what can be no name.
+        """Refuse an invalid name.
 
         Raises:
             BrokerError: 402.
@@ -55,12 +55,12 @@ class DropSchedule(Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class KeepSchedule(Operation[None]):
-    """Begin the schedule of a worker, if it has not begun, or give it another rule.
+    """Begin a schedule of a worker if it does not exist, or change its times.
 
     Args:
         queue: the worker's queue.
-        name: of the schedule.
-        schedule: its times.
+        name: the name of the schedule.
+        schedule: the times of the schedule.
 
     Raises:
         InstanceError: the queue has no service.
@@ -73,7 +73,7 @@ class KeepSchedule(Operation[None]):
 
     @staticmethod
     def begin(service: str) -> BeginDialog:
-        """Return the BEGIN DIALOG of its conversation, which sends nothing and has a timer."""
+        """Return the BEGIN DIALOG of the schedule's conversation, which sends no message and has a timer."""
         return BeginDialog(
             service, service, contract=names.DEFAULT, encryption=False, related_conversation_group=new_group()
         )
@@ -81,14 +81,14 @@ class KeepSchedule(Operation[None]):
 
 @dataclass(frozen=True, slots=True)
 class TakeTurn(Operation[Firing | None]):
-    """Take the turn of the schedule whose timer has fired, and set its timer to the next time.
+    """Return the due time of a schedule whose timer has fired, and set the timer to the next time.
 
     Args:
-        handle: its conversation.
-        is_replayed: the message is a dead letter that was replayed. Its turn was taken before.
+        handle: the conversation of the schedule.
+        is_replayed: True for a replayed dead letter, whose timer was set before.
 
     Returns:
-        What is to be done; None if the conversation is of no schedule any more.
+        The name and due time of the schedule; None if the conversation belongs to no schedule any more.
     """
 
     handle: UUID

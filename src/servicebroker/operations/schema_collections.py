@@ -17,11 +17,11 @@ class CreateXmlSchemaCollection(Definition[None]):
     """CREATE XML SCHEMA COLLECTION.
 
     Args:
-        name: `collection` or `schema.collection`, compared without case.
-        documents: one schema or several, as text. They may import each other, nothing else.
+        name: `collection` or `schema.collection`, case-insensitive.
+        documents: the text of one or more XML schemas, which may import each other only.
 
     Raises:
-        BrokerError: 2378 no XML schema, or it does not compile; 2714 name taken, 9609, 15151, 262.
+        BrokerError: 2378 not an XML schema, or it does not compile; 2714 the name is taken, 9609, 15151, 262.
     """
 
     name: str
@@ -34,11 +34,11 @@ class CreateXmlSchemaCollection(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterXmlSchemaCollection(Definition[None]):
-    """ALTER XML SCHEMA COLLECTION ADD; what is delivered from now on is validated with the new schemas too.
+    """ALTER XML SCHEMA COLLECTION ADD: validate messages that are delivered afterwards with the new schemas, too.
 
     Args:
         name: as for `create_xml_schema_collection`.
-        add: one schema or several, as text.
+        add: the text of one or more XML schemas.
 
     Raises:
         BrokerError: 15151 no such collection, 2378 the schemas together do not compile.

@@ -35,11 +35,11 @@ class _Delayable:
 
     @property
     def is_delayed(self) -> bool:
-        """True if a delay was given, though it may be over."""
+        """True if the statement has a delay, even one that has passed."""
         return self.delay is not None or self.at is not None
 
     def due(self, now: datetime) -> datetime | None:
-        """Return the time until which it is delayed; None if it is not.
+        """Return the time until which the message is delayed; None without a delay.
 
         Raises:
             BrokerError: 402 an invalid delay.
@@ -47,7 +47,7 @@ class _Delayable:
         return due_time(self.delay, self.at, now)
 
     def seconds_or_time(self, now: datetime) -> tuple[float | None, datetime | None]:
-        """Return the delay in seconds, or else its time, for a server that counts by its own clock.
+        """Return the delay as seconds or as a time, so that the server can apply its own clock.
 
         Raises:
             BrokerError: 402 an invalid delay.
@@ -61,25 +61,25 @@ class _Delayable:
 class Send(_Delayable, Operation[Numbers]):
     """SEND one message, and return its sequence number: 0, 1, 2 ... in each direction of a conversation.
 
-    It is sent with the COMMIT. Within `pipeline()` the place in the block is returned instead.
+    The message is sent when the transaction commits. In `pipeline()` the result is its position in the block instead.
 
     Args:
-        handle: the conversation. With a list of handles the message is sent on each of them, or on none if one is
-            refused. The body is stored once, and the numbers are returned in the order of the handles.
-        message_type: one that the contract lets this side send.
+        handle: the conversation. For a list of handles, the message is sent on each of them, or on none if one is
+            refused; the body is stored once, and the result is a list of numbers in the order of the handles.
+        message_type: a message type that the contract allows for this side.
         body: bytes; a str, which is sent as UTF-8; or an object, if the message type has a `servicebroker.codec`. An
             omitted or empty body is received as None.
         delay: a timedelta or seconds. The message, and every later one of its conversation, waits as long in the
-            transmission queue. To overtake it, use another conversation.
-        at: the time until which they wait, with a time zone. A time that is over is no delay.
+            transmission queue. Use another conversation for messages that must not wait.
+        at: the time until which the message waits, with a time zone. A time in the past is no delay.
 
     Raises:
-        BodyError: the body is not what messages of this type carry.
-        BrokerError: 8426 no such conversation, 8429 it has ended or failed, 8428 no such message type, 8431 it is
-            not in the contract, 8432 and 8434 only the other side may send it, 8433 the body is None, 8459 it is
-            too large, 8494 no permission, 9618 the own queue is off and has RETENTION, 8418 the handle is missing,
-            402 the list of handles is empty, has one twice, or more than 10,000, or the delay ends after the
-            conversation's lifetime.
+        BodyError: the codec of the message type refuses the body.
+        BrokerError: 8426 no such conversation, 8429 it has ended or failed, 8428 no such message type, 8431 the
+            contract lacks it, 8432 and 8434 only the other side may send it, 8433 the body is None, 8459 the body is
+            too large, 8494 no permission, 9618 this side's queue is disabled and has RETENTION, 8418 the handle is
+            missing, 402 the list of handles is empty, has a duplicate, or more than 10,000 handles, or the delay ends
+            after the conversation's lifetime.
     """
 
     permission: ClassVar[str] = "SEND"
@@ -128,7 +128,7 @@ class Send(_Delayable, Operation[Numbers]):
 
     @property
     def is_single(self) -> bool:
-        """True for one conversation; a missing handle counts as one, and is refused later."""
+        """True for one handle instead of a list. It may be None, which is refused later."""
         handle = self.handle
         return isinstance(handle, UUID) or handle is None
 
@@ -138,7 +138,7 @@ class Send(_Delayable, Operation[Numbers]):
         return [self.handle] if isinstance(self.handle, UUID) or self.handle is None else self.handle
 
     def content(self, maximum: int = MAX_BODY_BYTES) -> bytes | None:
-        """Check the fields, and return the body to store; `maximum` is in bytes.
+        """Check the fields, and return the body to store. `maximum` is its largest size in bytes.
 
         Raises:
             BrokerError: 8418, 402 and 15151 handle and name, 8433, 8459 and 402 body.
@@ -153,18 +153,19 @@ class Send(_Delayable, Operation[Numbers]):
 
 @dataclass(frozen=True, slots=True)
 class SendBatch(_Delayable, Operation[int]):
-    """SEND many messages of one type, in their order, and return the first sequence number.
+    """SEND many messages of one type, in order, and return the first sequence number.
 
-    It is one statement, and many times as fast as a call of `send` for each message. If it raises, none was sent.
+    One statement sends all messages, which is many times as fast as a call of `send` for each. If it raises, no message
+    is sent.
 
-    A body that the *receiver* refuses fails the conversation, as with `send`: the messages before it are
-    delivered, those behind it are dropped.
+    If the *receiver* refuses a body, the conversation fails, as with `send`: earlier messages are delivered, later ones
+    are dropped.
 
     Args:
         handle: the conversation.
-        message_type: one that the contract lets this side send.
-        bodies: of each message, as for `send`.
-        delay: of all of them, as for `send`.
+        message_type: a message type that the contract allows for this side.
+        bodies: a body for each message, as for `send`.
+        delay: the delay of all messages, as for `send`.
         at: as for `send`.
 
     Raises:
@@ -194,14 +195,14 @@ class SendBatch(_Delayable, Operation[int]):
 
     @property
     def messages(self) -> int:  # type: ignore[override] # of most operations it is a constant
-        """The number of messages; 1 for bodies that cannot be counted, which are refused later."""
+        """The number of messages; 1 for `bodies` without a length, which is refused later."""
         return len(self.bodies) if isinstance(self.bodies, Sized) else 1
 
     def contents(self, maximum: int = MAX_BODY_BYTES) -> list[bytes | None]:
-        """Check the fields, and return the bodies to store; `maximum` is in bytes, of each.
+        """Check the fields, and return the bodies to store. `maximum` is the largest size of each in bytes.
 
         Raises:
-            BrokerError: as `Send.content`; 402 no list, or an empty one.
+            BrokerError: as `Send.content`; 402 `bodies` is no list, or is empty.
             BodyError: the codec of the message type refuses a body.
         """
         check_handle(self.handle)

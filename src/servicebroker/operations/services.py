@@ -14,14 +14,15 @@ class CreateService(Definition[None]):
     """CREATE SERVICE on a queue. Messages that wait for the service are delivered.
 
     Args:
-        name: compared byte by byte.
+        name: the name of the service, compared byte by byte.
         queue: the queue of its messages; `schema.queue` if the schema is not dbo.
-        contracts: the contracts on which the service is a target.
-        authorization: the owner, a user or a role; by default the current user.
-        exist_ok: whether an existing object of that name is left as it is, instead of an error.
+        contracts: the contracts for which the service is a target.
+        authorization: the owner, a user or a role. Default: the current user.
+        exist_ok: do nothing if a service of that name exists.
 
     Raises:
-        BrokerError: 8404, 15151 unknown queue, contract or owner, 2714 name taken, 262.
+        BrokerError: 8404 a contract is listed twice, 15151 unknown queue, contract or owner, 2714 the name is taken,
+            262.
     """
 
     name: str
@@ -40,16 +41,17 @@ class CreateService(Definition[None]):
 class AlterService(Definition[None]):
     """ALTER SERVICE ON QUEUE (ADD CONTRACT, DROP CONTRACT).
 
-    Conversations on a dropped contract go on; readers that wait at its queue get 8468.
+    Conversations on a dropped contract continue. Readers that wait at the service's queue get 8468.
 
     Args:
-        name: compared byte by byte.
-        queue: the new queue, to which the messages of the service move.
-        add_contracts: contracts on which the service becomes a target.
-        drop_contracts: contracts on which the service is a target no more.
+        name: the name of the service, compared byte by byte.
+        queue: the new queue. The messages of the service move there.
+        add_contracts: contracts for which the service becomes a target.
+        drop_contracts: contracts for which the service is no target any more.
 
     Raises:
-        BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
+        BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404 a contract is listed
+            twice, or the service has it already.
         InstanceError: a pipeline reads the queue that the service leaves.
     """
 
@@ -67,8 +69,8 @@ class AlterService(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropService(ExactlyNamed, Definition[None]):
-    """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
+    """DROP SERVICE with its messages and conversations. Their peers get the Error -8470.
 
     Raises:
-        BrokerError: 15151 no such service, 3716 a conversation priority names it.
+        BrokerError: 15151 no such service, 3716 a conversation priority uses it.
     """

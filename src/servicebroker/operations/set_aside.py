@@ -76,9 +76,9 @@ class DeadLetterGroups(Operation[list[DeadLetterGroup]]):
 class ReplayMessage(Operation[UUID | None]):
     """Replay a dead letter: put the message into its queue again, and remove it from the list.
 
-    If its conversation is open on both sides, the message arrives there, after the messages in the queue. Otherwise
-    `from_service` sends it to the same service on a new conversation; answers arrive in the queue of `from_service`,
-    which must end the conversation.
+    If its conversation is open on both sides, the message arrives there, after the messages in the queue. Otherwise the
+    original sender, or `from_service`, sends it to the same service on a new conversation. Answers arrive in the queue
+    of that sender, which must end the conversation.
 
     Args:
         set_aside_id: the number of the dead letter in the list.
