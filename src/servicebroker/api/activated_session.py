@@ -143,7 +143,7 @@ class ActivatedSession(Instance):
         super().count_received(queue_id, messages, filtered=filtered)
 
     def count_polled(self, found: bool) -> None:
-        """Note whether a GET CONVERSATION GROUP found a group."""
+        """Note whether GET CONVERSATION GROUP returned a group."""
         self.history.note(took=found)
 
     def sleep(self, reader: WaitingReader, seconds: float) -> bool:

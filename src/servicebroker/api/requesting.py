@@ -179,10 +179,10 @@ def _take(database: Database, waiter: Waiter) -> list[Message]:
         except BrokerError as refused:
             if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
-            current: AnswerQueue = database._do(database.engine.find_answer_queue(waiter.handle))
-            if current == queue:
+            found: AnswerQueue = database._do(database.engine.find_answer_queue(waiter.handle))
+            if found == queue:
                 raise
-            queue = current
+            queue = found
 
 
 def _receive(database: Database, queue: str, handle: UUID) -> list[Message]:

@@ -383,7 +383,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
     _has_worked = False
     _commit_travels = False
     _was_put_back = False
-    _leaves_groups = True  # true if the last RECEIVE may have left groups that others can take
+    _leaves_groups = True  # False if the last RECEIVE has taken all groups, so that no other reader is needed
     _is_counted = True  # by poison detection, if the transaction is rolled back
     _savepoint = b""
 
@@ -452,7 +452,7 @@ def raise_broker_error(problem: psycopg.Error) -> NoReturn:
 
 
 def find_reason(connection: psycopg.Connection[Any], engine: OwnerVerbs, refused: BrokerError) -> None:
-    """Raise 8442 if something was not found because its database was dropped."""
+    """Raise 8442 instead of a "not found" error if the database was dropped."""
     if refused.number in NOT_FOUND and not connection.closed:
         try:
             run(connection, engine.check_database())
@@ -465,7 +465,7 @@ def _single_step(keeping: Statement) -> Steps[None]:
 
 
 def release_group_locks(connection: psycopg.Connection[Any]) -> None:
-    """Release the group locks that an ended transaction left on a connection of the pool; if that fails, close it."""
+    """Release group locks that remain on a connection after its transaction; if that fails, close the connection."""
     if not session_locks.may_keep_locks(connection):
         return
     try:
@@ -503,7 +503,7 @@ class _Translated(AbstractContextManager[None]):
 
 
 def translate(problem: psycopg.Error, *, runs_application_sql: bool = True) -> None:
-    """Raise the broker's error for one of PostgreSQL, if there is one."""
+    """Raise the broker's error that corresponds to an error of PostgreSQL; without one, do nothing."""
     said = explain_error(problem, transaction_only=runs_application_sql)
     if said is not None:
         raise said from problem

@@ -46,7 +46,7 @@ class Turn:
         self.messages = messages
 
     def run(self, procedure: Procedure) -> None:
-        """Call the procedure, then send the statements that it left waiting, so that they fail inside the turn."""
+        """Call the procedure, then send its deferred statements, so that their errors belong to the turn."""
         self._call(procedure)
         self.transaction._send_what_waits()
 
@@ -90,7 +90,7 @@ class GroupTurn(Turn):
         return super().has_failed_statement and (self.following is None or self.following._problem is None)
 
     def begin(self, *, is_first: bool) -> bool:
-        """Set a savepoint and take the messages. Return False if some were gone; then nothing is taken.
+        """Set a savepoint and take the messages. If some are not in the queue any more, take none, and return False.
 
         An earlier turn may have received them, or ended their conversation.
         """

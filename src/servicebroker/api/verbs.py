@@ -145,7 +145,7 @@ class Verbs(ABC):
         """
 
     def _named(self, rows: Rows, *, alone: bool) -> list[Message]:
-        """Return the messages of the rows with their names, and look up names that this process does not remember."""
+        """Return the messages of received rows. Names that are missing in the cache are looked up."""
         labels, database_id = self.engine.catalog.labels, self.engine.user.database_id
         try:
             return receive.name_rows(rows, labels[database_id])
@@ -184,7 +184,7 @@ class Verbs(ABC):
         """Begin a span after RECEIVE was committed. An error is only logged, since the caller must get the messages."""
         try:
             self._begin_span(queue, messages)
-        except Exception as problem:  # the sampler and the processors of the application run there
+        except Exception as problem:  # raised by the sampler or a span processor of the application
             _LOG.warning("received messages are not traced: %s", problem)
 
     def _process(self, span: Span) -> None:

@@ -146,7 +146,7 @@ def delivered(inner: Runner, verbs: Verbs, operation: Receive, begin: Begin) -> 
 
 
 def poll_counted(inner: Runner, verbs: Verbs, operation: GetConversationGroup, begin: Begin) -> UUID | None:
-    """Report to the session of an activated task whether there was a group."""
+    """Report to the session of an activated task whether the statement returned a group."""
     group: UUID | None = inner(verbs, operation, begin)
     verbs.instance.count_polled(group is not None)
     return group

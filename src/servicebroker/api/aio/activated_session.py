@@ -143,7 +143,7 @@ class AsyncActivatedSession(AsyncInstance):
         super().count_received(queue_id, messages, filtered=filtered)
 
     def count_polled(self, found: bool) -> None:
-        """Note whether a GET CONVERSATION GROUP found a group."""
+        """Note whether GET CONVERSATION GROUP returned a group."""
         self.history.note(took=found)
 
     async def sleep(self, reader: WaitingReader, seconds: float) -> bool:

@@ -219,12 +219,12 @@ async def _create_certificate(instance: AsyncNetwork, operation: operations.Crea
     name, password = operation.name, operation.encryption_password
     if key is None:
         if password is not None:
-            raise BrokerError(402, "ENCRYPTION BY PASSWORD", "given without a private key", "left out")
+            raise BrokerError(402, "ENCRYPTION BY PASSWORD", "used without a private key", "omitted")
         login = operation.authorization
         await instance._administer(transport_certificates.add_certificate(name, facts, is_own=False, login=login))
         return facts.thumbprint
     if operation.authorization is not None:
-        raise BrokerError(402, "AUTHORIZATION", "given for a certificate of this instance", "left out")
+        raise BrokerError(402, "AUTHORIZATION", "used for a certificate of this instance", "omitted")
     pem = await _key_file(key, facts, password)
     by_password = password is not None
     folder = await instance.key_folder()

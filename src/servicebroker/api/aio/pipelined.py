@@ -76,12 +76,12 @@ class AsyncPipeline:
 
     def wait(self, operation: Send[int]) -> int:
         """Defer a SEND until the next statement on the connection. Return its position."""
-        position = len(self.numbers) + len(self._waiting)
-        send = checked_send(position, operation, self._database.instance.maximum_body, self._database.instance.clock)
+        place = len(self.numbers) + len(self._waiting)
+        send = checked_send(place, operation, self._database.instance.maximum_body, self._database.instance.clock)
         self._waiting.append(send)
         self._bytes += len(send.content or b"")
         self._connection.pending.verbs = self._leave
-        return position
+        return place
 
     def sent(self, number: int) -> int:
         """Note the sequence number of a SEND that was not deferred, while none is deferred. Return its position."""

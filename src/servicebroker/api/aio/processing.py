@@ -155,10 +155,8 @@ async def _drain(
             if failure_handler is not None:
                 await failure_handler.sweep(connection)
         except (psycopg.Error, InstanceError):
-            if (
-                failure_handler is not None
-            ):  # no message is at fault; perhaps a procedure has left a setting in the session
-                await connection.close()
+            if failure_handler is not None:
+                await connection.close()  # no message caused it; perhaps a procedure has changed a session setting
             raise
         finally:
             if throttle is not None:

@@ -178,10 +178,10 @@ async def _take(database: AsyncDatabase, waiter: AsyncWaiter) -> list[Message]:
         except BrokerError as refused:
             if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
-            current: AnswerQueue = await database._do(database.engine.find_answer_queue(waiter.handle))
-            if current == queue:
+            found: AnswerQueue = await database._do(database.engine.find_answer_queue(waiter.handle))
+            if found == queue:
                 raise
-            queue = current
+            queue = found
 
 
 async def _receive(database: AsyncDatabase, queue: str, handle: UUID) -> list[Message]:

@@ -122,7 +122,7 @@ class ThreadInstance(Instance):
         self._loop.call_soon_threadsafe(lambda: self._inner.count_received(queue_id, messages, filtered=filtered))
 
     def count_polled(self, found: bool) -> None:
-        """Note whether a GET CONVERSATION GROUP found a group."""
+        """Note whether GET CONVERSATION GROUP returned a group."""
         self._loop.call_soon_threadsafe(self._inner.count_polled, found)
 
     def sleep(self, reader: Any, seconds: float) -> bool:

@@ -145,7 +145,7 @@ async def delivered(inner: Runner, verbs: AsyncVerbs, operation: Receive, begin:
 
 
 async def poll_counted(inner: Runner, verbs: AsyncVerbs, operation: GetConversationGroup, begin: Begin) -> UUID | None:
-    """Report to the session of an activated task whether there was a group."""
+    """Report to the session of an activated task whether the statement returned a group."""
     group: UUID | None = await inner(verbs, operation, begin)
     verbs.instance.count_polled(group is not None)
     return group
