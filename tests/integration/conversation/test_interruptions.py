@@ -274,7 +274,7 @@ def work_on_groups(database: sb.Database, handles: Handles, *, answers_ends: boo
 
     guard = FailureHandler(database, STOCK_QUEUE, worker.poison, exits=False, answers_ends=answers_ends)
     receive = Receive(STOCK_QUEUE, top=1, groups=50, wait=0)
-    run(database, receive, partial(handle_messages, worker), guard=guard)
+    run(database, receive, partial(handle_messages, worker), failure_handler=guard)
 
 
 CASES: dict[str, Case] = {
