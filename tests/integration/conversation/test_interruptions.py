@@ -182,6 +182,15 @@ def requested(database: sb.Database, clock: Clock) -> Handles:
     return [handle]
 
 
+def requested_together(database: sb.Database, clock: Clock) -> Handles:
+    """The same for three requests of as many groups."""
+    first = requested(database, clock)
+    handles = [begin(database), begin(database)]
+    for handle in handles:
+        database.send(handle, ORDER, b"1")
+    return [*first, *handles]
+
+
 def answered(database: sb.Database, clock: Clock) -> Handles:
     handles = requested(database, clock)
     answer(database, handles)
@@ -194,6 +203,16 @@ def answer(database: sb.Database, handles: Handles) -> None:
         tx.connection.execute("insert into work values (%s)", (message.message_body,))
         tx.send(message.conversation_handle, REPLY, b"done")
         tx.end_conversation(message.conversation_handle)
+
+
+def answer_groups(database: sb.Database, handles: Handles) -> None:
+    """SEND and END of a group leave with the savepoint of the next one."""
+
+    def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        tx.send(messages[0].conversation_handle, REPLY, messages[0].message_body)
+        tx.end_conversation(messages[0].conversation_handle)
+
+    database.process(STOCK_QUEUE, take, groups=50)
 
 
 def finish(database: sb.Database, handles: Handles) -> None:
@@ -280,6 +299,7 @@ def work_on_groups(database: sb.Database, handles: Handles, *, answers_ends: boo
 CASES: dict[str, Case] = {
     "receive groups": Case(crowd, lambda db, handles: db.receive(STOCK_QUEUE, groups=50)),
     "process groups": Case(crowd, work_on_groups),
+    "answer groups": Case(requested_together, answer_groups),
     "answer ends": Case(crowd, partial(work_on_groups, answers_ends=True)),
     "begin": Case(nothing, lambda db, handles: begin(db)),
     "begin related": Case(begun, lambda db, handles: begin(db, related_conversation=handles[0])),
