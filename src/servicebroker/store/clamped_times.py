@@ -1,8 +1,8 @@
-"""Load times that Python cannot represent, infinity and years outside 1 to 9999, as a time at the end of its range.
+"""Clamp times that Python cannot represent: infinity, and years outside 1 to 9999.
 
-psycopg refuses the whole result for one such value, so a single row would hide all others from an administrator. Such
-a time becomes EARLIEST or LATEST. These are a day within Python's range, so that they can be shown in any time zone.
-All other times are loaded as they are.
+psycopg fails on the whole result if it has one such value, so a single row would hide all others from an administrator.
+Such a time is loaded as EARLIEST or LATEST. These lie a day within Python's range, so that they can be shown in any
+time zone. Other times are unchanged.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _LONG, _INTEGER = struct.Struct("!q"), struct.Struct("!i")
 
 
 class ClampedContext(NamedTuple):
-    """The constructor argument of a psycopg Transformer that clamps times; `clamped_context` makes it."""
+    """The argument of a psycopg Transformer that clamps times."""
 
     adapters: AdaptersMap
     connection: psycopg.Connection[object] | psycopg.AsyncConnection[object] | None
 
 
 def clamped_context(connection: psycopg.Connection[object] | psycopg.AsyncConnection[object]) -> ClampedContext:
-    """Return the adapters of a connection with times clamped; those of the connection itself stay as they are."""
+    """Return a context with a copy of the connection's adapters that clamps times."""
     adapters = AdaptersMap(connection.adapters)
     clamp_times(adapters)
     return ClampedContext(adapters, connection)
 
 
 def clamp_times(adapters: AdaptersMap) -> None:
-    """Make these adapters clamp times in binary results."""
+    """Register loaders that clamp times in binary results."""
     adapters.register_loader("timestamptz", _ZonedLoader)
     adapters.register_loader("timestamp", _PlainLoader)
     adapters.register_loader("date", _DateLoader)

@@ -1,20 +1,22 @@
-"""The recorded definitions of our tables, views, functions and triggers, to find those that somebody has changed.
+"""Record the definitions of the schema's tables, views, functions and triggers, to find objects that were changed.
 
-**The problem.** An administrator may drop an index or replace a function of ours by hand. `check` and `doctor` report
-such objects. The comparison must stay fast with thousands of queues, each with more than ten objects of its own.
+**The problem.** An administrator may drop an index or replace a function of the schema by hand. `servicebroker check`
+and `doctor` report such objects. The comparison must stay fast with thousands of queues of more than ten objects each.
 
 **The flow.** A migration calls `record`, which writes each definition as PostgreSQL prints it (`definitions.sql`) into
-the table `servicebroker.made`. `changed` prints the definitions again and compares the texts.
+the table `servicebroker.made`. Later `changed` lets PostgreSQL print the definitions again, and compares the texts.
 
 **The rules.**
 
-* All queues have the same objects, so these are recorded once. `record` creates a pattern queue, replaces its number
-  and its view's name in the definitions by the slots `{id}` and `{view}`, and drops it. Functions are recorded twice,
-  for RETENTION off and on.
+* All queues have the same objects, so these are recorded once. `record` creates a temporary "pattern queue", records
+  the definitions with the placeholders `{id}` and `{view}`, and drops it. Functions are recorded twice, for RETENTION
+  off and on.
 * A queue whose fingerprint is unchanged is skipped. The fingerprint (`servicebroker.fingerprint` in `verbs.sql`) comes
-  from system catalogs that any change of its objects would touch. `trust_queues` stores it after a comparison.
+  from rows of system catalogs that every change of the queue's objects updates. `trust_queues` stores it after a
+  comparison.
 * Another major version of PostgreSQL may print a definition differently, and a restore changes the oids. In both cases
-  `is_foreign` is true and nothing is reported until `servicebroker check --mend` has recorded the definitions again.
+  `is_foreign` returns True, and nothing is reported until `servicebroker check --mend` has recorded the definitions
+  again.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_PATTERN_ID = 2_147_483_646  # the id of the pattern queue: no queue has it, and no template contains it
+_PATTERN_ID = 2_147_483_646  # the id of the pattern queue: no real queue has it, and no template contains it
 _PATTERN_VIEW = f"pattern_{_PATTERN_ID}"
 _ID_SLOT, _VIEW_SLOT = "{id}", "{view}"
-# a hash that identifies the recording server: its major version, and an oid, which differs after a restore
+# SQL for a hash that identifies the server: of its major version, and of an oid, which a restore changes
 _SERVER_SQL = (
     "hashtext(concat_ws(' ', current_setting('server_version_num')::integer / 10000, "
     "'servicebroker.made'::regclass::oid))"
@@ -45,7 +47,7 @@ _WITHOUT_QUEUE, _OF_TOUCHED_QUEUES = "queue_id is null", "queue_id = any ($1::in
 
 @functools.cache
 def _objects(which: str) -> str:
-    """Return a WITH clause whose part `objects` has the existing objects. `which` is a condition on `queue_id`."""
+    """Return a WITH clause with the CTE `objects`, the existing objects. `which`: SQL on `queue_id`."""
     return (resources.files(__package__) / "definitions.sql").read_text().replace("{which}", which)
 
 
@@ -80,7 +82,7 @@ def record() -> Steps[None]:
 
 
 def _note_pattern(retention: bool) -> Statement:
-    """Return the statement that records the pattern queue's objects; with `retention`, only its functions."""
+    """Return the statement that records the objects of the pattern queue. With `retention`: only its functions."""
     return Statement(
         "expected_objects.note_pattern",
         f"{_objects(f'queue_id = {_PATTERN_ID}')} "
@@ -93,12 +95,12 @@ def _note_pattern(retention: bool) -> Statement:
 
 
 def _with_slots(column: str) -> str:
-    """Return SQL that replaces the pattern queue's view and number in a text by slots."""
+    """Return SQL that replaces the view and the number of the pattern queue in a column by placeholders."""
     return f"replace(replace({column}, 'servicebroker.{_PATTERN_VIEW}', '{_VIEW_SLOT}'), '{_PATTERN_ID}', '{_ID_SLOT}')"
 
 
 def is_foreign() -> Steps[bool]:
-    """Return whether another server recorded the definitions (upgrade or restore), so that none can be compared."""
+    """Return True if another server has recorded the definitions (before an upgrade or restore)."""
     rows = yield Statement(
         "expected_objects.is_foreign",
         f"select from servicebroker.made where server <> {_SERVER_SQL} limit 1",
@@ -108,16 +110,16 @@ def is_foreign() -> Steps[bool]:
 
 
 def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
-    """Return at most `most` missing and changed objects: kind, name, and whether the object exists.
+    """Return at most `most` missing and changed objects as (kind, name, exists).
 
-    Returns an empty list if `is_foreign` is true.
+    The list is empty if `is_foreign` returns True.
     """
     rows = yield _compared((yield from _touched_queues()), f"{_WITHOUT_QUEUE} or {_OF_TOUCHED_QUEUES}", most)
     return [(kind, name, is_there) for kind, name, is_there, _ in rows]
 
 
 def trust_queues() -> Steps[None]:
-    """Store the fingerprints of queues whose definitions are as recorded, so that later comparisons skip them."""
+    """Store the fingerprints of the queues whose objects are unchanged, so that later comparisons skip these queues."""
     if touched := (yield from _touched_queues()):
         rows = yield _compared(touched, _OF_TOUCHED_QUEUES, None)
         changed_queues = sorted({row[-1] for row in rows})
@@ -125,7 +127,7 @@ def trust_queues() -> Steps[None]:
 
 
 def _compared(touched: list[int], which: str, most: int | None) -> Statement:
-    """Return the statement that finds missing and changed objects: kind, name, whether the object exists, queue id."""
+    """Return the statement that finds missing and changed objects: (kind, name, exists, queue id)."""
     return Statement(
         "expected_objects.compared",
         f"{_objects(which)}, expected as (select * from ("
@@ -141,7 +143,7 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
         "select e.kind, case when q.queue_id is null then e.name "
         f"else replace(e.name, '{_VIEW_SLOT}', format('%I.%I', q.postgres_schema, q.postgres_name)) end, "
         "o.kind is not null, e.queue_id from expected e left join objects o on o.kind = e.kind and o.name = e.name "
-        # `=` instead of `is not distinct from`, which PostgreSQL can join only by comparing all pairs
+        # `=` instead of `is not distinct from`, for which PostgreSQL has no hash or merge join
         "and coalesce(o.queue_id, 0) = coalesce(e.queue_id, 0) "
         "left join servicebroker.queues q on q.queue_id = e.queue_id "
         "where case when e.queue_id is null then md5(o.definition) else o.definition end "
@@ -152,9 +154,9 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
 
 
 def _touched_queues() -> Steps[list[int]]:
-    """Return the queues whose fingerprint differs from the stored one. A definition may have changed, or none.
+    """Return the ids of the queues whose fingerprint differs from the stored one. Their objects may have changed.
 
-    Returns all queues if the function `servicebroker.fingerprint` itself is missing.
+    Returns all queues if the function `servicebroker.fingerprint` is missing.
     """
     rows = yield Statement(
         "expected_objects.touched_queues.find_fingerprint", f"select to_regprocedure('{_FINGERPRINT}') is not null"

@@ -1,10 +1,11 @@
-"""Connections whose session on the server is gone while their socket stays open.
+"""Detect connections whose session on the server has ended while their socket stays open.
 
-A proxy that loses its way to the server may keep the client's socket open and answer its keepalives. A statement then
-waits for ever for its result, and a listener for notifications. One thread of the process looks for such connections.
-If a statement has waited for `SUSPICION_S`, or a listener for `LISTENER_CHECK_S`, it asks the server over a new
-connection whether the session still exists. If not, it shuts the socket down, so that the waiting thread or task gets
-the error of a lost connection. A server that cannot be asked is down or slow, and nothing is shut down.
+A proxy that loses its connection to the server may keep the client's socket open and answer its keepalives. A statement
+then waits for ever for its result, and a listener for notifications. One thread of the process checks for that.
+
+If a statement has waited for `SUSPICION_S`, or a listener for `LISTENER_CHECK_S`, the thread asks the server over
+a new connection whether the session still exists. If not, it shuts the socket down, so that the waiting thread or task
+gets the error of a lost connection. If the server does not answer, it is down or slow, and nothing is shut down.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from psycopg.pq import TransactionStatus
 from servicebroker.model.reporting import report
 
 SAMPLE_INTERVAL_S = 1.0
-SUSPICION_S = 5.0  # a busy connection rarely waits for that long, and a check is cheap
-LISTENER_CHECK_S = 20.0  # keeps the time until a new connection listens below half a minute
+SUSPICION_S = 5.0  # few statements run longer, and a check is cheap
+LISTENER_CHECK_S = 20.0  # so that a lost listener is replaced within half a minute
 _CONNECT_TIMEOUT_S = 5
-_ANSWER_TIMEOUT_S = 5.0  # else the connection of the question could be lost like those that it is about
+_ANSWER_TIMEOUT_S = 5.0  # the new connection may be lost like those that it checks
 
-# of a session: its process id, and when that began, since ids are used again; NULL where the role may not see it
+# The process id of a session, and its start, because ids are reused. The start is NULL if the role may not see it.
 SESSION = "select pid, backend_start from pg_stat_get_activity(pg_backend_pid())"
 _EXISTING = "select pid, backend_start from pg_stat_get_activity(null) where pid = any(%s)"
 
@@ -45,7 +46,7 @@ _LOG = logging.getLogger("servicebroker")
 
 @dataclass(slots=True)
 class _Watched:
-    """A connection of this process. `waits_since`, `asked_at`: by time.monotonic()."""
+    """A watched connection. `waits_since` and `asked_at` are times of time.monotonic()."""
 
     url: str
     session: Session
@@ -70,13 +71,13 @@ def watch(connection: AnyConnection, url: str, session: Session) -> None:
 
 
 def watch_listener(connection: AnyConnection) -> None:
-    """Watch a connection that waits for notifications, too."""
+    """Watch a connection also while it waits for notifications."""
     if connection in _watched:
         _watched[connection].is_listening = True
 
 
 def shut_down_socket(connection: AnyConnection) -> None:
-    """Shut down the socket of a connection, so that a thread that waits for the server there gets an error."""
+    """Shut down the socket of a connection, so that a thread that waits for the server gets an error."""
     with (
         contextlib.suppress(OSError, psycopg.Error),  # already closed
         socket.socket(fileno=os.dup(connection.fileno())) as line,
@@ -102,7 +103,7 @@ def _run() -> None:
 
 
 def _suspects(watched: dict[AnyConnection, _Watched], now: float) -> Iterable[AnyConnection]:
-    """Return the connections to ask the server about, once in a while for each."""
+    """Return the connections whose sessions have to be checked now."""
     for connection, each in watched.items():
         is_waiting = connection.pgconn.transaction_status == TransactionStatus.ACTIVE
         each.waits_since = (each.waits_since or now) if is_waiting else None
@@ -114,6 +115,7 @@ def _suspects(watched: dict[AnyConnection, _Watched], now: float) -> Iterable[An
 
 
 def _judge(url: str, suspects: dict[AnyConnection, _Watched]) -> None:
+    """Ask the server which sessions exist, and shut down the sockets of the others."""
     try:
         with psycopg.connect(
             url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S, application_name="servicebroker lost sessions"
@@ -137,7 +139,7 @@ def _judge(url: str, suspects: dict[AnyConnection, _Watched]) -> None:
 
 
 def _forget() -> None:
-    """Start with nothing in a forked child: its parent's connections are not its own, and the thread is gone."""
+    """Watch nothing in a forked child, which has neither the connections nor the thread of its parent."""
     global _is_running, _lock
     _watched.clear()
     _is_running, _lock = False, threading.Lock()

@@ -1,8 +1,9 @@
-"""An instance as a member of a domain: its key and certificate, and how it gets them.
+"""Membership of an instance in a domain (`keys/domain_folder.py`): its key and certificate, and how they are renewed.
 
-The folder `domain` beside the instance's private keys has `identity.pem`, the key with the certificate, and the last
-`revoked.json`. An instance that has joined a domain also has `folder` there, the domain's place, and `authority.pem`.
-Every other instance is in the domain of the operating-system user that runs it, which is created at its first use.
+The folder `domain` in the key folder of the instance has `identity.pem`, the key with the certificate, and a copy of
+the domain's `revoked.json`. After `servicebroker domain join` it also has `folder`, the path of the domain, and
+`authority.pem`. An instance that has not joined a domain is in that of its operating-system user, which is created at
+its first use.
 """
 
 from __future__ import annotations
@@ -33,23 +34,32 @@ from servicebroker.store.keys.domain_folder import (
 from servicebroker.store.keys.key_files import KeyFolder, read_private, replace, user_data
 from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
 
-RENEWAL = x509.CERTIFICATE_LIFE / 2  # of a certificate: from then on the next one is requested
-OVERDUE = x509.CERTIFICATE_LIFE / 3  # of a certificate: from then on a missing renewal is reported
-REQUEST_INTERVAL = timedelta(minutes=1)
-# until unchanged files are read again all the same: time stamps of files are coarse
-REREAD_INTERVAL = timedelta(seconds=10)
-_POLL_INTERVAL_S = 0.05  # seconds between polls for an answer
+RENEWAL = x509.CERTIFICATE_LIFE / 2  # a certificate with less than this time left is renewed
+OVERDUE = x509.CERTIFICATE_LIFE / 3  # with less than this time left, the missing renewal is reported
+REQUEST_INTERVAL = timedelta(minutes=1)  # between two requests for a renewal
+REREAD_INTERVAL = timedelta(seconds=10)  # unchanged files are read again after this, since file times are coarse
+_POLL_INTERVAL_S = 0.05  # between two polls for an answer
 
 
 class MemberState(NamedTuple):
-    """An instance's state in its domain. `identity` is the file with the key and a currently valid certificate."""
+    """The state of an instance in its domain.
+
+    Attributes:
+        domain: the name of the domain.
+        authority: the certificate of the domain's authority.
+        member: the member that the certificate names; None without a certificate.
+        identity: the file with the key and the certificate; None if that is not valid now.
+        facts: the certificate; None without one.
+        revoked: the names of revoked members in lower case.
+        problem: why the certificate is missing, invalid or not renewed; '' without a problem.
+    """
 
     domain: str
     authority: Facts
     member: Member | None
     identity: Path | None
     facts: Facts | None
-    revoked: frozenset[str]  # names in lower case
+    revoked: frozenset[str]
     problem: str = ""
 
 
@@ -67,12 +77,12 @@ def default_folder() -> Path:
 
 
 def is_in_domain(keys: KeyFolder) -> bool:
-    """Check whether the instance with that key folder is in a domain already."""
+    """Check whether the instance with this key folder is in a domain already."""
     return (keys.path / "domain" / "folder").is_file() or (default_folder() / "authority.pem").is_file()
 
 
 class Membership:
-    """The membership of one instance."""
+    """Reads and renews the membership of one instance."""
 
     def __init__(self, keys: KeyFolder, instance: UUID) -> None:
         self._place = keys.path / "domain"
@@ -82,7 +92,7 @@ class Membership:
 
     @property
     def folder(self) -> Path:
-        """The folder of its domain."""
+        """The folder of the domain."""
         with suppress(FileNotFoundError):
             return Path(read_file(self._place / "folder").decode().rstrip("\n"))
         return default_folder()
@@ -94,9 +104,9 @@ class Membership:
     # ---------------------------------------------------------------- every day
 
     def look(self, now: datetime) -> MemberState:
-        """Renew the certificate if needed, answer others if we hold the key, and return the state.
+        """Renew the certificate if needed, and return the state. With the domain's key, also answer other members.
 
-        Unchanged files are not read again.
+        Unchanged files are not read again for `REREAD_INTERVAL`.
 
         Raises:
             DomainError: the domain cannot be determined.
@@ -111,6 +121,7 @@ class Membership:
         return standing
 
     def _signature(self) -> tuple[object, ...]:
+        """Return values that change with the files."""
         folder = self.folder
         files = [folder / name for name in ("authority.pem", "authority.key", "revoked.json", "requests")]
         return tuple(_stamp(file) for file in (*files, self._file, self._place / "folder"))
@@ -148,10 +159,10 @@ class Membership:
         return MemberState(name, authority, found.member, file, found.facts, revoked, problem)
 
     def _domain(self, now: datetime) -> Domain:
-        """Return the instance's domain; the user's own one is created if missing."""
+        """Return the instance's domain. The domain of the operating-system user is created if it is missing."""
         folder = self.folder
         if not self._has_joined and not folder.exists():
-            with suppress(DomainError):  # created by another process meanwhile; other problems show next
+            with suppress(DomainError):  # another process may have created it; `Domain` raises other problems
                 Domain.create(folder, machine_name(), now, is_shared=False)
         found = Domain(folder)
         if self._has_joined and found.authority.thumbprint != self._pinned().thumbprint:
@@ -159,7 +170,7 @@ class Membership:
         return found
 
     def _renew(self, domain: Domain, now: datetime) -> None:
-        """Keep the certificate valid. Another authority is asked for a new one now and then, its answer taken later."""
+        """Renew the certificate if it is due. Without the domain's key: write a request, and read the answer later."""
         found = self._find(domain.authority)
         if found is not None and found.facts.is_valid(now) and found.facts.expiry_date - now > RENEWAL:
             return
@@ -185,13 +196,13 @@ class Membership:
     # ---------------------------------------------------------------- joining
 
     def join(self, folder: Path, token: Token | None, now: datetime, seconds: float) -> MemberState:
-        """Become a member of the domain in a folder, and of no other any more. Waits up to `seconds` for its answer.
+        """Join the domain in a folder, and leave the present one. Waits up to `seconds` for the domain's answer.
 
-        The holder of the domain's key needs no token.
+        The owner of the domain's key needs no token.
 
         Raises:
-            DomainError: the token is of another domain, was used, or has expired; no answer in time, so that the same
-                token may be tried again; the folder cannot be used.
+            DomainError: the token is of another domain, was used, or has expired; no answer in time, and the same token
+                may be used again; the folder cannot be used.
         """
         domain = Domain(folder.absolute())
         if token is not None and not token.is_of(domain.authority.thumbprint):
@@ -214,8 +225,9 @@ class Membership:
         return self.look(now)
 
     def _be_let_in(self, domain: Domain, token: Token, now: datetime, seconds: float) -> tuple[Facts, PrivateKey]:
+        """Request a certificate with a token, and wait for the answer."""
         joining = self._place / f"joining-{token.number.hex()}.pem"
-        if not joining.is_file():  # the same key for each attempt: the token may have admitted it already
+        if not joining.is_file():  # a repeated attempt uses the same key, which the token may have admitted already
             replace(joining, key_pem(x509.new_key()))
         key = read_identity(read_private(joining))
         asked = x509.request(key)
@@ -238,6 +250,7 @@ class Membership:
         return self._checked(domain, answer, key), key
 
     def _checked(self, domain: Domain, answer: SignedAnswer, key: PrivateKey) -> Facts:
+        """Return the certificate of an answer, after checking that it is for this instance and key."""
         member = x509.member_of(answer.certificate, domain.authority.der)
         is_ours = member is not None and member.instance == self._instance
         if not is_ours or x509.public_key_of_certificate(answer.certificate) != x509.public_bytes(key):
@@ -255,7 +268,7 @@ class Membership:
         replace(self._file, key_pem(key) + as_pem(facts.der))
 
     def _find(self, authority: Facts) -> _Identity | None:
-        """Return this instance's identity by that authority; None without one.
+        """Return the key and certificate of this instance by an authority; None without one.
 
         Raises:
             DomainError: others may read the key, or the file is damaged.
@@ -269,19 +282,19 @@ class Membership:
         except (OSError, ValueError, BrokerError, InstanceError) as problem:
             raise DomainError(f"{self._file} cannot be used: {problem}") from None
         member = x509.member_of(facts.der, authority.der)
-        if member is None or member.instance != self._instance:  # of an earlier domain or instance
+        if member is None or member.instance != self._instance:  # the file is of an earlier domain or instance
             return None
         return _Identity(key, facts, member)
 
     def _pinned(self) -> Facts:
-        """Return the authority of the joined domain, whatever is in its folder now."""
+        """Return the authority of the joined domain as of the join, whatever is in its folder now."""
         try:
             return read(read_file(self._place / "authority.pem"))
         except (OSError, BrokerError) as problem:
             raise DomainError(f"The authority in {self._place} cannot be read: {problem} Join again.") from None
 
     def _remember(self, revoked: Revoked) -> None:
-        """Store the revoked members, for times when the domain's folder cannot be read."""
+        """Store a copy of the revoked members, for times when the domain's folder cannot be read."""
         if frozenset(revoked) != self._known():
             self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace(self._place / "revoked.json", msgspec.json.encode(revoked))
@@ -293,6 +306,7 @@ class Membership:
 
 
 def _stamp(file: Path) -> object:
+    """Return a value that changes with the file; None without the file."""
     try:
         found = file.stat()
     except OSError:

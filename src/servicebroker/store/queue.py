@@ -1,4 +1,4 @@
-"""The table, the functions and the view of one queue, made from the template `queue.sql`."""
+"""Create the tables, functions and view of a queue from the template `queue.sql`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> Sta
 
 
 def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> Statement:
-    """Return the statement that recreates the objects that may change while the queue has messages."""
+    """Return the statement that recreates what can change while the queue has messages, such as functions."""
     text = _together(*_renewed(queue_id, schema, view, retention))
     return Statement("queue.renewed_objects", text, prepared=False)
 
@@ -55,7 +55,10 @@ def queue_functions(queue_id: int, retention: bool) -> Statement:
 
 
 def _found_touched(queue_id: int) -> str:
-    """Return SQL that clears the fingerprint of a touched queue: recreating its functions is no complete repair."""
+    """Return SQL that clears the fingerprint of a queue if its objects have changed.
+
+    New functions repair only a part of these objects, so the next check has to compare all of them.
+    """
     return (
         f"update servicebroker.queues set fingerprint = null where queue_id = {queue_id} "
         f"and fingerprint is distinct from servicebroker.fingerprint({queue_id});"
@@ -63,7 +66,7 @@ def _found_touched(queue_id: int) -> str:
 
 
 def _made(queue_id: int) -> str:
-    """Return SQL that updates the fingerprint for `store/expected_objects.py`."""
+    """Return SQL that stores the new fingerprint for `expected_objects.py`, unless it was cleared."""
     return (
         f"update servicebroker.queues set fingerprint = servicebroker.fingerprint({queue_id}) "
         f"where queue_id = {queue_id} and fingerprint is not null;"
@@ -71,11 +74,12 @@ def _made(queue_id: int) -> str:
 
 
 def _together(*texts: str) -> str:
-    """Join definitions into one statement: a queue has many, and round trips take time."""
+    """Join definitions into one statement, to save round trips."""
     return "do $make$ begin\n{}\nend $make$".format("\n".join(texts))
 
 
 def _renewed(queue_id: int, schema: str, view: str, retention: bool) -> list[str]:
+    """Return the SQL of `renewed_objects`."""
     names = {"schema": quoted(schema), "view": quoted(view)}
     return [
         *(
@@ -88,6 +92,7 @@ def _renewed(queue_id: int, schema: str, view: str, retention: bool) -> list[str
 
 
 def _functions(queue_id: int, retention: bool) -> list[str]:
+    """Return the definitions of the functions. With RETENTION they keep a copy of each deleted row."""
     delete, deleted = f"delete from servicebroker.queue_{queue_id} g where", "returning"
     slots = {
         "delete": delete,
@@ -110,7 +115,7 @@ def _functions(queue_id: int, retention: bool) -> list[str]:
     slots["first"] = _part("first", queue_id, **slots)
     slots |= {name: _part(name, queue_id) for name in _PARTS_OF_END}
     return [
-        # all queues share the templates, so the server need not check each one
+        # all queues have the same function bodies, so the server need not check them for each queue
         "set local check_function_bodies = off;",
         *(_text(part, queue_id, **slots) for part in _FUNCTIONS),
         "set local check_function_bodies to default;",
@@ -119,7 +124,7 @@ def _functions(queue_id: int, retention: bool) -> list[str]:
 
 
 def retain_gone(queue_id: int) -> str:
-    """Return a further part of a statement whose part `gone` deletes received rows: RETENTION keeps copies."""
+    """Return a further CTE for a statement whose CTE `gone` deletes received rows: it stores them for RETENTION."""
     return _part("retain", queue_id)
 
 
@@ -129,7 +134,7 @@ def quoted(name: str) -> str:
 
 
 def _text(part: str, queue_id: int, **names: str) -> str:
-    """Return the definition of that name in the template, for one queue."""
+    """Return a part of the template, filled in for one queue."""
     values = {
         "id": str(queue_id),
         "group_lock": str(locks.CONVERSATION_GROUP),
@@ -143,7 +148,7 @@ def _text(part: str, queue_id: int, **names: str) -> str:
 
 
 def _part(name: str, queue_id: int, **names: str) -> str:
-    """Return a piece of a statement, without its comment."""
+    """Return a part that is inserted into another part, without its comment."""
     return re.sub(r"^--.*\n", "", _text(name, queue_id, **names), flags=re.MULTILINE).rstrip()
 
 

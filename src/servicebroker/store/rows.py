@@ -1,4 +1,4 @@
-"""Rows of SQL as values: the columns of a statement are the fields of a NamedTuple beside it, in their order."""
+"""Build values from rows of SQL: the columns of a statement are the fields of a NamedTuple, in their order."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 class _Part(NamedTuple):
-    """A field that takes several columns; `is_optional`: it is None where the first of them is NULL."""
+    """A field with several columns. `is_optional`: the field is None if the first of these columns is NULL."""
 
     kind: type
     is_optional: bool
 
 
 def build_row(kind: type[T], row: Sequence[Any]) -> T:
-    """Make a value of a row: a field has one column, and a field that is a NamedTuple one for each of its own fields.
+    """Build a NamedTuple from a row. A field that is a NamedTuple itself takes a column for each of its fields.
 
-    Columns that are left over belong to the caller.
+    Further columns are ignored.
     """
     value: T = _build_part(kind, iter(row))
     return value

@@ -1,4 +1,4 @@
-"""Requirements on a PostgreSQL server: connections with sessions of their own, and durable commits."""
+"""Check that a PostgreSQL server gives each connection its own session, and makes commits durable."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import connect
 from servicebroker.store.running import execute
 
-ALLOW_LOSS = "servicebroker.allow_data_loss"  # on for a database whose messages may be lost, as in tests
+ALLOW_LOSS = "servicebroker.allow_data_loss"  # a setting: on for a database whose messages may be lost, as in tests
 
 _ADVICE = "connect to PostgreSQL itself, or through a proxy that gives each connection a session of its own"
 _DURABILITY = ("fsync", "full_page_writes", "synchronous_commit")
 
 
 def check_server(connection: psycopg.Connection[Any], url: str) -> None:
-    """Refuse a server that would lose messages or locks; two statements if there is no proxy.
+    """Refuse a server that would lose messages or locks. Runs two statements if there is no proxy.
 
     Raises:
-        InstanceError: a proxy shares sessions between transactions, or drops our isolation level; commits do not wait
+        InstanceError: a proxy shares sessions between transactions, or drops the isolation level; commits do not wait
             for the disk, and the database does not allow that.
     """
     check_sessions(connection, url)
@@ -40,10 +40,10 @@ def check_server(connection: psycopg.Connection[Any], url: str) -> None:
 
 
 def check_sessions(connection: psycopg.Connection[Any], url: str) -> None:
-    """Refuse a proxy before the server that gives a connection no session of its own; one statement without a proxy.
+    """Refuse a proxy that does not give each connection its own session. Runs one statement if there is no proxy.
 
     Raises:
-        InstanceError: a proxy shares sessions between transactions, or drops our isolation level.
+        InstanceError: a proxy shares sessions between transactions, or drops the isolation level.
     """
     ((backend, isolation),) = execute(
         connection,
@@ -63,7 +63,7 @@ def check_sessions(connection: psycopg.Connection[Any], url: str) -> None:
 
 
 def _shares_sessions(connection: psycopg.Connection[Any], url: str) -> bool:
-    """Check whether a proxy lends our session to another connection between transactions, or gives us another one."""
+    """Check whether a proxy changes the session of a connection between transactions."""
     sessions = {_session(connection)}
     with connect(url) as other:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Errors of PostgreSQL explained: what happened, that nothing was done, and what to do."""
+"""Explain errors of PostgreSQL: the cause, that nothing was done, and what to do."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from servicebroker.store.connection import one_line
 from servicebroker.store.lock_functions import ALL_FUNCTIONS, CLOSING_COMMAND
 from servicebroker.store.queue import quoted
 
-STATEMENT = "Statement: "  # prefix of the note on an error of PostgreSQL that names its statement
+STATEMENT = "Statement: "  # begins a note (add_note) with the name of the failed statement
 
 _UNDONE = "what was not committed is undone"
 _LOST = f"PostgreSQL went away or refused ({{}}): {_UNDONE}; begin the transaction again."
 
-# By SQLSTATE, or by its first two or three characters. `{}` is PostgreSQL's message.
+# The explanations by SQLSTATE, or by its first two or three characters. `{}` is PostgreSQL's message.
 _SENTENCES: dict[str, str] = {
     "25P02": "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again.",
     "25006": "PostgreSQL changes nothing here ({}): the server is a standby, or transactions are read only. Open the "
@@ -43,9 +43,9 @@ _OF_THE_TRANSACTION = ("25P", "25006", "08", "57P")
 
 
 def explain_error(problem: psycopg.Error, *, transaction_only: bool = False) -> ServiceBrokerError | None:
-    """Return the error to raise instead; None for one that has to keep its SQLSTATE, such as 40001.
+    """Return the error to raise instead; None for an error that must keep its SQLSTATE, such as 40001.
 
-    `only_of_the_transaction`: None also for errors of a single statement, which may be the application's.
+    `transaction_only`: return None also for errors of a single statement, which may be the application's.
     """
     state = problem.sqlstate or ""
     if isinstance(problem, psycopg.errors.DeadlockDetected):
@@ -77,9 +77,9 @@ def explain_error(problem: psycopg.Error, *, transaction_only: bool = False) -> 
 
 
 def explain_lock_refusal(refused: psycopg.Error, role: str = "") -> str | None:
-    """Return advice if PostgreSQL refuses a function that takes our locks; None for other errors.
+    """Return advice if PostgreSQL refuses a function for advisory locks; None for other errors.
 
-    `role` is the refused role, if there is no schema yet that could tell who needs the functions.
+    `role`: the refused role, while there is no schema yet from which `rights locks` could find the roles.
     """
     problem = refused.diag.message_primary or ""
     if not isinstance(refused, psycopg.errors.InsufficientPrivilege) or not _LOCK_FUNCTION.search(problem):
@@ -96,18 +96,18 @@ def explain_lock_refusal(refused: psycopg.Error, role: str = "") -> str | None:
 
 
 def _where(problem: psycopg.Error) -> str:
-    """Return a sentence with the name of our statement; '' for one of the application's."""
+    """Return a sentence with the name of the failed statement; '' for a statement of the application."""
     notes = (note for note in getattr(problem, "__notes__", ()) if note.startswith(STATEMENT))
     return "".join(f" {note}." for note in notes)
 
 
 def affects_transaction(problem: psycopg.Error) -> bool:
-    """Check whether the transaction or its connection is lost, not only a statement refused."""
+    """Check whether the transaction or its connection is lost, instead of only one statement."""
     return not problem.sqlstate or problem.sqlstate.startswith(_OF_THE_TRANSACTION)
 
 
 def is_transaction_conflict(problem: BaseException | None) -> bool:
-    """Return whether a failure is one of the whole transaction: a deadlock, or a conflict with another transaction."""
+    """Check whether the cause of a failure is a deadlock, or a conflict with another transaction."""
     while problem is not None:
         if isinstance(problem, psycopg.Error) and (problem.sqlstate or "").startswith(_TRANSACTION_ROLLBACK):
             return True
@@ -118,6 +118,6 @@ def is_transaction_conflict(problem: BaseException | None) -> bool:
 
 
 def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:
-    """Return the server process that gave way: PostgreSQL names it first."""
+    """Return the server process that PostgreSQL has chosen as the victim: the first in the detail."""
     found = re.search(r"\d+", deadlock.diag.message_detail or "")
     return found[0] if found else "unknown"

@@ -1,6 +1,6 @@
-"""Counts and times of statements in this process, by server and database.
+"""Count the statements of this process and their times, by server and database.
 
-The background of an instance adds them to the totals of all processes (`engine/diagnosis/totals.py`).
+The maintenance thread of an instance adds these to the totals of all processes (`engine/diagnosis/totals.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import psycopg
 class StatementCounts:
     """Calls and seconds by the name of the statement. Any thread may use it.
 
-    Counting takes no lock, since each statement does it: counts only grow, and `take` keeps the returned part
-    separately.
+    Counting takes no lock, because each statement is counted. So the counts only grow, and `take` stores separately how
+    much it has returned.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, list[float]] = {}
         self._taken: dict[str, tuple[float, float]] = {}
-        self._lock = threading.Lock()  # among callers of `take`
+        self._lock = threading.Lock()  # one caller of `take` or `put_back` at a time
 
     def add_all(self, counts: dict[str, tuple[int, float]]) -> None:
         """Add statements that another process has run for this one."""
@@ -33,7 +33,7 @@ class StatementCounts:
             count[1] += seconds
 
     def add(self, name: str, seconds: float) -> None:
-        """Count one run, which took that long."""
+        """Count one run of a statement."""
         count = self._counts.get(name) or self._counts.setdefault(name, [0, 0.0])
         count[0] += 1
         count[1] += seconds
@@ -50,22 +50,22 @@ class StatementCounts:
         return found
 
     def put_back(self, counts: dict[str, tuple[int, float]]) -> None:
-        """Put back counts that could not be written: they are returned with the next ones."""
+        """Return counts that could not be written; the next `take` includes them."""
         with self._lock:
             for name, (calls, seconds) in counts.items():
                 before = self._taken[name]
                 self._taken[name] = before[0] - calls, before[1] - seconds
 
 
-Place = tuple[bytes, bytes, bytes]  # host and port of a server, and the database
+Place = tuple[bytes, bytes, bytes]  # a database: the host and port of the server, and the name
 
-_REMEMBERED = "servicebroker_statement_counts"
+_REMEMBERED = "servicebroker_statement_counts"  # of a connection
 _COUNTS: dict[Place, StatementCounts] = defaultdict(StatementCounts)
-os.register_at_fork(after_in_child=_COUNTS.clear)  # the parent writes its own counts
+os.register_at_fork(after_in_child=_COUNTS.clear)  # the parent writes the counts from before the fork
 
 
 def counts_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> StatementCounts:
-    """Return the counts for this connection's server and database, cached on the connection for speed."""
+    """Return the counts of the connection's database, cached on the connection for speed."""
     remembered = connection.__dict__
     counts: StatementCounts | None = remembered.get(_REMEMBERED)
     if counts is None:
@@ -74,11 +74,11 @@ def counts_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
 def place_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Place:
-    """Return the server and database of a connection."""
+    """Return the database of a connection, with its server."""
     server = connection.pgconn
     return server.host, server.port, server.db
 
 
 def counts_at(place: Place) -> StatementCounts:
-    """Return the counts for that server and database."""
+    """Return the counts of a database."""
     return _COUNTS[place]

@@ -1,8 +1,8 @@
-"""The engine's interface to PostgreSQL: a verb is a generator that yields statements and is sent their rows.
+"""The engine's interface to PostgreSQL: a verb is a generator that yields SQL statements and receives their rows.
 
-One generator serves every interface: `running.py` drives it on a psycopg connection, `aio/running.py` in asyncio; a
-test can drive it without a database. Statements use PostgreSQL's own placeholders ($1, $2, ...). No driver is known
-here.
+A verb is SEND, RECEIVE or another statement of Service Broker. `running.py` runs such a generator on a psycopg
+connection, `aio/running.py` in asyncio, and a test can run it without a database. Statements use PostgreSQL's own
+placeholders ($1, $2, ...). This module does not depend on a driver.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ Rows = Sequence[Row]
 class Statement(NamedTuple):
     """One SQL statement and its parameters, in the order of $1, $2, ...
 
-    `name`: the module and the function that issues it; the folder and the function if those are the same. If a function
-    has several, a word follows. Errors and counters show a statement by its name.
-    `prepared`: keep it prepared on the connection, since it recurs; not for DDL.
-    `takes`: it is a RECEIVE. `then`: a command that is sent with it and runs if it succeeds.
-    `locks`: the last column of its first row is the key of a group lock that the session keeps, or an array of such, or
-    NULL.
-    `certain`: a variant to be followed by COMMIT: it fails with DIVISION_BY_ZERO if this one would return no row.
+    Attributes:
+        name: the module and the function that issue the statement, and a word if the function issues several. A
+            function with the name of its module has the folder instead. Errors and counters show this name.
+        prepared: keep the statement prepared on the connection. False for a rare statement and for DDL.
+        locks: the last column of the first row is the key of a group lock that the session keeps, an array of such
+            keys, or NULL.
+        takes: the statement is a RECEIVE. then: a command that is sent with the statement and runs if it succeeds.
+        certain: a variant of the statement that can be sent together with a COMMIT. It fails with DIVISION_BY_ZERO
+        where
+            the statement itself returns no row.
     """
 
     name: str
@@ -38,21 +41,21 @@ class Statement(NamedTuple):
     certain: str = ""
 
 
-@functools.lru_cache(maxsize=2048)  # one text object for each statement: it is the key of what was prepared
+@functools.lru_cache(maxsize=2048)  # the same str object each time: it is a key of the prepared statements
 def text_of(name: str, sql: str) -> str:
-    """Return the statement as the server gets it, and shows it in pg_stat_activity."""
+    """Return the SQL with the name as a comment, which pg_stat_activity shows."""
     return f"/* {name} */ {sql}"
 
 
 class Bodies(list[bytes | None]):
-    """A bytea[] that is sent in binary (`direct.py`); drivers would send escaped text, five times as slowly."""
+    """A bytea[] that is sent in binary form (`direct.py`). Drivers would send escaped text, five times as slowly."""
 
 
 Steps = Generator[Statement, Rows, T]
 
 
 def with_savepoint(steps: Steps[T], savepoint: bytes) -> Steps[T]:
-    """Run the same verb, with the command `savepoint` after each RECEIVE."""
+    """Run a verb, with the command `savepoint` after each RECEIVE."""
     try:
         statement = next(steps)
         while True:
@@ -63,7 +66,7 @@ def with_savepoint(steps: Steps[T], savepoint: bytes) -> Steps[T]:
 
 
 def only(statement: Statement) -> Steps[Rows]:
-    """Run one statement."""
+    """Run one statement as a verb."""
     return (yield statement)
 
 
@@ -78,7 +81,7 @@ def result_of(steps: Steps[T], rows: Rows) -> T:
 
 
 def resumed(statement: Statement, steps: Steps[T]) -> Steps[T]:
-    """Continue a verb that has already yielded `statement`."""
+    """Continue a verb that has yielded `statement`, whose rows it has not received yet."""
     try:
         while True:
             statement = steps.send((yield statement))

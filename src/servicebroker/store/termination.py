@@ -1,4 +1,4 @@
-"""Terminate a connection from another thread, whatever its own thread does with it."""
+"""Terminate a connection from another thread while its own thread uses it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import psycopg
 
 
 def terminate(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Cancel its statement and shut its socket down, so that the server rolls its transaction back.
+    """Cancel the running statement and shut the socket down, so that the server rolls the transaction back.
 
-    Its own thread gets an error from the driver, and must close it like any lost connection.
+    The thread that uses the connection gets an error from the driver, and must close it like any lost connection.
     """
     with suppress(psycopg.Error, OSError):
         connection.pgconn.get_cancel().cancel()

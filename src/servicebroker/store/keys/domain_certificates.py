@@ -1,6 +1,6 @@
-"""The certificates of a domain: its authority's own, and those that it signs for its members' endpoints.
+"""Create the certificates of a domain: that of its authority, and those of its members' endpoints.
 
-A member's certificate names the domain (O), the member (CN), and the instance, as all our certificates do.
+The certificate of a member names the domain (O), the member (CN), and the instance (a URI among the alternative names).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from servicebroker.store.keys.x509_certificates import (
     instance_of,
 )
 
-# of a member's certificate: it is trusted that long where a revocation is not read
+# of a member's certificate: instances that do not read the revocations trust a revoked member for this time
 CERTIFICATE_LIFE = timedelta(days=7)
 _USAGE = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
 
 def new_key() -> PrivateKey:
-    """Return a new private key on P-256."""
+    """Return a new private key on the curve P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def make_authority(domain: str, now: datetime) -> tuple[Facts, PrivateKey]:
-    """Create the authority of a new domain, with a practically unlimited lifetime."""
+    """Create the certificate and key of a new domain's authority, valid for about 100 years."""
     key = new_key()
     name = _name(domain, f"Domain {domain}"[:64])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -54,16 +54,16 @@ def make_authority(domain: str, now: datetime) -> tuple[Facts, PrivateKey]:
 
 
 def request(key: PrivateKey) -> bytes:
-    """Create a request for a certificate of this key, which proves its possession (PKCS #10, DER)."""
+    """Create a certificate signing request for a key (PKCS #10, DER). It proves that the requester has the key."""
     empty = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return empty.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
 
 
 def public_key_of(request: bytes) -> bytes:
-    """Return the public key that a request proves to have, as DER.
+    """Return the public key of a certificate signing request, as DER.
 
     Raises:
-        DomainError: it is no request, or proves nothing.
+        DomainError: it is no such request, or is not signed with its own key.
     """
     try:
         read = x509.load_der_x509_csr(request)
@@ -76,18 +76,18 @@ def public_key_of(request: bytes) -> bytes:
 
 
 def public_bytes(key: PrivateKey) -> bytes:
-    """Return the public half of a key, as DER."""
+    """Return the public key of a private key, as DER."""
     return _public_bytes(key.public_key())
 
 
 def issue(authority: Facts, authority_key: PrivateKey, public_key: bytes, member: Member, now: datetime) -> Facts:
-    """Issue a certificate of a member's instance, for that public key (DER), valid for `CERTIFICATE_LIFE`."""
+    """Issue a certificate for the public key (DER) of a member's instance, valid for `CERTIFICATE_LIFE`."""
     issuer = x509.load_der_x509_certificate(authority.der)
     start = now.replace(microsecond=0)
     subject = _name(member.domain, member.name)
     certificate = (
         _builder(subject, issuer.subject, start - CLOCK_SKEW, start + CERTIFICATE_LIFE)
-        .public_key(serialization.load_der_public_key(public_key))  # type: ignore[arg-type] # of a curve
+        .public_key(serialization.load_der_public_key(public_key))  # type: ignore[arg-type] # an EllipticCurvePublicKey
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_USAGE, critical=False)
         .add_extension(x509.SubjectAlternativeName([_uri(member.instance)]), critical=False)
@@ -98,7 +98,7 @@ def issue(authority: Facts, authority_key: PrivateKey, public_key: bytes, member
 
 
 def is_authority(facts: Facts) -> bool:
-    """Check whether it is the certificate of an authority, signed by itself."""
+    """Check whether a certificate is self-signed and that of an authority."""
     certificate = x509.load_der_x509_certificate(facts.der)
     try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -114,7 +114,7 @@ def domain_of(authority: Facts) -> str:
 
 
 def member_of(der: bytes, authority: bytes) -> Member | None:
-    """Return the member of a certificate, None if that authority (DER) has not signed it. Ignores dates."""
+    """Return the member that a certificate names; None if the authority (DER) has not signed it. Ignores dates."""
     certificate = x509.load_der_x509_certificate(der)
     issuer = x509.load_der_x509_certificate(authority)
     instance = instance_of(der)
@@ -149,6 +149,7 @@ def _name(domain: str, common: str) -> x509.Name:
 
 
 def _one(certificate: x509.Certificate, oid: x509.ObjectIdentifier) -> str:
+    """Return the only attribute of this kind in the subject."""
     (found,) = certificate.subject.get_attributes_for_oid(oid)
     return str(found.value)
 
@@ -163,6 +164,7 @@ def _issuer_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
 
 
 def _signs_certificates() -> x509.KeyUsage:
+    """Return the key usage of an authority: to sign certificates, and nothing else."""
     unused = dict.fromkeys(
         ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
     )

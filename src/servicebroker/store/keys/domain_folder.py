@@ -1,14 +1,14 @@
 """A domain: a certificate authority in a folder that instances share.
 
-    authority.pem     its certificate
-    authority.key     its private key, readable only by the creator of the domain
+    authority.pem     the certificate of the authority
+    authority.key     its private key, which only the creator of the domain may read
     revoked.json      revoked members
     members.json      members with a certificate
-    invitations/      one file for each token, for the key's owner alone
-    requests/         requests of members, a file for each; anybody may create one
-    answers/          answers of the authority
+    invitations/      a file for each token, which only the owner of the key may read
+    requests/         a file for each certificate request; anybody may create one
+    answers/          answers of the authority to requests
 
-A process that can use the key is the authority: it answers whenever it polls.
+Every process that can read the key acts as the authority: it answers waiting requests when it polls the folder.
 """
 
 from __future__ import annotations
@@ -38,16 +38,20 @@ from servicebroker.store.keys import domain_certificates as x509
 from servicebroker.store.keys.key_files import check_alone, replace, write_private
 from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_key
 
-MAX_REQUEST_BYTES = 64 * 1024  # bytes
-MAX_REQUESTS = 100
-INVITATIONS_KEPT = timedelta(days=30)  # of used or expired invitations
+MAX_REQUEST_BYTES = 64 * 1024
+MAX_REQUESTS = 100  # answered in one poll
+INVITATIONS_KEPT = timedelta(days=30)  # after the expiry of an invitation
 
 
 class Request(msgspec.Struct):
-    """A member's request: a certificate for the key that `request` proves to have.
+    """A request for a certificate.
 
-    The first request has an invitation (its number, and `proof_of` its secret); later ones have the current
-    certificate.
+    Attributes:
+        request: the certificate signing request (DER) with the key.
+        instance: the instance that the certificate will name.
+        invitation: the number of an invitation, in the first request of a member.
+        proof: the result of `proof_of` with the secret of that invitation.
+        certificate: the current certificate (DER), in later requests.
     """
 
     request: bytes
@@ -63,14 +67,14 @@ class Request(msgspec.Struct):
 
 
 class SignedAnswer(msgspec.Struct):
-    """A certificate (DER), or the reason of a refusal."""
+    """The answer to a request: a certificate (DER), or the reason for a refusal."""
 
     certificate: bytes = b""
     refusal: str = ""
 
 
 class Invitation(msgspec.Struct):
-    """One token; `used_by` is the public key that it has admitted."""
+    """The stored form of a token. `used_by`: the public key (DER) that was admitted with it; empty before that."""
 
     member: str
     secret: bytes
@@ -79,7 +83,7 @@ class Invitation(msgspec.Struct):
 
 
 class Issued(msgspec.Struct):
-    """The latest certificate of an instance."""
+    """The dates of the latest certificate of an instance."""
 
     issued: datetime
     expires: datetime
@@ -90,7 +94,7 @@ Revoked = dict[str, datetime]  # by member, in lower case
 
 
 class InvitationState(NamedTuple):
-    """An invitation, as it is shown."""
+    """The part of an invitation that commands print."""
 
     member: str
     expires: datetime
@@ -98,10 +102,10 @@ class InvitationState(NamedTuple):
 
 
 class Domain:
-    """A domain by its folder. Methods that need the key take a lock.
+    """The domain in a folder. Methods that need the private key take a lock.
 
     Raises:
-        DomainError: the folder has no domain, or it cannot be read.
+        DomainError: the folder has no domain, or cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +122,9 @@ class Domain:
 
     @classmethod
     def create(cls, folder: Path, name: str, now: datetime, *, is_shared: bool = True) -> Domain:
-        """Create a domain whose key is the caller's. The folder is new or empty; others may enter a shared one.
+        """Create a domain in a new or empty folder. The caller owns its key.
+
+        `is_shared`: other users may read the folder.
 
         Raises:
             DomainError: the folder is in use or cannot be created, or the name is not valid.
@@ -130,7 +136,7 @@ class Domain:
             try:
                 _fill(made, facts, key)
                 made.chmod(0o755 if is_shared else 0o700)
-                os.rename(made, folder)  # whole, or not at all; of two simultaneous creators the first one wins
+                os.rename(made, folder)  # atomic; if two processes create the domain, the first one succeeds
             finally:
                 shutil.rmtree(made, ignore_errors=True)
         except OSError as problem:
@@ -141,10 +147,10 @@ class Domain:
 
     @property
     def holds_key(self) -> bool:
-        """True if this process may sign: it can read the key, and only its owner can.
+        """True if this process can read the key, and so sign certificates.
 
         Raises:
-            InstanceError: others may read the key.
+            InstanceError: others than the owner may read the key.
         """
         file = self.folder / "authority.key"
         if not os.access(file, os.R_OK):
@@ -153,7 +159,7 @@ class Domain:
         return True
 
     def check_key(self) -> None:
-        """Check that this process may sign.
+        """Check that this process can sign certificates.
 
         Raises:
             DomainError: the key belongs to another user.
@@ -163,7 +169,7 @@ class Domain:
             raise DomainError(f"The key of the domain in {self.folder} is not yours: only its owner can do that.")
 
     def revoked(self) -> Revoked:
-        """Return the revoked members, with the times of revocation.
+        """Return the revoked members (in lower case), with the times of their revocation.
 
         Raises:
             DomainError: the file cannot be read.
@@ -171,7 +177,7 @@ class Domain:
         return dict(self._read("revoked.json", Revoked))
 
     def members(self) -> Ledger:
-        """Return the members with a certificate.
+        """Return the members that have a certificate.
 
         Raises:
             DomainError: the file cannot be read.
@@ -179,17 +185,17 @@ class Domain:
         return dict(self._read("members.json", Ledger))
 
     def invitations(self) -> list[InvitationState]:
-        """Return the invitations of the last weeks, for the holder of the key."""
+        """Return the stored invitations. The list is empty for a process that may not read them."""
         found: list[Invitation] = [_decoded(read_file(file), Invitation) for file in self._invitations()]
         return sorted(InvitationState(one.member, one.expires, bool(one.used_by)) for one in found)
 
     # ---------------------------------------------------------------- what the owner of the key does
 
     def invite(self, member: str, now: datetime, life: timedelta) -> Token:
-        """Create a token that admits one instance, once, as that member.
+        """Create a token with which one instance can join as this member, once, within `life`.
 
         Raises:
-            DomainError: the name is not valid, or is that of a revoked member; the key belongs to another user.
+            DomainError: the name is not valid, or the member was revoked; the key belongs to another user.
         """
         checked_name("member", member)
         with self._owner():
@@ -204,10 +210,10 @@ class Domain:
         return token
 
     def revoke(self, member: str, now: datetime) -> None:
-        """Revoke a member for good: it gets no certificate, and is not admitted where this folder is read.
+        """Revoke a member permanently. It gets no more certificates, and instances that read this folder refuse it.
 
         Raises:
-            DomainError: the key belongs to another user; no member or invitation has that name; it is the owner.
+            DomainError: the key belongs to another user; no member or invitation has this name; it is the owner.
         """
         with self._owner():
             wanted = member.lower()
@@ -219,7 +225,7 @@ class Domain:
             self._write("revoked.json", self.revoked() | {wanted: now})
 
     def issue(self, key: bytes, member: str, instance: UUID, now: datetime) -> Facts:
-        """Issue a certificate for that public key (DER), which the owner of the domain's key gives to itself.
+        """Issue a certificate for a public key (DER) without a request. For instances of the owner of the domain's key.
 
         Raises:
             DomainError: the key belongs to another user, or the member was revoked.
@@ -228,7 +234,7 @@ class Domain:
             return self._issue(authority_key, key, Member(self.name, member, instance), now)
 
     def answer(self, now: datetime) -> int:
-        """Answer waiting requests, at most MAX_REQUESTS. Returns how many have waited.
+        """Answer at most `MAX_REQUESTS` waiting requests. Returns the number that were waiting.
 
         Raises:
             DomainError: the key belongs to another user, or a file cannot be read or written.
@@ -245,7 +251,10 @@ class Domain:
         return len(waiting)
 
     def _answer(self, authority_key: PrivateKey, file: Path, now: datetime) -> None:
-        """Answer one request. A request without proof gets no answer, which could replace that of another member."""
+        """Answer one request.
+
+        A request without proof gets no answer: otherwise it could overwrite the answer to another member.
+        """
         try:
             asked: Request = _decoded(_read_request(file), Request)
             name, key = asked.name, x509.public_key_of(asked.request)
@@ -261,10 +270,10 @@ class Domain:
         replace(self._answers(name), msgspec.json.encode(answer), 0o644)
 
     def _proven(self, asked: Request, key: bytes) -> tuple[Member, Path | None]:
-        """Return the requester: a member by its certificate, or by the invitation in the returned file.
+        """Return the member that requests a certificate, and the file of its invitation, if it has no certificate yet.
 
         Raises:
-            DomainError: the request proves neither.
+            DomainError: the request has neither a certificate of the domain nor the proof of an invitation.
         """
         if asked.certificate:
             member = x509.member_of(asked.certificate, self.authority.der)
@@ -278,7 +287,7 @@ class Domain:
         return Member(self.name, invitation.member, asked.instance), file
 
     def _use(self, file: Path, key: bytes, instance: UUID, now: datetime) -> None:
-        """Mark an invitation as used by a key, which may ask again."""
+        """Mark an invitation as used by a key. The same key may use it again, for a repeated request."""
         invitation: Invitation = _decoded(read_file(file), Invitation)
         if invitation.used_by not in (b"", key):
             raise DomainError("The token was used already: ask for a new one.")
@@ -288,7 +297,7 @@ class Domain:
         replace(file, msgspec.json.encode(msgspec.structs.replace(invitation, used_by=key)))
 
     def _check_alone(self, member: str, instance: UUID) -> None:
-        """Refuse an instance that belongs to another member, unless that one was revoked."""
+        """Refuse an instance that belongs to another member, unless that member was revoked."""
         revoked = self.revoked()
         for name, instances in self.members().items():
             if instance in instances and name.lower() not in (member.lower(), *revoked):
@@ -305,7 +314,7 @@ class Domain:
 
     @contextmanager
     def _owner(self) -> Iterator[PrivateKey]:
-        """Lock and return the key."""
+        """Lock the private key for the block, and yield it."""
         try:
             self.check_key()
             with (self.folder / "authority.key").open("rb") as file:
@@ -317,10 +326,10 @@ class Domain:
     # ---------------------------------------------------------------- what a member does
 
     def ask(self, asked: Request) -> None:
-        """Leave a request. It replaces an earlier one for the same key.
+        """Write a request. It replaces an earlier one for the same key.
 
         Raises:
-            DomainError: it cannot be written.
+            DomainError: the file cannot be written.
         """
         try:
             replace(self.folder / "requests" / f"{asked.name}.json", msgspec.json.encode(asked), 0o644)
@@ -328,10 +337,10 @@ class Domain:
             raise DomainError(f"Nothing can be asked of the domain in {self.folder}: {problem}") from None
 
     def answered(self, key: PrivateKey) -> SignedAnswer | None:
-        """Return the latest answer for a key, None without one.
+        """Return the latest answer to requests for a key; None without one.
 
         Raises:
-            DomainError: it cannot be read.
+            DomainError: the file cannot be read.
         """
         file = self._answers(x509.public_bytes(key).hex()[-64:])
         try:
@@ -367,17 +376,17 @@ class Domain:
 
 
 def proof_of(secret: bytes, request: bytes, instance: UUID) -> bytes:
-    """Return the proof that the requester of a certificate has the secret of an invitation."""
+    """Return an HMAC of the request, which proves that the requester has the secret of an invitation."""
     return hmac.digest(secret, instance.bytes + request, "sha256")
 
 
 def machine_name() -> str:
-    """Return the default name of a domain: the machine's."""
+    """Return the default name of a domain: the host name."""
     return usable_name(socket.gethostname().split(".")[0].upper())
 
 
 def own_name() -> str:
-    """Return the member name of the holder of a domain's key: the operating-system user."""
+    """Return the member name of the owner of a domain's key: the name of the operating-system user."""
     try:
         return usable_name(pwd.getpwuid(os.geteuid()).pw_name)
     except KeyError:
@@ -385,6 +394,7 @@ def own_name() -> str:
 
 
 def _fill(folder: Path, facts: Facts, key: PrivateKey) -> None:
+    """Create the files of a new domain."""
     for name, mode in (("invitations", 0o700), ("requests", 0o1777), ("answers", 0o755)):
         (folder / name).mkdir()
         (folder / name).chmod(mode)
@@ -395,10 +405,10 @@ def _fill(folder: Path, facts: Facts, key: PrivateKey) -> None:
 
 
 def _decoded(data: bytes, kind: Any) -> Any:
-    """Return the value of a type that JSON has, perhaps from a stranger.
+    """Decode JSON, which may be from an untrusted user, as a value of a type.
 
     Raises:
-        msgspec.MsgspecError: it has none.
+        msgspec.MsgspecError: the JSON has no such value.
     """
     try:
         return msgspec.json.decode(data, type=kind)
@@ -407,7 +417,7 @@ def _decoded(data: bytes, kind: Any) -> Any:
 
 
 def _read_request(file: Path) -> bytes:
-    """Read a request file, which anybody may have created: no link, no pipe, and not too long."""
+    """Read a request file. Anybody may have created it, so a link or pipe is refused, and the length is limited."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as opened:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

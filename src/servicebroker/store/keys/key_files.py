@@ -1,7 +1,7 @@
-"""Keys of an instance in files, in a folder that only their owner may read.
+"""Store keys of an instance in files, in a folder that only the owner may read.
 
-A private key of the transport, or the key that opens every master key, is never in the database in clear: a reader of
-all tables there, or of a dump, could impersonate us.
+The database has neither the private keys of the transport nor the service master key, which decrypts all other keys.
+Otherwise a reader of its tables, or of a dump, could impersonate the instance.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ SERVICE_MASTER_KEY = "service-master-key"
 
 
 class KeyFolder:
-    """The key folder: a file with the key for each certificate of the transport, and the service master key."""
+    """The key folder: the service master key, and a file with the private key of each certificate of the transport."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def file(self, thumbprint: bytes) -> Path:
-        """Return the path for the key of that certificate."""
+        """Return the path of the file for a certificate's key."""
         return self.path / f"{thumbprint.hex()}.pem"
 
     def write(self, thumbprint: bytes, pem: bytes) -> None:
-        """Write a key, replacing an earlier one; only the owner may read it."""
+        """Write the key of a certificate, and replace an earlier one. Only the owner may read it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace(self.file(thumbprint), pem)
 
     def find(self, thumbprint: bytes) -> Path | None:
-        """Return the file with the key; None if it is not here.
+        """Return the file with the key of a certificate; None if it does not exist.
 
         Raises:
             InstanceError: others than the owner may read it.
@@ -46,11 +46,11 @@ class KeyFolder:
         return file
 
     def remove(self, thumbprint: bytes) -> None:
-        """Delete a key."""
+        """Delete the key of a certificate."""
         self.file(thumbprint).unlink(missing_ok=True)
 
     def service_master_key(self) -> bytes | None:
-        """Return the key that opens the master key of every database; None if it is missing.
+        """Return the key that decrypts the master key of every broker database; None if it is missing.
 
         Raises:
             InstanceError: others than the owner may read it, or it cannot be read.
@@ -59,7 +59,7 @@ class KeyFolder:
         return read_private(file) if file.is_file() else None
 
     def ensure_service_master_key(self) -> bytes:
-        """Return the service master key, created if missing; simultaneous creators all get the same."""
+        """Return the service master key. Create it if it is missing; concurrent callers get one and the same key."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self.path / SERVICE_MASTER_KEY
         if not file.exists():
@@ -72,15 +72,15 @@ class KeyFolder:
 
 
 def user_data() -> Path:
-    """Return the folder for data of the operating-system user, for all instances."""
+    """Return the folder for the data of the operating-system user, shared by all instances."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "servicebroker"
 
 
 def write_private(file: Path, data: bytes) -> None:
-    """Write a new file that only the owner may read; it is on disk when this returns.
+    """Write a new file that only the owner may read, and flush it to disk.
 
     Raises:
-        OSError: it exists already, or cannot be written.
+        OSError: the file exists already, or cannot be written.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as written:
@@ -90,10 +90,10 @@ def write_private(file: Path, data: bytes) -> None:
 
 
 def replace(file: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file, replacing an existing one atomically: readers see the old or the new contents, whole.
+    """Write a file atomically, also over an existing one.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     descriptor, name = tempfile.mkstemp(prefix=".", dir=file.parent)
     try:
@@ -112,7 +112,7 @@ def read_private(file: Path) -> bytes:
     """Return the contents of a key file, which only its owner may read.
 
     Raises:
-        InstanceError: others may read it, another user has created it, or it cannot be read.
+        InstanceError: others may read the file, another user has created it, or it cannot be read.
     """
     try:
         return read_file(file, BYTES_PER_MIB, lambda found: _check_alone(found, file))
@@ -121,10 +121,10 @@ def read_private(file: Path) -> bytes:
 
 
 def check_alone(file: Path) -> None:
-    """Check that only its owner may read a key, and that the owner may create keys there.
+    """Check that only its owner may read a key file, and that the owner is this user, root or the folder's owner.
 
     Raises:
-        InstanceError: others may, or the owner may not.
+        InstanceError: others may read it, or somebody else owns it.
     """
     _check_alone(file.stat(), file)
 

@@ -1,4 +1,4 @@
-"""Master keys and private keys of databases, opened by the service master key of a key folder, and cached."""
+"""Decrypt the master keys and private keys of broker databases, and cache them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from servicebroker.store.keys.key_files import KeyFolder, user_data
 from servicebroker.store.keys.sealing import unseal
 from servicebroker.store.keys.x509_certificates import PrivateKey, load_key
 
-MAX_PRIVATE_KEYS = 1_000  # private keys
+MAX_PRIVATE_KEYS = 1_000  # cached; then the cache is cleared
 _LOG = logging.getLogger("servicebroker")
 
 
 class OpenedKeys:
-    """Opens keys for a process. `trouble` is called with the reason if the folder is unusable.
+    """Decrypts and caches keys for a process. `trouble` is called with the reason if the key folder is unusable.
 
     Attributes:
-        folder: the folder of the service master key; None until it is known, see `locate`.
+        folder: the folder of the service master key; None before the first call of `locate`.
     """
 
     def __init__(self, folder: KeyFolder | None, trouble: Callable[[str], None] = _LOG.warning) -> None:
         self.folder = folder
         self._trouble = trouble
-        self._master_keys: dict[bytes, bytes] = {}  # in clear, by their stored form
-        self._private_keys: dict[bytes, PrivateKey] = {}  # by their stored form
+        self._master_keys: dict[bytes, bytes] = {}  # by their encrypted form
+        self._private_keys: dict[bytes, PrivateKey] = {}  # by their encrypted form
 
     def locate(self, instance_id: UUID) -> KeyFolder:
-        """Return the folder; the default is that of the instance in the user's data."""
+        """Return the key folder. The default is a folder of the instance in the user's data."""
         if self.folder is None:
             self.folder = KeyFolder(user_data() / str(instance_id) / "keys")
         return self.folder
 
     def master_key(self, sealed: bytes | None) -> bytes | None:
-        """Return a master key in clear; None if the service master key does not open it, or is missing."""
+        """Decrypt a master key. Returns None if the service master key is missing, or another one."""
         if sealed is None or self.folder is None:
             return None
         if sealed not in self._master_keys:
@@ -52,7 +52,7 @@ class OpenedKeys:
         return self._master_keys[sealed]
 
     def private_key(self, sealed: bytes | None, master: bytes) -> PrivateKey | None:
-        """Return a private key that a master key encrypts; None if that does not open it."""
+        """Decrypt a private key with a master key. Returns None if it was encrypted with another one."""
         if sealed is None:
             return None
         if sealed not in self._private_keys:

@@ -1,6 +1,7 @@
-"""Seal secrets with keys, and keys with passwords: AES-256-GCM, with scrypt for passwords.
+"""Encrypt ("seal") secrets with keys or passwords: AES-256-GCM, and scrypt for passwords.
 
-`about` is the purpose of the secret; it opens for no other purpose.
+`about` is the purpose of the secret. It is authenticated, not stored: a secret that was sealed for one purpose cannot
+be unsealed for another.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import os
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-KEY_BYTES = 32  # bytes
+KEY_BYTES = 32
 SALT_BYTES = 16
 NONCE_BYTES = 12
-SCRYPT_COST, SCRYPT_BLOCK = 2**15, 8  # of scrypt: 32 MB, about 0.1 s
+SCRYPT_COST, SCRYPT_BLOCK = 2**15, 8  # scrypt's n and r: 32 MB of memory and about 0.1 s
 
 
 def new_key() -> bytes:
@@ -23,13 +24,13 @@ def new_key() -> bytes:
 
 
 def seal(key: bytes, secret: bytes, about: str) -> bytes:
-    """Encrypt the secret for holders of the key."""
+    """Encrypt a secret with a key."""
     nonce = os.urandom(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, secret, about.encode())
 
 
 def unseal(key: bytes, sealed: bytes, about: str) -> bytes | None:
-    """Decrypt the secret; None if the key is wrong, or a bit was changed."""
+    """Decrypt a secret; None if the key or the purpose is wrong, or the ciphertext was changed."""
     try:
         return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about.encode())
     except (InvalidTag, ValueError):
@@ -37,17 +38,18 @@ def unseal(key: bytes, sealed: bytes, about: str) -> bytes | None:
 
 
 def seal_by_password(password: str, secret: bytes, about: str) -> bytes:
-    """Encrypt the secret with a password; takes about 0.1 s, so that trying many is slow."""
+    """Encrypt a secret with a password. This takes about 0.1 s, to slow down guessing."""
     salt = os.urandom(SALT_BYTES)
     return salt + seal(_stretched(password, salt), secret, about)
 
 
 def unseal_by_password(password: str, sealed: bytes, about: str) -> bytes | None:
-    """Decrypt the secret; None if the password is wrong, or a bit was changed."""
+    """Decrypt a secret; None if the password or the purpose is wrong, or the ciphertext was changed."""
     return unseal(_stretched(password, sealed[:SALT_BYTES]), sealed[SALT_BYTES:], about)
 
 
 def _stretched(password: str, salt: bytes) -> bytes:
+    """Derive a key from a password."""
     return hashlib.scrypt(
         password.encode(), salt=salt, n=SCRYPT_COST, r=SCRYPT_BLOCK, p=1, maxmem=2**26, dklen=KEY_BYTES
     )

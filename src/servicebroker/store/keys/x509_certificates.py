@@ -1,4 +1,4 @@
-"""Certificates and their private keys as X.509 and PKCS #8: create, read, write."""
+"""Create, read and write certificates (X.509) and their private keys (PKCS #8)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from servicebroker.model.security.certificates import Facts
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
-VALIDITY_DAYS = 365  # validity of a new certificate
+VALIDITY_DAYS = 365  # of a new certificate
 MAX_DAYS = 36_500
-CLOCK_SKEW = timedelta(minutes=10)  # a transport certificate is valid from that long ago, for clocks that are behind
-MAX_CERTIFICATE_BYTES = 32_767  # bytes of a certificate (docs/reference/rules.md#dialog-security)
-MAX_SUBJECT_CHARACTERS = 64  # characters of a common name
-MIN_RSA_BITS = 2048  # bits
-INSTANCE_URI_PREFIX = "servicebroker:"  # followed by its identifier: a URI among the alternative names
-SUCCESSION_OID = ObjectIdentifier("2.25.152235390811078377695762435585911865375")  # signed with its predecessor's key
+CLOCK_SKEW = timedelta(minutes=10)  # a new transport certificate is valid from 10 min ago: a peer's clock may be behind
+MAX_CERTIFICATE_BYTES = 32_767  # see docs/reference/rules.md#dialog-security
+MAX_SUBJECT_CHARACTERS = 64  # of a common name
+MIN_RSA_BITS = 2048
+INSTANCE_URI_PREFIX = "servicebroker:"  # of the URI among the alternative names that has the instance's identifier
+# an extension of a renewed certificate: a signature of its key with the key of the previous certificate
+SUCCESSION_OID = ObjectIdentifier("2.25.152235390811078377695762435585911865375")
 
 _PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
@@ -43,11 +44,11 @@ def make(
     """Create a certificate for the transport, valid from now on, and its key.
 
     Args:
-        instance: the instance that it names.
-        predecessor: the key of the replaced certificate, which vouches for it.
+        instance: the instance that the certificate names.
+        predecessor: the key of the replaced certificate; it signs the new key.
 
     Raises:
-        BrokerError: 402 it would be valid for less than a day or more than a hundred years.
+        BrokerError: 402 `days` is not 1 to `MAX_DAYS`.
     """
     if not 1 <= days <= MAX_DAYS:
         raise BrokerError(402, "EXPIRY_DATE", f"{days} days away", f"1 to {MAX_DAYS} days away")
@@ -64,12 +65,15 @@ def issue(
     instance: UUID | None = None,
     predecessor: PrivateKey | None = None,
 ) -> tuple[Facts, PrivateKey]:
-    """Create a key on the curve P-256, and its self-signed certificate. `subject`: CN=..., or just the name.
+    """Create a key on the curve P-256, and its self-signed certificate.
 
-    It is valid from `before` ahead of its start, for clocks that are behind.
+    Args:
+        subject: CN=..., or only the name.
+        before: how long before `start` the certificate is valid already, for peers whose clock is behind.
 
     Raises:
-        BrokerError: 402 no dates, in the wrong order or too far apart, or the subject is no text.
+        BrokerError: 402 the dates have no time zone, are in the wrong order or too far apart; or the subject is
+            invalid.
     """
     if not all(isinstance(date, datetime) and date.tzinfo is not None for date in (start, expiry)):
         raise BrokerError(402, "START_DATE or EXPIRY_DATE", "something else", "datetime with a time zone")
@@ -99,7 +103,7 @@ def issue(
 
 
 def instance_of(der: bytes) -> UUID | None:
-    """Return the instance that a certificate names; None if it names none."""
+    """Return the identifier of the instance that a certificate names; None if it names no instance."""
     with suppress(x509.ExtensionNotFound, ValueError):
         names = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
         for name in names.value.get_values_for_type(x509.UniformResourceIdentifier):
@@ -109,7 +113,7 @@ def instance_of(der: bytes) -> UUID | None:
 
 
 def succeeds(der: bytes, before: bytes) -> bool:
-    """Check whether a certificate replaces another one, whose key has vouched for its own."""
+    """Check whether a certificate replaces a previous one, whose key has signed its key."""
     key, signer = public_key(der), public_key(before)
     if key is None or signer is None:
         return False
@@ -121,6 +125,7 @@ def succeeds(der: bytes, before: bytes) -> bool:
 
 
 def _succession(key: PublicKey) -> bytes:
+    """Return the bytes that the key of the previous certificate signs."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return b"servicebroker succession 1" + key.public_bytes(serialization.Encoding.DER, form)
 
@@ -141,7 +146,7 @@ def read(data: bytes) -> Facts:
     """Return the certificate in a PEM or DER file.
 
     Raises:
-        BrokerError: 15208 the file has none, or one that is too large.
+        BrokerError: 15208 the file has no certificate, or it is too large.
     """
     try:
         is_pem = b"-----BEGIN" in data
@@ -183,20 +188,20 @@ def facts_of(certificate: x509.Certificate) -> Facts:
 
 @lru_cache(maxsize=1_000)
 def public_key(der: bytes) -> PublicKey | None:
-    """Return the key in a certificate; None for an unsupported kind."""
+    """Return the public key in a certificate; None if its kind is not supported."""
     key = x509.load_der_x509_certificate(der).public_key()
     return key if isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey) else None
 
 
 def sign(text: bytes, own: PrivateKey) -> bytes:
-    """Sign a text: ECDSA or RSA-PSS, SHA-256."""
+    """Sign bytes with ECDSA or RSA-PSS, and SHA-256."""
     if isinstance(own, rsa.RSAPrivateKey):
         return own.sign(text, _PSS, hashes.SHA256())
     return own.sign(text, ec.ECDSA(hashes.SHA256()))
 
 
 def is_signed(text: bytes, signature: bytes, by: PublicKey) -> bool:
-    """Check whether the signature of a text is that of `by`."""
+    """Verify the signature of bytes with the public key of the signer."""
     try:
         if isinstance(by, rsa.RSAPublicKey):
             by.verify(signature, text, _PSS, hashes.SHA256())
@@ -208,10 +213,10 @@ def is_signed(text: bytes, signature: bytes, by: PublicKey) -> bool:
 
 
 def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKey:
-    """Return the private key in a PEM or DER file, which must be that of the certificate.
+    """Return the private key in a PEM or DER file, which must be the key of the certificate.
 
     Raises:
-        BrokerError: 15465 wrong password, 15208 no key, or not one that a certificate of ours can have.
+        BrokerError: 15465 wrong password, 15208 the file has no key, another key, or a key of an unsupported kind.
     """
     try:
         is_pem = b"-----BEGIN" in data
@@ -220,7 +225,7 @@ def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKe
     except TypeError:
         raise BrokerError(15465) from None
     except ValueError as problem:
-        # a wrong password yields valid padding once in 256 times, and no key then
+        # a wrong password yields valid padding once in 256 times, and then an invalid key
         is_wrong = "ncorrect password" in str(problem) or b"-----BEGIN ENCRYPTED" in data
         raise BrokerError(15465 if password is not None and is_wrong else 15208) from None
     public = x509.load_der_x509_certificate(certificate.der).public_key()
@@ -230,12 +235,12 @@ def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKe
 
 
 def read_identity(pem: bytes) -> PrivateKey:
-    """Return the key in a file of the key folder, which its certificate follows."""
+    """Return the key in a PEM file of the key folder. Its certificate follows in the same file."""
     return checked_key(serialization.load_pem_private_key(pem, None))
 
 
 def certificate_in(pem: bytes) -> Facts | None:
-    """Return the contents of the certificate after such a key; None without one."""
+    """Return the contents of the certificate in such a file; None without one."""
     try:
         return facts_of(x509.load_pem_x509_certificate(pem))
     except ValueError:
@@ -243,10 +248,10 @@ def certificate_in(pem: bytes) -> Facts | None:
 
 
 def checked_key(key: object) -> PrivateKey:
-    """Refuse a key that is neither an elliptic curve key nor an RSA key of at least 2048 bits.
+    """Return the key if it is an elliptic curve key, or an RSA key of at least `MIN_RSA_BITS`.
 
     Raises:
-        BrokerError: 15208.
+        BrokerError: 15208 it is another kind of key.
     """
     if isinstance(key, ec.EllipticCurvePrivateKey) or (
         isinstance(key, rsa.RSAPrivateKey) and key.key_size >= MIN_RSA_BITS
@@ -256,19 +261,19 @@ def checked_key(key: object) -> PrivateKey:
 
 
 def key_bytes(key: PrivateKey) -> bytes:
-    """Return the private key, in clear: for memory, and for sealing."""
+    """Return the unencrypted private key as DER, for use in memory or to encrypt it."""
     return key.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def load_key(der: bytes) -> PrivateKey:
-    """Load a key from the result of `key_bytes`."""
+    """Load a private key from the result of `key_bytes`."""
     return checked_key(serialization.load_der_private_key(der, None))
 
 
 def key_pem(key: PrivateKey, password: str | None = None) -> bytes:
-    """Return the private key as PEM text, encrypted if there is a password."""
+    """Return the private key as PEM text, encrypted if a password is given."""
     protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if password is not None:
         protection = serialization.BestAvailableEncryption(password.encode())

@@ -1,15 +1,15 @@
-"""The schema: a baseline, and the numbered migrations after it.
+"""Create and upgrade the schema: a baseline, and numbered migrations.
 
-The baseline (`baseline/`, a file for each subject) creates the schema of migration 296; a new instance begins with it.
-Each numbered file is applied once, in the order of the numbers. An instance with number 296 is upgraded by the later
-ones. An older one is refused: a version whose schema is number 296 must open it first (decision 450).
+The baseline (`baseline/`, a file for each subject) creates the schema of number 296 in a new instance. Each numbered
+file is applied once, in the order of the numbers. An instance whose schema is older than number 296 is refused: a
+version of servicebroker with schema 296 must upgrade it first (decision 450).
 
-To change a table, write a migration. The baseline stays as it is, because existing instances were made by it.
+To change a table, write a migration. Never change the baseline, because existing instances were created by it.
 
-A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`), of the server's verbs
-(`store/verbs.sql`, `store/fence.sql`), of the triggers of audit and trail (`store/audit.sql`, `store/trail.sql`) or of
-the functions for translated T-SQL (`store/tsql/`) ships with a migration, an empty one if need be, because applying one
-recreates all of them. Then the lock functions are closed, too (`store/lock_functions.py`).
+Every migration also recreates the views and functions: those of queues (`store/queue.sql`), of the catalog
+(`store/views.sql`), of verbs (`store/verbs.sql`, `store/fence.sql`), of audit and trail (`store/audit.sql`,
+`store/trail.sql`), and of translated T-SQL (`store/tsql/`). So a change of these files needs a migration, possibly an
+empty one. After that the rights on lock functions are revoked (`store/lock_functions.py`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from servicebroker.store.sql_verbs import audit, fence, trail, verbs
 from servicebroker.store.tsql import library
 from servicebroker.store.tsql.dependent_views import DependentView, find_views, restore_views
 
-BASELINE_NUMBER = 296  # the number of the schema that `baseline/` makes
-# the files of the baseline, in the order of their references
+BASELINE_NUMBER = 296  # the number of the schema that `baseline/` creates
+# the files of the baseline; each refers only to objects of earlier ones
 _SUBJECTS = (
     "instance",
     "catalog",
@@ -63,12 +63,12 @@ class Migration(NamedTuple):
 
 @functools.cache
 def this_version() -> str:
-    """Return the name of this version, with the number of its schema."""
+    """Return the version of servicebroker, with the number of its schema, for messages."""
     return f"servicebroker {version('servicebroker')}, schema {migrations()[-1].number}"
 
 
 def compare(applied: Set[int]) -> SchemaDifference:
-    """Compare a schema with these migrations with the one of this version, and refuse none."""
+    """Compare a schema, given by its migrations, with the schema of this version."""
     known = {step.number for step in migrations()}
     of_ours = {number for number in applied if number >= BASELINE_NUMBER}
     return SchemaDifference(max(applied, default=0), len(known - applied), len(of_ours - known))
@@ -84,9 +84,9 @@ def migrations() -> list[Migration]:
 
 
 def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
-    """Bring the schema up to date, once, even if several processes start together. Returns the applied migrations.
+    """Upgrade the schema under a lock, and return the migrations that this call has applied.
 
-    Numbers may have gaps, and a migration that is merged late is applied late: only the set of applied numbers counts.
+    A migration that is merged late, with a smaller number than applied ones, is applied, too.
 
     Raises:
         InstanceError: this version cannot upgrade the schema, which is newer or too old, or may not create one here.
@@ -127,10 +127,10 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
 
 
 def _check_free(connection: psycopg.Connection[object]) -> None:
-    """Check that nobody else uses the schemas of an instance. An empty schema servicebroker may be there.
+    """Check that the schemas of an instance do not exist, except an empty schema servicebroker of this role.
 
     Raises:
-        InstanceError: one of them belongs to something else.
+        InstanceError: something else uses one of them.
     """
     taken = execute(
         connection,
@@ -149,15 +149,15 @@ def _check_free(connection: psycopg.Connection[object]) -> None:
 
 
 def _set_path(connection: psycopg.Connection[object]) -> None:
-    """Let names without a schema be those of PostgreSQL for the transaction, whatever search_path the role has."""
+    """Empty search_path for the transaction, so that unqualified names mean objects of PostgreSQL."""
     execute(connection, "migrations.set_path", "select set_config('search_path', '', true)")
 
 
 def _check_owners(connection: psycopg.Connection[object]) -> None:
-    """Check that the tables belong to the owner of their schema. Switch off row security that an event trigger set.
+    """Check that the tables belong to the schema's owner. Switch off row security that an event trigger has set.
 
     Raises:
-        InstanceError: an event trigger has given one to another role.
+        InstanceError: an event trigger has given a table to another role.
     """
     tables = execute(
         connection,
@@ -177,14 +177,14 @@ def _check_owners(connection: psycopg.Connection[object]) -> None:
 
 
 def _refusal(connection: psycopg.Connection[object], refused: psycopg.Error) -> str:
-    """Return sentences about an error of PostgreSQL in a migration, and event triggers that may have raised it."""
+    """Return the text of an error in a migration. It names event triggers, which may have raised the error."""
     problem = refused.diag.message_primary or one_line(refused)
     said = f"PostgreSQL refuses the schema of servicebroker ({problem}), and nothing of it was changed."
     return said if connection.closed else f"{said} {_name_event_triggers(connection)}".rstrip()
 
 
 def _name_event_triggers(connection: psycopg.Connection[object]) -> str:
-    """Return a sentence about the event triggers that see our statements, '' if there are none."""
+    """Return a sentence that names the event triggers of this database; '' if it has none."""
     triggers = execute(
         connection,
         "migrations.name_event_triggers",
@@ -200,17 +200,17 @@ def _name_event_triggers(connection: psycopg.Connection[object]) -> str:
 
 
 def no_instance(database: str) -> NoInstance:
-    """Return the error for a PostgreSQL database without an instance, for commands that make none."""
+    """Return the error for a PostgreSQL database without an instance, for commands that do not create one."""
     return NoInstance(
         f"There is no instance in the PostgreSQL database '{database}': make one with servicebroker init."
     )
 
 
 def check_whole(applied: set[int]) -> None:
-    """Check that the schema has the migrations that this version needs, where it cannot be changed.
+    """Check that the schema has all migrations of this version. For connections that cannot upgrade it.
 
     Raises:
-        InstanceError: it lacks one.
+        InstanceError: the schema lacks a migration.
     """
     if missing := _missing(applied):
         raise InstanceError(
@@ -220,7 +220,7 @@ def check_whole(applied: set[int]) -> None:
 
 
 def check_known(applied: Set[int]) -> None:
-    """Check that this version can open a schema with these migrations.
+    """Check that this version can open a schema with the given migrations.
 
     Raises:
         InstanceError: the schema is of a newer version, or of one that is too old.
@@ -232,7 +232,7 @@ def _missing(applied: Set[int]) -> list[Migration]:
     """Return the migrations that the schema lacks.
 
     Raises:
-        InstanceError: it has migrations that this version does not know, or was made before the baseline and lacks it.
+        InstanceError: the schema has migrations that this version does not know, or is older than the baseline.
     """
     known = migrations()
     newer = {number for number in applied if number > BASELINE_NUMBER} - {step.number for step in known}
@@ -251,7 +251,7 @@ def _missing(applied: Set[int]) -> list[Migration]:
 
 
 def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
-    connection.execute(sql.SQL(step.text))  # our own file, not input
+    connection.execute(sql.SQL(step.text))  # a file of this package, not input
     execute(
         connection,
         "migrations.apply",
@@ -262,7 +262,7 @@ def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
 
 
 def _make_anew(connection: psycopg.Connection[object], views: list[DependentView]) -> None:
-    """Recreate views and functions of this version, and those of these views of applications that are gone."""
+    """Recreate the views and functions of this version, and the views of applications that were dropped with them."""
     connection.execute(sql.SQL(verbs()))
     queues = execute(
         connection,
@@ -283,10 +283,10 @@ def _make_anew(connection: psycopg.Connection[object], views: list[DependentView
 
 
 def mend(connection: psycopg.Connection[object]) -> None:
-    """Recreate views and functions of this version; record definitions again that another PostgreSQL has recorded.
+    """Recreate the views and functions of this version, and record definitions again that another server has recorded.
 
     Raises:
-        InstanceError: the role may not.
+        InstanceError: the role is not the owner of the schema.
     """
     try:
         with connection.transaction():
@@ -312,8 +312,8 @@ def applied(connection: psycopg.Connection[object]) -> set[int]:
 
 
 def _exists(connection: psycopg.Connection[object]) -> bool:
-    # not to_regclass: its cache may be older than the lock we have just waited for. Another program may have a table of
-    # that name.
+    # Not to_regclass: its cache may be older than the lock that was just acquired. Three names, because another program
+    # may have a table `migrations`.
     return bool(
         execute(
             connection,

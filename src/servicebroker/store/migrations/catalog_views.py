@@ -1,7 +1,7 @@
-"""The catalog views of `store/views.sql`, recreated after migrations and by `servicebroker check --mend`.
+"""Recreate the catalog views of `store/views.sql`, after migrations and for `servicebroker check --mend`.
 
-PostgreSQL replaces a view only if its columns stay and new ones follow. A new column of a view of `sys` stands before
-the last one, `broker_database`. Such a view is dropped with all that reads it, and made with the grants that it had.
+PostgreSQL can replace a view only if new columns come last. But a new column of a view of `sys` comes before the last
+one, `broker_database`. Such a view is dropped with the views that read it, and created again with its grants.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from psycopg import sql
 from servicebroker.store.running import execute
 from servicebroker.store.tsql.dependent_views import grant_on
 
-# views of `servicebroker` are parts of the views of queues, and no migration may change them so
+# Only views of `sys` are dropped. The views of queues read those of `servicebroker`, so no migration may drop these.
 _VIEW = re.compile(r"^create or replace view (sys\.\S+)", re.MULTILINE)
 
 
 def make_views(connection: psycopg.Connection[object]) -> None:
-    """Create or replace the views. `dependent_views.py` makes those of applications again."""
+    """Create or replace the views. `dependent_views.py` restores views of applications that are dropped with them."""
     text = (resources.files("servicebroker.store") / "views.sql").read_text()
     if _replace(connection, text):
         return
@@ -42,7 +42,7 @@ def make_views(connection: psycopg.Connection[object]) -> None:
 
 
 def _find_grants(connection: psycopg.Connection[object]) -> Sequence[tuple[Any, ...]]:
-    """Return the number and name of each catalog view with a statement that grants a right on it."""
+    """Return a row for each grant on a catalog view: the oid and name of the view, and the GRANT statement."""
     return execute(
         connection,
         "catalog_views.find_grants",
@@ -58,7 +58,7 @@ def _number_of(connection: psycopg.Connection[object], view: str) -> int | None:
 
 
 def _replace(connection: psycopg.Connection[object], text: str) -> bool:
-    """Run statements. Returns False, with nothing done, if more than the end of a view's columns has changed."""
+    """Run CREATE OR REPLACE VIEW statements. Returns False, and changes nothing, if a view cannot be replaced."""
     try:
         with connection.transaction():
             connection.execute(sql.SQL(text))

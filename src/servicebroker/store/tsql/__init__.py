@@ -1,4 +1,4 @@
-"""The library of translated T-SQL: functions and views of the schema tsql, recreated after every migration."""
+"""The functions and views of the schema `tsql`, which translated T-SQL calls. Every migration recreates them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servicebroker.model.zero_character import ZERO
 
 
 def library() -> list[str]:
-    """Return the SQL files in the order of their dependencies, and generated definitions."""
+    """Return the definitions of the schema, from the SQL files and generated, in the order of their dependencies."""
     values = (
         "conversions",
         "binary_forms",
@@ -41,7 +41,7 @@ def library() -> list[str]:
 
 
 def _bounds() -> str:
-    """Return the function with the bounds of T-SQL's numeric types."""
+    """Return the definition of `tsql.bounds()`: the bounds of T-SQL's numeric types."""
     rows = ", ".join(f"('{name}', {low}::numeric, {high}::numeric)" for name, (low, high) in {**WHOLE, **MONEY}.items())
     return (
         "create or replace function tsql.bounds() returns table (type text, low numeric, high numeric) "
@@ -50,7 +50,7 @@ def _bounds() -> str:
 
 
 def _zero() -> str:
-    """Return the function with PostgreSQL's substitute for the character U+0000."""
+    """Return the definition of `tsql.zero()`: the substitute for U+0000, which PostgreSQL cannot store."""
     return (
         "create or replace function tsql.zero() returns text language sql immutable parallel safe "
         f"return chr({ord(ZERO)})"
@@ -58,7 +58,7 @@ def _zero() -> str:
 
 
 def _xml_problems() -> str:
-    """Return the function with the texts of errors in XML, by number."""
+    """Return the definition of `tsql.xml_problem()`: the text of an error in XML, by its number."""
     texts = " ".join(f"when {number} then $text${text}$text$" for number, text in TEXTS.items())
     return (
         "create or replace function tsql.xml_problem(number integer) returns text language sql immutable parallel safe "
@@ -67,7 +67,7 @@ def _xml_problems() -> str:
 
 
 def _messages() -> str:
-    """Return sys.messages: the errors of the broker; those of the T-SQL language are where they are raised."""
+    """Return the definition of the view for sys.messages, with the broker's errors, not those of the T-SQL language."""
     rows = ", ".join(f"({number}, {rule.severity}, '{_shown(rule.text)}')" for number, rule in sorted(RULES.items()))
     return (
         "create or replace view tsql.messages with (security_invoker = true) as "
@@ -78,8 +78,11 @@ def _messages() -> str:
 
 
 def _event_types() -> list[str]:
-    """Return sys.event_notification_event_types and sys.trigger_event_types; groups have ids from 10001, as there."""
-    known = dict(parents())  # an event in two groups is shown in the last one
+    """Return the definitions of the views for sys.event_notification_event_types and sys.trigger_event_types.
+
+    Groups have ids from 10001, as in SQL Server.
+    """
+    known = dict(parents())  # the view shows an event of two groups in the last one
     groups = set(known.values()) - {""}
     events = [name for name in known if name not in groups]
     numbers = {name: number for number, name in enumerate(events, 1)}
@@ -95,4 +98,5 @@ def _event_types() -> list[str]:
 
 
 def _shown(text: str) -> str:
+    """Return a text for a string literal of SQL, with %s for its parameters."""
     return re.sub(r"\{\d+\}", "%s", text).replace("'", "''")

@@ -1,6 +1,6 @@
-"""Views of applications on views of the catalog: a migration that drops one of these drops them with it.
+"""Keep views of applications that read catalog views: a migration that drops a catalog view drops them, too.
 
-`find_views` remembers them before, and `restore_views` makes those that are gone again.
+`find_views` reads their definitions before the migration, and `restore_views` recreates the dropped ones.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ _LOG = logging.getLogger("servicebroker")
 
 
 class DependentView(NamedTuple):
-    """A view or materialized view of an application: its name, and the statements that make it.
+    """A view or materialized view of an application.
 
-    `refresh` fills a materialized view. PostgreSQL runs it with the rights of the view's owner, but CREATE with ours,
-    and the view may call any function.
+    Attributes:
+        name: its qualified name. statements: the statements that create it, with its comments, owner, indexes, grants
+        and triggers. refresh: the statement that fills a materialized view; None for a view. It is separate because the
+        query may call
+            any function: REFRESH runs it with the rights of the view's owner, but CREATE with those of this role.
     """
 
     name: str
@@ -30,7 +33,7 @@ class DependentView(NamedTuple):
 
 
 def grant_on(view: str) -> str:
-    """Return the SQL for a statement that grants a right `g` (of aclexplode) on a view, of which it takes the name."""
+    """Return SQL for the GRANT statement of a right `g` (a row of aclexplode). `view` is SQL for the view's name."""
     return (
         f"format('grant %s on %s to %s%s', g.privilege_type, {view}, "
         "case g.grantee when 0 then 'public' else g.grantee::regrole::text end, "
@@ -39,7 +42,7 @@ def grant_on(view: str) -> str:
 
 
 def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
-    """Return the views of applications that read views of ours, also by way of others, in the order of their making."""
+    """Return the views of applications that read catalog views, also through other views, oldest first."""
     rows = execute(
         connection,
         "dependent_views.find_views",
@@ -70,10 +73,10 @@ def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
 
 
 def restore_views(connection: psycopg.Connection[Any], views: list[DependentView]) -> None:
-    """Recreate the dropped views. A view that PostgreSQL refuses is logged with its text."""
+    """Recreate the dropped views. If PostgreSQL refuses a view, log its statement."""
     left = [view for view in views if not _is_there(connection, view)]
     made: list[DependentView] = []
-    while left:  # a view may read one that was made after it
+    while left:  # a view may read another one that comes later in the list
         refused = []
         for view in left:
             if problem := _make(connection, view):
@@ -96,7 +99,7 @@ def _is_there(connection: psycopg.Connection[Any], view: DependentView) -> bool:
 
 
 def _make(connection: psycopg.Connection[Any], view: DependentView) -> str:
-    """Make a view. Returns why PostgreSQL refuses it, or ''."""
+    """Create a view. Returns PostgreSQL's error, or ''."""
     try:
         with connection.transaction():
             for statement in view.statements:
@@ -107,7 +110,7 @@ def _make(connection: psycopg.Connection[Any], view: DependentView) -> str:
 
 
 def _fill(connection: psycopg.Connection[Any], name: str, refresh: str) -> None:
-    """Fill a materialized view. If its owner cannot do that, it stays empty, which is logged."""
+    """Fill a materialized view. If that fails, for example because its owner lacks a right, log the error."""
     try:
         with connection.transaction():
             connection.execute(sql.SQL(refresh))
