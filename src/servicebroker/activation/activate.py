@@ -1,4 +1,4 @@
-"""`activate`: activation in the application's process, for an open instance of either kind."""
+"""`activate`: run activation in the application's process, for a blocking or an asyncio instance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from servicebroker.protocol.queue_monitor import READER_INTERVAL_S
 
 
 class AsyncHost:
-    """A `Host` for an asyncio instance. It works beside the event loop, with a blocking instance of its own."""
+    """A `Host` for an asyncio instance. It works in threads, with a blocking instance of its own."""
 
     def __init__(
         self, instance: AsyncInstance, resolvers: Iterable[Resolver], interval: float, patience: float
@@ -82,16 +82,16 @@ def activate(
 
     Readers of queues with ACTIVATION run as threads of this process, and event notifications for QUEUE_ACTIVATION are
     sent. At the end of the block no further reader is started, waiting readers end, and calls in progress have
-    `patience` seconds. Calls that take longer are undone: their session is closed, and they get no other. If several
-    processes or the daemon run activation, a queue is served by one that resolves its procedure.
+    `patience` seconds. The sessions of longer calls are closed, so that their transactions are rolled back. If several
+    processes or the daemon run activation, each queue is served by one of them that can resolve its procedure.
 
     Args:
         instance: the open instance; it stays open.
         procedures: modules to import, by name or file, so that they register their procedures (`sb.procedure`). Modules
             of the entry points `servicebroker.procedures` are imported too.
         resolvers: further ways to find a procedure by name; see `servicebroker.activation.procedures`.
-        interval: seconds between two readers under load, and between attempts to start a reader.
-        patience: seconds for the calls in progress at the end of the block.
+        interval: seconds between two starts of readers under load, and between attempts to start a reader.
+        patience: the timeout in seconds of the calls in progress at the end of the block.
 
     Raises:
         BrokerError: 402 the interval is not positive, or the patience is negative.

@@ -1,7 +1,7 @@
-"""Alerts: a command or webhook of the administrator, called for each queue that is switched off automatically.
+"""Alerts: call a command or webhook for each queue that is switched off automatically.
 
-The event stays in the database until the hook has accepted it. So alerts also go out for a queue that another process
-has switched off, or that was switched off while no process served the instance.
+The event stays in the database until the command and the webhook have accepted it. So alerts are also sent for a queue
+that another process has switched off, or that was switched off while no process served the instance.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from servicebroker.model.wording import shown, told
 from servicebroker.store.running import run
 
 POLL_INTERVAL_S = 0.5
-HOOK_TIMEOUT_S = 30.0
-RETRY_DELAY_S = 10.0  # after a failed hook
+HOOK_TIMEOUT_S = 30.0  # of the command, and of the webhook
+RETRY_DELAY_S = 10.0  # after a failed command or webhook
 
 _log = logging.getLogger("servicebroker.activation")
 
 
 class Alert(NamedTuple):
-    """The hooks of an alert: a command line that gets the event as JSON on standard input, and a URL to post it to."""
+    """The hooks to call: a command that gets the event as JSON on standard input, and a URL that gets it by POST."""
 
     command: str | None = None
     webhook: str | None = None

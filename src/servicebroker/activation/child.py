@@ -1,12 +1,12 @@
-"""A reader in a child process: a crash of its procedure ends only that process, and PostgreSQL rolls back its work.
+"""Run a reader in a child process, so that a crash of its procedure ends only that process.
 
 A task (`task.py`) is one reader that a queue has started. The parent is the process of the queue monitors, the child
-runs the procedure. They exchange lines of JSON:
+runs the procedure. PostgreSQL rolls back the work of a crashed child. Both exchange lines of JSON:
 
 * parent to child, on standard input: first the task, then `{"stop": reason}` (end after the call in progress) or
-  `{"terminate": true}` (close the sessions and exit). The end of the input means that the parent is gone.
-* child to parent, on a pipe: `log` (a record), `took` (a transaction that has received), `call` (the procedure begins
-  or raises), and last `outcome`.
+  `{"terminate": true}` (close the sessions and exit). The end of the input means that the parent has exited.
+* child to parent, on a pipe: `log` (a log record), `took` (the id of a transaction that has received, with its queues),
+  `call` (the procedure begins or raises), and last `outcome`.
 
 The parent detects poison messages for the child, since a killed process cannot report its rollbacks. It asks
 PostgreSQL whether each reported transaction was committed.
@@ -50,7 +50,7 @@ SendReport = Callable[..., None]
 
 
 def run_in_process(instance: Instance, spec: TaskSpec, procedure: PythonProcedure, stop: StopSignal) -> Outcome:
-    """Run a task in a new process and wait for its outcome. `Outcome.DIED` means that the process ended without one."""
+    """Run a task in a new process and return its outcome; `Outcome.DIED` if the process exits without an outcome."""
     try:
         process, reports = _start()
     except OSError as problem:  # such as a limit of processes or of open files
@@ -108,7 +108,7 @@ def _write_command(commands: IO[str], command: object) -> None:
 def _kill(process: subprocess.Popen[str], commands: IO[str]) -> None:
     """Tell the child to close its sessions and exit. If it has not exited after `KILL_DELAY_S`, kill it.
 
-    The child cannot obey while its procedure blocks the interpreter.
+    The child cannot read the command while its procedure blocks the interpreter.
     """
 
     def kill() -> None:
@@ -244,7 +244,7 @@ class _ReportingProcedure(NamedTuple):
 
 
 def _follow_commands(stop: StopSignal, is_over: threading.Event) -> None:
-    """Obey the parent's commands: stop after the call in progress, or exit now. Exit, too, if the parent is gone."""
+    """Execute the parent's commands: stop after the call in progress, or exit. Exit also if the parent has exited."""
     for line in sys.stdin:
         command = json.loads(line)
         if "terminate" in command:
@@ -252,7 +252,7 @@ def _follow_commands(stop: StopSignal, is_over: threading.Event) -> None:
         stop.request_stop(command["stop"])
     if not is_over.is_set():
         stop.terminate()
-        os.killpg(0, signal.SIGKILL)  # with every process that the procedure has started
+        os.killpg(0, signal.SIGKILL)  # also the processes that the procedure has started
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runner of coroutine procedures: an event loop in a thread, with the instance in its asyncio form."""
+"""Run coroutine procedures in an event loop of its own thread, on an asyncio form of the instance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CoroutineRunner:
         self._is_closed = False
 
     def run(self, spec: TaskSpec, history: ReceiveHistory, work: Work, stop: StopSignal) -> None:
-        """Run the work in a session of its own, and wait for its end."""
+        """Run a coroutine function in a session of its own, and wait for its end."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -50,9 +50,9 @@ class CoroutineRunner:
         asyncio.run_coroutine_threadsafe(self._run(spec, history, work, stop), loop).result()
 
     def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the loop until it is closed.
+        """Run the event loop until `close`.
 
-        sys.exit or KeyboardInterrupt in one coroutine stops it, and it is started again.
+        sys.exit or KeyboardInterrupt in a coroutine stops the loop; it is started again, for the other coroutines.
         """
         while not self._is_closed:
             try:
@@ -77,7 +77,7 @@ class CoroutineRunner:
         connection = await connect(self._instance.url, application_name=spec.application_name)
         async with connection:
             await run(connection, monitors.enter_task(spec.queue_id, spec.procedure, spec.execute_as))
-            session = AsyncActivatedSession(await self._open(), connection, history)  # type: ignore[arg-type] # the same class
+            session = AsyncActivatedSession(await self._open(), connection, history)  # type: ignore[arg-type] # mypy sees two classes
             stop.add_session(session, asyncio.get_running_loop().call_soon_threadsafe)
             await work(await session.enter(spec.database, spec.principal))
             await session.roll_back()

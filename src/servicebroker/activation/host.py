@@ -1,8 +1,8 @@
 """The activation thread of a process: runs queue monitors, and starts and counts their tasks.
 
-It sleeps until something happens: a SEND into a queue without a reader, a changed queue, or the end of a task. It
-checks all its queues once a second. One process at a time runs the monitor of a queue: the holder of its lease. A
-process that cannot resolve the procedure leaves the queue to others.
+The thread waits for a SEND into a queue without a reader, a changed queue, or the end of a task. It also checks all its
+queues once a second. Only the process that holds a queue's lease (an advisory lock) runs its monitor. A process that
+cannot resolve the procedure releases the lease for other processes.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from servicebroker.store.running import run, run_alone
 from servicebroker.store.sql_verbs import MONITORS_CHANNEL
 
 CHECK_INTERVAL_S = 1.0  # between two checks of all queues
-FIRST_CHECK_DELAY_S = 0.01  # after listening began, since a SEND may have begun before that
+FIRST_CHECK_DELAY_S = 0.01  # after LISTEN: a SEND that began before it sends no notification
 RECONNECT_DELAY_S = 1.0
 POLL_INTERVAL_S = 0.02  # while waiting for tasks
-DEFAULT_PATIENCE_S = 30.0  # for calls in progress, when the host stops
+DEFAULT_PATIENCE_S = 30.0  # the timeout of calls in progress when the host stops
 TERMINATION_TIMEOUT_S = 1.0  # for calls to notice that their session was closed
 _STARTED = "Started"
 
@@ -67,8 +67,8 @@ _log = logging.getLogger("servicebroker.activation")
 
 
 def _tsql_procedure(database: Database, name: str) -> Procedure | None:
-    """Resolve a procedure that CREATE PROCEDURE has made."""
-    # Imported late, since most processes have only Python procedures.
+    """Resolve a procedure that CREATE PROCEDURE has created."""
+    # imported here, because most processes have only Python procedures
     from servicebroker.tsql.activation_procedures import resolve
 
     return resolve(database, name)
@@ -78,7 +78,7 @@ class Host:
     """Runs the queue monitors of an open instance in this process, until `stop`. Also a context manager.
 
     Attributes:
-        instance: the instance of the tasks.
+        instance: the instance, which the tasks use, too.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Host:
         self._retry_at: dict[int, float] = {}  # by queue whose procedure is missing
         self._ended: deque[tuple[MonitoredQueue, threading.Thread, Outcome]] = deque()
         self._to_check: deque[int] = deque()
-        self._listens_for: set[int] = set()
-        self._new_listeners: set[int] = set()  # queues whose listener a SEND in progress may not have seen yet
+        self._listens_for: set[int] = set()  # ids of queues
+        self._new_listeners: set[int] = set()  # queues for which a SEND in progress may send no notification yet
         self._oldest_transaction = 0  # the oldest running transaction at the last check of counters
         self._next_check = 0.0  # time of the next check of all queues
         self._checks = 0  # number of checks of all queues
@@ -112,15 +112,15 @@ class Host:
         self._thread = threading.Thread(target=self._run, name="servicebroker activation", daemon=True)
 
     def start(self) -> Self:
-        """Start the thread, and return at once."""
+        """Start the thread, and return immediately."""
         self._thread.start()
         return self
 
     def settle(self, seconds: float) -> None:
         """Wait up to `seconds` until every reader has ended or waits for a message."""
-        deadline, first = time.monotonic() + seconds, self._checks + 2  # the check in progress may have begun too early
+        deadline, min_checks = time.monotonic() + seconds, self._checks + 2  # the check in progress may be too early
         while time.monotonic() < deadline:
-            if self._checks >= first and all(queue.is_quiet for queue in list(self._queues.values())):
+            if self._checks >= min_checks and all(queue.is_quiet for queue in list(self._queues.values())):
                 return
             self._changed.set()
             self._wake.set()
@@ -139,14 +139,14 @@ class Host:
             self._coroutines.close()
 
     def request_stop(self) -> None:
-        """Begin to stop, and return at once."""
+        """Begin to stop, and return immediately."""
         if not self._stopped.is_set():
             self._deadline = time.monotonic() + self._patience
             self._stopped.set()
             self._wake.set()
 
     def hurry(self) -> None:
-        """Move the deadline of calls in progress to now, even while `stop` waits for it."""
+        """Set the deadline of calls in progress to now, also while `stop` waits for it."""
         self._patience = 0.0
         self._deadline = time.monotonic()
 
@@ -188,11 +188,11 @@ class Host:
                 due_s = self._round(connection)
                 if self._update_listening(connection):
                     next_delay_s = FIRST_CHECK_DELAY_S
-                    continue  # a SEND may have come before it could see our listener
+                    continue  # a SEND may have committed before it could see the new listener
                 if not self._wake.wait(min(due_s, next_delay_s)):
                     self._to_check.extend(self._new_listeners)
                     next_delay_s *= 5
-                    if next_delay_s > self._check_interval_s:  # the regular check sees later messages
+                    if next_delay_s > self._check_interval_s:  # from now on the regular checks are enough
                         self._new_listeners = set()
                         next_delay_s = self._check_interval_s
         self._drain()
@@ -216,7 +216,7 @@ class Host:
                 action(stop)
 
     def _wait_for_tasks(self, later: float) -> bool:
-        """Wait for all tasks until `later` seconds after the deadline, which may move meanwhile.
+        """Wait for all tasks, until `later` seconds after the deadline, which `hurry` may change meanwhile.
 
         Returns True if all have ended.
         """
@@ -225,12 +225,12 @@ class Host:
         return not self._has_tasks()
 
     def _has_tasks(self) -> bool:
-        """True if a task runs."""
+        """Check whether a task runs."""
         self._collect()
         return any(queue.tasks for queue in self._queues.values())
 
     def _round(self, connection: psycopg.Connection[Any]) -> float:
-        """Check the queues that need it. Returns the seconds until something is due by itself."""
+        """Check the queues that need it. Returns the seconds until the next check or conversation timer is due."""
         checked = 0
         self._collect()
         if self._changed.is_set() or time.monotonic() >= self._next_check:
@@ -251,12 +251,12 @@ class Host:
         self._checks += checked
         self._update_view(connection)
         now = self.instance.clock()
-        dues = [queue.due - now for queue in self._queues.values() if queue.due is not None]
-        seconds = min((due.total_seconds() for due in dues), default=self._check_interval_s)
+        delays = [queue.due - now for queue in self._queues.values() if queue.due is not None]
+        seconds = min((delay.total_seconds() for delay in delays), default=self._check_interval_s)
         return max(0.0, min(seconds, self._next_check - time.monotonic()))
 
     def _collect(self) -> None:
-        """Process tasks that have ended."""
+        """Update the state of the queues whose tasks have ended."""
         while self._ended:
             queue, thread, outcome = self._ended.popleft()
             del queue.tasks[thread]
@@ -273,9 +273,9 @@ class Host:
     # ---------------------------------------------------------------- which queues
 
     def _apply_definitions(self, connection: psycopg.Connection[Any]) -> None:
-        """Start, restart and end monitors as the catalog says.
+        """Start, restart and end monitors according to the definitions of the queues in the catalog.
 
-        Tasks of a queue that was switched off are asked to stop.
+        The tasks of a queue that was switched off are asked to stop.
         """
         self._definitions = run(connection, monitors.find_definitions(self._definitions))
         definitions = {definition.queue_id: definition for definition in self._definitions.queues}
@@ -295,10 +295,10 @@ class Host:
             queue.expect_messages()
 
     def _first_monitor(self, connection: psycopg.Connection[Any], definition: Definition) -> Monitor:
-        """Return the monitor to begin with.
+        """Return the first state of a queue's monitor.
 
-        It is NOTIFIED if another process has sent QUEUE_ACTIVATION and nobody has executed RECEIVE since. Procedures
-        have ended with the process that started them.
+        For external activation this is NOTIFIED if another process has sent QUEUE_ACTIVATION, and no RECEIVE has run
+        since. For a procedure it is always new, because readers end with the process that has started them.
         """
         if definition.procedure is not None:
             return NEW
@@ -320,7 +320,10 @@ class Host:
             run(connection, monitors.release_lease(queue_id))
 
     def _can_monitor(self, definition: Definition) -> bool:
-        """True if the procedure resolves here. If not, True once per interval, to report the missing procedure."""
+        """Check whether this process can resolve the procedure.
+
+        If not, return True once in each interval, so that the missing procedure is reported.
+        """
         if definition.procedure is None or self._resolve(definition) is not None:
             return True
         now = time.monotonic()
@@ -340,10 +343,7 @@ class Host:
         return next((procedure for procedure in candidates if procedure), None)
 
     def _try_resolver(self, resolve: Resolver, database: Database, name: str) -> Procedure | None:
-        """Return the result of a resolver, None for a failure.
-
-        A resolver that fails must not affect other queues. Its error is reported.
-        """
+        """Return the result of a resolver. Log its failure, which must not affect other queues, and return None."""
         try:
             return resolve(database, name)
         except BaseException as problem:
@@ -351,15 +351,15 @@ class Host:
             return None
 
     def _lose_leases(self) -> None:
-        """Forget leases lost with the session.
+        """Forget the leases, which were lost with the session, and ask the tasks to stop.
 
-        Tasks that still run are counted for their queue again once this process has its lease.
+        Running tasks are counted for their queue when this process has its lease again.
         """
         self._listens_for = set()
         self._collect()
         self._queues = {number: queue for number, queue in self._queues.items() if queue.tasks}
         for queue in self._queues.values():
-            queue.has_lease, queue.monitor, queue.shown = False, NEW, ()
+            queue.has_lease, queue.monitor, queue.written = False, NEW, ()
             for stop in queue.tasks.values():
                 stop.request_stop()
 
@@ -370,7 +370,7 @@ class Host:
         return Settings(definition.max_readers, self._interval, external=definition.procedure is None)
 
     def _check_counters(self, connection: psycopg.Connection[Any]) -> None:
-        """Mark each queue for a check whose counters show that something may have happened. Idle queues are skipped."""
+        """Schedule a check of each queue whose counters have changed. Idle queues are skipped."""
         if not self._queues:
             return
         known = {number: queue.counters if queue.is_known_empty else () for number, queue in self._queues.items()}
@@ -420,7 +420,7 @@ class Host:
             self._start(queue, procedure)
 
     def _release_queue(self, connection: psycopg.Connection[Any], queue: MonitoredQueue) -> None:
-        """Leave a queue to other processes, since its procedure does not resolve here."""
+        """Release the lease of a queue for other processes, because this one cannot resolve its procedure."""
         queue_id = queue.definition.queue_id
         self._postpone_start(queue)
         if not queue.tasks:
@@ -429,7 +429,7 @@ class Host:
             run(connection, monitors.release_lease(queue_id))
 
     def _postpone_start(self, queue: MonitoredQueue) -> None:
-        """Retry after the interval, since a reader could not be started."""
+        """Schedule the next attempt to start a reader after the interval."""
         queue.monitor = could_not_start(queue.monitor, self._settings(queue), time.monotonic())
 
     def _start(self, queue: MonitoredQueue, procedure: Procedure) -> None:
@@ -442,7 +442,7 @@ class Host:
                     outcome = run_in_process(self.instance, spec, procedure, stop)
                 else:
                     outcome = run_task(self.instance, spec, procedure, stop, self._coroutines)
-            except BaseException as problem:  # the end of the thread, so nothing else can report it
+            except BaseException as problem:  # the thread ends here, so nothing else could report the error
                 text = "The reader %s of %s has ended: %s"
                 report(_log, logging.ERROR, text, spec.procedure, spec.queue, told(problem), exc_info=problem)
             finally:
@@ -479,9 +479,9 @@ class Host:
             run(connection, monitors.save_states(rows))
 
     def _update_listening(self, connection: psycopg.Connection[Any]) -> bool:
-        """Listen for arrivals in queues without readers.
+        """Listen for messages in queues without readers.
 
-        Returns True if new queues were added, which then have to be checked.
+        Returns True if queues were added, which have to be checked now.
         """
         wanted = {number for number, queue in self._queues.items() if queue.needs_notification}
         if wanted == self._listens_for:
@@ -493,11 +493,11 @@ class Host:
         self._to_check.extend(new)
         return bool(new)
 
-    def _on_notification(self, notice: psycopg.Notify) -> None:
-        """Note a SEND into one of the queues, or a changed definition."""
-        if notice.channel == MONITORS_CHANNEL:
+    def _on_notification(self, notification: psycopg.Notify) -> None:
+        """Schedule a check after a SEND into one of the queues, or after a changed definition."""
+        if notification.channel == MONITORS_CHANNEL:
             self._changed.set()
-        elif (match := re.match(r"-?(\d{1,10})\b", notice.payload)) and int(match[1]) in self._queues:
+        elif (match := re.match(r"-?(\d{1,10})\b", notification.payload)) and int(match[1]) in self._queues:
             self._to_check.append(int(match[1]))
         else:
             return

@@ -1,4 +1,4 @@
-"""Redirects the output of activated procedures to the log, line by line. Other output is unchanged."""
+"""Redirect the standard output of activated procedures to the log, line by line. Other output is unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WriteLine = Callable[[str], None]
 
 
 class _Lines:
-    """Joins pieces of text, and writes whole lines."""
+    """Joins pieces of text, and writes complete lines."""
 
     def __init__(self, write_line: WriteLine) -> None:
         self._write_line = write_line
@@ -33,7 +33,7 @@ _current: ContextVar[_Lines | None] = ContextVar("servicebroker_output", default
 def output_to(write_line: WriteLine) -> Iterator[None]:
     """Send lines printed in the block, by this thread or its coroutines, to `write_line`.
 
-    Without `capturing_stdout` the lines go where they always go.
+    Lines are redirected only inside `capturing_stdout`.
     """
     lines = _Lines(write_line)
     token = _current.set(lines)
@@ -46,7 +46,10 @@ def output_to(write_line: WriteLine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def capturing_stdout() -> Iterator[None]:
-    """Replace standard output in the block, to catch lines that procedures print. Only for a process of our own."""
+    """Replace standard output in the block, to redirect lines that procedures print.
+
+    Use this only in processes of servicebroker, never in an application's.
+    """
     stdout = sys.stdout
     sys.stdout = _Output(stdout)
     try:
@@ -70,7 +73,7 @@ class _Output(io.TextIOBase):
         self._other.flush()
 
     def fileno(self) -> int:
-        return self._other.fileno()  # a prompt needs it to find the width of the terminal
+        return self._other.fileno()  # a prompt needs it to read the width of the terminal
 
     def isatty(self) -> bool:
         return self._other.isatty()

@@ -1,4 +1,4 @@
-"""Activation procedures: how to write them in Python, and how the name in ACTIVATION is resolved.
+"""Activation procedures: register Python functions, and resolve the name in ACTIVATION.
 
     import servicebroker as sb
 
@@ -6,13 +6,13 @@
     def orders(transaction: sb.Transaction, message: sb.Message) -> None:
         ...
 
-Each time a reader is to be started, *resolvers* look up the queue's PROCEDURE_NAME, one after the other:
+To start a reader, *resolvers* look up the queue's PROCEDURE_NAME, one after the other:
 
     resolve(database, name) -> Procedure | None
 
 `database` is the broker database in the procedure's three-part name, opened as dbo. `name` is `schema.procedure` in
-brackets, `[dbo].[usp_Orders]`. A `Procedure` is anything that can be called with a `Call`; it does its work there and
-returns. An exception ends its task (28088). So another language has to provide only a resolver and a `Procedure`.
+brackets, `[dbo].[usp_Orders]`. A `Procedure` is any callable that takes a `Call`. An exception ends its task (28088).
+So another language has to provide only a resolver and a `Procedure`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
 
 ENTRY_POINTS = "servicebroker.procedures"
-DEFAULT_WAIT_S = 0.5  # a reader ends after that long without a message, as activated procedures usually do
+DEFAULT_WAIT_S = 0.5  # a reader ends after this time without a message
 
 Form = Literal["message", "batch", "transaction", "database"]
 Worker = Literal["thread", "process"]
@@ -56,9 +56,9 @@ class Call:
     Attributes:
         database: the queue's database, as the principal of EXECUTE AS.
         queue: `schema.queue`.
-        stopping: returns True if the task has to end after the work in progress.
-        output: writes a text to the log (9724), as PRINT does.
-        run_async: runs a coroutine function on the same database in its asyncio form, and waits for it.
+        stopping: a function that returns True if the task has to end after the work in progress.
+        output: a function that writes a text to the log (9724), as PRINT does.
+        run_async: a function that runs a coroutine function on the database in its asyncio form, and waits for it.
     """
 
     database: Database
@@ -86,7 +86,7 @@ Resolver = Callable[["Database", str], "Procedure | None"]
 
 @dataclass(frozen=True)
 class PythonProcedure:
-    """A function registered under a name; see `procedure`."""
+    """A Python function that `procedure` has registered. The fields are the arguments of `procedure`."""
 
     name: str
     function: Callable[..., Any]
@@ -135,7 +135,7 @@ class PythonProcedure:
             )
 
     def _receive(self, call: Call) -> Receive:
-        """Return the RECEIVE of the queue."""
+        """Return the RECEIVE statement of the queue."""
         return Receive(call.queue, top=self.top, groups=self.groups, wait=self.wait)
 
     def _batch_function(self) -> Callable[[Any, list[Any]], Any]:
@@ -171,11 +171,11 @@ def procedure(
             function executes RECEIVE itself, and is called once. "database": (database); the function commits or rolls
             back whatever it begins.
         top: in the form "batch", the maximum of messages at a time.
-        groups: in the forms "message" and "batch", the number of conversation groups, at most 60, that share a
-            transaction, with a call for each (docs/how-to/many-small-conversations.md).
+        groups: in the forms "message" and "batch", the number of conversation groups, at most 60, in one transaction,
+            with a call for each (docs/how-to/many-small-conversations.md).
         wait: seconds that "message" and "batch" wait for a further message before the reader ends.
         poison: in the forms "message" and "batch", the policy for a message whose processing raises.
-        worker: "thread", or "process" for a process of its own, so that a crash of the procedure affects nothing else.
+        worker: "thread", or "process" for a child process, so that a crash of the procedure affects nothing else.
 
     Raises:
         BrokerError: 9653 the function does not take the arguments of its form; 9609 the name; 402 a generator function,
@@ -229,10 +229,10 @@ def find_registered(database: Database, name: str) -> PythonProcedure | None:
 
 
 def load(modules: Iterable[str]) -> None:
-    """Import modules, so that they register their procedures: those named, by name or file, and the entry points.
+    """Import modules, which register their procedures: the given names or files, and the entry points.
 
     Raises:
-        InstanceError: a module cannot be imported; the text says which and why.
+        InstanceError: a module cannot be imported.
     """
     for entry in entry_points(group=ENTRY_POINTS):
         _run_import(entry.name, entry.load)

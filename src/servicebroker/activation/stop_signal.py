@@ -1,4 +1,4 @@
-"""The end of an activated task: a request to stop, and termination if it does not."""
+"""Stop an activated task: by a request, or by termination."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from servicebroker.api.aio.activated_session import AsyncActivatedSession
 
 
 class StopTarget(NamedTuple):
-    """Something that works for a task, and how to end it."""
+    """Two functions that stop a part of a task.
 
-    request_stop: Callable[[int | None], None]  # to end after the work in progress, with the reason
-    terminate: Callable[[], None]  # now
+    Attributes:
+        request_stop: stop after the work in progress. The argument is the reason, 28085 or 28086, or None.
+        terminate: stop now.
+    """
+
+    request_stop: Callable[[int | None], None]
+    terminate: Callable[[], None]
 
 
 class StopSignal:
-    """Asks a task to end after the call in progress, or after the transaction of a form that takes messages.
+    """Asks a task to end after the call in progress, or in the forms "message" and "batch" after the transaction.
 
-    When the process ends, a reader that waits for a message ends at once.
+    If the process ends, a reader that waits for a message ends immediately.
     """
 
     def __init__(self) -> None:
@@ -30,7 +35,7 @@ class StopSignal:
         self._targets: list[StopTarget] = []
 
     def add_target(self, target: StopTarget) -> None:
-        """Pass the request on to a target, also if it was made already."""
+        """Add a target, which gets the request to stop, also if that was made already."""
         with self._lock:
             self._targets.append(target)
         if self.is_requested():
@@ -39,9 +44,9 @@ class StopSignal:
     def add_session(
         self, session: ActivatedSession | AsyncActivatedSession, call_soon: Callable[[Callable[[], None]], object]
     ) -> None:
-        """Let readers of a session stop waiting when the process ends.
+        """Add a session, whose readers stop waiting if the process ends.
 
-        `call_soon` runs the function that wakes them.
+        `call_soon` calls the function that wakes these readers, in their thread or event loop.
         """
 
         def request_stop(reason: int | None) -> None:
@@ -51,7 +56,7 @@ class StopSignal:
         self.add_target(StopTarget(request_stop, session.terminate))
 
     def request_stop(self, reason: int | None = None) -> None:
-        """Ask the task to end. Only the first reason counts."""
+        """Ask the task to end. Later calls have no effect."""
         with self._lock:
             if self.is_requested():
                 return
@@ -62,12 +67,12 @@ class StopSignal:
             target.request_stop(reason)
 
     def terminate(self) -> None:
-        """End the task now, within its work, which is undone."""
+        """End the task during its work, which is rolled back."""
         with self._lock:
             targets = tuple(self._targets)
         for target in targets:
             target.terminate()
 
     def is_requested(self) -> bool:
-        """True if the task is asked to end."""
+        """Check whether the task was asked to end."""
         return self._event.is_set()

@@ -1,4 +1,4 @@
-"""One activated task: a loop around calls of the procedure, in a session of its own.
+"""Run an activated task: a loop that calls the procedure, in a session of its own.
 
 The rules: docs/reference/rules.md#activated-tasks.
 """
@@ -33,16 +33,16 @@ _QUEUE_OFF = {9617, 15151, 8468}  # errors of RECEIVE after the queue was switch
 
 
 class Outcome(StrEnum):
-    """The end of a task: a subclass of the event Broker:Activation, or NOT_STARTED without any call."""
+    """The end of a task: a subclass of the event Broker:Activation, or NOT_STARTED."""
 
     ENDED = "Ended"
     ABORTED = "Aborted"
-    DIED = "Died"  # the process or session died: reported as Aborted
+    DIED = "Died"  # the process or the session was lost; reported as Aborted
     NOT_STARTED = "Not started"
 
     @property
     def subclass(self) -> str:
-        """The subclass of the event."""
+        """The subclass of the event Broker:Activation."""
         return Outcome.ABORTED if self is Outcome.DIED else self
 
 
@@ -81,7 +81,7 @@ def run_task(
         _LOG.error("%s", refused, extra=log_fields(spec))
         return Outcome.NOT_STARTED
     except Exception as problem:
-        if _was_cut(stop, problem):
+        if _was_terminated(stop, problem):
             return Outcome.ENDED
         if not is_called:
             log_not_started(spec, problem)
@@ -90,8 +90,8 @@ def run_task(
         return Outcome.DIED
 
 
-def _was_cut(stop: StopSignal, problem: Exception) -> bool:
-    """True if `StopSignal.terminate` has closed the session, because the process ends."""
+def _was_terminated(stop: StopSignal, problem: Exception) -> bool:
+    """Check whether `StopSignal.terminate` has closed the session because the process ends."""
     return stop.is_requested() and stop.reason is None and isinstance(problem, InstanceError | psycopg.Error)
 
 
@@ -99,7 +99,7 @@ def _loop(
     spec: TaskSpec, procedure: Procedure, call: Call, session: ActivatedSession, stop: StopSignal, receives_before: int
 ) -> Outcome:
     history = session.history
-    stop_detector = StopDetector(exits=True)  # in a process of its own, sys.exit ends the process
+    stop_detector = StopDetector(exits=True)  # in a child process sys.exit ends the process
     while True:
         history.begin()
         metrics.INVOKED.inc()
@@ -107,7 +107,7 @@ def _loop(
             procedure(call)
         except BaseException as raised:
             problem = as_exception(raised)
-            if stop_detector.is_stop(raised) or _was_cut(stop, problem):
+            if stop_detector.is_stop(raised) or _was_terminated(stop, problem):
                 raise
             return _handle_error(spec, session, problem)
         if session.is_lent:
@@ -130,7 +130,7 @@ def _loop(
 def _handle_error(spec: TaskSpec, session: ActivatedSession, problem: Exception) -> Outcome:
     """Log an error of the procedure, and return the outcome.
 
-    A queue that was switched off or dropped meanwhile is no error of the procedure.
+    If the queue was switched off or dropped meanwhile, the task has ended normally.
     """
     if isinstance(problem, BrokerError) and problem.number in _QUEUE_OFF and not session.own.closed:
         session.roll_back()
@@ -144,7 +144,7 @@ def _handle_error(spec: TaskSpec, session: ActivatedSession, problem: Exception)
 
 
 def log_fields(spec: TaskSpec) -> dict[str, str]:
-    """Return the fields of a log record of a task."""
+    """Return the extra fields of a task's log records."""
     return {"database": spec.database}
 
 
@@ -159,7 +159,7 @@ def log_not_started(spec: TaskSpec, problem: Exception) -> None:
 
 
 def _log_failure(spec: TaskSpec, problem: Exception) -> None:
-    """Log an exception of a procedure, with the traceback, and the end of its task."""
+    """Log an exception of a procedure, and the end of its task. An unexpected one is logged with its traceback."""
     text = told(problem)
     number, state = (problem.number, problem.state) if isinstance(problem, BrokerError) else (0, 1)
     is_expected = isinstance(problem, ServiceBrokerError)

@@ -1,4 +1,4 @@
-"""The specification of a task, as plain values that also travel to another process."""
+"""The specification of a task, as plain values that can be sent to a child process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from servicebroker.engine.activation.monitors import Definition
 
 
 class TaskSpec(NamedTuple):
-    """One reader of a queue: the three-part name of its procedure, and the user that it works as."""
+    """A reader of a queue: the three-part name of its procedure, and the principal that it works as."""
 
     queue_id: int
     database_id: int
@@ -33,5 +33,5 @@ class TaskSpec(NamedTuple):
 
     @property
     def application_name(self) -> str:
-        """The name of its session in pg_stat_activity."""
+        """The application name of the task's session in pg_stat_activity."""
         return f"servicebroker {self.procedure}".encode()[:63].decode(errors="ignore")
