@@ -1,4 +1,4 @@
-"""One embedded PostgreSQL for the session, a PostgreSQL database for each module, a broker database for each test."""
+"""Shared fixtures: an embedded server, a PostgreSQL database for each module, a broker database for each test."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from servicebroker.store.statements import Rows, Statement
 from support import APP, Clock, Stock, as_user, define_standard_set, stocked_name
 
 _numbers = itertools.count(1)
-_databases: dict[str, str] = {}  # PostgreSQL databases that were made and not dropped, and their servers
+_databases: dict[str, str] = {}  # PostgreSQL databases that were created and not dropped: name, URL of the server
 _templates: set[str] = set()
 
-# files that take half a minute and more: they begin first, so that no process of a run goes on alone at its end
-LONGEST = (
+# files that take half a minute or more: they run first, so that the processes of a run end at about the same time
+LONGEST_FILES = (
     "test_pipeline_command",
     "test_demo",
     "test_benchmarks",
@@ -59,13 +59,13 @@ LONGEST = (
     "test_check",
     "test_embedded",
 )
-STOCKS = (1, 8, 32)  # numbers of defined databases in the templates of instances
-_IN_MEMORY = "/dev/shm"
-_ENOUGH_BYTES = 8 * 1024**3  # bytes; a run has used up to 4 GB
+STOCKS = (1, 8, 32)  # template instances exist with these numbers of databases
+_MEMORY_FOLDER = "/dev/shm"
+_MIN_FREE_BYTES = 8 * 1024**3  # a run uses up to 4 GB
 
 
 class Count(NamedTuple):
-    """The size of a random or long test by itself, and with --full."""
+    """The size of a random or long test in a normal run, and in a run with --full."""
 
     short: int
     full: int
@@ -113,24 +113,24 @@ COUNTS = {
 
 
 def _work_in_memory() -> None:
-    """Servers and files of tests lie in memory where there is room: a disk takes ten times as long to copy a server."""
+    """Keep servers and files of tests in memory if it has room: a disk takes ten times as long to copy a server."""
     with suppress(OSError):
-        if "TMPDIR" not in os.environ and shutil.disk_usage(_IN_MEMORY).free > _ENOUGH_BYTES:
-            os.environ["TMPDIR"] = tempfile.tempdir = _IN_MEMORY  # also for processes that tests start
+        if "TMPDIR" not in os.environ and shutil.disk_usage(_MEMORY_FOLDER).free > _MIN_FREE_BYTES:
+            os.environ["TMPDIR"] = tempfile.tempdir = _MEMORY_FOLDER  # also for processes that tests start
 
 
 _work_in_memory()
-cheapen_passwords()  # also in the processes of forked.py, so that each opens what the other has sealed
+cheapen_passwords()  # as the processes of forked.py do, which open the same sealed keys
 
-# cycles are few in tests, and to look for them took a tenth of the time of Python
+# tests create few reference cycles, and the search for them took a tenth of the processor time
 gc.set_threshold(20_000, 20, 20)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Java compiles what it runs a second time, at length: that pays after minutes, and a test of Spark takes seconds
+# without the optimizing compiler of Java, which pays off only after minutes; a test of Spark takes seconds
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_SPARK_CLASSES = Path(sys.prefix, "spark.jsa")  # by tools/spark_classes.py
+_SPARK_CLASSES = Path(sys.prefix, "spark.jsa")  # written by tools/spark_classes.py
 if _SPARK_CLASSES.exists():
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{JAVA_OPTIONS} -XX:SharedArchiveFile={_SPARK_CLASSES} -Xlog:disable")
 for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
@@ -142,25 +142,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--postgres", type=Path, default=None, help="the folder of another PostgreSQL's programs")
     parser.addoption("--full", action="store_true", help="every test and case: also those that make test leaves out")
     for name, count in COUNTS.items():
-        said = f"{count.meaning}: {count.short} by itself, {count.full} with --full"
-        parser.addoption(f"--{name}", type=int, default=None, help=said)
+        text = f"{count.meaning}: {count.short}, with --full {count.full}"
+        parser.addoption(f"--{name}", type=int, default=None, help=text)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     for name, count in COUNTS.items():
-        given = name.replace("-", "_")
-        if getattr(config.option, given) is None:
-            setattr(config.option, given, count.full if config.option.full else count.short)
+        option = name.replace("-", "_")
+        if getattr(config.option, option) is None:
+            setattr(config.option, option, count.full if config.option.full else count.short)
     if config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(2**31)
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(config.option.seed)
-    of_fuzz = {"max_examples": config.option.fuzz_examples, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("fuzz", deadline=None, **of_fuzz)
+    fuzz_settings = {"max_examples": config.option.fuzz_examples, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("fuzz", deadline=None, **fuzz_settings)
 
 
-def _share(item: pytest.Item, cases: int) -> int:
+def _selected_cases(item: pytest.Item, cases: int) -> int:
     """Return the number of cases of a test in a short run."""
     sampled = item.get_closest_marker("sampled")
     both = item.get_closest_marker("both_faces")
@@ -169,16 +169,16 @@ def _share(item: pytest.Item, cases: int) -> int:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return (
-        f"random seed: {config.option.seed} (the same again: --seed {config.option.seed})\n"
-        "each process first makes a PostgreSQL server, so the first test ends after half a minute"
+        f"random seed: {config.option.seed} (to repeat the run: --seed {config.option.seed})\n"
+        "each process first creates a PostgreSQL server, so the first test ends after half a minute"
     )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the sizes of random tests, also of other processes, and the reasons of second tries."""
+    """Print the sizes of random tests, also of other processes, and the failures of tests that were run again."""
     for report in terminalreporter.getreports("passed"):
-        for _, said in report.user_properties:
-            terminalreporter.write_line(f"{report.nodeid}: {said}")
+        for _, text in report.user_properties:
+            terminalreporter.write_line(f"{report.nodeid}: {text}")
     for report in terminalreporter.getreports("rerun"):
         terminalreporter.write_sep("_", f"was run again: {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
@@ -186,23 +186,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def seeded_random(request: pytest.FixtureRequest) -> random.Random:
-    """Randomness of this test, the same again under the same --seed."""
+    """A random generator of the test, seeded by --seed and the test's name."""
     return random.Random(f"{request.config.option.seed} {request.node.nodeid}")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Key folders of instances by URL are not those of who runs the tests."""
+    """Keep key folders in a temporary folder instead of the user's."""
     os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
-    """A command that a test runs in this process says where the log goes: not that of the tests after it."""
-    ours, root = logging.getLogger("servicebroker"), logging.getLogger()
-    level = ours.level
+    """Undo the logging configuration of commands that a test runs in this process."""
+    logger, root = logging.getLogger("servicebroker"), logging.getLogger()
+    level = logger.level
     yield
-    ours.setLevel(level)
+    logger.setLevel(level)
     for handler in list(root.handlers):
         if type(handler) is logging.StreamHandler:  # handlers of pytest have classes of their own
             root.removeHandler(handler)
@@ -210,7 +210,7 @@ def own_log() -> Iterator[None]:
 
 @contextmanager
 def _programs_of(folder: Path | None) -> Iterator[None]:
-    """Start and stop embedded servers with the programs of another PostgreSQL."""
+    """Start and stop embedded servers with the programs of another version of PostgreSQL."""
     if folder is None:
         yield
         return
@@ -225,7 +225,7 @@ def _programs_of(folder: Path | None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(pytestconfig: pytest.Config) -> Iterator[EmbeddedServer]:
-    # not under pytest's own folder: another session of root's would shut the server's user out of it
+    # not in pytest's folder: if root runs another session, the server's user could not enter it any more
     folder = tempfile.mkdtemp(prefix="servicebroker-tests-")
     try:
         programs = pytestconfig.option.postgres
@@ -237,20 +237,20 @@ def server(pytestconfig: pytest.Config) -> Iterator[EmbeddedServer]:
                 connection.execute("alter system set max_wal_size = '256MB'")  # the server may lie in memory
                 # after each copy of a database, which is a checkpoint, every page goes into the log as a whole
                 connection.execute("alter system set wal_compression = off")
-                # a look at each of its many databases, of which most are gone after some seconds
+                # autovacuum would check each of the many databases, most of which are dropped after some seconds
                 connection.execute("alter system set autovacuum_naptime = '60s'")
                 connection.execute("alter role all set servicebroker.allow_data_loss = on")
                 connection.execute("select pg_reload_conf()")
             yield server
             with _programs_of(programs):
                 server.close()
-    finally:  # a hundred thousand files: nobody waits for that
+    finally:  # in the background: the folder has a hundred thousand files
         subprocess.run(["sh", "-c", 'rm -rf "$0" >/dev/null 2>&1 &', folder], check=True)
 
 
 @pytest.fixture(scope="session")
 def make_url(server: EmbeddedServer) -> Callable[..., str]:
-    """Makes an empty PostgreSQL database each time it is called, or a copy of one, and returns its URL."""
+    """A function that creates an empty PostgreSQL database, or a copy of one, and returns its URL."""
 
     def make(template: str = "template1") -> str:
         name = f"test_{next(_numbers)}"
@@ -265,21 +265,21 @@ def make_url(server: EmbeddedServer) -> Callable[..., str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_databases() -> Iterator[None]:
-    """Drop the databases of a module after its tests: a run would fill the memory."""
+    """Drop the databases of a module after its tests, because a run would fill the memory."""
     yield
-    mine = {name: url for name, url in _databases.items() if name not in _templates}
+    created = {name: url for name, url in _databases.items() if name not in _templates}
     _databases.clear()
-    if mine:
-        with psycopg.connect(next(iter(mine.values())), autocommit=True) as connection:
-            for name in mine:
+    if created:
+        with psycopg.connect(next(iter(created.values())), autocommit=True) as connection:
+            for name in created:
                 connection.execute(f"drop database if exists {name} with (force)")  # type: ignore[call-overload]
 
 
 @pytest.fixture(scope="session")
 def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
-    """Makes an instance each time it is called, and returns its URL: much faster than `sb.open` on an empty database.
+    """A function that creates an instance and returns its URL, much faster than `sb.open` on an empty database.
 
-    Nothing was done in it, but that it holds `stocked` databases of the name `stocked_name` with the standard set.
+    The instance has `stocked` databases with the names `stocked_name` and the standard set of objects.
     """
 
     @functools.cache
@@ -288,7 +288,7 @@ def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
             url = make_url()
             sb.open(url, upkeep=None).close()
             return _kept(url)
-        smaller = max(one for one in (0, *STOCKS) if one < stocked)
+        smaller = max(size for size in (0, *STOCKS) if size < stocked)
         url = make_url(template(smaller))
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("select servicebroker.settle()")
@@ -309,7 +309,7 @@ def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
 
 
 def _kept(url: str) -> str:
-    """The name of its database, which is not dropped."""
+    """Exclude a database from `own_databases`, and return its name."""
     name: str = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
     _templates.add(name)
     return name
@@ -322,20 +322,23 @@ def module_clock() -> Clock:
 
 @pytest.fixture
 def clock(module_clock: Clock) -> Clock:
-    """The clock of `instance`. It only goes forward, for all tests of a module."""
+    """The clock of `instance`. The tests of a module share it, and can only move it forward."""
     return module_clock
 
 
 @pytest.fixture(scope="module")
 def open_face(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[sb.Instance]]:
-    """Opens instances: as `sb.open`, and a second time behind a portal for tests that are `both_faces`."""
+    """A function that opens instances like `sb.open`. Tests marked `both_faces` run again on the asyncio API."""
     return open_behind_portal if getattr(request, "param", "threads") == "asyncio" else sb.open
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first. Without --full no test that is `full`, one face of `both_faces`, some of `sampled`."""
-    turn = {stem: place for place, stem in enumerate(LONGEST)}
-    items.sort(key=lambda item: turn.get(item.path.stem, len(LONGEST)))
+    """Run the longest files first.
+
+    Without --full leave out tests marked `full`, one API of those marked `both_faces`, and cases of `sampled`.
+    """
+    positions = {stem: position for position, stem in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: positions.get(item.path.stem, len(LONGEST_FILES)))
     if config.option.full or any("::" in argument for argument in config.args):  # a test named on the command line runs
         return
     items_of = Counter(item.nodeid.partition("[")[0] for item in items)
@@ -346,15 +349,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in shuffled:
         test = item.nodeid.partition("[")[0]
         cases[test] += 1
-        if item.get_closest_marker("full") or cases[test] > _share(item, items_of[test]):
+        if item.get_closest_marker("full") or cases[test] > _selected_cases(item, items_of[test]):
             left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
-    gone = set(left_out)
-    items[:] = [item for item in items if item not in gone]
+    deselected = set(left_out)
+    items[:] = [item for item in items if item not in deselected]
 
 
 def pytest_collection_finish() -> None:
-    """Freeze all objects that were loaded and collected: they stay to the end of the run and are no garbage."""
+    """Exclude all loaded objects from garbage collection: they live to the end of the run."""
     gc.collect()
     gc.freeze()
 
@@ -366,11 +369,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def stocked(request: pytest.FixtureRequest) -> Stock:
-    """The databases that were made beforehand in the instance that the tests of a module share."""
-    wanted = sum(
+    """The databases that the shared instance of a module has from its template."""
+    needed = sum(
         item.path == request.path and "database" in getattr(item, "fixturenames", ()) for item in request.session.items
     )
-    return Stock(next((size for size in STOCKS if size >= wanted), STOCKS[-1]) if wanted else 0)
+    return Stock(next((size for size in STOCKS if size >= needed), STOCKS[-1]) if needed else 0)
 
 
 @pytest.fixture(scope="module")
@@ -394,7 +397,7 @@ def fresh_instance(
     make_instance_url: Callable[..., str],
     module_clock: Clock,
 ) -> Iterator[sb.Instance]:
-    """An instance that nothing was done in."""
+    """A new instance."""
     url = make_instance_url(1 if "fresh_database" in request.fixturenames else 0)
     with open_face(url, clock=module_clock, upkeep=None) as instance:
         yield instance
@@ -410,13 +413,13 @@ def database(instance: sb.Instance, stocked: Stock) -> sb.Database:
 
 @pytest.fixture
 def fresh_database(fresh_instance: sb.Instance) -> sb.Database:
-    """The standard set in an instance that holds nothing else."""
+    """The only database of a new instance, with the standard set of objects."""
     return fresh_instance.database(stocked_name(0))
 
 
 @pytest.fixture
 def app(database: sb.Database) -> sb.Database:
-    """`database` as a user that nothing was granted to."""
+    """`database` for a user without any permission."""
     database.create_user(APP)
     return as_user(database, APP)
 
@@ -434,14 +437,14 @@ def postgres_role(database: sb.Database) -> Iterator[str]:
 
 @pytest.fixture
 def without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A waiting reader looks when it is woken, and not once a second."""
+    """Disable the poll once a second: a waiting reader wakes up only by a notification."""
     for form in (servicebroker.api.verbs, servicebroker.api.aio.verbs):
         monkeypatch.setattr(form, "FALLBACK_POLL_S", 60.0)
 
 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One for each time that something is sent to the server and waited for."""
+    """A list with an element for each round trip to the server."""
     sent: list[None] = []
 
     def counted(steps: Callable[..., Any]) -> Callable[..., Any]:
@@ -458,16 +461,16 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 @pytest.fixture
 def pair(make_instance_url: Callable[[], str]) -> Iterator[Pair]:
-    """Two instances, relays between them, and a link that the test holds."""
-    with paired(make_instance_url) as both:
-        yield both
+    """Two instances with their relays, and a connection whose frames the test passes on."""
+    with paired(make_instance_url) as pair:
+        yield pair
 
 
 @pytest.fixture
 def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
     """Two instances that daemons can serve."""
-    with two_sites(make_instance_url, tmp_path) as both:
-        yield both
+    with two_sites(make_instance_url, tmp_path) as sites:
+        yield sites
 
 
 @pytest.fixture

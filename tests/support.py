@@ -1,4 +1,4 @@
-"""Names and small steps that the tests share."""
+"""Names and small functions that the tests share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROUTE = "AutoCreatedLocal"  # the route that every database has
 
 
 class Clock:
-    """The real time, shifted by what a test jumped."""
+    """The real time, plus what a test has jumped ahead."""
 
     def __init__(self) -> None:
         self.ahead = timedelta()
@@ -48,7 +48,7 @@ class Clock:
 
 
 class Stock:
-    """Databases that were made beforehand in an instance: how many, and the numbers of those that no test has had."""
+    """Databases that an instance has from its template: their count, and the numbers of the unused ones in `left`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -56,12 +56,12 @@ class Stock:
 
 
 def stocked_name(number: int) -> str:
-    """The name of a database that was made beforehand."""
+    """Return the name of a database that an instance has from its template."""
     return f"Stocked{number}" if number else "Test"
 
 
 def standard_database(instance: sb.Instance) -> sb.Database:
-    """The database Test with the standard set, which `make_instance_url(1)` has made already."""
+    """Return the database Test with the standard set of objects. `make_instance_url(1)` has created it already."""
     try:
         return instance.database("Test")
     except sb.BrokerError:
@@ -86,7 +86,7 @@ def begin(database: sb.Database, to: str = STOCK, **options: Any) -> UUID:
 
 
 def begin_with(database: sb.Database, *texts: bytes) -> UUID:
-    """A conversation that has sent these orders."""
+    """Begin a conversation and send these orders on it."""
     handle = begin(database)
     for text in texts:
         database.send(handle, ORDER, text)
@@ -94,26 +94,26 @@ def begin_with(database: sb.Database, *texts: bytes) -> UUID:
 
 
 def open_dialog(database: sb.Database) -> tuple[UUID, UUID]:
-    """A conversation whose first message was received: the handles of both sides."""
+    """Begin a conversation, and receive its first message. Returns the handles of initiator and target."""
     initiator = begin(database)
     database.send(initiator, ORDER, b"open")
     (message,) = database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, initiator))
     return initiator, message.conversation_handle
 
 
-def in_state(database: sb.Database, wanted: str) -> tuple[UUID, str]:
-    """A handle whose endpoint is in that state, and the queue of its side."""
-    if wanted == "SO":
+def in_state(database: sb.Database, state_code: str) -> tuple[UUID, str]:
+    """Make an endpoint in this state. Returns its handle, and the queue of its side."""
+    if state_code == "SO":
         return begin(database), ORDERS_QUEUE
     initiator, target = open_dialog(database)
-    if wanted == "DI":
+    if state_code == "DI":
         database.end_conversation(target)
-    elif wanted == "ER":
+    elif state_code == "ER":
         database.end_conversation(target, error=(5, "failed"))
-    elif wanted == "CD":
+    elif state_code == "CD":
         database.end_conversation(target)
         return target, STOCK_QUEUE
-    elif wanted == "DO":
+    elif state_code == "DO":
         initiator = begin(database, "//test/nowhere")
         database.send(initiator, ORDER, b"x")
         database.end_conversation(initiator)
@@ -125,12 +125,12 @@ def bodies(messages: list[sb.Message]) -> list[bytes | None]:
 
 
 def errors(messages: list[sb.Message]) -> list[int]:
-    """The codes of the Error messages among these."""
+    """Return the codes of the Error messages among these messages."""
     return [sb.read_error(message.message_body)[0] for message in messages if message.is_error]
 
 
 def as_user(database: sb.Database, name: str) -> sb.Database:
-    """The same database for another principal."""
+    """Return the database for another principal."""
     return database.instance.database(database.name, user=name)
 
 
@@ -140,7 +140,7 @@ def query(database: sb.Database, text: str, *parameters: object) -> list[tuple[A
 
 
 def state(database: sb.Database, handle: UUID) -> str | None:
-    """The letters of the endpoint's state, None when it is gone."""
+    """Return the code of the endpoint's state; None without the endpoint."""
     rows = query(
         database, "select state from servicebroker.conversation_endpoints where conversation_handle = %s", handle
     )
@@ -149,32 +149,32 @@ def state(database: sb.Database, handle: UUID) -> str | None:
 
 def far_handle(database: sb.Database, handle: UUID) -> UUID:
     text = "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s"
-    found: UUID = query(database, text, handle)[0][0]
-    return found
+    result: UUID = query(database, text, handle)[0][0]
+    return result
 
 
 def group_of(database: sb.Database, handle: UUID) -> UUID:
     text = "select conversation_group_id from servicebroker.conversation_endpoints where conversation_handle = %s"
-    found: UUID = query(database, text, handle)[0][0]
-    return found
+    result: UUID = query(database, text, handle)[0][0]
+    return result
 
 
 def queue_number(database: sb.Database, name: str) -> int:
     text = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
-    found: int = query(database, text, database.database_id, name)[0][0]
-    return found
+    queue_id: int = query(database, text, database.database_id, name)[0][0]
+    return queue_id
 
 
 @contextmanager
 def pipeline_on(database: sb.Database, queue: str = STOCK_QUEUE) -> Iterator[None]:
-    """The queue is held as by a pipeline that reads it, and free at once afterwards, not when a session has gone."""
-    held = locks.PIPELINE_QUEUE, queue_number(database, queue)
+    """Hold the lock of a pipeline that reads the queue, until the block ends."""
+    lock = locks.PIPELINE_QUEUE, queue_number(database, queue)
     with psycopg.connect(database.instance.url, autocommit=True) as connection:
-        connection.execute("select pg_advisory_lock(%s, %s)", held)
+        connection.execute("select pg_advisory_lock(%s, %s)", lock)
         try:
             yield
         finally:
-            connection.execute("select pg_advisory_unlock(%s, %s)", held)
+            connection.execute("select pg_advisory_unlock(%s, %s)", lock)
 
 
 def waiting_messages(database: sb.Database) -> int:
@@ -196,7 +196,7 @@ def statuses(database: sb.Database) -> set[str]:
 
 
 def leftovers(database: sb.Database) -> dict[str, int]:
-    """The rows that conversations have left behind anywhere in the instance, by table."""
+    """Return the number of rows of conversations in the instance, by table. Empty if none is left."""
     tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
     tables += ["shared_bodies", "shared_body_readers", "session_answers"]
     for (number,) in query(database, "select queue_id from servicebroker.queues"):
@@ -206,7 +206,7 @@ def leftovers(database: sb.Database) -> dict[str, int]:
 
 
 def tolerate_rollbacks(database: sb.Database) -> None:
-    """No queue of the database is switched off after five rollbacks."""
+    """Disable the poison message handling of all queues, so that no queue is switched off after five rollbacks."""
     with database.instance.connection() as connection:
         connection.execute(
             "update servicebroker.queues set is_poison_message_handling_enabled = false where database_id = %s",
@@ -220,7 +220,7 @@ class Undo(Exception):
 
 @contextmanager
 def let_in(url: str, *roles: str) -> Iterator[None]:
-    """The embedded server lets the user of its owner connect as these roles, too."""
+    """Let the owner of the embedded server connect as these roles, too, while the block runs."""
     with psycopg.connect(url, autocommit=True) as connection:
         paths = [Path(_value(connection, f"show {name}_file")) for name in ("hba", "ident")]
         before = [path.read_text() for path in paths]
@@ -236,7 +236,7 @@ def let_in(url: str, *roles: str) -> Iterator[None]:
 
 
 def as_role(url: str, role: str) -> str:
-    """The URL of the embedded server for another of its roles."""
+    """Return the URL of the embedded server for another role."""
     return re.sub(r"user=\w+", f"user={role}", url)
 
 
@@ -248,7 +248,7 @@ def _value(connection: psycopg.Connection[Any], text: str) -> str:
 
 @contextmanager
 def undone(database: sb.Database) -> Iterator[sb.Transaction]:
-    """A transaction that is rolled back."""
+    """Run the block in a transaction, and roll it back."""
     with suppress(Undo), database.transaction() as transaction:
         yield transaction
         raise Undo
@@ -256,7 +256,7 @@ def undone(database: sb.Database) -> Iterator[sb.Transaction]:
 
 @contextmanager
 def refused(number: int, *words: str) -> Iterator[pytest.ExceptionInfo[sb.BrokerError]]:
-    """The block raises the error of this number, and its text holds these words."""
+    """Check that the block raises the error with this number, and that its text has these words."""
     with pytest.raises(sb.BrokerError) as caught:
         yield caught
     assert caught.value.number == number, str(caught.value)
@@ -265,7 +265,7 @@ def refused(number: int, *words: str) -> Iterator[pytest.ExceptionInfo[sb.Broker
 
 
 def tried(verb: Callable[[], Any], *refusals: int) -> Any:
-    """Return the result of the verb; None if it was refused with one of these numbers."""
+    """Return the result of a verb; None if it raises an error with one of these numbers."""
     try:
         return verb()
     except sb.BrokerError as refusal:
@@ -275,23 +275,23 @@ def tried(verb: Callable[[], Any], *refusals: int) -> Any:
 
 
 def drain(receive: Callable[[], object], done: threading.Event, *refusals: int) -> None:
-    """Receive, past rollbacks and these refusals, until nothing has come since `done` was set."""
+    """Receive until a RECEIVE that began after `done` was set finds no message. Ignore rollbacks and these errors."""
     while True:
         finished = done.is_set()
         try:
-            found = receive()
+            messages = receive()
         except Undo:
             continue
         except sb.BrokerError as refusal:
             if refusal.number not in refusals:
                 raise
             continue
-        if finished and not found:
+        if finished and not messages:
             return
 
 
 def check_numbers(database: sb.Database, handles: list[UUID], received: dict[UUID, list[int]]) -> None:
-    """The targets of these conversations have received every message, once and in order."""
+    """Check that the targets of these conversations have received every message, once and in order."""
     text = (
         "select far_handle, send_sequence from servicebroker.conversation_endpoints where conversation_handle = any(%s)"
     )
@@ -300,7 +300,7 @@ def check_numbers(database: sb.Database, handles: list[UUID], received: dict[UUI
 
 
 def in_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
-    """Start `work` in a thread of its own."""
+    """Start a function in a thread."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -314,31 +314,31 @@ def in_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> Future
 
 
 def together(*work: Callable[[], Any], seconds: float = 60) -> None:
-    """Run all at once; the first problem of any is raised."""
-    futures: list[Future[Any]] = [in_thread(one) for one in work]
+    """Run functions concurrently, and raise the exception of the first that has failed."""
+    futures: list[Future[Any]] = [in_thread(function) for function in work]
     for future in futures:
         future.result(seconds)
 
 
 def eventually(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Wait until the condition holds: it is looked at less often the longer it does not, since a look costs a query."""
+    """Poll a condition until it is true, less and less often, because a poll may cost a query."""
     pause, deadline = 0.005, time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "this never came true"
+        assert time.monotonic() < deadline, "the condition has not become true"
         time.sleep(pause)
         pause = min(pause * 1.2, 0.05)
 
 
 def run_example(program: str, *arguments: str, folder: Path | None = None) -> list[str]:
-    """The lines that a program of examples/ prints, in that folder."""
+    """Run a program of examples/ in a folder, and return the lines that it prints."""
     command = [sys.executable, str(EXAMPLES / program), *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
 def is_running(process: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
+    """Check whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -346,7 +346,7 @@ def is_running(process: int) -> bool:
 
 
 def waiting_reader(database: sb.Database, queue: str = STOCK_QUEUE, *, inside: bool = False) -> Any:
-    """A reader that sleeps in RECEIVE, alone or inside a transaction."""
+    """Start a reader that waits in RECEIVE, and return its future. `inside`: in an explicit transaction."""
 
     def read() -> list[sb.Message]:
         if not inside:
@@ -374,12 +374,12 @@ def blocked(database: sb.Database) -> int:
 
 
 def wait_until_blocked(database: sb.Database, sessions: int = 1) -> None:
-    """Until so many other sessions of this PostgreSQL database wait for a lock."""
+    """Wait until this number of other sessions of the PostgreSQL database wait for a lock."""
     eventually(lambda: blocked(database) >= sessions)
 
 
 def stopped(connection: psycopg.Connection[Any]) -> int:
-    """Kill the server's process of a connection; its process number."""
+    """Terminate the server process of a connection, and return its process id."""
     pid = connection.info.backend_pid
     with psycopg.connect(connection.info.dsn, autocommit=True) as other:
         other.execute("select pg_terminate_backend(%s, 5000)", (pid,))
@@ -387,7 +387,7 @@ def stopped(connection: psycopg.Connection[Any]) -> int:
 
 
 def deafened(url: str, application: str) -> None:
-    """Kill the sessions of that name that only listen, and wait until there are others in their place."""
+    """Terminate the sessions of an application that only listen, and wait until new ones have replaced them."""
     listeners = (
         "from pg_stat_activity where datname = current_database() and application_name = %s "
         "and query like '%%listen %%'"
@@ -404,14 +404,14 @@ def deafened(url: str, application: str) -> None:
 
 
 def surveying_always(text: str) -> str:
-    """A function of a queue (store/queue.sql) that moves its marks at every chance."""
+    """Return the SQL of a queue's functions (store/queue.sql), changed so that marks advance as often as possible."""
     for usual, eager in (("> 100", "> 0"), ("drawn - 50", "drawn - 2"), ("'10 ms'", "'0 ms'"), ("'100 ms'", "'3 ms'")):
         text = text.replace(usual, eager)
     return text
 
 
 class Counted:
-    """The number of statements of the verbs on a transaction."""
+    """Counts the statements that verbs run on a transaction."""
 
     def __init__(self, transaction: sb.Transaction, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
