@@ -1,6 +1,6 @@
-"""The laboratory: what measures and tests the product, and is not part of it.
+"""The laboratory: programs that measure and test the product. They need a checkout, and are not in the wheel.
 
-`benchmarks` compares the shipped code with what a user would pick instead. `simulation` runs the shipped relay over
-simulated links, clocks, tables and crashes in one seeded event loop. Neither is in the wheel; both need a checkout.
-Begin with `benchmarks/scenarios.py` (what is measured) and `simulation/run.py` (one run of one seed).
+`benchmarks` compares the product with its alternatives. `simulation` runs the relay of the product over simulated
+connections, clocks, tables and crashes in one seeded event loop. Begin with `benchmarks/scenarios.py` (the list of
+measurements) and `simulation/run.py` (one run of one seed).
 """

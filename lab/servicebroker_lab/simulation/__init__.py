@@ -1,1 +1,1 @@
-"""Daemons, links and crashes in one seeded event loop, over tables in memory: what a seed does, it does again."""
+"""Simulate daemons, connections and crashes in one seeded event loop, over tables in memory. A seed repeats its run."""

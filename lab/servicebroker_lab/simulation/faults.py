@@ -1,4 +1,4 @@
-"""The faults of one run; each seed draws its own rates."""
+"""The faults of a run: each seed draws which faults happen, and how often."""
 
 from __future__ import annotations
 
@@ -10,53 +10,52 @@ from servicebroker.protocol.limits import Limits
 
 
 class Faults(NamedTuple):
-    """Probabilities for each message, chunk or commit; times in seconds."""
+    """The probability of each kind of fault, for each message, chunk of bytes or commit.
 
-    loss: float = 0.0  # of a message, as by a broker that forwards and forgets
-    replay: float = 0.0  # the message comes once more, up to two minutes later
-    reorder: float = 0.0  # the message comes later than it was sent
-    tampering: float = 0.0  # a message is changed, and its frame made to fit
-    noise: float = 0.0  # a bit of the byte stream is changed
-    cut: float = 0.0  # the connection breaks
-    partition: float = 0.0  # two instances cannot reach each other, looked at every ten seconds
-    lost: float = 0.0  # the connection to the database, before or after an operation of the store, or its commit
-    killed: float = 0.0  # the daemon, there
-    between: float = 0.0  # an application commits there
-    held: float = 0.0  # somebody else has the row that an operation would write
-    usurped: float = 0.0  # a daemon loses its session, and another one begins to serve, looked at every ten seconds
-    clock: float = 0.0  # the server's clock steps, looked at every ten seconds
-    detour: float = 0.0  # a route leads to any other instance, in circles too, looked at every ten seconds
-    nowhere: float = 0.0  # a route leads to an address where nobody is, looked at every ten seconds
-    old_copy: float = (
-        0.0  # an instance goes back to what it was up to 20 seconds before, once, looked at every ten seconds
-    )
-    replaced: float = 0.0  # an instance replaces its certificate, which others learn later, looked at every ten seconds
-    promoted: float = (
-        0.0  # the other server of an instance takes over, looked at every ten seconds; routes are mirrored
-    )
-    divided: float = 0.0  # another number of shares is wanted, one to three, looked at every ten seconds
-    processes: float = 0.0  # shares have processes of their own
-    share_killed: float = 0.0  # the process of a share, before or after an operation of the store
-    unstartable: float = 0.0  # a process, or another connection, cannot be had
-    stopped: float = 0.0  # an endpoint is stopped or disabled for up to ten seconds, looked at every ten seconds
-    retired: float = 0.0  # a daemon is told to stop, looked at every ten seconds
-    contended: float = 0.0  # several processes want to serve an instance
-    unproved: float = 0.0  # a commit by which a process proves that its server is the principal does not go through
-    unrouted: float = 0.0  # a route is missing, or expires, looked at every ten seconds
-    gripped: float = 0.0  # applications have rows for up to fifteen seconds, looked at every ten seconds
-    scattered: float = 0.0  # a service is in all instances: which of them a route names, looked at every ten seconds
-    narrow: float = 0.0  # daemons have room for the bodies of one conversation
-    hostile: float = 0.0  # somebody with a certificate tries to pass for others, looked at every second
-    hoarded: float = 0.0  # a forwarder brings openings again when their targets have gone
+    A comment says if a fault is drawn every ten seconds instead.
+    """
+
+    loss: float = 0.0  # a message is lost, as by a forwarder that crashes
+    replay: float = 0.0  # a message arrives again, up to two minutes later
+    reorder: float = 0.0  # a message arrives late, after later ones
+    tampering: float = 0.0  # a bit of a message is flipped, inside a valid frame
+    noise: float = 0.0  # a bit of the byte stream is flipped
+    cut: float = 0.0  # the connection is lost
+    partition: float = 0.0  # two instances cannot reach each other, drawn every ten seconds
+    lost: float = 0.0  # the database connection is lost, before or after an operation of the store or a commit
+    killed: float = 0.0  # the daemon is killed, before or after an operation of the store
+    between: float = 0.0  # an application commits between two operations of the store
+    held: float = 0.0  # another session has locked the row that an operation would write
+    usurped: float = 0.0  # a daemon loses its session and lease, and another daemon takes over, drawn every ten seconds
+    clock: float = 0.0  # the server's clock is set, drawn every ten seconds
+    detour: float = 0.0  # a route leads to another instance, possibly in a circle, drawn every ten seconds
+    nowhere: float = 0.0  # a route leads to an address without a listener, drawn every ten seconds
+    old_copy: float = 0.0  # a backup of an instance, up to 20 seconds old, is restored, once, drawn every ten seconds
+    replaced: float = 0.0  # an instance replaces its certificate, which others learn later, drawn every ten seconds
+    promoted: float = 0.0  # the other server of an instance takes over, drawn every ten seconds; routes are mirrored
+    divided: float = 0.0  # the number of shares (partitions) changes, one to three, drawn every ten seconds
+    processes: float = 0.0  # each share has its own process
+    share_killed: float = 0.0  # the process of a share is killed, before or after an operation of the store
+    unstartable: float = 0.0  # a process cannot be started, or a connection not be opened
+    stopped: float = 0.0  # an endpoint is stopped or disabled for up to ten seconds, drawn every ten seconds
+    retired: float = 0.0  # a daemon is told to stop, drawn every ten seconds
+    contended: float = 0.0  # several daemons compete to serve an instance
+    unproved: float = 0.0  # the commit that proves that a server is the primary fails
+    unrouted: float = 0.0  # a route is missing, or expires, drawn every ten seconds
+    gripped: float = 0.0  # applications lock rows for up to fifteen seconds, drawn every ten seconds
+    scattered: float = 0.0  # a service exists in all instances: a route changes to another one, drawn every ten seconds
+    narrow: float = 0.0  # daemons have memory for the bodies of only one conversation
+    hostile: float = 0.0  # a hostile peer with a certificate impersonates others, drawn every second
+    hoarded: float = 0.0  # a forwarder delivers first messages again after their targets were removed
     skewed: float = 0.0  # clocks of instances differ, by hours or days
-    outages: float = 0.0  # a database is away while routes change, looked at every ten seconds and when faults stop
+    outages: float = 0.0  # a database is unreachable while routes change, drawn every ten seconds and when faults stop
 
     @classmethod
     def draw(cls, random: Random) -> Faults:
-        """Each kind of fault is there in every other run."""
+        """Draw the rates of a run. Each of the first kinds of fault happens in every second run."""
 
-        def rate(most: float) -> float:
-            return random.random() * most if random.random() < 0.5 else 0.0
+        def rate(maximum: float) -> float:
+            return random.random() * maximum if random.random() < 0.5 else 0.0
 
         drawn = cls(
             loss=rate(0.3),
@@ -75,7 +74,8 @@ class Faults(NamedTuple):
             detour=rate(0.7),
             old_copy=rate(0.5),
         )
-        apart = Random(sum(drawn))  # in one run of twelve, so that the seeds of the mutants do what they did before
+        # later kinds of fault have a generator of their own, so that earlier seeds repeat their runs
+        apart = Random(sum(drawn))
         drawn = drawn._replace(nowhere=apart.random() * 0.3 if 0.87 < apart.random() < 0.95 else 0.0)
         drawn = drawn._replace(hostile=apart.random() * 0.5 if apart.random() < 0.25 else 0.0)
         drawn = drawn._replace(promoted=apart.random() * 0.5 if apart.random() < 0.2 else 0.0)
@@ -90,7 +90,7 @@ class Faults(NamedTuple):
         drawn = drawn._replace(scattered=apart.random() if apart.random() < 0.5 and is_plain else 0.0)
         drawn = drawn._replace(hoarded=1.0 if apart.random() < 0.5 else 0.0)
         drawn = drawn._replace(skewed=1.0 if apart.random() < 0.2 else 0.0)
-        drawn = drawn._with_outages(Random(sum(drawn) + 1))  # beside that, for the same reason
+        drawn = drawn._with_outages(Random(sum(drawn) + 1))  # another generator, for the same reason
         if not drawn.divided:
             return drawn
         drawn = drawn._replace(processes=1.0 if apart.random() < 0.7 else 0.0)
@@ -102,7 +102,7 @@ class Faults(NamedTuple):
         return drawn._replace(unproved=apart.random() * 0.5 if drawn.contended else 0.0)
 
     def _with_outages(self, random: Random) -> Faults:
-        """Databases are away in one run of ten; of these half have routes that lead nowhere, and half mirrored ones."""
+        """Add outages of databases to one run of ten, in half of these routes to nowhere, in half promotions."""
         if random.random() >= 0.1:
             return self
         drawn = self._replace(outages=0.3 + 0.7 * random.random())
@@ -112,7 +112,7 @@ class Faults(NamedTuple):
 
 
 def draw_limits(random: Random) -> Limits:
-    """Small ones, so that a few messages meet every limit."""
+    """Draw small limits, so that a few messages reach every limit."""
     window = random.choice((150, 400, 2_000))
     return Limits(
         fragment_size=random.choice((16, 50, 200)),
@@ -128,5 +128,5 @@ def draw_limits(random: Random) -> Limits:
 
 
 def budgets_of(limits: Limits) -> Budgets:
-    """Return budgets that go with drawn limits: small ones where few messages are kept ahead."""
+    """Return the budgets for drawn limits: small ones if few messages are kept ahead of their turn."""
     return Budgets(Budget(unfinished_bytes=limits.window, openings=3) if limits.ahead_messages == 3 else DEFAULT)

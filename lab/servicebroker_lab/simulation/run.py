@@ -221,7 +221,7 @@ class Run:
 
     def _take_certificate(self, there: Instance, instance: Instance) -> None:
         now = identity(instance.index, self._generations[instance.index] % CERTIFICATE_GENERATIONS)
-        there.tables.take_certificate(now.own if there is instance else now.abroad)
+        there.tables.take_certificate(now.own if there is instance else now.remote)
 
     # --- an old copy
 

@@ -1,4 +1,4 @@
-"""A run that fails, cut down to a short one that fails too: with fewer faults, conversations and seconds."""
+"""Shrink a failing run: find one with fewer faults, conversations and seconds that fails in the same way."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import NamedTuple
 from servicebroker_lab.simulation.faults import Faults
 from servicebroker_lab.simulation.run import Case, run
 
-OTHER_SEEDS = 300  # seeds that are tried with what is left of the faults
+OTHER_SEEDS = 300  # that are tried with the remaining faults
 
 
 class Failing(NamedTuple):
-    """A case that fails, and what happens in it, line by line."""
+    """A failing case, with the trace of its events."""
 
     case: Case
     trace: list[str]
 
     def __str__(self) -> str:
         faults = sorted(set(Faults._fields) - self.case.without)
-        most = f"at most {self.case.conversations} conversations, {self.case.seconds:g} s"
-        return f"seed {self.case.seed}, {most}, faults: {', '.join(faults) or 'none'}"
+        limits = f"at most {self.case.conversations} conversations, {self.case.seconds:g} s"
+        return f"seed {self.case.seed}, {limits}, faults: {', '.join(faults) or 'none'}"
 
 
 def shrunk(seed: int) -> Failing | None:
-    """The shortest run that was found to fail as that of the seed does; None when that one does not fail."""
-    whole = _failing(Case(seed), None)
-    if whole is None:
+    """Return the shortest run found that fails with the same exception as the seed's. None if that does not fail."""
+    original = _failing(Case(seed), None)
+    if original is None:
         return None
-    shortest, kind = whole, whole.trace[-1].split(":")[0]
+    shortest, kind = original, original.trace[-1].split(":")[0]
     while smaller := _first(_smaller(shortest.case), kind):
         shortest = smaller
     others = (shortest.case._replace(seed=other) for other in range(OTHER_SEEDS))
-    found = [one for case in others if (one := _failing(case, kind, len(shortest.trace)))]
-    return min([shortest, *found], key=lambda one: len(one.trace))
+    shorter = [failing for case in others if (failing := _failing(case, kind, len(shortest.trace)))]
+    return min([shortest, *shorter], key=lambda failing: len(failing.trace))
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """Cases with one thing less."""
+    """Yield cases with one fault or conversation less, or half of the time."""
     for fault in Faults._fields:
         if fault not in case.without:
             yield case._replace(without=case.without | {fault})
@@ -48,16 +48,16 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 
 def _first(cases: Iterable[Case], kind: str) -> Failing | None:
-    return next((one for case in cases if (one := _failing(case, kind))), None)
+    return next((failing for case in cases if (failing := _failing(case, kind))), None)
 
 
-def _failing(case: Case, kind: str | None, longest: int | None = None) -> Failing | None:
-    """The case with its trace, when it fails in that way, and within so many lines."""
+def _failing(case: Case, kind: str | None, max_lines: int | None = None) -> Failing | None:
+    """Run a case. Return it with its trace if it fails with an exception of this kind, and a shorter trace."""
     trace: list[str] = []
     try:
         run(case, trace.append)
     except Exception as problem:
         trace.append(f"{type(problem).__name__}: {problem}")
-        is_it = kind in (None, type(problem).__name__) and (longest is None or len(trace) < longest)
-        return Failing(case, trace) if is_it else None
+        is_match = kind in (None, type(problem).__name__) and (max_lines is None or len(trace) < max_lines)
+        return Failing(case, trace) if is_match else None
     return None

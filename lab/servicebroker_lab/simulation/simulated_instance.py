@@ -356,7 +356,7 @@ class Instance:
 
     def meet(self, other: Instance, service: str, binding: Binding) -> None:
         """A service of another instance: its certificate is imported, and perhaps a binding is made for it."""
-        self.tables.certificates.append(identity(other.index).abroad)
+        self.tables.certificates.append(identity(other.index).remote)
         if binding is not Binding.NO_BINDING:
             self.tables.bindings[service] = binding, FIRST_USER + other.index
 
@@ -374,7 +374,7 @@ class Instance:
 
     def import_certificate(self, index: int, instance: UUID | None, *, may_connect: bool = True) -> None:
         """Of a peer: and which instance it names."""
-        one = identity(index).abroad
+        one = identity(index).remote
         proved = Proved(f"certificate {one.name}", instance)
         self.transport.append(TransportCertificate(index, one.name, False, one.name, may_connect, one.facts, proved))
 

@@ -1,4 +1,4 @@
-"""Keys and certificates of the simulated instances: made once in a process, since that takes longer than a run."""
+"""Keys and certificates of the simulated instances, created once in a process, because that takes longer than a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from servicebroker.store.keys.sealing import KEY_BYTES, seal
 from servicebroker.store.keys.x509_certificates import issue, key_bytes
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 
-SERVICE_MASTER_KEY, OF_DATABASES = bytes(KEY_BYTES), bytes(range(KEY_BYTES))
-FIRST_USER = 100  # stands for instance 0 in the databases of the others, and so on
-_LASTS = timedelta(days=3650)
+SERVICE_MASTER_KEY, DATABASE_MASTER_KEY = bytes(KEY_BYTES), bytes(range(KEY_BYTES))
+FIRST_USER = 100  # user 100 + n owns the certificate of instance n in the databases of the other instances
+_VALIDITY = timedelta(days=3650)  # before and after the start of a run
 
 
 class _Folder(KeyFolder):
     """A service master key without a file."""
 
     def service_master_key(self) -> bytes:
-        """The same in every instance."""
+        """Return the service master key, which all instances share."""
         return SERVICE_MASTER_KEY
 
 
@@ -33,25 +33,28 @@ KEYS = _Folder(Path("nowhere"))
 
 
 class Identity(NamedTuple):
-    """The certificate of an instance: as its own database has it, and those of the others."""
+    """The certificate of an instance: with its key in the own database, without it in the databases of others."""
 
     own: UserCertificate
-    abroad: UserCertificate
+    remote: UserCertificate
 
 
 @functools.cache
 def master_key() -> MasterKey:
-    """That of every database."""
-    return MasterKey(b"", seal(SERVICE_MASTER_KEY, OF_DATABASES, MASTER_KEY))
+    """Return the master key of every database."""
+    return MasterKey(b"", seal(SERVICE_MASTER_KEY, DATABASE_MASTER_KEY, MASTER_KEY))
 
 
 @functools.cache
 def identity(index: int, generation: int = 0) -> Identity:
-    """Of the instance of that number; another one each time that it replaces its certificate."""
+    """Return the certificate of an instance. `generation` counts its replacements."""
     facts, key = issue(
-        f"sim{index} {generation}" if generation else f"sim{index}", MIDNIGHT - _LASTS, MIDNIGHT + _LASTS, timedelta()
+        f"sim{index} {generation}" if generation else f"sim{index}",
+        MIDNIGHT - _VALIDITY,
+        MIDNIGHT + _VALIDITY,
+        timedelta(),
     )
-    sealed = StoredKey(BY_MASTER_KEY, seal(OF_DATABASES, key_bytes(key), PRIVATE_KEY))
+    sealed = StoredKey(BY_MASTER_KEY, seal(DATABASE_MASTER_KEY, key_bytes(key), PRIVATE_KEY))
     return Identity(
         UserCertificate(index, DBO_ID, facts.subject, True, sealed, facts),
         UserCertificate(index, FIRST_USER + index, facts.subject, True, StoredKey(), facts),

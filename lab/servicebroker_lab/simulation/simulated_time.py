@@ -1,4 +1,4 @@
-"""Time that jumps from one event to the next."""
+"""Simulated time, which jumps from one event to the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)  # when every run begins
 
 
 class Loop:
-    """Events in the order of their time, then of their making; one source of randomness."""
+    """A queue of events in the order of their time, then of their creation, and the random generator of a run."""
 
     def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
         self.random = Random(seed)
@@ -25,26 +25,26 @@ class Loop:
         """Run `action` in `delay` seconds."""
         self.at(self.now + delay, action)
 
-    def at(self, moment: float, action: Callable[[], None]) -> None:
-        """Run `action` at a moment, now when it is over."""
-        heappush(self._events, (max(moment, self.now), next(self._count), action))
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Run `action` at a time, or now if that has passed."""
+        heappush(self._events, (max(time, self.now), next(self._count), action))
 
     def run(self, until: float) -> None:
-        """Run what comes before `until`."""
+        """Run the events up to the time `until`."""
         while self._events and self._events[0][0] <= until:
             self.now, _, action = heappop(self._events)
             action()
         self.now = until
 
     def below(self, count: int) -> int:
-        """A number from 0 up to and without `count`; as much chance is used up for one count as for another."""
+        """Draw a number from 0 to `count` - 1. Each call consumes the same amount of randomness."""
         return int(self.random.random() * count)
 
     def happens(self, rate: float) -> bool:
-        """Return whether something of this probability happens now."""
+        """Draw whether an event with this probability happens."""
         return rate > 0 and self.random.random() < rate
 
-    def trace(self, who: object, *what: object) -> None:
+    def trace(self, subject: object, *event: object) -> None:
         """Trace an event, if tracing is on."""
         if self._trace is not None:
-            self._trace(f"{self.now:9.3f} {who}: {' '.join(map(str, what))}")
+            self._trace(f"{self.now:9.3f} {subject}: {' '.join(map(str, event))}")

@@ -1,6 +1,7 @@
-"""The tables of one instance in memory, and the operations of rounds on them. They survive every crash of a daemon.
+"""The tables of one instance in memory, and the operations of the daemon on them.
 
-A second implementation of what PostgreSQL does for a round. test_store_equivalence.py compares both.
+This is a second implementation of the operations that PostgreSQL runs in a round (one transaction of the daemon).
+test_store_equivalence.py compares both. The tables survive every simulated crash of a daemon.
 """
 
 from __future__ import annotations
@@ -60,21 +61,21 @@ from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 
 K = TypeVar("K")
 V = TypeVar("V")
-Key = tuple[UUID, bool]  # conversation, is_initiator
+Key = tuple[UUID, bool]  # (conversation, is_initiator): one side of a conversation
 
-DATABASE_ID = 1  # the only one of an instance; its routes are those of msdb too
+DATABASE_ID = 1  # an instance has one database, whose routes are also those of msdb
 QUEUE_ID = 1
 _BEGUN = (EndpointState.STARTED_INBOUND, EndpointState.CONVERSING)
 _LIVE = (*_BEGUN, EndpointState.DISCONNECTED_INBOUND)
 
 
 class Lost(AssertionError):
-    """A promise was broken: the run has found a defect."""
+    """A guarantee was broken: the run has found a defect."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A row of the transmission queue, and the transaction that has written it."""
+    """A row of the transmission queue, with the id of the transaction that has inserted it."""
 
     part: Part
     xact: int
@@ -83,7 +84,7 @@ class Waiting:
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """A row of conversation_endpoints, and what other tables have of it."""
+    """A row of conversation_endpoints, with the rows of other tables that belong to it."""
 
     handle: UUID
     conversation: UUID
@@ -103,42 +104,42 @@ class Endpoint:
     keys: Keys | None = None
     send_sequence: int = 0
     rows: dict[int, Waiting] = field(default_factory=dict)  # the transmission queue
-    next: int = 0  # message that arrives
+    next: int = 0  # the number of the next message to arrive
     token: bytes | None = None  # of the last message that has arrived in order
     failure: tuple[int, str] | None = None  # the error for the peer
     kept: dict[int, dict[int, Keep]] = field(default_factory=dict)  # arrived fragments
-    kept_owner: str = ""  # of the peer that has brought them
-    queue: list[tuple[Content, bytes]] = field(default_factory=list)  # all that its application was given
-    goes_at: datetime | None = None  # once it is closed
+    kept_owner: str = ""  # the owner of the certificate of the peer that has sent them
+    queue: list[tuple[Content, bytes]] = field(default_factory=list)  # all messages for its application so far
+    goes_at: datetime | None = None  # when a closed endpoint is removed
 
     @property
     def key(self) -> Key:
-        """Which side of which conversation it is."""
+        """The side of the conversation that this endpoint is."""
         return self.conversation, self.is_initiator
 
     @property
     def is_open(self) -> bool:
-        """Return whether its application may send."""
+        """True if the application may send."""
         return (self.state, Event.SEND) in TRANSITIONS
 
     @property
     def is_over(self) -> bool:
-        """Return whether its application is done with it, or has never seen it, since a late fragment has made it."""
-        is_unseen = self.state is EndpointState.STARTED_INBOUND and not self.queue
-        return self.state is EndpointState.CLOSED or is_unseen
+        """True if the application has ended it, or has received nothing, because a late fragment has created it."""
+        is_empty = self.state is EndpointState.STARTED_INBOUND and not self.queue
+        return self.state is EndpointState.CLOSED or is_empty
 
     @property
     def has_error(self) -> bool:
-        """Return whether its application has got an Error."""
+        """True if the application has received an Error."""
         return any(content is Content.ERROR for content, _ in self.queue)
 
     def twin(self) -> Endpoint:
-        """Return a copy of its present state."""
-        one = copy(self)
-        one.rows = {number: copy(row) for number, row in self.rows.items()}
-        one.kept = {number: fragments.copy() for number, fragments in self.kept.items()}
-        one.queue = self.queue.copy()
-        return one
+        """Return a copy of the endpoint."""
+        twin = copy(self)
+        twin.rows = {number: copy(row) for number, row in self.rows.items()}
+        twin.kept = {number: fragments.copy() for number, fragments in self.kept.items()}
+        twin.queue = self.queue.copy()
+        return twin
 
 
 class Tables:
@@ -148,117 +149,121 @@ class Tables:
         self.broker = broker
         self.chance = chance
         self.endpoints: dict[UUID, Endpoint] = {}
-        self.removed: list[Endpoint] = []  # endpoints that are gone, for whoever keeps the books
+        self.removed: list[Endpoint] = []  # removed endpoints, for the checks of the run
         self.services: set[str] = set()
         self.routes = RoutingTable(())
         self.routes_version = 1
-        self.bindings: dict[str, tuple[Binding, int]] = {}  # of far services: and the user that stands for each
+        self.bindings: dict[str, tuple[Binding, int]] = {}  # by remote service: the binding and its user
         self.certificates: list[UserCertificate] = []
         self.master_key: MasterKey | None = None
         self.pairs: dict[Elsewhere, Row] = {}
         self.traces: dict[tuple[UUID, bool, int], bytes] = {}
-        self.brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate
-        self.old_copies: set[tuple[UUID | None, bool]] = set()  # brokers, and whether we are the one
-        self.unfinished: set[int] = set()  # transactions
+        self.brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate and broker
+        self.old_copies: set[tuple[UUID | None, bool]] = set()  # (broker, this instance is the old copy)
+        self.unfinished: set[int] = set()  # ids of open transactions
         self.next_xact = 1
         self.open: list[MemoryStore] = []  # stores with an open transaction
         self.limits = LIMITS
-        self.is_held: Callable[[UUID], bool] = lambda handle: False  # somebody else has its row
+        self.is_held: Callable[[UUID], bool] = lambda handle: False  # another session has locked the endpoint's row
         self.on_wake: Callable[[], None] = lambda: None
-        self.clock: Callable[[], datetime] = lambda: MIDNIGHT  # the server's
+        self.clock: Callable[[], datetime] = lambda: MIDNIGHT  # of the server
 
     def set_routes(self, routes: Iterable[Route]) -> None:
-        """CREATE, ALTER and DROP ROUTE; of pairs that no route leads to nothing is remembered."""
+        """CREATE, ALTER and DROP ROUTE. Mirrored pairs without a route are forgotten."""
         self.routes = RoutingTable(routes)
-        self.pairs = {one: row for one, row in self.pairs.items() if self.leads_to(row)}
+        self.pairs = {pair: row for pair, row in self.pairs.items() if self.leads_to(row)}
         self.routes_version += 1
 
     def leads_to(self, row: Row) -> bool:
-        """Return whether a route leads to that pair of addresses."""
-        return any((one.address, one.mirror_address) == row[:2] for one in self.routes.routes)
+        """Check whether a route leads to a mirrored pair."""
+        return any((route.address, route.mirror_address) == row[:2] for route in self.routes.routes)
 
     def take_certificate(self, certificate: UserCertificate) -> None:
-        """CREATE CERTIFICATE, and DROP CERTIFICATE of the one that its user had."""
-        self.certificates = [one for one in self.certificates if one.owner_id != certificate.owner_id]
+        """CREATE CERTIFICATE, and DROP CERTIFICATE of the previous one of the same user."""
+        self.certificates = [other for other in self.certificates if other.owner_id != certificate.owner_id]
         self.certificates.append(certificate)
 
     def draw_handle(self) -> UUID:
-        """An identifier that nothing has."""
+        """Draw a new identifier."""
         return UUID(int=self.chance.getrandbits(128))
 
     def find(self, key: Key) -> Endpoint | None:
-        """The endpoint of that side of a conversation."""
-        return next((one for one in self.endpoints.values() if one.key == key), None)
+        """Return the endpoint of a side of a conversation; None without one."""
+        return next((endpoint for endpoint in self.endpoints.values() if endpoint.key == key), None)
 
     def twin(self) -> dict[UUID, Endpoint]:
-        """The endpoints as they are now, for later."""
-        return {handle: one.twin() for handle, one in self.endpoints.items()}
+        """Return a copy of all endpoints."""
+        return {handle: endpoint.twin() for handle, endpoint in self.endpoints.items()}
 
-    # ---------------------------------------------------------------- what applications do
+    # ---------------------------------------------------------------- statements of applications
 
     def begin(self) -> int:
-        """An application begins a transaction."""
+        """BEGIN of an application. Returns the transaction id."""
         xact, self.next_xact = self.next_xact, self.next_xact + 1
         self.unfinished.add(xact)
         return xact
 
     def commit(self, xact: int) -> None:
-        """And commits it."""
+        """COMMIT of an application."""
         self.unfinished.remove(xact)
 
     def insert(self, endpoint: Endpoint) -> None:
         """BEGIN DIALOG."""
         self.endpoints[endpoint.handle] = endpoint
 
-    def send(self, one: Endpoint, content: Content, name: str, body: bytes, token: bytes, xact: int) -> int:
-        """SEND, or END CONVERSATION of a conversation that something was sent on, by a transaction that commits now."""
+    def send(self, endpoint: Endpoint, content: Content, name: str, body: bytes, token: bytes, xact: int) -> int:
+        """SEND, or END CONVERSATION of a conversation with sent messages, by a transaction that commits now."""
         if content is Content.ERROR:
-            one.rows.clear()
-            if not one.is_remote:  # the peer is told nothing
-                self.close(one)
-                return one.send_sequence
-        number, one.send_sequence = one.send_sequence, one.send_sequence + 1
-        one.rows[number] = Waiting(Part(name, content, body or None, token), xact)
+            endpoint.rows.clear()
+            if not endpoint.is_remote:  # the peer gets no message
+                self.close(endpoint)
+                return endpoint.send_sequence
+        number, endpoint.send_sequence = endpoint.send_sequence, endpoint.send_sequence + 1
+        endpoint.rows[number] = Waiting(Part(name, content, body or None, token), xact)
         if content is Content.DATA:
-            one.state = EndpointState.CONVERSING
+            endpoint.state = EndpointState.CONVERSING
         else:
-            one.state = EndpointState.DISCONNECTED_OUTBOUND
+            endpoint.state = EndpointState.DISCONNECTED_OUTBOUND
         return number
 
-    def end(self, one: Endpoint) -> None:
-        """END CONVERSATION after the peer's end or an error: nothing is sent or received any more."""
-        one.rows.clear()
-        self.close(one)
+    def end(self, endpoint: Endpoint) -> None:
+        """END CONVERSATION after the peer's end or an Error. Nothing is sent or received any more."""
+        endpoint.rows.clear()
+        self.close(endpoint)
 
-    def close(self, one: Endpoint) -> None:
-        """An initiator goes unless it is secured, a target stays against replays."""
-        one.kept.clear()
-        one.state, one.goes_at = EndpointState.CLOSED, self.clock() + REPLAY_PROTECTION
-        if one.is_initiator and one.security in (None, Security.NONE):
-            one.rows.clear()
-            self.removed.append(self.endpoints.pop(one.handle))
+    def close(self, endpoint: Endpoint) -> None:
+        """Close an endpoint. An initiator without dialog security is removed; other rows are kept against replays."""
+        endpoint.kept.clear()
+        endpoint.state, endpoint.goes_at = EndpointState.CLOSED, self.clock() + REPLAY_PROTECTION
+        if endpoint.is_initiator and endpoint.security in (None, Security.NONE):
+            endpoint.rows.clear()
+            self.removed.append(self.endpoints.pop(endpoint.handle))
 
     def forget_closed(self, now: datetime) -> list[Endpoint]:
-        """Remove closed endpoints whose time is over, as upkeep does, and return them."""
-        gone = [one for one in self.endpoints.values() if one.goes_at is not None and one.goes_at <= now]
-        for one in gone:
-            self.removed.append(self.endpoints.pop(one.handle))
-        return gone
+        """Remove and return closed endpoints after their retention, as maintenance does."""
+        expired = [
+            endpoint for endpoint in self.endpoints.values() if endpoint.goes_at is not None and endpoint.goes_at <= now
+        ]
+        for endpoint in expired:
+            self.removed.append(self.endpoints.pop(endpoint.handle))
+        return expired
 
 
 class MemoryStore(Store):
-    """The operations of one connection on the tables. `clock` is the server's.
+    """The operations of one connection on the tables. `clock` is that of the server.
 
-    Of what waits in the transmission queue it finds the conversations of one share; what another one has not committed
-    is seen, which only that one looks at.
+    `look` and `page` return only conversations of one share (a partition). Uncommitted changes of other shares are
+    visible, unlike in PostgreSQL, but no share reads the conversations of another one.
     """
 
     def __init__(self, tables: Tables, clock: Callable[[], datetime], division: Division = WHOLE) -> None:
         self._tables = tables
         self._clock = clock
         self.division = division
-        self._before: dict[UUID, Endpoint | None] = {}  # the former state of what this transaction has written
-        self._rows: list[tuple[dict[Any, Any], object, object]] = []  # of other tables, as they were
+        self._before: dict[UUID, Endpoint | None] = {}  # the state of written endpoints before this transaction
+        self._rows: list[
+            tuple[dict[Any, Any], object, object]
+        ] = []  # written rows of other tables: (table, key, former row)
         self._is_open = False
 
     @contextmanager
@@ -282,82 +287,109 @@ class MemoryStore(Store):
             self._is_open, self._before, self._rows = False, {}, []
 
     def _change(self, table: dict[K, V], key: K) -> None:
-        """A row of another table is about to be written."""
+        """Record a row of another table before it is written."""
         self._rows.append((table, key, table.get(key)))
 
     def locks(self, handle: UUID) -> bool:
-        """Return whether others have to wait for this transaction."""
+        """Check whether this transaction has locked an endpoint."""
         return handle in self._before
 
     def _undo(self, handle: UUID, before: Endpoint | None) -> None:
         tables = self._tables
-        gone = next((one for one in tables.removed if one.handle == handle), None)
+        removed = next((other for other in tables.removed if other.handle == handle), None)
         if before is None:
             del tables.endpoints[handle]
             return
-        one = gone or tables.endpoints[handle]
+        endpoint = removed or tables.endpoints[handle]
         for name in Endpoint.__slots__:
-            setattr(one, name, getattr(before, name))
-        if gone is not None:
-            tables.removed.remove(gone)
-            tables.endpoints[handle] = gone
+            setattr(endpoint, name, getattr(before, name))
+        if removed is not None:
+            tables.removed.remove(removed)
+            tables.endpoints[handle] = removed
 
     def _to_write(self, handle: UUID) -> Endpoint | None:
-        """The row, locked; None when somebody else has it, or it is gone."""
-        one = self._tables.endpoints.get(handle)
-        if one is None or (handle not in self._before and self._is_held(handle)):
+        """Lock and return an endpoint; None if another session has locked it, or it was removed."""
+        endpoint = self._tables.endpoints.get(handle)
+        if endpoint is None or (handle not in self._before and self._is_held(handle)):
             return None
         if self._is_open and handle not in self._before:
-            self._before[handle] = one.twin()
-        return one
+            self._before[handle] = endpoint.twin()
+        return endpoint
 
     def _is_held(self, handle: UUID) -> bool:
-        return any(one.locks(handle) for one in self._tables.open) or self._tables.is_held(handle)
+        return any(store.locks(handle) for store in self._tables.open) or self._tables.is_held(handle)
 
     def _gone(self, handles: Iterable[UUID]) -> list[UUID]:
         return [handle for handle in handles if handle not in self._tables.endpoints]
 
-    # ---------------------------------------------------------------- who has something to do
+    # ---------------------------------------------------------------- waiting conversations
 
     def look(self, seen: Snapshot | None) -> OutgoingLook:
         tables, waiting = self._tables, []
-        for handle, one in tables.endpoints.items():
-            if not self.division.has(one.conversation):
+        for handle, endpoint in tables.endpoints.items():
+            if not self.division.has(endpoint.conversation):
                 continue
             fresh = [
                 number
-                for number, row in one.rows.items()
+                for number, row in endpoint.rows.items()
                 if seen is not None and (row.xact >= seen.end or row.xact in seen.unfinished)
             ]
             if fresh:
-                has_end = any(one.rows[number].part.content is not Content.DATA for number in fresh)
+                has_end = any(endpoint.rows[number].part.content is not Content.DATA for number in fresh)
                 waiting.append(WaitingConversation(handle, max(fresh), has_end))
         snapshot = Snapshot(tables.next_xact, tuple(tables.unfinished))
         return OutgoingLook(snapshot, waiting, frozenset(), tables.routes_version, bool(tables.traces))
 
     def page(self, after: UUID, count: int) -> list[UUID]:
-        mine = {handle: one for handle, one in self._tables.endpoints.items() if self.division.has(one.conversation)}
-        return sorted(handle for handle, one in mine.items() if one.rows and handle > after)[:count]
+        mine = {
+            handle: endpoint
+            for handle, endpoint in self._tables.endpoints.items()
+            if self.division.has(endpoint.conversation)
+        }
+        return sorted(handle for handle, endpoint in mine.items() if endpoint.rows and handle > after)[:count]
 
     def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
         found = self._tables.endpoints
         return [self._shown(found[handle]) for handle in handles if handle in found]
 
     def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
-        return [self._shown(one) for one in self._tables.endpoints.values() if one.key in keys]
+        return [self._shown(endpoint) for endpoint in self._tables.endpoints.values() if endpoint.key in keys]
 
-    def _shown(self, one: Endpoint) -> RemoteEndpoint:
+    def _shown(self, endpoint: Endpoint) -> RemoteEndpoint:
         master_key = self._tables.master_key
         return RemoteEndpoint(
-            *(one.handle, one.conversation, one.is_initiator, DATABASE_ID, self._tables.broker, True),
-            *(one.own_service, one.far_service, one.far_broker, one.routed_broker, one.contract, one.lifetime),
-            *(one.encryption, one.priority, True, one.state.value, one.is_remote, one.is_acknowledged),
-            *(min(one.rows, default=one.send_sequence), one.send_sequence, one.next, one.failure),
-            kept={number: _kept(list(steps.values())) for number, steps in one.kept.items() if number >= one.next},
-            security=one.security,
-            keys=one.keys,
-            by_service_master_key=master_key.by_service_master_key if master_key and one.keys else None,
-            receive_token=one.token,
+            *(endpoint.handle, endpoint.conversation, endpoint.is_initiator, DATABASE_ID, self._tables.broker, True),
+            *(
+                endpoint.own_service,
+                endpoint.far_service,
+                endpoint.far_broker,
+                endpoint.routed_broker,
+                endpoint.contract,
+                endpoint.lifetime,
+            ),
+            *(
+                endpoint.encryption,
+                endpoint.priority,
+                True,
+                endpoint.state.value,
+                endpoint.is_remote,
+                endpoint.is_acknowledged,
+            ),
+            *(
+                min(endpoint.rows, default=endpoint.send_sequence),
+                endpoint.send_sequence,
+                endpoint.next,
+                endpoint.failure,
+            ),
+            kept={
+                number: _kept(list(steps.values()))
+                for number, steps in endpoint.kept.items()
+                if number >= endpoint.next
+            },
+            security=endpoint.security,
+            keys=endpoint.keys,
+            by_service_master_key=master_key.by_service_master_key if master_key and endpoint.keys else None,
+            receive_token=endpoint.token,
         )
 
     def groups_of(self, handles: Sequence[UUID]) -> dict[UUID, UUID]:
@@ -366,7 +398,7 @@ class MemoryStore(Store):
     def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
         return set(groups) & self._tables.endpoints.keys()
 
-    # ---------------------------------------------------------------- where it goes
+    # ---------------------------------------------------------------- routing
 
     def _located(self, here: LocalInstance) -> LocalTopology:
         tables, broker = self._tables, str(self._tables.broker)
@@ -422,19 +454,19 @@ class MemoryStore(Store):
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
         claimed = set()
         for handle, how in claims.items():
-            if (one := self._to_write(handle)) is not None:
-                one.is_remote, one.routed_broker = True, how.broker
-                one.security = one.security or how.security
+            if (endpoint := self._to_write(handle)) is not None:
+                endpoint.is_remote, endpoint.routed_broker = True, how.broker
+                endpoint.security = endpoint.security or how.security
                 claimed.add(handle)
         return claimed
 
-    # ---------------------------------------------------------------- what leaves
+    # ---------------------------------------------------------------- outgoing messages
 
     def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
         found = {}
         for handle, reading in wanted.items():
-            one = self._tables.endpoints.get(handle)
-            rows = {} if one is None else one.rows
+            endpoint = self._tables.endpoints.get(handle)
+            rows = {} if endpoint is None else endpoint.rows
             numbers = sorted(number for number in rows if number >= reading.first)
             sizes: list[int] = []
             parts: list[Part] = []
@@ -449,8 +481,8 @@ class MemoryStore(Store):
         return found
 
     def _part(self, handle: UUID, number: int) -> Part | None:
-        one = self._tables.endpoints.get(handle)
-        row = None if one is None else one.rows.get(number)
+        endpoint = self._tables.endpoints.get(handle)
+        row = None if endpoint is None else endpoint.rows.get(number)
         return None if row is None else row.part
 
     def read_fragment(self, handle: UUID, number: int, offset: int, length: int) -> bytes | None:
@@ -469,47 +501,47 @@ class MemoryStore(Store):
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
         done, over = self._gone(news), []
         for handle, event in news.items():
-            if (one := self._to_write(handle)) is None:
+            if (endpoint := self._to_write(handle)) is None:
                 continue
             done.append(handle)
-            acknowledged = [one.rows.pop(number) for number in list(one.rows) if number < event.below]
+            acknowledged = [endpoint.rows.pop(number) for number in list(endpoint.rows) if number < event.below]
             ends = any(row.part.content is not Content.DATA for row in acknowledged)
-            if not one.is_acknowledged:
-                one.is_acknowledged, one.far_broker = True, str(event.far_broker)
-            if ends and one.state is EndpointState.DISCONNECTED_OUTBOUND:
-                self._tables.close(one)
+            if not endpoint.is_acknowledged:
+                endpoint.is_acknowledged, endpoint.far_broker = True, str(event.far_broker)
+            if ends and endpoint.state is EndpointState.DISCONNECTED_OUTBOUND:
+                self._tables.close(endpoint)
                 over.append(handle)
         return Settled(done, over)
 
     def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
         for handle, number in below.items():
-            if one := self._tables.endpoints.get(handle):
-                for key in [key for key in self._tables.traces if key[:2] == one.key and key[2] < number]:
+            if endpoint := self._tables.endpoints.get(handle):
+                for key in [key for key in self._tables.traces if key[:2] == endpoint.key and key[2] < number]:
                     self._change(self._tables.traces, key)
                     del self._tables.traces[key]
 
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
         done = self._gone(failures)
         for handle, failure in failures.items():
-            if (one := self._to_write(handle)) is None:
+            if (endpoint := self._to_write(handle)) is None:
                 continue
             done.append(handle)
-            one.rows.clear()
-            if one.state is EndpointState.DISCONNECTED_OUTBOUND:
-                self._tables.close(one)
-            elif (one.state, Event.ERROR_ARRIVED) in TRANSITIONS:
-                one.state = EndpointState.ERROR
-                one.queue.append((Content.ERROR, error_body(failure.code, failure.description)))
+            endpoint.rows.clear()
+            if endpoint.state is EndpointState.DISCONNECTED_OUTBOUND:
+                self._tables.close(endpoint)
+            elif (endpoint.state, Event.ERROR_ARRIVED) in TRANSITIONS:
+                endpoint.state = EndpointState.ERROR
+                endpoint.queue.append((Content.ERROR, error_body(failure.code, failure.description)))
                 self._tables.on_wake()
         return done
 
     def diverge(self, diverged: Mapping[UUID, Diverged]) -> list[UUID]:
         done = self.fail({handle: apart.own for handle, apart in diverged.items()})
         for handle in done:
-            one = self._tables.endpoints.get(handle)
-            if one is not None:
-                one.is_remote, far = True, diverged[handle].far
-                one.failure = far.code, far.description
+            endpoint = self._tables.endpoints.get(handle)
+            if endpoint is not None:
+                endpoint.is_remote, far = True, diverged[handle].far
+                endpoint.failure = far.code, far.description
         return done
 
     def note_old_copy(
@@ -519,11 +551,11 @@ class MemoryStore(Store):
 
     def set_statuses(self, texts: dict[UUID, str]) -> None:
         for handle, text in texts.items():
-            if (one := self._to_write(handle)) is not None:
-                for row in one.rows.values():
+            if (endpoint := self._to_write(handle)) is not None:
+                for row in endpoint.rows.values():
                     row.status = text
 
-    # ---------------------------------------------------------------- what arrives
+    # ---------------------------------------------------------------- incoming messages
 
     def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
         return place_of(header, self._located(LocalInstance()), self._tables.routes, self._clock(), pick)
@@ -533,7 +565,7 @@ class MemoryStore(Store):
 
     def _insert_target(self, target: NewTarget) -> None:
         header, opening = target.header, target.opening
-        one = Endpoint(
+        endpoint = Endpoint(
             target.conversation_handle,
             header.conversation_id,
             is_initiator=False,
@@ -549,8 +581,8 @@ class MemoryStore(Store):
             keys=target.keys,
         )
         if self._is_open:
-            self._before[one.handle] = None
-        self._tables.insert(one)
+            self._before[endpoint.handle] = None
+        self._tables.insert(endpoint)
 
     def store(
         self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
@@ -565,45 +597,49 @@ class MemoryStore(Store):
         for handle, batch in batches.items():
             if handle in result.gone:
                 continue
-            one = self._to_write(handle)
-            if one is None:
+            endpoint = self._to_write(handle)
+            if endpoint is None:
                 result.postponed.append(handle)
                 continue
             result.stored.append(handle)
-            if one.state is EndpointState.CLOSED:
+            if endpoint.state is EndpointState.CLOSED:
                 result.closed.append(handle)
-            if one.failure is not None:
-                result.failures[handle] = ConversationFailure(*one.failure)
-            if self._store(one, batch):
+            if endpoint.failure is not None:
+                result.failures[handle] = ConversationFailure(*endpoint.failure)
+            if self._store(endpoint, batch):
                 result.queues.add(QUEUE_ID)
             if any(isinstance(step, Keep) for step in batch.steps):
-                one.kept_owner = owners.get(handle, "")
+                endpoint.kept_owner = owners.get(handle, "")
         return result
 
     def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
         tables, found = self._tables, []
-        for handle, one in tables.endpoints.items():
-            kept = {number: _kept(list(steps.values())) for number, steps in one.kept.items() if number >= one.next}
+        for handle, endpoint in tables.endpoints.items():
+            kept = {
+                number: _kept(list(steps.values()))
+                for number, steps in endpoint.kept.items()
+                if number >= endpoint.next
+            }
             is_asked = handles is None or handle in handles
-            if not kept or not is_asked or not self.division.has(one.conversation):
+            if not kept or not is_asked or not self.division.has(endpoint.conversation):
                 continue
-            current, limits = kept.pop(one.next, None), tables.limits
+            current, limits = kept.pop(endpoint.next, None), tables.limits
             begun = Begun(
-                one.next,
+                endpoint.next,
                 0 if current is None else current.fragments * limits.fragment_size,
                 0 if current is None else current.cost(limits) + limits.unfinished_cost,
                 sum(early.cost(limits) + limits.unfinished_cost for early in kept.values()),
             )
-            found.append(Stored(handle, one.kept_owner, begun, 0.0))
+            found.append(Stored(handle, endpoint.kept_owner, begun, 0.0))
         return found
 
     def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
         dropped = []
         for handle in handles:
-            if (one := self._to_write(handle)) is not None:
-                one.kept = {number: steps for number, steps in one.kept.items() if number < one.next}
-                sent = one.conversation, not one.is_initiator
-                for key in [key for key in self._tables.traces if key[:2] == sent and key[2] >= one.next]:
+            if (endpoint := self._to_write(handle)) is not None:
+                endpoint.kept = {number: steps for number, steps in endpoint.kept.items() if number < endpoint.next}
+                sent = endpoint.conversation, not endpoint.is_initiator
+                for key in [key for key in self._tables.traces if key[:2] == sent and key[2] >= endpoint.next]:
                     self._change(self._tables.traces, key)
                     del self._tables.traces[key]
                 dropped.append(handle)
@@ -612,103 +648,107 @@ class MemoryStore(Store):
     def drop_openings(self, handles: Sequence[UUID]) -> list[UUID]:
         tables, dropped = self._tables, []
         for handle in handles:
-            one = self._to_write(handle)
-            if one is None or one.is_initiator or one.state is not EndpointState.STARTED_INBOUND:
+            endpoint = self._to_write(handle)
+            if endpoint is None or endpoint.is_initiator or endpoint.state is not EndpointState.STARTED_INBOUND:
                 continue
-            if one.is_remote and one.next == 0 and not one.kept:
+            if endpoint.is_remote and endpoint.next == 0 and not endpoint.kept:
                 tables.removed.append(tables.endpoints.pop(handle))
                 dropped.append(handle)
         return sorted(dropped)
 
-    def _store(self, one: Endpoint, batch: Batch) -> bool:
-        """One batch; whether there is something to read."""
+    def _store(self, endpoint: Endpoint, batch: Batch) -> bool:
+        """Store a batch. Returns True if the application has something to receive."""
         if batch.reached != batch.expected:
-            if batch.expected != one.next:
+            if batch.expected != endpoint.next:
                 raise InstanceError("Another process stores messages of the same conversations.")
-            one.next, one.token = batch.reached, batch.token
-        if one.state is EndpointState.CLOSED:  # a closed endpoint takes no more, and its fragments are gone
+            endpoint.next, endpoint.token = batch.reached, batch.token
+        if endpoint.state is EndpointState.CLOSED:  # it accepts no more messages, and its fragments were deleted
             return False
-        self._keep(one, batch)
-        is_new, found = False, self._in_order(one, batch)
+        self._keep(endpoint, batch)
+        is_new, found = False, self._in_order(endpoint, batch)
         for step in batch.steps:
             if isinstance(step, Discard):
-                for number in [number for number in one.kept if step.first <= number < step.below]:
-                    del one.kept[number]
+                for number in [number for number in endpoint.kept if step.first <= number < step.below]:
+                    del endpoint.kept[number]
         for content, body in found:
             takes = _BEGUN if content is Content.DATA else _LIVE
-            if one.state in takes:
-                one.queue.append((content, body))
+            if endpoint.state in takes:
+                endpoint.queue.append((content, body))
                 is_new = True
-                if one.state is EndpointState.STARTED_INBOUND:
-                    one.state = EndpointState.CONVERSING
+                if endpoint.state is EndpointState.STARTED_INBOUND:
+                    endpoint.state = EndpointState.CONVERSING
             if content is not Content.DATA:
-                self._take_end(one, content)
+                self._take_end(endpoint, content)
                 break
         return is_new
 
     @staticmethod
-    def _keep(one: Endpoint, batch: Batch) -> None:
+    def _keep(endpoint: Endpoint, batch: Batch) -> None:
         for step in batch.steps:
             if isinstance(step, Keep):
-                fragments = one.kept.setdefault(step.number, {})
+                fragments = endpoint.kept.setdefault(step.number, {})
                 if step.fragment in fragments:
                     raise Lost(f"fragment {step.fragment} of message {step.number} is kept twice")
                 fragments[step.fragment] = step
 
     @staticmethod
-    def _in_order(one: Endpoint, batch: Batch) -> list[tuple[Content, bytes]]:
-        """The messages of the batch that are next in order."""
+    def _in_order(endpoint: Endpoint, batch: Batch) -> list[tuple[Content, bytes]]:
+        """Return the messages that the batch completes, in order."""
         found: list[tuple[Content, bytes]] = []
         new = {step.number: step for step in batch.steps if isinstance(step, Keep)}
         for step in batch.steps:
             if isinstance(step, Deliver):
                 found += [(part.content, part.body or b"") for part in step.parts]
             elif isinstance(step, Complete):
-                fragments = one.kept.pop(step.number, {})
-                ordered = [fragments[place].part for place in sorted(fragments)] or [new[step.number].part]
+                fragments = endpoint.kept.pop(step.number, {})
+                ordered = [fragments[index].part for index in sorted(fragments)] or [new[step.number].part]
                 body = b"".join(part.body or b"" for part in ordered)
                 found.append((ordered[0].content, b"" if ordered[0].content is Content.END else body))
         return found
 
-    def _take_end(self, one: Endpoint, content: Content) -> None:
+    def _take_end(self, endpoint: Endpoint, content: Content) -> None:
         event = Event.END_DIALOG_ARRIVED if content is Content.END else Event.ERROR_ARRIVED
-        after = TRANSITIONS.get((one.state, event), one.state)
-        if event is Event.ERROR_ARRIVED and (one.state, event) in TRANSITIONS:
-            one.rows.clear()
+        after = TRANSITIONS.get((endpoint.state, event), endpoint.state)
+        if event is Event.ERROR_ARRIVED and (endpoint.state, event) in TRANSITIONS:
+            endpoint.rows.clear()
         if after is REMOVED:
-            self._tables.close(one)
+            self._tables.close(endpoint)
         else:
-            one.state = after
+            endpoint.state = after
 
     def store_traces(self, traced: Sequence[MessageContext]) -> None:
-        for one in traced:
-            key = one.conversation_id, one.is_from_initiator, one.number
+        for trace in traced:
+            key = trace.conversation_id, trace.is_from_initiator, trace.number
             self._change(self._tables.traces, key)
-            self._tables.traces[key] = one.context
+            self._tables.traces[key] = trace.context
 
     def wake(self, queues: Collection[int]) -> None:
         self._tables.on_wake()
 
-    # ---------------------------------------------------------------- what secures it
+    # ---------------------------------------------------------------- dialog security
 
     def find_beginnings(self, handles: Sequence[UUID]) -> list[UndecidedDialog]:
         tables, found = self._tables, []
         for handle in handles:
-            one = tables.endpoints.get(handle)
-            if one is not None and one.is_initiator and one.security is None:
-                binding, user = tables.bindings.get(one.far_service, (Binding.NO_BINDING, None))
+            endpoint = tables.endpoints.get(handle)
+            if endpoint is not None and endpoint.is_initiator and endpoint.security is None:
+                binding, user = tables.bindings.get(endpoint.far_service, (Binding.NO_BINDING, None))
                 found.append(
                     UndecidedDialog(
-                        handle, DATABASE_ID, "sim", one.encryption, binding, DBO_ID, user, tables.master_key
+                        handle, DATABASE_ID, "sim", endpoint.encryption, binding, DBO_ID, user, tables.master_key
                     )
                 )
         return found
 
     def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
-        return {owner: [one for one in self._tables.certificates if one.owner_id == owner[1]] for owner in owners}
+        return {owner: [known for known in self._tables.certificates if known.owner_id == owner[1]] for owner in owners}
 
     def find_certificates(self, database_id: int, thumbprints: Sequence[bytes]) -> dict[bytes, UserCertificate]:
-        return {one.facts.thumbprint: one for one in self._tables.certificates if one.facts.thumbprint in thumbprints}
+        return {
+            known.facts.thumbprint: known
+            for known in self._tables.certificates
+            if known.facts.thumbprint in thumbprints
+        }
 
     def find_master_key(self, database_id: int) -> MasterKey | None:
         return self._tables.master_key
@@ -717,25 +757,29 @@ class MemoryStore(Store):
         return False
 
     def save_keys(self, keys: Mapping[UUID, Keys]) -> None:
-        for handle, one in keys.items():
+        for handle, new_keys in keys.items():
             if (endpoint := self._own(handle)) is not None and endpoint.keys is None:
-                endpoint.keys = one
+                endpoint.keys = new_keys
 
     def save_exchange(self, handle: UUID, exchange: bytes) -> None:
-        if (one := self._own(handle)) is not None and one.keys is not None:
-            one.keys = one.keys._replace(exchange=exchange)
+        if (endpoint := self._own(handle)) is not None and endpoint.keys is not None:
+            endpoint.keys = endpoint.keys._replace(exchange=exchange)
 
     def save_second_keys(self, keys: Mapping[UUID, tuple[UUID, bytes]]) -> None:
         for handle, (key_id, key) in keys.items():
-            if (one := self._own(handle)) is not None and one.keys is not None and one.keys.second_key is None:
-                one.keys = one.keys._replace(second_key_id=key_id, second_key=key)
+            if (
+                (endpoint := self._own(handle)) is not None
+                and endpoint.keys is not None
+                and endpoint.keys.second_key is None
+            ):
+                endpoint.keys = endpoint.keys._replace(second_key_id=key_id, second_key=key)
 
     def _own(self, handle: UUID) -> Endpoint | None:
-        """The row for what nobody else writes."""
-        one = self._tables.endpoints.get(handle)
-        if one is not None and self._is_open and handle not in self._before:
-            self._before[handle] = one.twin()
-        return one
+        """Return an endpoint without a lock, to write columns that no other session writes."""
+        endpoint = self._tables.endpoints.get(handle)
+        if endpoint is not None and self._is_open and handle not in self._before:
+            self._before[handle] = endpoint.twin()
+        return endpoint
 
     def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
         return self._tables.brokers.get((certificate_id, broker), KnownBroker())
