@@ -1,4 +1,4 @@
-"""A run: conversations under faults; then faults stop, and everything must come out right."""
+"""A run: conversations under faults; then the faults stop, and every guarantee is checked."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from servicebroker_lab.simulation.simulated_shares import DividedDaemon
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker_lab.simulation.store import Endpoint, Key, Lost
 
-WHY = b"why"  # an Error fits into one frame, as every real one does
-FAULTY_TIME_S = 60.0  # seconds with faults
-ASKING_TIME_S = 200.0  # seconds after which all who are open send something, where an old copy was restored
-_ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # the peer has ended in these states
-SKEWS = (-1, 0, 0, 1, 168)  # hours by which a clock may be ahead, each far more than clocks step
-CERTIFICATE_GENERATIONS = 5  # of certificates, one after the other: making one takes long
-CALM_TIME_S = 900.0  # and without: retries are at most 64 seconds apart, connections are closed after 90
+ERROR_BODY = b"why"  # of an Error, which always fits into one frame
+FAULTY_TIME_S = 60.0  # with faults
+ASKING_TIME_S = 200.0  # after the faults: then all open sides send a message, if an old copy was restored
+_ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # states in which the peer has ended
+SKEWS_H = (-1, 0, 0, 1, 168)  # hours by which an instance's clock may be ahead
+CERTIFICATE_GENERATIONS = 5  # certificates of an instance, used in turn, because creating one takes long
+CALM_TIME_S = 900.0  # without faults: retries are at most 64 s apart, idle connections are closed after 90 s
 
-logging.getLogger("servicebroker.broker").addHandler(logging.NullHandler())  # of all that is refused here nobody reads
+logging.getLogger("servicebroker.broker").addHandler(logging.NullHandler())  # the many refusals need no log
 
 
 class Outcome(NamedTuple):
-    """The events of a run that went well."""
+    """Counts of events in a successful run."""
 
     messages: int
     corrupted: int
     forged: int
-    brought: int  # openings that a forwarder has brought again
+    brought: int  # first messages that a forwarder has delivered again
 
 
 class _Sent(NamedTuple):
@@ -52,16 +52,23 @@ class _Sent(NamedTuple):
 
 
 class Case(NamedTuple):
-    """The origin of a run: its seed, and the faults that are left out of the seed's draw to make it shorter."""
+    """The parameters of a run.
+
+    Attributes:
+        seed: of the random generator.
+        without: kinds of fault that are switched off, to shrink a failing run.
+        conversations: the maximum number of conversations.
+        seconds: the time with faults.
+    """
 
     seed: int
-    without: frozenset[str] = frozenset()  # faults
-    conversations: int = 4  # at most
+    without: frozenset[str] = frozenset()
+    conversations: int = 4
     seconds: float = FAULTY_TIME_S
 
 
 class Run:
-    """One case's instances, applications and books."""
+    """The instances and applications of a case, and the record of what they have sent."""
 
     def __init__(self, case: Case, trace: Callable[[str], object] | None = None) -> None:
         self._seconds = case.seconds
@@ -89,49 +96,49 @@ class Run:
         if faults.outages:
             self.world.keepers.append(self._outages)
         self.loop.trace("run", self.world.limits)
-        self._generations: Counter[int] = Counter()  # of the certificate of each instance
+        self._generations: Counter[int] = Counter()  # of certificates, by instance
         self._routes = Routes(self.world)
         for index in range(random.choice((2, 2, 3, 3))):
             self._add(Instance(self.world, index, UUID(int=random.getrandbits(128))))
         network.listeners += self.world.instances
-        apart = Random(case.seed)
+        skews = Random(case.seed)
         for instance in self.world.instances if faults.skewed else ():
-            instance.skew = timedelta(hours=apart.choice(SKEWS))
+            instance.skew = timedelta(hours=skews.choice(SKEWS_H))
         self._hostile = HostilePeer(self.world, Random(case.seed))
         if self.world.proves:
             self._introduce()
         self._routes.begin()
         self.sent: dict[Key, list[_Sent]] = {}
-        self.endpoints: dict[Key, Endpoint] = {}  # also endpoints that are gone
+        self.endpoints: dict[Key, Endpoint] = {}  # also removed ones
         self._homes: dict[Key, Instance] = {}
-        self._doubled: list[str] = []  # conversations that one side of which was in two instances
-        self._busy: set[Key] = set()  # an application sends on it
+        self._doubled: list[str] = []  # errors: a side of a conversation was in two instances
+        self._busy: set[Key] = set()  # an application has an open transaction with a SEND
         self._replies: set[Key] = set()
         self._ending: set[Endpoint] = set()
         for _ in range(min(random.randint(1, 4), case.conversations)):
             self._begin_dialog()
-        self._look_around()
+        self._change_world()
         self._poll()
 
     def _introduce(self) -> None:
-        """Everybody has the certificates of the others; and somebody else has a certificate, too."""
+        """Import the certificates of all instances into the others, and a hostile peer's into some runs."""
         self.world.network.usurper = self._hostile
         chance = Random(len(self.world.instances) + self.loop.below(100))
-        is_named, stands = chance.random() < 0.5, chance.choice(("imported", "denied", "unknown"))
+        is_named, hostile_status = chance.random() < 0.5, chance.choice(("imported", "denied", "unknown"))
         for here, there in permutations(self.world.instances, 2):
             here.import_certificate(there.index, there.identifier if is_named else None)
-        for here in self.world.instances if stands != "unknown" else ():
-            here.import_certificate(HOSTILE_INDEX, None, may_connect=stands == "imported")
+        for here in self.world.instances if hostile_status != "unknown" else ():
+            here.import_certificate(HOSTILE_INDEX, None, may_connect=hostile_status == "imported")
         for here in self.world.instances:
             here.start()
-        self._meddle()
+        self._act_hostile()
 
-    def _meddle(self) -> None:
-        """Each second the hostile peer may do something."""
+    def _act_hostile(self) -> None:
+        """Let the hostile peer act, perhaps, once a second."""
         if self.loop.happens(self.world.network.faults.hostile):
             self._hostile.act()
         if self.loop.now < self._seconds:
-            self.loop.after(1.0, self._meddle)
+            self.loop.after(1.0, self._act_hostile)
 
     def _add(self, instance: Instance) -> None:
         instance.tables.services |= {instance.service, EVERYWHERE}
@@ -144,10 +151,10 @@ class Run:
             instance.start()
 
     def finish(self) -> Outcome:
-        """Run to the end and judge.
+        """Run to the end, and check the guarantees.
 
         Raises:
-            Lost: a promise was broken.
+            Lost: a guarantee was broken.
         """
         self.loop.run(self._seconds)
         self.loop.trace("run", "faults stop")
@@ -156,22 +163,22 @@ class Run:
         self.world.network.heal()
         self.loop.after(ASKING_TIME_S, self._ask)
         self.loop.run(self._seconds + CALM_TIME_S)
-        self._judge()
+        self._check()
         if opened := self._forwarder.bring_all() if self._forwarder in self.world.keepers else []:
             raise Lost("\n".join(opened))
         received = sum(len(endpoint.queue) for endpoint in self.endpoints.values())
-        corrupted = sum(daemon.links.corrupted for one in self.world.instances for daemon in one.daemons)
-        corrupted += sum(one.corrupted for one in self.world.instances)
+        corrupted = sum(daemon.links.corrupted for instance in self.world.instances for daemon in instance.daemons)
+        corrupted += sum(instance.corrupted for instance in self.world.instances)
         return Outcome(received, corrupted, self._hostile.frames, self._forwarder.brought)
 
     def close(self) -> None:
-        """End what waits in the event loops of daemons."""
+        """End the tasks in the event loops of daemons."""
         for instance in self.world.instances:
             for daemon in instance.daemons:
                 daemon.links.crash()
 
-    def _look_around(self) -> None:
-        """Every ten seconds something may have changed."""
+    def _change_world(self) -> None:
+        """Draw and apply the faults that are drawn every ten seconds."""
         if self.loop.now >= self._seconds:
             return
         faults = self.world.network.faults
@@ -197,64 +204,64 @@ class Run:
             instance.grip()
         if self.loop.happens(faults.clock):
             instance.step = timedelta(seconds=self.loop.random.uniform(-300, 300))
-        self.loop.after(10.0, self._look_around)
+        self.loop.after(10.0, self._change_world)
 
     def _lose_databases(self) -> None:
-        """Just before routes change, take the databases of some instances away."""
+        """Begin outages of some databases, just before routes change."""
         for instance in self.world.instances:
             if self.loop.happens(self.world.network.faults.outages):
                 self._outages.begin(instance)
 
     def _poll(self) -> None:
-        """Readers look now and then, also when nobody has woken them."""
+        """Let readers poll every ten seconds, also without a notification."""
         for instance in self.world.instances:
             self._react(instance)
         self.loop.after(10.0, self._poll)
 
     def _replace_certificate(self, instance: Instance) -> None:
-        """Everybody takes the new one in its own time, before faults stop."""
+        """Replace a certificate. Each instance imports the new one at a random time before the faults stop."""
         self._generations[instance.index] += 1
         self.loop.trace(instance, "replaces its certificate")
         for there in self.world.instances:
-            moment = min(self.loop.now + self.loop.random.random() * 20, self._seconds)
-            self.loop.at(moment, lambda there=there: self._take_certificate(there, instance))  # type: ignore[misc]
+            import_time = min(self.loop.now + self.loop.random.random() * 20, self._seconds)
+            self.loop.at(import_time, lambda there=there: self._take_certificate(there, instance))  # type: ignore[misc]
 
     def _take_certificate(self, there: Instance, instance: Instance) -> None:
-        now = identity(instance.index, self._generations[instance.index] % CERTIFICATE_GENERATIONS)
-        there.tables.take_certificate(now.own if there is instance else now.remote)
+        current = identity(instance.index, self._generations[instance.index] % CERTIFICATE_GENERATIONS)
+        there.tables.take_certificate(current.own if there is instance else current.remote)
 
     # --- an old copy
 
     def _make_copy(self, instance: Instance) -> None:
-        """Copy an instance, to be restored later."""
+        """Copy an instance, and restore the copy later."""
         self.loop.trace(instance, "is copied")
         copied = instance.tables.twin()
         self.loop.after(self.loop.random.random() * 20, lambda: self._restore(instance, copied))
 
     def _restore(self, instance: Instance, copied: dict[UUID, Endpoint]) -> None:
-        """Restore a copy: later acts of the instance's applications are lost."""
+        """Restore a copy. Later work of the instance's applications is lost."""
         if self.world.parted:
             return
-        was = {one.key for one in instance.tables.endpoints.values()}
-        was |= {key for key, home in self._homes.items() if home is instance}
-        there = {one.key: one for one in copied.values()}
-        self.world.parted.update(key[0] for key in was | there.keys())
+        present = {endpoint.key for endpoint in instance.tables.endpoints.values()}
+        present |= {key for key, home in self._homes.items() if home is instance}
+        restored = {endpoint.key: endpoint for endpoint in copied.values()}
+        self.world.parted.update(key[0] for key in present | restored.keys())
         instance.go_back(copied)
-        for key in was:
+        for key in present:
             self.endpoints.pop(key, None)
-            if key in there:
-                self.sent[key] = self.sent.get(key, [])[: there[key].send_sequence]
+            if key in restored:
+                self.sent[key] = self.sent.get(key, [])[: restored[key].send_sequence]
             else:
                 self.sent.pop(key, None)
-        self.endpoints.update(there)
+        self.endpoints.update(restored)
 
     def _ask(self) -> None:
-        """In conversations that may have come apart everybody has something to say, or ends."""
+        """Send on, or end, each side of the conversations whose two sides may differ after a restore."""
         for instance in self.world.instances:
-            for one in list(instance.tables.endpoints.values()):
-                if one.conversation in self.world.parted:
-                    self._send(instance, one.key, Content.DATA, b"still there?")
-                    self._end(instance, one.key)
+            for endpoint in list(instance.tables.endpoints.values()):
+                if endpoint.conversation in self.world.parted:
+                    self._send(instance, endpoint.key, Content.DATA, b"still there?")
+                    self._end(instance, endpoint.key)
 
     # --- applications
 
@@ -262,7 +269,7 @@ class Run:
         random = self.loop.random
         here, there = random.sample(self.world.instances, 2)
         service = EVERYWHERE if self._routes.reach_all(here) and random.random() < 0.6 else there.service
-        one = Endpoint(
+        endpoint = Endpoint(
             here.tables.draw_handle(),
             UUID(int=random.getrandbits(128)),
             is_initiator=True,
@@ -274,156 +281,157 @@ class Run:
             priority=random.randint(1, 10),
         )
         if service == EVERYWHERE and random.random() < 0.3:
-            one.far_broker = str(there.tables.broker)
-        here.tables.insert(one)
-        self._plan(here, one.key, random.randint(1, 12), random.choice((Content.END, Content.ERROR, None)))
+            endpoint.far_broker = str(there.tables.broker)
+        here.tables.insert(endpoint)
+        self._plan(here, endpoint.key, random.randint(1, 12), random.choice((Content.END, Content.ERROR, None)))
 
     def _plan(self, instance: Instance, key: Key, count: int, last: Content | None) -> None:
-        """SENDs at random moments, one after the other, then perhaps an end."""
+        """Schedule SENDs at random times, and perhaps an END CONVERSATION after them."""
         random = self.loop.random
-        longest = 0.1, self._seconds
-        moments = sorted(random.random() * random.choice(longest) for _ in range(count))
-        for moment in moments:
+        max_delays = 0.1, self._seconds
+        delays = sorted(random.random() * random.choice(max_delays) for _ in range(count))
+        for delay in delays:
             body = random.randbytes(random.choice((0, 5, 5, 30, 30, 100, 300)))
-            self.loop.after(moment, lambda body=body: self._send(instance, key, Content.DATA, body))  # type: ignore[misc]
+            self.loop.after(delay, lambda body=body: self._send(instance, key, Content.DATA, body))  # type: ignore[misc]
         if last is not None:
-            end = moments[-1] + random.random() * random.choice(longest)
-            body = b"" if last is Content.END else WHY
-            self.loop.after(end, lambda: self._send(instance, key, last, body))
+            end_delay = delays[-1] + random.random() * random.choice(max_delays)
+            body = b"" if last is Content.END else ERROR_BODY
+            self.loop.after(end_delay, lambda: self._send(instance, key, last, body))
 
     def _send(self, instance: Instance, key: Key, content: Content, body: bytes) -> None:
-        """In a transaction that takes a while: others that began later may commit before it."""
+        """Send in a transaction that takes a while, so that transactions that began later may commit before it."""
         if key in self._busy:
             self.loop.after(0.05, lambda: self._send(instance, key, content, body))
             return
-        one = instance.tables.find(key)
-        if one is None:
+        endpoint = instance.tables.find(key)
+        if endpoint is None:
             return
         self._busy.add(key)
         xact = instance.tables.begin()
         delay = self.loop.random.choice((0.0, 0.0, 0.3)) * self.loop.random.random()
         self.loop.after(
-            delay, lambda: instance.commit(one.handle, lambda: self._commit(instance, key, content, body, xact))
+            delay, lambda: instance.commit(endpoint.handle, lambda: self._commit(instance, key, content, body, xact))
         )
 
     def _commit(self, instance: Instance, key: Key, content: Content, body: bytes, xact: int) -> None:
         self._busy.discard(key)
-        tables, one = instance.tables, instance.tables.find(key)
+        tables, endpoint = instance.tables, instance.tables.find(key)
         if xact not in tables.unfinished:  # an old copy was restored meanwhile
             return
         tables.commit(xact)
-        if one is None or not one.is_open or (content is not Content.DATA and not one.send_sequence):
+        if endpoint is None or not endpoint.is_open or (content is not Content.DATA and not endpoint.send_sequence):
             return
-        self.endpoints[key], self._homes[key] = one, instance
-        number = tables.send(one, content, "//sim/type", body, self.loop.random.randbytes(8), xact)
+        self.endpoints[key], self._homes[key] = endpoint, instance
+        number = tables.send(endpoint, content, "//sim/type", body, self.loop.random.randbytes(8), xact)
         self.sent.setdefault(key, []).append(_Sent(content, body))
         self.loop.trace(instance, "application sends", key, number, content.name, len(body), "bytes")
         instance.poke()
 
     def _react(self, instance: Instance) -> None:
-        """Applications answer some messages, and every end."""
+        """Let applications answer some messages, and end conversations that the peer has ended."""
         random = self.loop.random
-        for one in list(instance.tables.endpoints.values()):
-            if self._homes.get(one.key, instance) is not instance:
-                self._doubled.append(f"{one.key} is in {instance}, and was in {self._homes[one.key]}")
-            self.endpoints[one.key], self._homes[one.key] = one, instance
-            if one.state in _ENDED and one not in self._ending:
-                self._ending.add(one)
-                self.loop.after(random.random() * 5, lambda key=one.key: self._end(instance, key))  # type: ignore[misc]
-            elif not one.is_initiator and one.key not in self._replies and one.queue:
-                self._replies.add(one.key)
+        for endpoint in list(instance.tables.endpoints.values()):
+            if self._homes.get(endpoint.key, instance) is not instance:
+                self._doubled.append(f"{endpoint.key} is in {instance}, and was in {self._homes[endpoint.key]}")
+            self.endpoints[endpoint.key], self._homes[endpoint.key] = endpoint, instance
+            if endpoint.state in _ENDED and endpoint not in self._ending:
+                self._ending.add(endpoint)
+                self.loop.after(random.random() * 5, lambda key=endpoint.key: self._end(instance, key))  # type: ignore[misc]
+            elif not endpoint.is_initiator and endpoint.key not in self._replies and endpoint.queue:
+                self._replies.add(endpoint.key)
                 if count := random.choice((0, 0, 1, 6)):
-                    self._plan(instance, one.key, count, random.choice((Content.END, None, None)))
+                    self._plan(instance, endpoint.key, count, random.choice((Content.END, None, None)))
 
     def _end(self, instance: Instance, key: Key) -> None:
-        one = instance.tables.find(key)
-        if one is not None:
-            instance.commit(one.handle, lambda: self._close(instance, key))
+        endpoint = instance.tables.find(key)
+        if endpoint is not None:
+            instance.commit(endpoint.handle, lambda: self._close(instance, key))
 
     def _close(self, instance: Instance, key: Key) -> None:
-        one = instance.tables.find(key)
-        if one is not None and one.state in _ENDED:
-            instance.tables.end(one)
+        endpoint = instance.tables.find(key)
+        if endpoint is not None and endpoint.state in _ENDED:
+            instance.tables.end(endpoint)
             instance.poke()
 
-    # --- the books
+    # --- checks
 
-    def _judge(self) -> None:
+    def _check(self) -> None:
         problems = [f"{instance}: {leak}" for instance in self.world.instances for leak in instance.leaks()]
         problems += self._hostile.findings
         problems += self._doubled
         begun = {conversation for conversation, _ in self.sent} | self.world.parted
-        problems += [f"nobody has begun {key}" for key in self.endpoints if key[0] not in begun]
+        problems += [f"no application has begun {key}" for key in self.endpoints if key[0] not in begun]
         for key, sent in self.sent.items():
-            if key[0] not in self.world.parted or not self._is_told(key):
+            if key[0] not in self.world.parted or not self._has_outcome(key):
                 problems += self._compare(key, sent)
         if problems:
             raise Lost("\n".join(problems))
 
-    def _is_told(self, key: Key) -> bool:
-        """Return whether each side that is not over has an Error, or is held with a reason."""
+    def _has_outcome(self, key: Key) -> bool:
+        """Check whether each open side of a conversation has an Error, or shows why its messages wait."""
         sides = (key, (key[0], not key[1]))
-        has_error = {one for one in sides if one in self.endpoints and self.endpoints[one].has_error}
-        found = [there.tables.find(side) for there, side in product(self.world.instances, sides)]
-        there = [one for one in found if one is not None and not one.is_over]
-        told = [one for one in there if one.key in has_error or is_waiting(one)]
-        return len(told) == len(there) and bool(told or has_error or not there)
+        failed = {side for side in sides if side in self.endpoints and self.endpoints[side].has_error}
+        endpoints = [instance.tables.find(side) for instance, side in product(self.world.instances, sides)]
+        open_sides = [endpoint for endpoint in endpoints if endpoint is not None and not endpoint.is_over]
+        explained = [endpoint for endpoint in open_sides if endpoint.key in failed or is_waiting(endpoint)]
+        return len(explained) == len(open_sides) and bool(explained or failed or not open_sides)
 
     def _compare(self, key: Key, sent: list[_Sent]) -> list[str]:
-        """All that was sent has arrived; unless an end or error on either side has cut it off: then its beginning."""
+        """Check that all sent messages have arrived, or only the first ones if an end or error has stopped the rest."""
         sender, receiver = self.endpoints[key], self.endpoints.get((key[0], not key[1]))
         queue = [] if receiver is None else [_Sent(*row) for row in receiver.queue]
-        received = [one for one in queue if not _is_of_broker(one)]
-        data = [one for one in received if one.content is not Content.ERROR]
+        received = [message for message in queue if not _is_of_broker(message)]
+        data = [message for message in received if message.content is not Content.ERROR]
         if data != sent[: len(data)]:
             return [f"{key}: received {_show(received)}, sent {_show(sent)}"]
-        errors = [one for one in received if one.content is Content.ERROR]
+        errors = [message for message in received if message.content is Content.ERROR]
         if errors:
             return [] if errors == [received[-1]] == [sent[-1]] else [f"{key}: errors in {_show(received)}"]
-        if len(data) == len(sent) or self._was_cut_off(key, receiver):
+        if len(data) == len(sent) or self._was_stopped(key, receiver):
             return []
         return [
             f"{key}: received {_show(received)} of {_show(sent)}, "
             f"states {sender.state} and {receiver and receiver.state}"
         ]
 
-    def _was_cut_off(self, key: Key, receiver: Endpoint | None) -> bool:
-        """The receiver ended before it had received all, or the sender's error found no conversation to end."""
-        ended = {one.content for one in self.sent.get((key[0], not key[1]), ())} - {Content.DATA}
+    def _was_stopped(self, key: Key, receiver: Endpoint | None) -> bool:
+        """Check whether the receiver has ended, or the sender has failed the conversation before it was opened."""
+        ended = {message.content for message in self.sent.get((key[0], not key[1]), ())} - {Content.DATA}
         never_opened = receiver is None and self.sent[key][-1].content is Content.ERROR
         return bool(ended) or never_opened
 
 
-def _is_of_broker(one: _Sent) -> bool:
-    return one.content is Content.ERROR and one.body != WHY
+def _is_of_broker(message: _Sent) -> bool:
+    """Check whether a message is an Error of the broker, not of an application."""
+    return message.content is Content.ERROR and message.body != ERROR_BODY
 
 
 def _show(messages: list[_Sent]) -> str:
-    return " ".join(f"{one.content.name[0]}{len(one.body)}" for one in messages) or "nothing"
+    return " ".join(f"{message.content.name[0]}{len(message.body)}" for message in messages) or "nothing"
 
 
 def run(case: Case, trace: Callable[[str], object] | None = None) -> Outcome:
     """Run one case.
 
     Raises:
-        Lost: a promise was broken; the same case breaks it again.
+        Lost: a guarantee was broken. Another run of the case breaks it again.
     """
-    made = Run(case, trace)
+    simulated_run = Run(case, trace)
     try:
-        return made.finish()
+        return simulated_run.finish()
     finally:
-        made.close()
+        simulated_run.close()
 
 
 class Failure(NamedTuple):
-    """A seed that found something."""
+    """A failing seed, with the exception."""
 
     seed: int
     reason: str
 
 
 def run_many(seeds: range) -> tuple[Counter[str], list[Failure]]:
-    """Run seeds one after the other. Returns sums (runs, messages, corrupted, forged, brought) and the failures."""
+    """Run seeds, one after the other. Returns the number of runs with the sums of `Outcome`, and the failures."""
     sums: Counter[str] = Counter()
     failures: list[Failure] = []
     for seed in seeds:

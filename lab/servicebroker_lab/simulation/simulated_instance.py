@@ -1,4 +1,4 @@
-"""One instance of a run: its tables, and the daemons that serve it. The relay in them is the one that ships."""
+"""A simulated instance: its tables, and the daemons that serve it, with the relay of the product."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ from servicebroker_lab.simulation.simulated_sockets import ShippedNetwork
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker_lab.simulation.store import Endpoint, Key, Lost, MemoryStore, Tables
 
-ROUND_DELAY_S = 0.005  # seconds until a round begins that something asks for
-MAX_HASTY_ROUNDS = 100  # rounds: in 1,500 runs there are at most 13 in a row
+ROUND_DELAY_S = 0.005  # between an event and the round (transaction of the daemon) that handles it
+MAX_IDLE_ROUNDS = 100  # in a row without an event: 1,500 runs had at most 13, so more are a busy loop
 
 
 class Killed(Exception):
-    """The daemon is gone, between two steps of a round."""
+    """The daemon was killed between two operations of a round."""
 
 
 class ProvedByNetwork(Tls):
-    """Streams say what is shown at their other end: handshakes would take longer than runs."""
+    """TLS without handshakes, which would take longer than a run: a stream knows the certificate of its other end."""
 
     def __init__(self, imported: list[TransportCertificate]) -> None:
         self.recognition = Recognition(imported)
@@ -72,23 +72,23 @@ class World(NamedTuple):
     network: Network
     limits: Limits
     instances: list[Instance]
-    parted: set[UUID]  # conversations of an instance that has gone back to an old copy
-    proves: bool  # connections prove who is at their ends
-    keepers: list[HoardingForwarder | DatabaseOutages]  # they bring messages again that came before
-    serve: Callable[[Instance, int], Daemon]  # makes a daemon that remembers so many conversations
-    in_processes: bool  # shares have processes of their own
-    contends: bool  # several processes want to serve an instance
+    parted: set[UUID]  # conversations of an instance of which an old copy was restored
+    proves: bool  # peers authenticate by certificates
+    keepers: list[HoardingForwarder | DatabaseOutages]  # they record messages to deliver them again
+    serve: Callable[[Instance, int], Daemon]  # creates a daemon; the number is its limit of remembered conversations
+    in_processes: bool  # each share (partition) has its own process
+    contends: bool  # several daemons compete to serve an instance
 
     def find(self, key: Key, broker: UUID) -> Endpoint | None:
-        """The endpoint of that side of a conversation, in that broker."""
-        for one in self.instances:
-            if one.tables.broker == broker:
-                return one.tables.find(key)
+        """Return the endpoint of a side of a conversation in the instance of a broker."""
+        for instance in self.instances:
+            if instance.tables.broker == broker:
+                return instance.tables.find(key)
         return None
 
 
 class FaultyStore(MemoryStore):
-    """Between any two of its operations anything may happen, see `Instance.seam`; and it looks at what is removed."""
+    """A store with faults before and after each operation (`Instance.seam`), and checks of removed rows."""
 
     def __init__(self, instance: Instance, daemon: Daemon, division: Division) -> None:
         super().__init__(instance.tables, instance.clock, division)
@@ -97,20 +97,20 @@ class FaultyStore(MemoryStore):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """The commit may fail, or it succeeds and nobody is told."""
+        """Run a transaction. Its commit may fail, or succeed without an answer."""
         with super().transaction():
             yield
             self._seam("commit")
         self._seam("committed")
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name.startswith("_") or name in ("transaction", "locks", "division", "unfinished"):  # that one only counts
-            return found
+        attribute = super().__getattribute__(name)
+        if name.startswith("_") or name in ("transaction", "locks", "division", "unfinished"):
+            return attribute
 
         def operation(*values: Any, **named: Any) -> Any:
             self._seam(name)
-            result = found(*values, **named)
+            result = attribute(*values, **named)
             self._seam(name)
             return result
 
@@ -120,17 +120,17 @@ class FaultyStore(MemoryStore):
         self._instance.seam(self._daemon, self, name)
 
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
-        """Check that everything removed as acknowledged has arrived."""
+        """Check that all messages to be removed as acknowledged have arrived at the peer."""
         for handle, event in news.items():
-            if (one := self._tables.endpoints.get(handle)) is not None:
-                self._instance.check(one, event)
+            if (endpoint := self._tables.endpoints.get(handle)) is not None:
+                self._instance.check(endpoint, event)
         return super().acknowledge(news)
 
 
 class Daemon:
-    """One process that serves the instance with one relay: what `broker/daemon.py` does around it, without threads.
+    """A process that serves the instance with one relay, as `broker/daemon.py` does with threads.
 
-    `simulated_shares.py` has the one that divides conversations among several.
+    `simulated_shares.py` has a daemon that divides the conversations among several relays.
     """
 
     def __init__(self, instance: Instance, capacity: int) -> None:
@@ -148,11 +148,11 @@ class Daemon:
         self.begin()
 
     def make_links(self, me: LocalIdentity) -> Links | ShippedNetwork:
-        """The connections of this daemon."""
+        """Return the connections of this daemon."""
         instance = self.instance
-        shown, policy = identity(instance.index).own.facts.der, instance.policy()
+        certificate, policy = identity(instance.index).own.facts.der, instance.policy()
         network, role_report = instance.world.network, instance.role_report()
-        return Links(network, me, instance.index, shown, policy, role_report, self.tell, self.bring, self.poke)
+        return Links(network, me, instance.index, certificate, policy, role_report, self.tell, self.bring, self.poke)
 
     def make_relay(
         self,
@@ -162,7 +162,7 @@ class Daemon:
         here: Callable[[], LocalInstance],
         peers: Peers,
     ) -> Relay:
-        """A relay with the limits of the run."""
+        """Return a relay with the limits of the run."""
         limits = self.instance.world.limits
         budget = limits.window if self._is_narrow else BODY_BUDGET_BYTES
         seconds = lambda: self.loop.now  # noqa: E731
@@ -179,18 +179,18 @@ class Daemon:
         self._store = FaultyStore(self.instance, self, Division())
         self._inbox: list[Arrival | NetworkEvent] = []
         self._round_at = NEVER
-        self._hasty = 0  # rounds in a row before which nothing had come, and after which another one was due at once
-        self._away_until = 0.0  # without a database
+        self._idle_rounds = 0  # in a row without an event before, and with another round due immediately
+        self._away_until = 0.0  # the database is unreachable until then
         self._relay.forget()
         self.poke()
 
     @property
     def wake_ats(self) -> list[float]:
-        """When each of its relays has something to do."""
+        """The time of the next timer of each relay."""
         return [self._relay.wake_at]
 
     def poke(self) -> None:
-        """Something has happened: a round is due."""
+        """Schedule a round after an event."""
         self._plan(self.loop.now + ROUND_DELAY_S)
 
     def _plan(self, at: float) -> None:
@@ -200,36 +200,36 @@ class Daemon:
             self.loop.at(at, lambda: self._round() if self._round_at == at else None)
 
     def notify(self) -> None:
-        """Applications have committed a SEND."""
+        """Handle the notification of a committed SEND."""
         self.poke()
 
     def kill(self) -> None:
-        """All that is in memory goes."""
+        """Drop everything in memory."""
         self.is_over = True
         self._round_at = NEVER
         self.links.crash()
 
     def tell(self, happening: NetworkEvent) -> None:
-        """Something has happened to a link."""
+        """Record an event of a connection, for the next round."""
         self.instance.trace(*happening)
         self._inbox.append(happening)
         self.poke()
 
-    def bring(self, link: Link, came: Arrived) -> None:
-        """A message has come over the last hop; those before it may have lost, doubled, delayed or changed it."""
+    def bring(self, link: Link, arrived: Arrived) -> None:
+        """Receive a message, which earlier hops may have lost, repeated, delayed or changed."""
         network, random = self.instance.world.network, self.loop.random
         faults, happens = network.faults, self.loop.happens
 
-        def arrive(body: bytes = came.body) -> None:
-            self.take(link, body, is_forwarded=came.is_forwarded)
+        def arrive(body: bytes = arrived.body) -> None:
+            self.take(link, body, is_forwarded=arrived.is_forwarded)
 
         for keeper in self.instance.world.keepers:
-            keeper.keep(self.instance, link, came)
+            keeper.keep(self.instance, link, arrived)
         if happens(faults.loss):
             return
         if happens(faults.replay):
             self.loop.after(random.choice((0.1, 5.0, 120.0)) * random.random(), arrive)
-        body = came.body
+        body = arrived.body
         if happens(faults.tampering):
             body = flip(body, self.loop.below(8 * len(body)))
         if happens(faults.reorder):
@@ -238,29 +238,29 @@ class Daemon:
             arrive(body)
 
     def take(self, link: Link, body: bytes, *, is_forwarded: bool) -> None:
-        """A message is there, for the next round."""
+        """Put a message into the inbox, for the next round."""
         if not self.is_over:
             self._inbox.append(Arrival(link, body, is_forwarded))
             self.poke()
 
     def seam(self, store: FaultyStore, name: str) -> None:
-        """Between two operations of a round the daemon's host may fail, or the lease may be another one's."""
+        """Kill the daemon between two operations, by a fault or because another daemon has the lease."""
         if not self.has_lease or self.loop.happens(self.instance.world.network.faults.killed):
             self.instance.trace("is killed at", name)
             raise Killed
 
     def interleave(self) -> None:
-        """Do nothing: one relay has one round at a time."""
+        """Do nothing, because one relay has one round at a time."""
 
     def want(self, count: int | None) -> None:
-        """Do nothing: it has one relay."""
+        """Do nothing, because this daemon has one relay."""
 
     def retire(self) -> None:
-        """End at once: what the relay has not sent yet, its successor finds in the database."""
+        """Stop immediately. The next daemon finds unsent messages in the database."""
         self.instance.crash(self)
 
     def stop_endpoint(self) -> None:
-        """Do nothing: its connections are those of any policy."""
+        """Do nothing, because these connections have no endpoint."""
 
     def _round(self) -> None:
         try:
@@ -275,47 +275,47 @@ class Daemon:
         if self.is_over:
             return
         relay = self._relay
-        happened = [one for one in self._inbox if not isinstance(one, Arrival)]
-        arrivals = [one for one in self._inbox if isinstance(one, Arrival)]
+        events = [entry for entry in self._inbox if not isinstance(entry, Arrival)]
+        arrivals = [entry for entry in self._inbox if isinstance(entry, Arrival)]
         self._inbox = []
-        for one in happened:
-            if isinstance(one, LinkLost):
-                relay.lost(one.link, one.status)
-            elif isinstance(one, Answered):
-                relay.on_peer_role(*one)
-            elif isinstance(one, Reached):
-                relay.reached(one.address)
+        for event in events:
+            if isinstance(event, LinkLost):
+                relay.lost(event.link, event.status)
+            elif isinstance(event, Answered):
+                relay.on_peer_role(*event)
+            elif isinstance(event, Reached):
+                relay.reached(event.address)
             else:
-                relay.unreached(one.address, one.status)
+                relay.unreached(event.address, event.status)
         relay.round(self._store, arrivals)
         self.instance.remember(self.links.peers)
-        is_hasty = relay.wake_at <= self.loop.now and not (arrivals or happened)
-        self._hasty = checked_haste(self.instance, self._hasty + 1 if is_hasty else 0)
+        is_idle = relay.wake_at <= self.loop.now and not (arrivals or events)
+        self._idle_rounds = check_idle_rounds(self.instance, self._idle_rounds + 1 if is_idle else 0)
         if relay.wake_at != NEVER:
             self._plan(max(relay.wake_at, self.loop.now + ROUND_DELAY_S))
 
     def _begin_anew(self, problem: Exception) -> None:
-        """Begin anew from what the database holds, when that is there again."""
+        """Start again from the tables, once the database is reachable."""
         self.instance.trace("loses its database:", problem)
         self._relay.forget()
-        self._inbox = [one for one in self._inbox if not isinstance(one, LinkLost)]
+        self._inbox = [entry for entry in self._inbox if not isinstance(entry, LinkLost)]
         self._away_until = self.loop.now + RECONNECT_DELAY_S
         self.poke()
 
 
-def checked_haste(instance: Instance, rounds: int) -> int:
-    """Return the number of rounds in a row between which nothing has come.
+def check_idle_rounds(instance: Instance, rounds: int) -> int:
+    """Return the number of rounds in a row without an event.
 
     Raises:
-        Lost: they are too many.
+        Lost: the daemon runs in a busy loop.
     """
-    if rounds > MAX_HASTY_ROUNDS:
-        raise Lost(f"{instance}: {rounds} rounds in a row, and nothing has come between them")
+    if rounds > MAX_IDLE_ROUNDS:
+        raise Lost(f"{instance}: {rounds} rounds in a row without an event between them")
     return rounds
 
 
 class Instance:
-    """Tables, and whoever serves them."""
+    """The tables of an instance, and the daemons that serve it."""
 
     def __init__(self, world: World, index: int, broker: UUID) -> None:
         self.world = world
@@ -324,19 +324,19 @@ class Instance:
         self.tables.limits = world.limits
         self.tables.is_held = self._is_held
         self.tables.clock = self.clock
-        self._grips: dict[UUID, float] = {}  # rows that an application has, and until when
+        self._grips: dict[UUID, float] = {}  # rows that an application has locked, and until when
         self.tables.master_key = master_key()
         self.tables.certificates.append(identity(index).own)
-        self.transport: list[TransportCertificate] = []  # of the others
+        self.transport: list[TransportCertificate] = []  # of peers
         self._answers: dict[Address, Answer] = {}  # the stored answers, by address
         self.daemons: list[Daemon] = []
         self.contenders: list[Contender] = []
-        self.reports = SelfReport(self.clock)  # of its daemons, for doctor
-        self.half = 0  # which of its two servers is the principal
+        self.reports = SelfReport(self.clock)  # of its daemons, for `servicebroker doctor`
+        self.half = 0  # 0 or OTHER_HALF_OFFSET: which of the two servers is the primary
         self._timeline = 1
-        self.step = timedelta()  # of the server's clock
-        self.skew = timedelta()  # by which it is ahead all the time
-        self.away_until = 0.0  # daemons cannot reach the database
+        self.step = timedelta()  # by which the server's clock was set ahead
+        self.skew = timedelta()  # by which the server's clock is ahead during the whole run
+        self.away_until = 0.0  # daemons cannot reach the database until then
         self.corrupted = 0
         self._pending: list[tuple[UUID, Callable[[], None]]] = []  # changes that applications are about to commit
 
@@ -344,10 +344,10 @@ class Instance:
         return f"instance {self.index}"
 
     def grip(self) -> None:
-        """Applications lock the rows of some conversations on which messages wait, and take their time."""
-        for one in self.tables.endpoints.values():
-            if one.rows and self.world.loop.happens(0.5):
-                self._grips[one.handle] = self.world.loop.now + 15 * self.world.loop.random.random()
+        """Let applications lock the rows of some conversations with waiting messages for up to 15 s."""
+        for endpoint in self.tables.endpoints.values():
+            if endpoint.rows and self.world.loop.happens(0.5):
+                self._grips[endpoint.handle] = self.world.loop.now + 15 * self.world.loop.random.random()
 
     def _is_held(self, handle: UUID) -> bool:
         if self._grips.get(handle, 0.0) > self.world.loop.now:
@@ -355,95 +355,95 @@ class Instance:
         return self.world.loop.happens(self.world.network.faults.held)
 
     def meet(self, other: Instance, service: str, binding: Binding) -> None:
-        """A service of another instance: its certificate is imported, and perhaps a binding is made for it."""
+        """Import the certificate of another instance, and perhaps create a binding for its service."""
         self.tables.certificates.append(identity(other.index).remote)
         if binding is not Binding.NO_BINDING:
             self.tables.bindings[service] = binding, FIRST_USER + other.index
 
     @property
     def identifier(self) -> UUID:
-        """Which instance it is, for its peers."""
+        """The identifier of the instance, for its peers."""
         return UUID(int=self.tables.broker.int ^ 1)
 
     @property
     def service(self) -> str:
-        """That of its applications."""
+        """The service of its applications."""
         return f"//sim/{self.index}"
 
-    # ---------------------------------------------------------------- who its peers are
+    # ---------------------------------------------------------------- peers
 
     def import_certificate(self, index: int, instance: UUID | None, *, may_connect: bool = True) -> None:
-        """Of a peer: and which instance it names."""
-        one = identity(index).remote
-        proved = Proved(f"certificate {one.name}", instance)
-        self.transport.append(TransportCertificate(index, one.name, False, one.name, may_connect, one.facts, proved))
+        """Import the transport certificate of a peer. `instance`: the instance that it names, if any."""
+        certificate = identity(index).remote
+        name, proved = certificate.name, Proved(f"certificate {certificate.name}", instance)
+        self.transport.append(TransportCertificate(index, name, False, name, may_connect, certificate.facts, proved))
 
     def policy(self) -> Policy:
-        """Return the policy that a daemon obeys."""
+        """Return the network policy of the daemons."""
         if not self.world.proves:
             return Policy()
         tls = ProvedByNetwork(self.transport)
         return Policy(encryption=REQUIRED, tls=tls, **trusted(self.transport))._replace(answers=self._answers.copy())
 
     def remember(self, peers: Peers) -> None:
-        """Keep answers of peers each second, and log mistrusted ones, as a daemon does."""
+        """Store the answers of peers, and log mistrusted ones, as a daemon does."""
         self._answers |= peers.take_answers()
-        for what, (times, detail) in peers.take_mistrusted().items():
-            journal.mistrusted(what, times, detail)
+        for mistrusted, (times, detail) in peers.take_mistrusted().items():
+            journal.mistrusted(mistrusted, times, detail)
 
     def expects(self, index: int) -> bool:
-        """Return whether the instance knows which peer answers at that address."""
+        """Check whether the instance knows which peer answers at an address."""
         return address_of(index) in self._answers
 
     def lets_in(self, index: int) -> bool:
-        """Return whether the instance takes connections of a peer with that certificate."""
-        return any(one.certificate_id == index and one.may_connect for one in self.transport)
+        """Check whether the instance accepts connections of a peer."""
+        return any(known.certificate_id == index and known.may_connect for known in self.transport)
 
     def knows(self, instance: UUID) -> bool:
-        """Return whether the owner of that instance identifier is known; its own, too."""
-        return instance == self.identifier or any(one.proved.instance == instance for one in self.transport)
+        """Check whether an instance identifier is known, as this instance's or a peer's."""
+        return instance == self.identifier or any(known.proved.instance == instance for known in self.transport)
 
     def clock(self) -> datetime:
-        """The server's."""
+        """Return the time of the server's clock."""
         return MIDNIGHT + timedelta(seconds=self.world.loop.now) + self.step + self.skew
 
-    def trace(self, *what: object) -> None:
+    def trace(self, *event: object) -> None:
         """Trace an event of this instance."""
-        self.world.loop.trace(self, *what)
+        self.world.loop.trace(self, *event)
 
     # ---------------------------------------------------------------- daemons
 
     def is_up_at(self, number: int) -> bool:
-        """Return whether a daemon listens under that number."""
+        """Check whether a daemon listens at the address with this number."""
         return bool(self.daemons) and number == self.index + self.half
 
     @property
     def addresses(self) -> frozenset[Address]:
-        """Return the addresses by which routes mean this instance: those of either server."""
+        """The addresses of both servers of this instance, for routes."""
         return frozenset({address_of(self.index), address_of(self.index + OTHER_HALF_OFFSET)})
 
     def role_report(self) -> RoleReport:
-        """Return the standing that a daemon reports of its server."""
+        """Return the role and timeline of the server, which daemons report to peers."""
         return RoleReport(Role.PRINCIPAL, f"cluster {self.index}", self._timeline, is_synchronous=True)
 
     def promote(self) -> None:
-        """The server is gone, and its synchronous standby, which has all that it had, takes over at another address."""
+        """Replace the server by its synchronous standby, which has all its data and another address."""
         for daemon in list(self.daemons):
             self.crash(daemon)
         self.trace("is promoted")
-        for one in self.contenders:
-            if one.half == self.half:
-                one.lose()
+        for contender in self.contenders:
+            if contender.half == self.half:
+                contender.lose()
         self.half, self._timeline = OTHER_HALF_OFFSET - self.half, self._timeline + 1
-        if self.world.contends and not any(one.half == self.half for one in self.contenders):
+        if self.world.contends and not any(contender.half == self.half for contender in self.contenders):
             self._contend(self.half)
 
     def accept(self, stream: Stream) -> None:
-        """The network brings a new stream, to who began to listen last."""
+        """Give a new connection to the daemon that has started last."""
         self.daemons[-1].links.accept(stream)
 
     def start(self) -> None:
-        """A daemon begins to serve, or is among those that want to."""
+        """Start a daemon, or let it compete with others to serve the instance."""
         if not self.world.contends:
             self._serve()
             return
@@ -452,13 +452,14 @@ class Instance:
             self._contend(self.world.loop.random.choice((self.half, OTHER_HALF_OFFSET - self.half)))
 
     def _contend(self, half: int) -> None:
-        self.contenders.append(one := Contender(self, half, self._serve))
-        one.connect()
+        contender = Contender(self, half, self._serve)
+        self.contenders.append(contender)
+        contender.connect()
 
     @property
     def lease_is_held(self) -> bool:
-        """Return whether the session of a process has the lease."""
-        return any(one.has_lease for one in self.daemons) or any(one.has_lease for one in self.contenders)
+        """True if the session of a daemon has the lease."""
+        return any(process.has_lease for process in (*self.daemons, *self.contenders))
 
     def _serve(self) -> None:
         self.daemons.append(self.world.serve(self, self.world.loop.random.choice((3, MAX_CONVERSATIONS))))
@@ -466,20 +467,20 @@ class Instance:
             self.divide()
 
     def divide(self) -> None:
-        """The number of wanted shares, or one that changes with load."""
+        """Change the number of shares, to a fixed one or to one that follows load."""
         count = self.world.loop.random.choice((1, 2, 3, None))
         self.trace("is to have", count or "any number of", "shares")
         self.daemons[-1].want(count)
 
     def usurp(self) -> None:
-        """Another one begins to: this one has lost its session, and the lease with that, and learns of it later."""
+        """Start another daemon, after the running one has lost its session and lease without noticing."""
         if self.daemons:
             self.trace("is served twice")
             self.daemons[-1].has_lease = False
             self.start()
 
     def crash(self, daemon: Daemon) -> None:
-        """A daemon is gone; if nobody else serves, one comes back later."""
+        """Remove a daemon. If no other one serves, a new one starts later."""
         if daemon in self.daemons:
             self.trace("crash")
             self.daemons.remove(daemon)
@@ -493,7 +494,7 @@ class Instance:
             self.start()
 
     def go_back(self, endpoints: dict[UUID, Endpoint]) -> None:
-        """An old copy is restored: its tables are what they were then."""
+        """Restore an old copy of the tables."""
         self.trace("goes back to an old copy")
         for daemon in list(self.daemons):
             self.crash(daemon)
@@ -502,14 +503,14 @@ class Instance:
         self._pending.clear()
 
     def poke(self) -> None:
-        """A SEND has notified whoever serves."""
+        """Notify the daemons of a SEND."""
         for daemon in self.daemons:
             daemon.notify()
 
     # ---------------------------------------------------------------- between the operations of a round
 
     def commit(self, handle: UUID, action: Callable[[], None]) -> None:
-        """An application commits something of a conversation: now, or between two steps of the next round."""
+        """Commit a change of a conversation for an application: now, or between two operations of the next round."""
         if self.world.loop.happens(self.world.network.faults.between):
             self._pending.append((handle, action))
             self.world.loop.after(0.1, lambda: self._commit(lambda _: True))
@@ -517,14 +518,14 @@ class Instance:
         else:
             action()
 
-    def _commit(self, may: Callable[[UUID], bool]) -> None:
-        ready = [(handle, action) for handle, action in self._pending if may(handle)]
-        self._pending = [one for one in self._pending if one not in ready]
+    def _commit(self, is_free: Callable[[UUID], bool]) -> None:
+        ready = [(handle, action) for handle, action in self._pending if is_free(handle)]
+        self._pending = [change for change in self._pending if change not in ready]
         for _, action in ready:
             action()
 
     def seam(self, daemon: Daemon, store: FaultyStore, name: str) -> None:
-        """Before and after an operation of a daemon's round."""
+        """Inject faults before or after an operation of a daemon's round."""
         loop, faults = self.world.loop, self.world.network.faults
         daemon.seam(store, name)
         if self.away_until > loop.now or loop.happens(faults.lost):
@@ -533,39 +534,39 @@ class Instance:
         if self._pending and loop.happens(0.3):
             self._commit(lambda handle: not store.locks(handle))
 
-    def check(self, one: Endpoint, event: Acknowledged) -> None:
-        """Check that everything removed as acknowledged is stored.
+    def check(self, endpoint: Endpoint, event: Acknowledged) -> None:
+        """Check that the peer has stored all messages that are removed as acknowledged.
 
         Raises:
-            Lost: it is not.
+            Lost: it lacks one.
         """
-        peer = self.world.find((one.conversation, not one.is_initiator), event.far_broker)
-        if peer is None or one.conversation in self.world.parted:
+        peer = self.world.find((endpoint.conversation, not endpoint.is_initiator), event.far_broker)
+        if peer is None or endpoint.conversation in self.world.parted:
             return
-        lost = [number for number in one.rows if peer.next <= number < event.below]
+        lost = [number for number in endpoint.rows if peer.next <= number < event.below]
         if lost:
-            raise Lost(f"{one.key}: messages {lost} are acknowledged, stored are those below {peer.next}")
+            raise Lost(f"{endpoint.key}: messages {lost} are acknowledged, stored are those below {peer.next}")
 
-    # ---------------------------------------------------------------- what must hold at the end
+    # ---------------------------------------------------------------- checks at the end
 
     def leaks(self) -> list[str]:
-        """Return the remains in an instance that has nothing to do."""
-        found = [f"doctor still says that {subject}" for subject in Subject if self.reports.has(subject)]
-        is_held = any(is_waiting(one) for there in self.world.instances for one in there.tables.endpoints.values())
-        for one in self.tables.endpoints.values():
-            if one.conversation in self.world.parted and (is_waiting(one) or one.is_over):
+        """Return descriptions of everything that an idle instance should not have any more."""
+        leaks = [f"doctor still says that {subject}" for subject in Subject if self.reports.has(subject)]
+        is_held = any(is_waiting(held) for there in self.world.instances for held in there.tables.endpoints.values())
+        for endpoint in self.tables.endpoints.values():
+            if endpoint.conversation in self.world.parted and (is_waiting(endpoint) or endpoint.is_over):
                 continue
-            if one.kept:
-                found.append(f"{one.key} still keeps {sorted(one.kept)}")
-            if one.rows:
-                found.append(f"{one.key} in {one.state} still has to send {sorted(one.rows)}")
+            if endpoint.kept:
+                leaks.append(f"{endpoint.key} still keeps {sorted(endpoint.kept)}")
+            if endpoint.rows:
+                leaks.append(f"{endpoint.key} in {endpoint.state} still has to send {sorted(endpoint.rows)}")
         for daemon in self.daemons if not is_held else ():
-            found += [f"the relay wants to go on at {one}" for one in daemon.wake_ats if one != NEVER]
+            leaks += [f"the relay has a timer at {wake_at}" for wake_at in daemon.wake_ats if wake_at != NEVER]
             if len(daemon.links):
-                found.append(f"{len(daemon.links)} connections are open")
-        return found
+                leaks.append(f"{len(daemon.links)} connections are open")
+        return leaks
 
 
-def is_waiting(one: Endpoint) -> bool:
-    """Return whether messages of the endpoint wait with a known reason."""
-    return bool(one.rows) and all(row.status for row in one.rows.values())
+def is_waiting(endpoint: Endpoint) -> bool:
+    """Check whether the endpoint has messages to send, and all of them show why they wait."""
+    return bool(endpoint.rows) and all(row.status for row in endpoint.rows.values())

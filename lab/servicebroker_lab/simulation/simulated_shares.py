@@ -40,7 +40,7 @@ from servicebroker_lab.simulation.simulated_instance import (
     Daemon,
     FaultyStore,
     Killed,
-    checked_haste,
+    check_idle_rounds,
 )
 from servicebroker_lab.simulation.simulated_sockets import FaultyInboxes, Happening, ShippedNetwork
 from servicebroker_lab.simulation.simulated_time import Loop
@@ -520,7 +520,9 @@ class DividedDaemon(Daemon):
         self.instance.remember(self.links.peers)
         # Until it learns that it has lost the lease, another daemon may remove what it is to read.
         is_hasty = self.has_lease and is_in_vain and share.relay.wake_at <= self.loop.now
-        self._rounds_in_vain[number] = checked_haste(self.instance, self._rounds_in_vain[number] + 1 if is_hasty else 0)
+        self._rounds_in_vain[number] = check_idle_rounds(
+            self.instance, self._rounds_in_vain[number] + 1 if is_hasty else 0
+        )
 
     def _watch(self) -> float:
         """A stopwatch for rounds, which take no time of the run."""
