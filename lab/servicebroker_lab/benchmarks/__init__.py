@@ -1,4 +1,4 @@
-"""Benchmarks against what a user would pick instead, on the same server in the same run."""
+"""Compare servicebroker with its alternatives, on one server in one run."""
 
 from __future__ import annotations
 
@@ -49,41 +49,41 @@ def run(
     command: str | None = None,
     progress: Progress = lambda sentence: None,
 ) -> Report:
-    """Run benchmarks on a fresh embedded server and return what they found.
+    """Run benchmarks on a new embedded server, and return the report.
 
     Args:
-        names: of `SCENARIOS`, "storage", "remote", "tsql", "fence", "dialog", "request", "cpu" or "scale" for all whose
-            names begin so, or "all".
+        names: names of `SCENARIOS`; "storage", "remote", "tsql", "fence", "dialog", "request", "cpu" or "scale" for all
+            scenarios with this prefix; or "all".
         pgmq_sql: the SQL file of a pgmq release; without it pgmq is not measured.
         jdbc_jar: the jar of PostgreSQL's JDBC driver; without it Spark's JDBC is not measured.
-        scale: of the number of messages in each round; 1 is the standard, 2,000,000 for the pipeline.
-        rounds: how often each line is measured; the pipeline takes three at most.
-        folder: an existing folder on the disk to measure; default the system's folder for large temporary files.
-        command: what the report says it was made by; default the matching `python -m servicebroker_lab.benchmarks`.
-        progress: is told, in a few words, what is being measured, and what came out.
+        scale: a factor of the number of messages in each round.
+        rounds: the number of measurements of each line; at most three for the pipeline.
+        folder: an existing folder on the disk to measure. The default is the system's folder for large temporary files.
+        command: the command line that the report shows. The default is `python -m servicebroker_lab.benchmarks ...`.
+        progress: called with a short text before each measurement and for each result.
 
     Raises:
-        InstanceError: an unknown name, a scale or a number of rounds that makes no sense, no server, no Java, or
-            a file that is not pgmq's, or is no jar.
+        InstanceError: a name is unknown, the scale or the number of rounds is invalid, the server does not start, Java
+            is missing, or a file is not that of pgmq or no jar.
     """
     chosen = chosen_scenarios(names)
     if not 0 < scale <= 1000 or rounds < 1:
         raise InstanceError("A benchmark needs a scale above 0 and at least one round.")
     messages = {name: max(10, round(SCENARIOS[name].messages * scale)) for name in chosen}
     with ExitStack() as stack:
-        place = Path(stack.enter_context(_scratch(folder)))
-        place.chmod(0o711)  # a server that root starts runs as another user, who has to pass
+        work_folder = Path(stack.enter_context(_scratch(folder)))
+        work_folder.chmod(0o711)  # the server of root runs as another user, who needs search permission
         progress("starting a server")
-        jdbc = reachable(place / "instance", jdbc_jar) if jdbc_jar else None
-        instance = stack.enter_context(open_instance(place / "instance"))
+        jdbc = reachable(work_folder / "instance", jdbc_jar) if jdbc_jar else None
+        instance = stack.enter_context(open_instance(work_folder / "instance"))
         meter = stack.enter_context(closing(Meter(instance.url)))
         field = open_field(instance, pgmq_sql, stack)
         lines: list[Line] = []
         for name in chosen:
-            found = _lines(name, instance, field, meter, place, messages[name], rounds, progress, jdbc)
-            for line in found:
+            new_lines = _lines(name, instance, field, meter, work_folder, messages[name], rounds, progress, jdbc)
+            for line in new_lines:
                 progress(in_words(line))
-            lines += found
+            lines += new_lines
         conditions = Conditions(
             command or command_line(names, pgmq_sql, scale, rounds, jdbc_jar),
             datetime.now(UTC).date().isoformat(),
@@ -98,10 +98,10 @@ def run(
 
 
 def chosen_scenarios(names: Sequence[str]) -> list[str]:
-    """The scenarios that are meant, each once, in the order of `SCENARIOS`.
+    """Return the scenarios with these names or prefixes, each once, in the order of `SCENARIOS`.
 
     Raises:
-        InstanceError: an unknown name, or none at all.
+        InstanceError: a name is unknown, or there are no names.
     """
     known = [*SCENARIOS, *GROUPS, ALL]
     for name in names:
@@ -119,7 +119,7 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
 def command_line(
     names: Sequence[str], pgmq_sql: Path | None, scale: float, rounds: int, jdbc_jar: Path | None = None
 ) -> str:
-    """The command that makes the same run; a file is named without its folder."""
+    """Return the command line of a run. A file is shown without its folder."""
     words = ["python", "-m", __name__, *names]
     if pgmq_sql is not None:
         words += ["--pgmq-sql", pgmq_sql.name]
@@ -159,9 +159,9 @@ def _lines(
 
 
 def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """A folder on a real disk: where /tmp lives in memory, a durable commit would cost nothing."""
-    where = folder or (_LARGE_TEMPORARY if _LARGE_TEMPORARY.is_dir() else None)
-    return tempfile.TemporaryDirectory(prefix="servicebroker-bench-", dir=where, ignore_cleanup_errors=True)
+    """Create a temporary folder on a disk. A folder in memory, as /tmp may be, would make durable commits free."""
+    parent = folder or (_LARGE_TEMPORARY if _LARGE_TEMPORARY.is_dir() else None)
+    return tempfile.TemporaryDirectory(prefix="servicebroker-bench-", dir=parent, ignore_cleanup_errors=True)
 
 
 def _server_version(instance: Instance) -> str:

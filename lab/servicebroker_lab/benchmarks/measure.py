@@ -1,4 +1,4 @@
-"""Measuring: how long some work takes, what processors do for it, what it commits and how much WAL it writes."""
+"""Measure the time of work, its processor time, its commits and its write-ahead log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import psycopg
 from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks import processes
 
-Work = Callable[[int], int]  # does something with that many messages and says with how many it did
+Work = Callable[[int], int]  # handles this number of messages, and returns the number that it has handled
 
-# Both are exact at once, unlike the statistics views, which lag, and they see every connection.
+# The positions of the WAL and of transaction ids, which are exact. The statistics views lag.
 _POSITION = (
     "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, "
     "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
@@ -30,7 +30,7 @@ _WAITS = (
     "select coalesce(wait_event, 'running'), count(*) from pg_stat_activity "
     f"where backend_type = 'client backend' and state = 'active' and application_name <> '{_METER}' group by 1"
 )
-_SAMPLE_INTERVAL_S = 0.01  # seconds between two looks at what backends wait for
+_SAMPLE_INTERVAL_S = 0.01  # between two samples of the wait events of sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Sample:
     """One measurement.
 
     Attributes:
-        messages: with how many it was made.
-        seconds: of the wall clock.
-        commits: transactions that wrote something, as the server numbered them.
-        wal_bytes: bytes of write-ahead log that the server wrote meanwhile.
-        server: seconds of processor time of the server's sessions; 0 where the system does not say.
-        client: of this process and those it has started.
-        waits: how often a session that worked was seen waiting for what, where that was watched.
+        messages: the number of messages.
+        seconds: the elapsed time.
+        commits: the number of transactions that wrote something.
+        wal_bytes: bytes of write-ahead log.
+        server: seconds of processor time of the server's sessions; 0 without /proc.
+        client: seconds of processor time of this process and its children; 0 without /proc.
+        waits: the number of samples in which an active session had a wait event, by event; empty if not sampled.
     """
 
     messages: int
@@ -58,14 +58,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of some samples: medians, and means of processor time.
+    """The figures of several samples: medians, and means of processor time.
 
     Attributes:
         per_second: messages per second.
         commits: transactions that wrote something, per message.
         wal_bytes: bytes of write-ahead log, per message.
-        server, client: microseconds of processor time, per message; 0 where the system does not say.
-        waits: in words, what the server's sessions waited for; "" where that was not watched.
+        server, client: microseconds of processor time, per message; 0 without /proc.
+        waits: the most frequent wait events of the server's sessions, as text; "" if not sampled.
     """
 
     per_second: float
@@ -77,17 +77,17 @@ class Figures:
 
 
 class Meter:
-    """Takes samples; on its own connection, so that it sees what any client does to the server."""
+    """Takes samples over a connection of its own, of the work of all clients."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._connection = psycopg.connect(url, autocommit=True, application_name=_METER)
 
     def sample(self, work: Work, messages: int, *, watches: bool = False) -> Sample:
-        """Let `work` do its job on `messages` messages. `watches`: look all the while what sessions wait for.
+        """Run `work` on a number of messages, and measure it. `watches`: also sample wait events.
 
         Raises:
-            InstanceError: it did not handle exactly that many.
+            InstanceError: it has handled another number of messages.
         """
         gc.collect()
         wal, xid = self._position()
@@ -116,16 +116,16 @@ class Meter:
         return row[0], row[1]
 
     def _sessions(self) -> dict[int, float]:
-        """Processor time of each session."""
+        """Return the processor time of each session."""
         return _processor_times(process for (process,) in self._connection.execute(_BACKENDS))
 
     @contextmanager
     def _watched(self, waits: Counter[str]) -> Iterator[None]:
-        over = threading.Event()
+        stop_requested = threading.Event()
 
         def watch() -> None:
             with psycopg.connect(self._url, autocommit=True, application_name=_METER) as connection:
-                while not over.wait(_SAMPLE_INTERVAL_S):
+                while not stop_requested.wait(_SAMPLE_INTERVAL_S):
                     waits.update(dict(connection.execute(_WAITS, prepare=True).fetchall()))
 
         watcher = threading.Thread(target=watch, daemon=True)
@@ -133,32 +133,33 @@ class Meter:
         try:
             yield
         finally:
-            over.set()
+            stop_requested.set()
             watcher.join()
 
 
 def _clients() -> Iterator[int]:
-    """This process and those that it has started, but for a server."""
+    """Yield this process and its children, except PostgreSQL servers."""
     return (process for process, name in processes.family(os.getpid()) if not name.startswith("postgres"))
 
 
-def _processor_times(found: Iterable[int]) -> dict[int, float]:
-    return {process: processes.processor_time(process) for process in found}
+def _processor_times(pids: Iterable[int]) -> dict[int, float]:
+    return {pid: processes.processor_time(pid) for pid in pids}
 
 
 def _since(before: dict[int, float], after: dict[int, float]) -> float:
+    """Return the processor time between two results of `_processor_times`."""
     return sum(time - before.get(process, 0.0) for process, time in after.items())
 
 
 def sample_elsewhere(work: Work, messages: int) -> Sample:
-    """Let `work` do its job on `messages` messages where PostgreSQL has no part in it."""
+    """Run `work` of a system without PostgreSQL on a number of messages, and measure it."""
     begin = time.perf_counter()
     done = work(messages)
     return Sample(done, time.perf_counter() - begin, 0, 0)
 
 
 def figures(samples: Sequence[Sample]) -> Figures:
-    """Return the figures of at least one sample; ticks of processor time are added up over all samples."""
+    """Return the figures of at least one sample."""
     messages = sum(sample.messages for sample in samples)
     return Figures(
         median(sample.messages / sample.seconds for sample in samples),
@@ -171,6 +172,6 @@ def figures(samples: Sequence[Sample]) -> Figures:
 
 
 def _in_words(waits: Counter[str]) -> str:
-    """The shares of the five that were seen most often."""
+    """Return the five most frequent wait events, with their fractions."""
     total = waits.total()
     return ", ".join(f"{event} {count / total:.0%}" for event, count in waits.most_common(5))

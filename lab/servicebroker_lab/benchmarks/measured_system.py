@@ -1,4 +1,4 @@
-"""The interface of a measured system: its version and the ways of each scenario; free ports for servers."""
+"""The interface of a measured system: its version, and its ways to do each scenario."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do what a scenario asks for.
+    """A way to do a scenario.
 
     Attributes:
-        label: the call, as its users write it.
-        settings: what a reader must know to repeat it, "" when the label says all.
-        prepare: makes everything ready for that many messages; not measured.
-        work: the measured part.
+        label: the call, as users write it.
+        settings: further details for a reader who wants to repeat it.
+        prepare: prepares for a number of messages; not measured.
+        work: the measured function.
     """
 
     label: str
@@ -46,22 +46,22 @@ class System(Protocol):
         """Return the ways of a scenario; empty if the system is not compared there."""
 
     def close(self) -> None:
-        """Let the server go."""
+        """Close the connections."""
 
 
 def text_body() -> str:
-    """A body of BODY_BYTES ASCII letters and digits, the same in every run."""
+    """Return BODY_BYTES ASCII letters and digits, which do not change between runs."""
     return "".join(random.Random(1).choices(_LETTERS, k=BODY_BYTES))
 
 
-def batches(messages: int, most: int = BATCH_MESSAGES) -> Iterator[int]:
-    """The sizes of the batches that make up `messages`."""
-    for begin in range(0, messages, most):
-        yield min(most, messages - begin)
+def batches(messages: int, size: int = BATCH_MESSAGES) -> Iterator[int]:
+    """Divide a number of messages into batches. Yields the sizes."""
+    for first in range(0, messages, size):
+        yield min(size, messages - first)
 
 
 def free_port() -> int:
-    """A port that an endpoint may have and nobody listens on now."""
+    """Return a free port for an endpoint."""
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

@@ -1,4 +1,4 @@
-"""The results of benchmarks: plain values, and their form in JSON, Markdown and SVG."""
+"""The results of benchmarks, as values, JSON, Markdown and SVG."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Line:
     """One system in one scenario.
 
     Attributes:
-        scenario: its name, as in the command.
-        system, version, label, settings: what was measured.
-        figures: the medians; None when it was not measured.
-        reason: why it was not measured.
-        ratio: our messages per second over this line's; None on our own line.
-        goal: the ratio that is wanted; None where there is none.
-        is_cost: the ratio is of the server's processor time for a message, and the goal is the most that it may be.
+        scenario: the name of the scenario.
+        system, version, label, settings: the measured system, and how it was called.
+        figures: the medians; None if it was not measured.
+        reason: the reason why it was not measured.
+        ratio: messages per second of servicebroker divided by those of this line; None for servicebroker.
+        goal: the goal of the ratio; None without one.
+        is_cost: the ratio compares the server's processor time for a message, and the goal is a maximum.
     """
 
     scenario: str
@@ -41,7 +41,7 @@ class Line:
 
     @property
     def reached(self) -> bool | None:
-        """Return whether the goal is met; None without a goal or a ratio."""
+        """True if the goal is reached; None without a goal or a ratio."""
         if self.goal is None or self.ratio is None:
             return None
         return self.ratio <= self.goal if self.is_cost else self.ratio >= self.goal
@@ -49,16 +49,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which the figures hold.
+    """The conditions of a run.
 
     Attributes:
-        command: makes the report again.
-        date: of the run, ISO 8601.
+        command: the command line that repeats the run.
+        date: the date of the run, ISO 8601.
         python, postgresql: versions.
-        cpus: how many the process may use.
-        rounds: how often each line was measured.
-        scale: of the numbers of messages; 1 is the standard.
-        messages: in each round, by scenario.
+        cpus: the number of processors that the process may use.
+        rounds: the number of measurements of each line.
+        scale: the factor of the numbers of messages.
+        messages: the number of messages in each round, by scenario.
     """
 
     command: str
@@ -73,7 +73,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Report:
-    """All lines of a run, ours first in each scenario."""
+    """All lines of a run. In each scenario servicebroker comes first."""
 
     conditions: Conditions
     lines: tuple[Line, ...]
@@ -84,14 +84,14 @@ class Report:
         return [line for line in self.lines if line.reached is False]
 
     def as_json(self) -> dict[str, Any]:
-        """One JSON object: the conditions and a list of lines, each with `reached`."""
+        """Return a JSON object: the conditions, and a list of lines with `reached`."""
         return {
             "conditions": asdict(self.conditions),
             "lines": [asdict(line) | {"reached": line.reached} for line in self.lines],
         }
 
     def markdown(self, chart: str | None = None) -> str:
-        """A page with a table for each scenario; `chart` is the picture's path, seen from the page."""
+        """Return a page with a table for each scenario. `chart`: the path of the chart, relative to the page."""
         parts = [_INTRODUCTION, _conditions(self.conditions)]
         if chart:
             parts.append(f"![Messages per second, by scenario]({chart})")
@@ -105,7 +105,7 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def svg(self) -> str:
-        """A bar chart: messages per second, each scenario on a scale of its own."""
+        """Return a bar chart of messages per second. Each scenario has its own scale."""
         return _chart(_by_scenario([line for line in self.lines if not line.is_cost]))
 
     def write(self, page: Path) -> None:
@@ -193,7 +193,7 @@ def _microseconds(spent: float) -> str:
 
 
 def goal_text(line: Line) -> str:
-    """The goal and whether it is reached; "" where there is none."""
+    """Return the goal, and whether it was reached; "" without a goal."""
     if line.goal is None:
         return ""
     verdict = {None: "", True: ", reached", False: ", **not reached**"}[line.reached]

@@ -1,4 +1,4 @@
-"""Runs scenarios on one fresh server: every way of a scenario in turn, round after round."""
+"""Run a scenario: each way to do it in turn, round after round, on one server."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ NEEDS_FILE = "give --pgmq-sql FILE"
 NEEDS_EXTRA = "pip install 'servicebroker[bench]'"
 
 Progress = Callable[[str], None]
-_MAX_TURNS = 10  # of a round in which costs are compared, at most
+_MAX_TURNS = 10  # parts of a round in which costs are compared
 
 
 @dataclass(frozen=True)
 class Field:
-    """The participants: the open systems, and the reasons of those that are missing."""
+    """The measured systems, and by name the reasons why others are missing."""
 
     systems: list[System]
     missing: dict[str, str]
 
 
 def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> Field:
-    """Open every system that can be had on the instance's server.
+    """Open every installed system on the instance's server.
 
     Raises:
         InstanceError: the SQL file is not one of pgmq.
@@ -80,11 +80,11 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
 def compare(
     name: str, scenario: Scenario, field: Field, meter: Meter, *, messages: int, rounds: int, progress: Progress
 ) -> list[Line]:
-    """Measure all ways of a scenario, and say how ours compares."""
-    what = name.removeprefix(f"{CPU}-")
-    entrants = [(system, way) for system in _in_order(scenario, field) for way in system.ways(what)]
+    """Measure all ways of a scenario, and return the lines with ratios."""
+    base_name = name.removeprefix(f"{CPU}-")
+    entrants = [(system, way) for system in _in_order(scenario, field) for way in system.ways(base_name)]
     samples: dict[Way, list[Sample]] = defaultdict(list)
-    if scenario.is_of_cost:  # by short turns, so that what else the machine does is the same for all
+    if scenario.is_of_cost:  # in short turns, so that other load of the machine affects all systems alike
         turns = max(1, min(_MAX_TURNS, messages // 100))
         messages, rounds = messages // turns, rounds * turns
     for number in range(rounds):
@@ -101,7 +101,7 @@ def compare(
 
 
 def with_ratios(lines: Sequence[Line], scenario: Scenario) -> list[Line]:
-    """The lines of a scenario, each with our ratio to it and its system's goal."""
+    """Add to each line of a scenario the ratio to servicebroker, and the goal of its system."""
     ours = next(line.figures for line in lines if line.system == OURS)
     return [
         replace(
@@ -114,21 +114,21 @@ def with_ratios(lines: Sequence[Line], scenario: Scenario) -> list[Line]:
     ]
 
 
-def _ratio(ours: Figures | None, theirs: Figures | None, scenario: Scenario) -> float | None:
-    if ours is None or theirs is None:
+def _ratio(ours: Figures | None, other: Figures | None, scenario: Scenario) -> float | None:
+    if ours is None or other is None:
         return None
     if scenario.is_of_cost:
-        return ours.server / theirs.server if theirs.server else None
-    return ours.per_second / theirs.per_second
+        return ours.server / other.server if other.server else None
+    return ours.per_second / other.per_second
 
 
 def _in_order(scenario: Scenario, field: Field) -> Iterator[System]:
-    """Ours, then the peers in the order of the goals, then the bound."""
+    """Yield servicebroker, then its competitors in the order of the goals, then bare PostgreSQL."""
     for name in dict.fromkeys([OURS, *scenario.goals, BARE]):
         yield from (system for system in field.systems if system.name == name)
 
 
 def _rotated(entrants: list[tuple[System, Way]], number: int) -> list[tuple[System, Way]]:
-    """Another one begins in each round, so that nobody always runs behind the same neighbour."""
+    """Rotate the entrants by the round, so that a system does not always follow the same one."""
     first = number % len(entrants)
     return entrants[first:] + entrants[:first]

@@ -1,4 +1,4 @@
-"""The scenarios: what is compared, on how many messages, and which ratios are wanted."""
+"""The scenarios: what is compared, on how many messages, and the goals."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PIPELINE = "pipeline"
-STORAGE = "storage"  # stands for all scenarios whose names begin so
-REMOTE = "remote"  # likewise
+# the first words of scenario names, which select all scenarios with this prefix
+STORAGE = "storage"
+REMOTE = "remote"
 REMOTE_SCALE = "remote-scale"
 REMOTE_OPEN, ANSWERED = "remote-open", "answered"
-TSQL = "tsql"  # likewise
-FENCE = "fence"  # likewise
-CPU = "cpu"  # likewise: what the scenarios of the rest of their names cost processors
-SCALE = "scale"  # likewise: with more and more processes at a time
-DIALOG = "dialog"  # likewise
-REQUEST = "request"  # likewise
+TSQL = "tsql"
+FENCE = "fence"  # functions of restricted roles
+CPU = "cpu"  # processor time of the scenario that follows in the name
+SCALE = "scale"  # with 1, 2, 4, ... concurrent processes
+DIALOG = "dialog"
+REQUEST = "request"
 GROUPS = {STORAGE, REMOTE, TSQL, FENCE, CPU, SCALE, DIALOG, REQUEST}
-AT_A_TIME = 64  # requests over one queue
-JOBS_TOGETHER = 50  # conversations in a transaction of the lines with groups
-BASELINE = "baseline"  # ours in easier conditions
-LOCAL = "local"  # ours, where nothing has to travel
+AT_A_TIME = 64  # concurrent requests over one queue
+JOBS_TOGETHER = 50  # conversations in a transaction of the scenarios with groups
+BASELINE = "baseline"  # servicebroker under easier conditions
+LOCAL = "local"  # servicebroker within one instance
 RABBITMQ = "rabbitmq"
-BARE = "postgresql"  # a bare commit, for each message; a bound and no goal
-PIPELINE_ROUNDS = 3  # at most: one takes a minute
+BARE = "postgresql"  # an INSERT and COMMIT for each message: the upper bound
+PIPELINE_ROUNDS = 3  # maximum, because a round takes a minute
 
-_COSTS = {  # the most that the server's processor time for a message may be, against a peer's
+_COSTS = {  # the goals for the server's processor time for a message, relative to that of a competitor
     "send-one": {"pgmq": 1.0},
     "send-batch": {"pgmq": 0.6},
     "send-loop": {"pgmq": 0.4},
@@ -39,7 +40,9 @@ _COSTS = {  # the most that the server's processor time for a message may be, ag
     "dialog-answer": {BARE: 4.0},
     "dialog-end": {BARE: 3.0},
 }
-_PROCESSES = [2**power for power in range((os.cpu_count() or 1).bit_length())]  # to measure with, up to the processors
+_PROCESSES = [
+    2**power for power in range((os.cpu_count() or 1).bit_length())
+]  # numbers of processes, up to the number of processors
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,10 @@ class Scenario:
     """One comparison.
 
     Attributes:
-        title: what it is, for a reader.
-        messages: how many in one round, at scale 1.
-        goals: for each peer, how many times as fast as it we want to be.
-        is_of_cost: not speed is compared but the server's processor time for a message; a goal is the most.
+        title: the heading in the report.
+        messages: the number of messages in a round, at scale 1.
+        goals: by competitor, the minimum of our rate divided by its rate.
+        is_of_cost: compare the server's processor time for a message instead; then a goal is a maximum.
     """
 
     title: str
@@ -173,7 +176,7 @@ SCENARIOS |= {
     }.items()
     for many in _PROCESSES
 }
-BOUNDS = {  # the limits that keep a scenario from its goal, below a table that misses it; Markdown, seen from docs
+BOUNDS = {  # the bottleneck of a scenario that misses its goal, shown below its table: Markdown for a page in docs
     "send-one": "the commit. A bare one is little more than twice as fast as procrastinate's call.",
     "worker": "RECEIVE and COMMIT travel together, and cost the server more than twice a bare insert and its commit. A "
     "tenth of the time of procrastinate's worker is less than a bare commit takes.",

@@ -1,4 +1,4 @@
-"""A process beside this one: who sends does not share the interpreter lock of who reads, as among their users."""
+"""A process for senders or readers, so that these do not share one interpreter lock."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ Job: TypeAlias = Callable[..., AbstractContextManager[Callable[..., Any]]]
 
 
 def senders(batch: int) -> int:
-    """Return the number of senders for a batch size: Microsoft's published figure is of three."""
+    """Return the number of senders for a batch size."""
     return 16 if batch == 1 else 4
 
 
 class SenderProcess:
-    """Does what `job` gives to do: it is entered once, with `arguments`, in the process, and called for each order.
+    """Runs a job in another process.
 
-    Nobody waits for its start: the first order does, which should be one that is not measured.
+    `job` is a context manager that is entered once in the process, with `arguments`. Its value is a function that is
+    called for each order. The constructor does not wait for the process: the first order does, so do not measure it.
     """
 
     def __init__(self, job: Job, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, there = context.Pipe()
-        self._process = context.Process(target=_work, args=(there, job, arguments), daemon=True)
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=_work, args=(child_end, job, arguments), daemon=True)
         self._process.start()
-        there.close()
+        child_end.close()
         self.answer: Any = None  # the last result of the job
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         return self._process.pid or 0
 
     def during(self, work: Callable[[], T], *order: Any) -> T:
-        """Return the result of `work`, while the job is called with that order, and after it.
+        """Run `work` in this process while the job runs with an order. Returns the result of `work`, after both ended.
 
         Raises:
-            InstanceError: the job has failed; what it has raised, where that is one.
+            InstanceError: the job has failed.
         """
         self._pipe.send(order)
         try:
             done = work()
         except InstanceError:
-            if self._pipe.poll():  # the reader waits in vain for messages that the job did not send
+            if self._pipe.poll():  # the cause may be the job, whose error is more useful
                 self._wait()
             raise
         self._wait()
         return done
 
     def close(self) -> None:
-        """End the process when it has done what it was told."""
+        """End the process after its last order."""
         self._pipe.close()
         self._process.join()
 
@@ -70,14 +71,14 @@ class SenderProcess:
 
 
 def all_during(work: Callable[[], T], orders: Iterable[tuple[SenderProcess, tuple[Any, ...]]]) -> T:
-    """Return the result of `work`, while each of them is called with its order."""
-    for aside, order in orders:
-        work = partial(aside.during, work, *order)
+    """Run `work` in this process while each of the others runs its order. Returns the result of `work`."""
+    for process, order in orders:
+        work = partial(process.during, work, *order)
     return work()
 
 
 def shares(messages: int, many: int) -> list[int]:
-    """Divide messages among `many` senders."""
+    """Divide a number of messages among `many` senders."""
     return [len(range(number, messages, many)) for number in range(many)]
 
 
@@ -86,7 +87,7 @@ def _work(pipe: Connection[Any, Any], job: Job, arguments: tuple[Any, ...]) -> N
         while True:
             try:
                 order = pipe.recv()
-            except (EOFError, ConnectionResetError):  # closed, with an answer unread or without
+            except (EOFError, ConnectionResetError):  # the other end was closed
                 return
             try:
                 pipe.send(do(*order))

@@ -1,4 +1,4 @@
-"""servicebroker itself, through its public API."""
+"""servicebroker as a measured system, through its public API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INITIATOR, TARGET, CONTRACT = "//bench/Initiator", "//bench/Target", "//bench/Co
 
 
 class ServiceBroker:
-    """Two services of one database; messages go from one to the other on conversations that are kept."""
+    """Two services of one database. Messages go from one to the other on conversations that stay open."""
 
     name = "servicebroker"
 
@@ -30,11 +30,11 @@ class ServiceBroker:
         self._body = text_body().encode()
         self._handle = UUID(int=0)
         with instance.connection() as connection:
-            found = run(connection, find_queue(instance.catalog, self.database.database_id, QUEUE))
-        self.queue_id = found.queue_id
+            queue = run(connection, find_queue(instance.catalog, self.database.database_id, QUEUE))
+        self.queue_id = queue.queue_id
 
     def ways(self, scenario: str) -> list[Way]:
-        """One for each scenario on the server."""
+        """Return the way to do a scenario."""
         return {
             "send-one": [Way("send", "", self.begin, self._send_one)],
             "send-batch": [Way("send_batch", f"{BATCH_MESSAGES:,} a batch", self.begin, self._send_batch)],
@@ -54,10 +54,10 @@ class ServiceBroker:
         }.get(scenario, [])
 
     def close(self) -> None:
-        """Close nothing: the instance belongs to who opened it."""
+        """Do nothing, because the caller closes the instance."""
 
     def begin(self, messages: int) -> None:
-        """An empty queue and an open conversation."""
+        """Empty the queue, and begin a conversation."""
         with self.database.instance.connection() as connection:
             connection.execute(f"truncate servicebroker.queue_{self.queue_id}")
         self._handle = self.database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
@@ -73,7 +73,7 @@ class ServiceBroker:
         self._send_batch(messages)
 
     def fill_groups(self, messages: int) -> None:
-        """Put messages over GROUP_COUNT conversations into the queue, since a group has one reader at a time."""
+        """Put messages of GROUP_COUNT conversations into the queue, because a group has one reader at a time."""
         self.begin(messages)
         for number in range(GROUP_COUNT):
             handle = self.database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
@@ -115,7 +115,7 @@ class ServiceBroker:
         return done
 
     def _work(self, messages: int) -> int:
-        done: list[None] = []  # as the peer's task does: note that it ran
+        done: list[None] = []  # an element for each call, as the tasks of the competitors do
         self.database.process(QUEUE, lambda transaction, received: done.append(None))
         return len(done)
 
@@ -125,7 +125,7 @@ class ServiceBroker:
 
 
 def set_up(instance: Instance) -> Database:
-    """The database of the benchmarks, with its services."""
+    """Create the database of the benchmarks, with its services."""
     database = instance.database(DATABASE, create=True)
     database.create_message_type(TYPE)
     database.create_contract(CONTRACT, {TYPE: "INITIATOR"})
