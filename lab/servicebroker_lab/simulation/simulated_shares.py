@@ -1,8 +1,9 @@
-"""A daemon that divides its conversations among shares: the decisions of `broker/sharing`, in simulated time.
+"""A daemon that divides its conversations among shares (partitions), in simulated time.
 
-`broker/shares.py`, `broker/processes.py` and `broker/share_process.py` carry them out with threads, pipes and
-processes. Here events take their place: between two operations of one share's round there may be a round of another
-one, or its process, or the daemon, is gone. What passes between a process and the daemon is pickled, as in a pipe.
+The decisions are those of `broker/sharing`. In the product `broker/shares.py`, `broker/processes.py` and
+`broker/share_process.py` carry them out with threads, pipes and processes. Here events do: between two operations of a
+share's round (transaction), another share may run a round, or the process of the share or the daemon may be killed.
+Messages between a process and the daemon are pickled, as in a pipe.
 """
 
 from __future__ import annotations
@@ -45,25 +46,25 @@ from servicebroker_lab.simulation.simulated_instance import (
 from servicebroker_lab.simulation.simulated_sockets import FaultyInboxes, Happening, ShippedNetwork
 from servicebroker_lab.simulation.simulated_time import Loop
 
-MOST_SHARES = 3
-LOOK_INTERVAL_S = 1.0  # seconds
-POLL_INTERVAL_S = 30.0  # seconds: a daemon's is one second, and rounds in calm time would be most of a run
-OPENING_TIME_S = 2.0  # seconds that connections and processes take at most
-ROUND_TIME_S = 0.01  # seconds that a round takes at most, as far as turns are concerned
-CLOSING_TIME_S = 0.1  # seconds that a daemon takes to stop
-HEAVY_LOAD = 0.9  # part of the time that each share is in rounds, while there is load
-INTERLEAVING_PROBABILITY = 0.1  # probability of a round between two operations of another one
-IDLE_DEATHS = 5.0  # a process is so many times as likely to be killed in an idle second as between two operations
+MAX_SHARES = 3
+CHECK_INTERVAL_S = 1.0  # between two checks of lease, role and load
+POLL_INTERVAL_S = 30.0  # one second in the product, but idle rounds would be most of a run
+OPENING_TIME_S = 2.0  # maximum time to open connections and to start processes
+ROUND_TIME_S = 0.01  # maximum time of a round, for the measurement of load
+CLOSING_TIME_S = 0.1  # until a daemon has stopped
+HEAVY_LOAD = 0.9  # fraction of the time that each share spends in rounds, under load
+INTERLEAVING_PROBABILITY = 0.1  # of a round between two operations of another round
+IDLE_KILL_FACTOR = 5.0  # kills of a process per idle second, relative to those between two operations
 
 T = TypeVar("T")
 
 
 class ShareKilled(Exception):
-    """The process of a share is gone, between two steps of its round."""
+    """The process of a share was killed between two operations of its round."""
 
 
 class ProcessStore(FaultyStore):
-    """The store of a share in a process of its own, which may be killed alone."""
+    """The store of a share in a process of its own, which may be killed without the daemon."""
 
     def _seam(self, name: str) -> None:
         if self._instance.world.loop.happens(self._instance.world.network.faults.share_killed):
@@ -73,13 +74,13 @@ class ProcessStore(FaultyStore):
 
 
 def piped(message: T) -> T:
-    """Return the message as it comes out of a pipe."""
+    """Return a copy of a message, as a pipe makes it."""
     copy: T = pickle.loads(pickle.dumps(message))
     return copy
 
 
 class Child(Calls):
-    """The calls of a process, whose questions its daemon answers at once."""
+    """The calls of a process to its daemon, which answers immediately."""
 
     def __init__(self, answer: Callable[[Question], object]) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class SimulatedProcess(RemoteRelay):
         self.take(piped(self._worker.ready()))
 
     def round(self, arrivals: list[Arrival]) -> int:
-        """Run a round, unless the process is dead before it, within it, or before it can tell of it."""
+        """Run a round. The process may be killed before it, in it, or before it can report the result."""
         if self.is_dead:
             raise ProcessExited
         try:
@@ -135,7 +136,7 @@ class SimulatedProcess(RemoteRelay):
             self.is_dead = True
             raise InstanceError(str(problem)) from problem
         if self._daemon.loop.happens(self._daemon.instance.world.network.faults.share_killed):
-            self._daemon.instance.trace("a process is killed before it tells of its round")
+            self._daemon.instance.trace("a process is killed before it reports its round")
             self.is_dead = True
             raise ProcessExited
         return self.take(piped(done))
@@ -152,30 +153,33 @@ class SimulatedProcess(RemoteRelay):
 
 
 class Rest:
-    """The wait of a share between two rounds, which its bell may end. `then` is told whether it has."""
+    """The wait of a share between two rounds, which an event in its inbox may end.
 
-    def __init__(self, loop: Loop, inbox: Inbox, then: Callable[[bool], None]) -> None:
+    `on_end` is called at the end, with True if an event has ended the wait.
+    """
+
+    def __init__(self, loop: Loop, inbox: Inbox, on_end: Callable[[bool], None]) -> None:
         self._loop = loop
         self._inbox = inbox
-        self._then = then
+        self._on_end = on_end
         self._wait: object = None
-        self._hears = False
+        self._is_interruptible = False
 
     def begin(self, wait: Wait) -> None:
-        """Wait anew."""
+        """Begin a new wait."""
         self._wait = wait_now = object()
-        self._hears = wait.is_interruptible
+        self._is_interruptible = wait.is_interruptible
         self._loop.after(max(wait.seconds, ROUND_DELAY_S), lambda: self._end(wait_now, was_woken=False))
-        self.hear()
+        self.check_event()
 
-    def hear(self) -> None:
-        """The bell may have rung."""
-        if self._wait is not None and self._hears and self._inbox.wake_event.is_set():
-            wait_now, self._hears = self._wait, False
+    def check_event(self) -> None:
+        """End the wait if the event of the inbox is set."""
+        if self._wait is not None and self._is_interruptible and self._inbox.wake_event.is_set():
+            wait_now, self._is_interruptible = self._wait, False
             self._loop.after(ROUND_DELAY_S, lambda: self._end(wait_now, was_woken=True))
 
     def cancel(self) -> None:
-        """Wait no longer, for nothing."""
+        """Cancel the wait."""
         self._wait = None
 
     def _end(self, wait: object, *, was_woken: bool) -> None:
@@ -183,11 +187,11 @@ class Rest:
             self._wait = None
             if was_woken:
                 self._inbox.wake_event.clear()
-            self._then(was_woken)
+            self._on_end(was_woken)
 
 
 class ShareTask:
-    """One share beside the daemon's own: what a thread does for it."""
+    """The task of a share other than the daemon's own. In the product it is a thread."""
 
     def __init__(self, daemon: DividedDaemon, number: int, opened: Opened | SimulatedProcess) -> None:
         self._daemon = daemon
@@ -199,17 +203,17 @@ class ShareTask:
         self._pace = SharePace(POLL_INTERVAL_S)
         self._began = daemon.loop.now
         self._opens_until = 0.0
-        self._is_over = False
+        self._is_stopped = False
         self._is_starting = False
         self._problem: Exception | None = None
 
     def begin(self) -> None:
-        """Begin its life."""
+        """Start the share."""
         self._carry_out(FIRST_ACTIONS)
 
     def end(self) -> None:
-        """Tell it to end, and wait for that."""
-        self._is_over = True
+        """Stop the share, and wait for its end."""
+        self._is_stopped = True
         self.rest.cancel()
         if self._is_starting:
             self._started()
@@ -217,12 +221,12 @@ class ShareTask:
             self._happens(Event.STOP_REQUESTED)
 
     def abandon(self) -> None:
-        """The daemon is gone."""
-        self._is_over, self._is_starting = True, False
+        """Stop without any further action, because the daemon was killed."""
+        self._is_stopped, self._is_starting = True, False
         self.rest.cancel()
 
     def round(self) -> None:
-        """One round, and the wait for the next one."""
+        """Run a round, and begin the wait for the next one."""
         self.rest.cancel()
         try:
             self._daemon.run(self.share)
@@ -240,7 +244,7 @@ class ShareTask:
     def _rested(self, was_woken: bool) -> None:
         if was_woken:
             self._pace.on_wake()
-        self._daemon.guarded(self.round)
+        self._daemon.run_killable(self.round)
 
     def _happens(self, event: Event) -> None:
         self._carry_out(self.life.on_event(event))
@@ -262,7 +266,7 @@ class ShareTask:
                 else:
                     self._started()
             case ShareAction.RUN_ROUNDS:
-                if self._is_over:
+                if self._is_stopped:
                     return Event.STOP_REQUESTED
                 assert self.opened is not None
                 self.share.use_connection(self.opened)
@@ -272,7 +276,7 @@ class ShareTask:
                 if opened is not None:
                     opened.close()
             case ShareAction.COUNT_KILLED:
-                daemon.instance.trace("another process takes the place of that of share", self._number)
+                daemon.instance.trace("another process replaces that of share", self._number)
             case ShareAction.PAUSE:
                 loop.after(max(0.0, self._began + RESTART_INTERVAL_S - loop.now), self._paused)
             case ShareAction.REPLACE:
@@ -299,21 +303,21 @@ class ShareTask:
         self._is_starting = False
         if self.opened is not None and self.opened.is_dead:
             self._problem = ProcessExited()
-            self._happens(Event.EXITED_AT_END if self._is_over else Event.EXITED)
+            self._happens(Event.EXITED_AT_END if self._is_stopped else Event.EXITED)
         else:
             self._happens(Event.READY)
 
     def _paused(self) -> None:
-        if not self._is_over and self.life.stage is Stage.PAUSING:
+        if not self._is_stopped and self.life.stage is Stage.PAUSING:
             self._began = self._daemon.loop.now
             self._happens(Event.PAUSED)
 
 
 class DividedDaemon(Daemon):
-    """The daemon, whose number of shares follows load, or is what the run wants."""
+    """A daemon whose number of shares follows the load, or is set by the run."""
 
     def make_links(self, me: LocalIdentity) -> Links | ShippedNetwork:
-        """The connections as they ship, where nothing is proved."""
+        """Return the product's connections, or simulated ones if peers authenticate by certificates."""
         self._taker = 0
         self.inboxes = FaultyInboxes(lambda: self.loop.now, lambda: self._taker, self.tell, self.bring)
         if self.instance.world.proves:
@@ -327,7 +331,7 @@ class DividedDaemon(Daemon):
         return shipped
 
     def begin(self) -> None:
-        """Make the first share, and serve."""
+        """Create the first share, and serve."""
         self._in_processes = self.instance.world.in_processes
         self._challenges = Challenges()
         self._apart = Random(self.chance.getrandbits(64))
@@ -339,35 +343,35 @@ class DividedDaemon(Daemon):
         self._rest = Rest(self.loop, self.inboxes.shares[0], self._rested)
         self._running: list[Share] = []  # a round within the round of another one
         self._rounds_in_vain: Counter[int] = Counter()
-        self._ready: list[Opened | SimulatedProcess] | None = None  # opened, and not divided among yet
+        self._ready: list[Opened | SimulatedProcess] | None = None  # new shares, before the division
         self._problem: Exception | None = None
-        self._connections = 0  # the number of its beginnings
+        self._connections = 0  # counts the starts of `_serve`, to recognize stale events
         self._is_heavy = False
         self._pace = DaemonPace(POLL_INTERVAL_S)
         self._serve()
 
     @property
     def all(self) -> list[Share]:
-        """The shares."""
+        """All shares."""
         return self.shares.all
 
     @property
     def wake_ats(self) -> list[float]:
-        """When each of its relays has something to do."""
+        """The time of the next timer of each relay."""
         return [share.relay.wake_at for share in self.all]
 
     @property
     def is_polling(self) -> bool:
-        """Return whether nobody notifies of a SEND."""
+        """True while the daemon polls, so that a SEND sends no notification."""
         return self._pace.mode is Mode.POLL
 
     def want(self, count: int | None) -> None:
-        """Have so many shares, or as many as load asks for; and load may change."""
+        """Set the number of shares; None lets it follow the load. The load may change, too."""
         self._growth.fixed = count
         self._is_heavy = self._apart.random() < 0.6
 
     def stop_endpoint(self) -> None:
-        """Stop the endpoint or disable it, and start it again."""
+        """Stop or disable the endpoint, and start it again later."""
         links, random = self.links, self.loop.random
         if isinstance(links, ShippedNetwork):
             self.instance.trace("its endpoint is stopped")
@@ -376,7 +380,7 @@ class DividedDaemon(Daemon):
             self.loop.after(10 * random.random(), lambda: self._start_endpoint(links))
 
     def retire(self) -> None:
-        """Stop as the daemon does: shares end their rounds, and peers are told."""
+        """Stop as the product does: end the rounds of the shares, and notify peers."""
         self.instance.trace("is told to stop")
         self._stop()
         self._rest.cancel()
@@ -393,16 +397,16 @@ class DividedDaemon(Daemon):
             links.apply(self.instance.policy())
 
     def _new_load(self) -> Load:
-        return Load(MOST_SHARES, self.loop.now, 0.0, in_processes=self._in_processes)
+        return Load(MAX_SHARES, self.loop.now, 0.0, in_processes=self._in_processes)
 
     def _make(self) -> Relay:
         chance = Random(self.chance.getrandbits(64))
         return self.make_relay(self.links, self.instance.clock, chance, self.here, self.links.peers)
 
-    # ---------------------------------------------------------------- beginning and ending
+    # ---------------------------------------------------------------- start and end
 
     def _serve(self) -> None:
-        """The database is there: begin with one share."""
+        """Begin to serve with one share, after connecting to the database."""
         if self.is_over:
             return
         self._connections += 1
@@ -410,25 +414,25 @@ class DividedDaemon(Daemon):
         self._growth.begin(self._new_load())
         self.all[0].store = self._store
         self._challenges.refute()
-        self._stand(self.instance.role_report())
+        self._announce_role(self.instance.role_report())
         self._divide([])
         self._pace = DaemonPace(POLL_INTERVAL_S)
         self._rest.begin(Wait(0.0, is_interruptible=False))
-        self._look_again(self._connections)
+        self._check(self._connections)
 
     def _divide(self, opened: list[Opened | SimulatedProcess]) -> None:
         self._stop()
         if self._problem is not None:
-            for one in opened:
-                one.close()
+            for new in opened:
+                new.close()
             raise self._problem
         self.shares.divide(self._store, opened)
-        self._tasks = [ShareTask(self, number, one) for number, one in enumerate(opened, 1)]
+        self._tasks = [ShareTask(self, number, new) for number, new in enumerate(opened, 1)]
         for task in self._tasks:
             task.begin()
 
-    def _stand(self, role_report: RoleReport) -> None:
-        """Tell peers what the server is."""
+    def _announce_role(self, role_report: RoleReport) -> None:
+        """Report the role of the server to peers."""
         if isinstance(self.links, ShippedNetwork):
             self.links.announce_role(role_report)
 
@@ -438,8 +442,9 @@ class DividedDaemon(Daemon):
         self._tasks = []
 
     def _begin_anew(self, problem: Exception) -> None:
+        """Start again after a failure, with a new connection to the database."""
         self.instance.trace("begins anew:", problem)
-        self._stand(IN_DOUBT)
+        self._announce_role(IN_DOUBT)
         self._stop()
         self._rest.cancel()
         self._connections += 1
@@ -449,7 +454,7 @@ class DividedDaemon(Daemon):
         self.loop.after(RECONNECT_DELAY_S, self._serve)
 
     def kill(self) -> None:
-        """All that is in memory goes, and its processes with it."""
+        """Drop everything in memory, with the processes of shares."""
         self.is_over = True
         self._rest.cancel()
         for task in self._tasks:
@@ -457,44 +462,45 @@ class DividedDaemon(Daemon):
         self.links.crash()
 
     def fail(self, problem: Exception) -> None:
-        """A share has failed: the daemon learns of it in its next round."""
+        """Record the failure of a share, for the daemon's next round."""
         self._problem = problem
         self.inboxes.wake()
-        self._hear()
+        self._check_events()
 
-    # ---------------------------------------------------------------- what comes
+    # ---------------------------------------------------------------- events
 
     def poke(self) -> None:
-        """A link takes more."""
+        """Wake the shares, because a connection can send again."""
         self.inboxes.wake()
-        self._hear()
+        self._check_events()
 
     def notify(self) -> None:
-        """A SEND is committed: it notifies only while the daemon listens."""
+        """Handle a committed SEND, which sends a notification only while the daemon listens."""
         if not self.is_polling:
             self.poke()
 
     def tell(self, happening: Happening) -> None:
-        """Something has happened to a link."""
+        """Record an event of a connection."""
         self.instance.trace(*happening)
         self.inboxes.enter(happening)
-        self._hear()
+        self._check_events()
 
     def take(self, link: Link, body: bytes, *, is_forwarded: bool) -> None:
-        """A message is there, for the next round of its share."""
+        """Put a message into the inbox of its share, for the next round."""
         if not self.is_over:
             self.inboxes.enter(Arrival(link, body, is_forwarded))
-            self._hear()
+            self._check_events()
 
-    def _hear(self) -> None:
-        self._rest.hear()
+    def _check_events(self) -> None:
+        """End the waits of the shares whose event is set."""
+        self._rest.check_event()
         for task in self._tasks:
-            task.rest.hear()
+            task.rest.check_event()
 
     # ---------------------------------------------------------------- rounds
 
-    def guarded(self, action: Callable[[], None]) -> None:
-        """Do something from which the daemon may not come back."""
+    def run_killable(self, action: Callable[[], None]) -> None:
+        """Run an action in which the daemon may be killed."""
         if self.is_over:
             return
         try:
@@ -503,10 +509,10 @@ class DividedDaemon(Daemon):
             self.instance.crash(self)
 
     def run(self, share: Share) -> None:
-        """One round of a share.
+        """Run a round of a share.
 
         Raises:
-            ProcessExited, psycopg.Error, InstanceError: it has failed.
+            ProcessExited, psycopg.Error, InstanceError: the round has failed.
         """
         number, taker = self.all.index(share), self._taker
         self._taker = number + 1
@@ -518,19 +524,19 @@ class DividedDaemon(Daemon):
             self._running.pop()
             self._taker = taker
         self.instance.remember(self.links.peers)
-        # Until it learns that it has lost the lease, another daemon may remove what it is to read.
+        # not after the loss of the lease: another daemon may have removed the rows that this one wants to read
         is_hasty = self.has_lease and is_in_vain and share.relay.wake_at <= self.loop.now
         self._rounds_in_vain[number] = check_idle_rounds(
             self.instance, self._rounds_in_vain[number] + 1 if is_hasty else 0
         )
 
     def _watch(self) -> float:
-        """A stopwatch for rounds, which take no time of the run."""
+        """Return a simulated stopwatch for rounds, which take no time of the run."""
         self._passed += ROUND_TIME_S * self._apart.random()
         return self._passed
 
     def _round(self) -> None:
-        """One round of the first share, and the wait for the next one."""
+        """Run a round of the first share, and begin the wait for the next one."""
         self._rest.cancel()
         try:
             if self._problem is not None:
@@ -538,7 +544,7 @@ class DividedDaemon(Daemon):
             self.run(self.all[0])
         except (psycopg.Error, InstanceError) as problem:
             self._problem = problem
-            if self._running:  # waits for the rounds of others
+            if self._running:  # another share is in a round, which has to end first
                 self._rest.begin(Wait(0.0, is_interruptible=False))
             else:
                 self._begin_anew(problem)
@@ -554,11 +560,11 @@ class DividedDaemon(Daemon):
                 self.inboxes.shares[0].wake_event.clear()
             for share in self.all[1:]:
                 share.inbox.wake_event.set()
-            self._hear()
-        self.guarded(self._round)
+            self._check_events()
+        self.run_killable(self._round)
 
     def interleave(self) -> None:
-        """Perhaps run a round of another share, in the midst of one."""
+        """Run a round of another share, perhaps, between two operations of a round."""
         if len(self.all) < 2 or not self.loop.happens(INTERLEAVING_PROBABILITY):
             return
         turns: list[tuple[Share, Callable[[], None]]] = [(self.all[0], self._round)]
@@ -571,24 +577,24 @@ class DividedDaemon(Daemon):
         return len(share.inbox) > 0 or share.inbox.wake_event.is_set() or share.wake_at <= self.loop.now + ROUND_DELAY_S
 
     def seam(self, store: FaultyStore, name: str) -> None:
-        """The lease is that of the first share's session: the others learn later that it is another one's."""
+        """Kill the daemon by a fault, or if the session of the first share has lost the lease."""
         is_lost = not self.has_lease and store.division.number == 0
         if is_lost or self.loop.happens(self.instance.world.network.faults.killed):
             self.instance.trace("is killed at", name)
             raise Killed
 
-    # ---------------------------------------------------------------- how many
+    # ---------------------------------------------------------------- number of shares
 
-    def _look_again(self, connection: int) -> None:
-        """Look each second, as long as this connection lasts."""
+    def _check(self, connection: int) -> None:
+        """Check lease, role and load once a second, until `_serve` starts again."""
         if self.is_over or connection != self._connections:
             return
-        self.loop.after(LOOK_INTERVAL_S, lambda: self._look_again(connection))
+        self.loop.after(CHECK_INTERVAL_S, lambda: self._check(connection))
         if not self.has_lease:
             self.instance.trace("has lost its lease")
             self.instance.crash(self)
             return
-        self._stand(self.instance.role_report())
+        self._announce_role(self.instance.role_report())
         if isinstance(self.links, ShippedNetwork):
             self.links.observe()
             self.links.backlog()
@@ -600,7 +606,7 @@ class DividedDaemon(Daemon):
             share.worked += HEAVY_LOAD if self._is_heavy else 0.0
         for task in self._tasks:
             opened, faults = task.opened, self.instance.world.network.faults
-            if isinstance(opened, SimulatedProcess) and self.loop.happens(IDLE_DEATHS * faults.share_killed):
+            if isinstance(opened, SimulatedProcess) and self.loop.happens(IDLE_KILL_FACTOR * faults.share_killed):
                 self.instance.trace("an idle process is killed")
                 opened.is_dead = True
         try:
@@ -625,11 +631,11 @@ class DividedDaemon(Daemon):
         if self.is_over or connection != self._connections:
             return
         if self.loop.happens(self.instance.world.network.faults.unstartable):
-            self.instance.trace("no other process can be had")
+            self.instance.trace("no other process can be started")
             self._growth.failed("no process", self.loop.now)
             return
         divisions = [Division(number, count) for number in range(1, count)]
         if self._in_processes:
-            self._ready = [SimulatedProcess(self, one) for one in divisions]
+            self._ready = [SimulatedProcess(self, division) for division in divisions]
         else:
-            self._ready = [Opened(FaultyStore(self.instance, self, one)) for one in divisions]
+            self._ready = [Opened(FaultyStore(self.instance, self, division)) for division in divisions]
