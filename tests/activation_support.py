@@ -1,4 +1,4 @@
-"""A queue whose procedure notes what it sees, for tests of activation."""
+"""A queue with a procedure that records its calls, for tests of activation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ON = sb.Activation(PROCEDURE, max_queue_readers=1, execute_as="SELF", status=Tru
 
 
 class Seen:
-    """The messages that a procedure of a test has taken, and its runners at a time."""
+    """Records the messages that a procedure has received, its calls, and the maximum of concurrent calls (`most`)."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes | None] = []
@@ -59,6 +59,6 @@ def monitor(database: sb.Database) -> tuple[Any, ...] | None:
 
 
 def said(caplog: pytest.LogCaptureFixture, number: int, *words: str) -> int:
-    """Return the number of log lines with this number and these words."""
+    """Return the number of log messages with this error number and these words."""
     texts = [record.getMessage() for record in caplog.records]
     return sum(text.startswith(f"Msg {number},") and all(word in text for word in words) for text in texts)

@@ -1,7 +1,7 @@
-"""Chromium for tests: how wide it shows a page, and what axe-core has against the page.
+"""Chromium for tests: the layout of pages, and their accessibility problems by axe-core.
 
-Needs Chromium with its driver (Debian: chromium, chromium-driver) and selenium, of the extra `docs`. What axe-core
-finds is asked where it is (`npm install axe-core` in the project's folder).
+The tests need Chromium with its driver (Debian: chromium, chromium-driver) and selenium, of the extra `docs`. Those for
+axe-core run if it is installed (`npm install axe-core` in the project's folder).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def chromium() -> Iterator[Any]:
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for one in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(one)
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     yield driver
     driver.quit()

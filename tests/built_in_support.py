@@ -1,4 +1,4 @@
-"""Conversations with the built-in service that answers."""
+"""Conversations with the built-in service."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def begin(database: sb.Database, to: UUID | None = None, contract: str = SERVICE
 
 
 def broker_of(database: sb.Database) -> UUID:
-    """The identifier of a database: every one has a service of that name."""
-    ((found,),) = query(database, "select service_broker_guid from sys.databases where name = %s", database.name)
-    return UUID(str(found))
+    """Return the broker identifier of a database. Every database has the built-in service."""
+    ((identifier,),) = query(database, "select service_broker_guid from sys.databases where name = %s", database.name)
+    return UUID(str(identifier))
 
 
 def answer(database: sb.Database) -> None:
-    """Answer as the background does when it is notified, until nothing is left."""
+    """Deliver all messages, as the maintenance thread does after a notification, so that the service answers."""
     with database.instance.connection() as connection:
         eventually(lambda: not deliver(connection, database.instance.clock()))
 
 
 def ask_in_t_sql(database: sb.Database, contract: str, message_type: str, body: str) -> None:
-    """The service of this database is sent a message by a script, and answers."""
+    """Send a message to the built-in service of this database by a T-SQL script, and let the service answer."""
     database.execute_tsql(
         f"""declare @handle uniqueidentifier, @here nvarchar(128) =
             (select cast(service_broker_guid as nvarchar(128)) from sys.databases where database_id = db_id());

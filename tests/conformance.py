@@ -1,9 +1,10 @@
-"""A pytest plugin: writes which rows of the feature checklist the tests of this run have proved.
+"""A pytest plugin: write a table of the features that the tests of this run have proved.
 
     pytest -p conformance --conformance docs/conformance.md
 
-A row is done when it has tests and all of them passed; with a failed, skipped or deselected one, or none, it is
-open. A test may claim only rows that exist. With `pytest -n` the workers tell which tests there are.
+A row of the feature checklist is done if it has tests and all of them have passed. It is open if a test failed, was
+skipped or deselected, or if it has none. A test may name only rows that exist. With `pytest -n` the workers report
+which tests name which rows.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Conformance:
-    """Collects what became of each test, and the rows of those that carry @pytest.mark.feature."""
+    """Collects the outcomes of tests, and the rows that tests name by @pytest.mark.feature."""
 
     def __init__(self, page: Path) -> None:
         self.page = page
         self.rows: dict[str, set[int]] = {}
         self.outcomes: dict[str, set[str]] = defaultdict(set)
 
-    @pytest.hookimpl(tryfirst=True)  # before -k or -m leave out any
+    @pytest.hookimpl(tryfirst=True)  # before -k and -m deselect tests
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         known = {number for number, _ in features()}
         for item in items:
             for mark in item.iter_markers("feature"):
                 if not mark.args or not known.issuperset(mark.args):
-                    raise pytest.UsageError(f"{item.nodeid} claims rows that are not there: {mark.args}")
+                    raise pytest.UsageError(f"{item.nodeid} names rows that do not exist: {mark.args}")
                 self.rows.setdefault(item.nodeid, set()).update(mark.args)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -48,7 +49,7 @@ class Conformance:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """A worker has ended."""
+        """Collect the rows of the tests of a worker that has ended."""
         for test, numbers in node.workeroutput.get("features", {}).items():
             self.rows[test] = set(numbers)
 
@@ -61,13 +62,13 @@ class Conformance:
 
 
 def features() -> list[tuple[int, str]]:
-    """The rows of the checklist, as number and text."""
+    """Return the rows of the checklist as (number, text)."""
     lines = (line.split("\t") for line in FEATURES.read_text().splitlines())
     return [(int(number), text) for number, text in lines]
 
 
 def table(rows: dict[str, set[int]], passed: dict[str, bool]) -> str:
-    """The page: one line for each row of the checklist."""
+    """Return the page, with one line for each row of the checklist."""
     tests: dict[int, list[str]] = defaultdict(list)
     for test, numbers in rows.items():
         for number in numbers:

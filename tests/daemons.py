@@ -1,4 +1,4 @@
-"""Instances that are served by processes of their own, as `servicebroker serve` runs them."""
+"""Instances that are served by processes of `servicebroker serve`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support import (
 
 
 def free_port() -> int:
-    """A port that an endpoint may have, and that nobody listens on."""
+    """Return a free port for an endpoint."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe:
@@ -49,7 +49,9 @@ def free_port() -> int:
 class Served:
     """A process of `servicebroker serve`, and the lines of its log.
 
-    `host` is a network namespace that it runs in. It may have so many `descriptors`, when they are given.
+    Args:
+        host: the network namespace in which the process runs.
+        descriptors: the limit of its file descriptors.
     """
 
     def __init__(self, target: str, keys: Path, *arguments: str, host: str = "", descriptors: int = 0) -> None:
@@ -74,25 +76,25 @@ class Served:
             self.lines.append(json.loads(line) if line.startswith("{") else {"message": line})
 
     def said(self, words: str, **fields: str) -> bool:
-        """Return whether a line of the log holds these words and fields."""
+        """Check whether a line of the log has these words and fields."""
         return any(
             words in line["message"] and all(value in line.get(name, "") for name, value in fields.items())
             for line in list(self.lines)
         )
 
     def count(self, words: str) -> int:
-        """Return the number of lines of the log that hold these words."""
+        """Return the number of lines of the log with these words."""
         return sum(words in line["message"] for line in list(self.lines))
 
     def says(self, words: str, **fields: str) -> None:
-        """Wait until it does."""
+        """Wait until a line of the log has these words and fields."""
         try:
             eventually(lambda: self.said(words, **fields))
         except AssertionError:
-            raise AssertionError(f"not said: {words} {fields}\n" + "\n".join(map(str, self.lines))) from None
+            raise AssertionError(f"not in the log: {words} {fields}\n" + "\n".join(map(str, self.lines))) from None
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Stop the process; its exit code."""
+        """Stop the process with a signal, and return its exit code."""
         self.process.send_signal(number)
         return self._ended()
 
@@ -104,13 +106,13 @@ class Served:
         return code
 
     def kill(self) -> None:
-        """As a test ends."""
+        """Kill the process at the end of a test."""
         self.process.kill()
         self._ended()
 
 
 class Serving:
-    """The daemons that serve at one port."""
+    """The daemons of an instance, which listen on one port, one after the other."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -122,7 +124,7 @@ class Serving:
 
     @property
     def daemon(self) -> Served:
-        """The one that was begun last."""
+        """The daemon that was started last."""
         return self.daemons[-1]
 
     def close(self) -> None:
@@ -152,9 +154,10 @@ class Site(Serving):
     def certificate(self, *arguments: str) -> str:
         """Return the output of `servicebroker certificate ...`."""
         environment = {"SERVICEBROKER_INSTANCE": self.url, "SERVICEBROKER_KEYS": str(self.keys), "COLUMNS": "200"}
-        done = CliRunner().invoke(certificate.app, arguments, env=environment)  # no process: that costs half a second
-        assert done.exit_code == 0, done.exception
-        return done.stdout
+        # in this process, because another one costs half a second
+        result = CliRunner().invoke(certificate.app, arguments, env=environment)
+        assert result.exit_code == 0, result.exception
+        return result.stdout
 
     def connections(self) -> list[tuple[Any, ...]]:
         text = (
@@ -164,18 +167,18 @@ class Site(Serving):
         return query(self.database, text)
 
     def status(self) -> str:
-        """Why its messages wait."""
+        """Return the reason why messages of the instance wait; '' if none waits."""
         text = "select transmission_status from sys.transmission_queue order by 1 desc limit 1"
         rows = query(self.database, text)
         return rows[0][0] if rows else ""
 
-    def waits(self, why: str) -> None:
-        """Wait until its messages wait for this reason."""
+    def waits(self, reason: str) -> None:
+        """Wait until messages of the instance wait for this reason."""
         try:
-            eventually(lambda: why in self.status())
+            eventually(lambda: reason in self.status())
         except AssertionError:
             log = "\n".join(map(str, self.daemon.lines))
-            raise AssertionError(f"they wait because {self.status()!r}, not {why!r}\n{log}") from None
+            raise AssertionError(f"messages wait because {self.status()!r}, not {reason!r}\n{log}") from None
 
     def refused(self) -> dict[int, int]:
         return dict(query(self.database, "select number, refused from servicebroker.refused_connections"))
@@ -186,20 +189,20 @@ class Site(Serving):
 
 
 def wait_for(database: sb.Database, *texts: str, seconds: float = 120) -> list[sb.Message]:
-    """Wait until exactly these have arrived, in this order."""
-    found: list[sb.Message] = []
+    """Receive messages until exactly these have arrived, in this order."""
+    messages: list[sb.Message] = []
 
-    def all_there() -> bool:
-        found.extend(database.receive(STOCK_QUEUE, wait=1))
-        return len(found) >= len(texts)
+    def has_all() -> bool:
+        messages.extend(database.receive(STOCK_QUEUE, wait=1))
+        return len(messages) >= len(texts)
 
-    eventually(all_there, seconds)
-    assert bodies(found) == [text.encode() for text in texts]
-    return found
+    eventually(has_all, seconds)
+    assert bodies(messages) == [text.encode() for text in texts]
+    return messages
 
 
 class Two:
-    """Services of `west` begin conversations with those of `east`."""
+    """Two instances. Services of `west` begin conversations with services of `east`."""
 
     def __init__(self, west: Site, east: Site) -> None:
         self.west, self.east = west, east
@@ -210,7 +213,7 @@ class Two:
         east.database.create_route("ToOrders", service_name=ORDERS, address=west.address)
 
     def introduce(self, folder: Path, suffix: str = "") -> None:
-        """Each has a certificate, and that of the other."""
+        """Create a certificate for each instance, and import it into the other one."""
         for site, peer in ((self.west, self.east), (self.east, self.west)):
             file = str(folder / f"{site.name}{suffix}.pem")
             site.certificate("create", site.name + suffix)
@@ -225,15 +228,15 @@ class Two:
         return handle
 
     def arrives(self, *texts: str, seconds: float = 30) -> list[sb.Message]:
-        """Wait until exactly these have arrived, in this order, and were acknowledged."""
-        found = wait_for(self.east.database, *texts, seconds=seconds)
+        """Receive messages until exactly these have arrived, in this order, and all were acknowledged."""
+        messages = wait_for(self.east.database, *texts, seconds=seconds)
         eventually(lambda: waiting_messages(self.west.database) == 0)
-        return found
+        return messages
 
 
 @contextmanager
 def two_sites(make_instance_url: Callable[..., str], folder: Path) -> Iterator[Two]:
-    """West and east, until whoever asked is done with them."""
+    """Create two instances, and close them after the block."""
     west, east = (Site(name, make_instance_url(1), folder) for name in ("west", "east"))
     try:
         yield Two(west, east)

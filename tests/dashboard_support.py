@@ -1,4 +1,4 @@
-"""A browser without a screen on the dashboard, for tests of its pages."""
+"""A test client for the pages of the dashboard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKUP = "<img src=x onerror=alert(1)>&\"'"
 
 
 class Browser(TestClient):
-    """A browser on a dashboard, with what a person does there."""
+    """A client of a dashboard: opens pages, fills in forms and reads texts."""
 
     def page(self, path: str, status: int = 200, **asked: object) -> html.HtmlElement:
         answer = self.get(f"/{path}", params={name: str(value) for name, value in asked.items()} or None)
@@ -35,7 +35,7 @@ class Browser(TestClient):
         return self.text("i/0/queue", database=database.name, queue=f"dbo.{queue}", **asked)
 
     def press(self, page: html.HtmlElement, act: str, number: int = 0, **typed: str) -> str:
-        """Fill in and send a form of a page; what the next page says of it."""
+        """Fill in and send a form of a page. Returns the notice of the next page."""
         form = page.xpath(f"//form[substring(@action, string-length(@action) - {len(act)}) = '/{act}']")[number]
         answer = self.send_form(form.action, {**dict(form.form_values()), **typed})
         return words(html.fromstring(answer.text).xpath("//p[contains(@class, 'notice')]")[0])
@@ -51,7 +51,7 @@ def words(element: html.HtmlElement) -> str:
 
 
 def sent(database: sb.Database, *messages: tuple[str, bytes | str]) -> UUID:
-    """A conversation with these messages in StockQueue."""
+    """Begin a conversation, and send these messages to StockQueue."""
     handle = begin(database)
     for message_type, body in messages:
         database.send(handle, message_type, body)
@@ -59,7 +59,7 @@ def sent(database: sb.Database, *messages: tuple[str, bytes | str]) -> UUID:
 
 
 def poisoned(database: sb.Database, body: bytes) -> None:
-    """A message is set aside."""
+    """Send a message that becomes a dead letter."""
     sent(database, (ORDER, body))
 
     def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
@@ -69,6 +69,7 @@ def poisoned(database: sb.Database, body: bytes) -> None:
 
 
 def told(*arguments: str, typed: str = "", code: int = 0) -> str:
-    done = CliRunner().invoke(command, ["people", *arguments], input=typed)
-    assert done.exit_code == code, done.output
-    return done.output if code == 0 else str(done.exception)
+    """Run `servicebroker people ...`, and return its output, or the error for another exit code."""
+    result = CliRunner().invoke(command, ["people", *arguments], input=typed)
+    assert result.exit_code == code, result.output
+    return result.output if code == 0 else str(result.exception)

@@ -1,4 +1,5 @@
-"""An instance with two restricted roles, their services and conversations, for tests of the fence."""
+"""An instance with two restricted roles, their services and conversations, for tests of the fence (functions for such
+roles)."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ SECRET = b"a secret of Alice's"
 
 
 class Town(NamedTuple):
-    """Alice's bank, and what Mallory has there."""
+    """A database, and the URLs with which the restricted roles Alice and Mallory connect to it."""
 
     database: sb.Database
-    alice: str  # the URLs of each
+    alice: str
     mallory: str
 
 
@@ -27,10 +28,10 @@ def delivered(town: Town) -> None:
         deliver(connection, town.database.instance.clock())
 
 
-def conversation(town: Town, who: str, far: str, body: bytes) -> tuple[UUID, UUID]:
-    """A conversation whose first message lies in the far queue, and an answer in the near one: both handles."""
+def conversation(town: Town, initiator: str, target: str, body: bytes) -> tuple[UUID, UUID]:
+    """Begin a conversation, with a waiting message in the queue of each side. Returns both handles."""
     database = town.database
-    handle = database.begin_dialog(f"//bank/{who}", f"//bank/{far}", contract="//bank/Contract")
+    handle = database.begin_dialog(f"//bank/{initiator}", f"//bank/{target}", contract="//bank/Contract")
     database.send(handle, "//bank/Order", body)
     (peer,) = query(
         database, "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s", handle
@@ -40,6 +41,6 @@ def conversation(town: Town, who: str, far: str, body: bytes) -> tuple[UUID, UUI
 
 
 def in_queue(town: Town, queue: str) -> list[bytes | None]:
-    """Return the bodies in a queue, and leave them there."""
+    """Return the bodies of the messages in a queue, without receiving them."""
     text = f"select message_body from servicebroker.queue_{queue_number(town.database, queue)} order by queuing_order"
     return [row[0] for row in query(town.database, text)]

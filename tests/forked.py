@@ -1,7 +1,8 @@
-"""Processes of `servicebroker`, forked from one that has loaded it: to load it takes 0.7 s of processor time.
+"""Run commands of `servicebroker` in forked processes: importing it in each takes 0.7 s of processor time.
 
-What runs in them is the command from `main` on, with arguments, folder, environment and descriptors of its own, and
-it is signalled, killed and waited for as any other process. test_cli.py starts it from nothing.
+A process that has imported the package forks one for each command. The child runs the command's `main` with its own
+arguments, folder, environment and streams. Tests can signal and kill it like any other process. Only test_cli.py starts
+the command without this.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ LOADED = (
     "servicebroker.pipeline.sinks.maintenance",
 )
 CHEAP_SCRYPT_COST, SHIPPED_SCRYPT_COST = 2**4, 2**15
-_MAX_REQUEST_BYTES = 1 << 20  # bytes of arguments and environment
+_MAX_REQUEST_BYTES = 1 << 20  # of arguments and environment
 
 
 class Command:
-    """`servicebroker` with these arguments, as `subprocess.Popen` shows a process."""
+    """A process of `servicebroker`, with the methods of `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -53,9 +54,9 @@ class Command:
         warnings: bool = False,
     ) -> None:
         self.returncode: int | None = None
-        self.stdout, out = _way(stdout, 1, text)
-        self.stderr, err = _way(stderr, 2, text)
-        self._ended, theirs = os.pipe()
+        self.stdout, out = _stream(stdout, 1, text)
+        self.stderr, err = _stream(stderr, 2, text)
+        self._ended, child_end = os.pipe()
         request = {
             "arguments": [*map(str, arguments)],
             "folder": str(cwd or Path.cwd()),
@@ -64,19 +65,19 @@ class Command:
             "warnings": warnings,
         }
         origin = _origin()
-        socket.send_fds(origin, [json.dumps(request).encode()], [out, err, theirs])
-        for one in {out, err, theirs} - {1, 2}:
-            os.close(one)
+        socket.send_fds(origin, [json.dumps(request).encode()], [out, err, child_end])
+        for descriptor in {out, err, child_end} - {1, 2}:
+            os.close(descriptor)
         self.pid = int(os.read(self._ended, 16))
 
     def poll(self) -> int | None:
-        """Its exit code, None while it runs."""
+        """Return the exit code; None while the process runs."""
         if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
             self._end()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for the end of the process, and return its exit code."""
         if self.returncode is None:
             if not select.select([self._ended], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("servicebroker", timeout or 0)
@@ -91,18 +92,18 @@ class Command:
     def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
         """Return all output of both streams until the end."""
         with ThreadPoolExecutor(2) as readers:
-            said = [readers.submit(way.read) if way else None for way in (self.stdout, self.stderr)]
+            outputs = [readers.submit(stream.read) if stream else None for stream in (self.stdout, self.stderr)]
             try:
                 self.wait(timeout)
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise
         self._close()
-        out, err = (one.result() if one else None for one in said)
+        out, err = (output.result() if output else None for output in outputs)
         return out, err
 
     def send_signal(self, number: int) -> None:
-        """As `kill` does it, to a process that has not ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -122,21 +123,21 @@ class Command:
         self.wait()
 
     def _close(self) -> None:
-        for way in (self.stdout, self.stderr):
-            if way is not None:
-                way.close()
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def ran(*arguments: object, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command, run to its end."""
+    """Run a command to its end, and return the result."""
     process = Command(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
     out, err = process.communicate(timeout)
     assert process.returncode is not None
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
-def _way(wanted: int | IO[Any] | None, usual: int, text: bool) -> tuple[IO[Any] | None, int]:
-    """Our end, where there is one, and theirs."""
+def _stream(wanted: int | IO[Any] | None, usual: int, text: bool) -> tuple[IO[Any] | None, int]:
+    """Return this process's end of a stream, if it is a pipe, and the descriptor for the child."""
     if wanted == subprocess.PIPE:
         ours, theirs = os.pipe()
         return os.fdopen(ours, "r" if text else "rb"), theirs

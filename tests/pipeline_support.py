@@ -1,4 +1,4 @@
-"""A sending service and a queue that a pipeline reads, for the tests of the pipeline."""
+"""A sending service, and a queue that a pipeline reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warehouse(instance: sb.Instance) -> sb.Database:
 
 
 class Feed:
-    """Two services on queues of their own: what `near` sends, `far` gets in `queue`."""
+    """Two services with a queue each. Messages of `near` arrive in the `queue` of `far`, which a pipeline reads."""
 
     def __init__(self, database: sb.Database) -> None:
         number = next(_numbers)
@@ -35,7 +35,7 @@ class Feed:
         self.create()
 
     def create(self) -> None:
-        """The queue that is read, and its service: they may have been dropped."""
+        """Create the queue and its service, for the first time or after they were dropped."""
         self.database.create_queue(self.queue)
         self.database.create_service(self.far, self.queue, ["Lines"])
         with self.database.instance.connection() as connection:
@@ -44,20 +44,20 @@ class Feed:
         self.table = f"servicebroker.queue_{self.queue_id}"
 
     def dialog(self, *bodies: bytes) -> UUID:
-        """A new conversation that has sent `bodies`."""
+        """Begin a conversation, and send messages with these bodies."""
         handle = self.database.begin_dialog(self.near, self.far, contract="Lines")
         for body in bodies:
             self.database.send(handle, LINE, body)
         return handle
 
     def left(self) -> int:
-        """Messages in the queue."""
+        """Return the number of messages in the queue."""
         with self.database.instance.connection() as connection:
             ((count,),) = connection.execute(f"select count(*) from {self.table}").fetchall()
             return int(count)
 
     def far_states(self) -> dict[str, int]:
-        """Return the number of conversations of the reading side by state."""
+        """Return the number of endpoints of the reading service, by state."""
         with self.database.instance.connection() as connection:
             sql = (
                 "select state, count(*) from servicebroker.conversation_endpoints e "

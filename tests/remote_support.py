@@ -1,4 +1,4 @@
-"""Two instances and the relays between them, with links that a test holds in its hands."""
+"""Two instances with their relays, and a simulated connection whose frames the test passes on."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _COLUMNS = (  # that can be written
 
 @dataclass(eq=False)
 class Wire:
-    """One direction: what was sent and has not arrived.
+    """One direction of the connection: the frames that were sent and have not arrived.
 
-    Before the transaction of a round is over nothing is sent that acknowledges or that was claimed in it.
+    `send` checks that no acknowledgement and no newly claimed message is sent before the round's transaction commits.
     """
 
     frames: deque[bytes] = field(default_factory=deque)
@@ -53,13 +53,13 @@ class Wire:
         self.refusals[number] += 1
 
     def complain(self) -> None:
-        """Do nothing: no peer floods here."""
+        """Do nothing, because no peer floods in these tests."""
 
     def opened(self) -> None:
-        """Nor here."""
+        """Do nothing, as `complain`."""
 
     def charge(self, seconds: float) -> None:
-        """Do nothing: no peer rests here."""
+        """Do nothing, because no peer is limited in these tests."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         assert not is_forwarded
@@ -72,7 +72,7 @@ class Wire:
 
 
 class Site:
-    """An instance with its database, its relay and its link to the other one."""
+    """An instance with its database, its relay and its connection to the other instance."""
 
     def __init__(self, url: str, clock: Clock, own: str, other: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -106,13 +106,13 @@ class Site:
 
 @dataclass
 class Pair:
-    """Two instances; services of `west` begin conversations with those of `east`."""
+    """Two instances. Services of `west` begin conversations with services of `east`."""
 
     west: Site
     east: Site
 
     def rounds(self, count: int = 6) -> None:
-        """Each side takes what the other has sent."""
+        """Run rounds of both relays, each with the frames that the other one has sent."""
         for _ in range(count):
             for here, there in ((self.west, self.east), (self.east, self.west)):
                 frames, there.out.frames = there.out.frames, deque()
@@ -125,7 +125,7 @@ class Pair:
 
 @contextmanager
 def paired(make_instance_url: Callable[..., str], west_clock: Clock | None = None) -> Iterator[Pair]:
-    """Two instances whose routes lead to each other; both have one clock, or west has that one."""
+    """Create two instances with routes to each other. Both share a clock, unless `west_clock` is given."""
     clock = Clock()
     west = Site(make_instance_url(1), west_clock or clock, WEST, EAST)
     east = Site(make_instance_url(1), clock, EAST, WEST)
@@ -140,7 +140,7 @@ def paired(make_instance_url: Callable[..., str], west_clock: Clock | None = Non
 
 
 def begin(pair: Pair, count: int = 1) -> Any:
-    """A conversation from west to east with so many messages."""
+    """Begin a conversation from west to east, and send `count` messages."""
     database = pair.west.database
     handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     for number in range(count):
@@ -157,9 +157,9 @@ def introduce(
     start_date: datetime | None = None,
     dates: Mapping[str, tuple[datetime, datetime]] = MappingProxyType({}),
 ) -> None:
-    """Each service's owner has a certificate; the other database has it, for a user of its own.
+    """Create a certificate for the owner of each service, and import it into the other database for a user.
 
-    `dates`: when the certificates `orders` and `stock` begin and end, unless they do as usual.
+    `dates`: start and expiry of the certificates `orders` and `stock`, if not the default.
     """
     west, east = pair.west.database, pair.east.database
     for database in (west, east):
@@ -180,7 +180,7 @@ def introduce(
 
 
 def leftovers(site: Site) -> dict[str, int]:
-    """Rows that conversations have left behind, by table."""
+    """Return the number of rows of conversations, by table. Empty if none is left."""
     tables = ["conversation_endpoints", "conversation_groups", "transmission_queue", "arrivals", "arrived_fragments"]
     tables += [
         f"queue_{n}"
@@ -191,7 +191,7 @@ def leftovers(site: Site) -> dict[str, int]:
 
 
 class Copy:
-    """The conversations of an instance at a moment, to be restored as if from a copy."""
+    """A copy of the conversations of an instance, which can be restored."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -205,7 +205,7 @@ class Copy:
             self._do(f"create table public.was_{table} as select * from servicebroker.{table}")
 
     def restore(self) -> None:
-        """The instance goes back, and its daemon begins anew."""
+        """Restore the copy, and start the relay again."""
         for table in self._tables:
             self._do(f"delete from servicebroker.{table}")
         for table in self._tables:
@@ -221,7 +221,7 @@ class Copy:
 
 
 def opened(pair: Pair) -> tuple[object, sb.Message]:
-    """A conversation that both sides have: the initiator's handle, and the first message at the target."""
+    """Begin a conversation, and receive its message. Returns the initiator's handle, and the message."""
     handle = begin(pair)
     pair.rounds()
     (message,) = pair.east.database.receive(STOCK_QUEUE)

@@ -1,7 +1,7 @@
-"""Strangers who hold connections to a port: `python strangers.py PORT COUNT HEX` until its input ends.
+"""Hold many connections to a port: `python strangers.py PORT COUNT HEX`, until standard input ends.
 
-Each connection says those bytes and then nothing. One that is closed is opened again. They are a process of their own,
-since so many descriptors are too many for select().
+Each connection sends the bytes HEX and then nothing. A connection that the peer closes is opened again. This is a
+process of its own, because select() in the test's process cannot handle so many descriptors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-PAUSE_S = 0.002  # seconds between two looks
+PAUSE_S = 0.002  # between two polls
 
 
 class Strangers:
@@ -26,32 +26,32 @@ class Strangers:
         self._held: dict[int, socket.socket] = {}
 
     def open(self) -> None:
-        """One more."""
-        made = socket.socket()
-        made.setblocking(False)
+        """Open a connection."""
+        connection = socket.socket()
+        connection.setblocking(False)
         with suppress(BlockingIOError):
-            made.connect(self._address)
-        self._held[made.fileno()] = made
-        self._poll.register(made, select.EPOLLOUT if self._said else select.EPOLLIN)
+            connection.connect(self._address)
+        self._held[connection.fileno()] = connection
+        self._poll.register(connection, select.EPOLLOUT if self._said else select.EPOLLIN)
 
     def go_on(self) -> None:
-        """Send pending bytes, and open closed connections anew."""
+        """Send pending bytes, and open closed connections again."""
         for number, event in self._poll.poll(0.1):
-            made = self._held[number]
+            connection = self._held[number]
             if event & ~select.EPOLLOUT:
-                self._poll.unregister(made)
+                self._poll.unregister(connection)
                 del self._held[number]
-                made.close()
+                connection.close()
                 self.open()
             else:
                 with suppress(OSError):
-                    made.send(self._said)
-                self._poll.modify(made, select.EPOLLIN)
+                    connection.send(self._said)
+                self._poll.modify(connection, select.EPOLLIN)
 
 
 @contextmanager
 def strangers(port: int, count: int, said: bytes = b"") -> Iterator[None]:
-    """Run a number of strangers, as long as the block runs."""
+    """Hold `count` connections while the block runs."""
     process = subprocess.Popen([sys.executable, __file__, str(port), str(count), said.hex()], stdin=subprocess.PIPE)
     try:
         yield

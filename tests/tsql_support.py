@@ -1,4 +1,4 @@
-"""Helpers for the tests of T-SQL: the listings of the seeds, and objects for them."""
+"""Helpers for tests of T-SQL: listings of the seed documents, results and errors of scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = Path(__file__).parent.parent.parent / "shared" / "seeds"
 
 
 def listing(seed: str, begin: str, end: str) -> str:
-    """The text of a seed from the first `begin` to before the next `end`; the test is skipped where there is none."""
+    """Return the text of a seed document from `begin` to before the next `end`. Without the document, skip the test."""
     for path in sorted(SEEDS.glob(f"{seed}_*.txt")):
         text = path.read_text()
         start = text.index(begin)
@@ -25,7 +25,7 @@ def listing(seed: str, begin: str, end: str) -> str:
 
 
 def create_database(instance: sb.Instance, name: str, script: str) -> sb.Database:
-    """A new database in which a script has run."""
+    """Create a database, and run a script in it."""
     database = instance.database(name, create=True)
     database.execute_tsql(script)
     return database
@@ -37,9 +37,9 @@ def rows(database: sb.Database, query: str) -> list[tuple[object, ...]]:
 
 
 def one(database: sb.Database, query: str) -> Any:
-    """The one value of a SELECT in T-SQL."""
-    ((found,),) = rows(database, query)
-    return found
+    """Return the only value of a SELECT in T-SQL."""
+    ((value,),) = rows(database, query)
+    return value
 
 
 def texts(database: sb.Database, script: str) -> list[str]:
@@ -48,29 +48,29 @@ def texts(database: sb.Database, script: str) -> list[str]:
 
 
 def failing(database: sb.Database | Session, script: str) -> TsqlError:
-    """The error that a script ends with."""
+    """Run a script that fails, and return its error."""
     with pytest.raises(TsqlError) as caught:
         (database.execute if isinstance(database, Session) else database.execute_tsql)(script)
     return caught.value
 
 
 def error_number(database: sb.Database | Session, script: str) -> int:
-    """The number of the error that a script ends with."""
+    """Run a script that fails, and return the number of its error."""
     return failing(database, script).number
 
 
 def told(database: sb.Database, script: str) -> list[Any]:
-    """Return the output of a script: rows, texts, and numbers of errors."""
-    found: list[Any] = []
+    """Run a script, and return its output: rows, printed texts, and numbers of errors."""
+    outputs: list[Any] = []
 
-    def tell(said: object) -> None:
-        if isinstance(said, ResultSet):
-            found.append(said.rows)
-        elif isinstance(said, TsqlError):
-            found.append(said.number)
-        elif isinstance(said, Message):
-            found.append(said.text)
+    def record(output: object) -> None:
+        if isinstance(output, ResultSet):
+            outputs.append(output.rows)
+        elif isinstance(output, TsqlError):
+            outputs.append(output.number)
+        elif isinstance(output, Message):
+            outputs.append(output.text)
 
-    with Session(database, tell) as session:
+    with Session(database, record) as session:
         session.run(script)
-    return found
+    return outputs

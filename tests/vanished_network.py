@@ -1,6 +1,6 @@
-"""The effects of a network without packets: `unshare --net python vanished_network.py FOLDER`.
+"""Test keepalives in a network that loses all packets: `unshare --net python vanished_network.py FOLDER`.
 
-A server listens in a network of its own, which is switched off: neither side is told.
+A server listens in a network namespace, whose interface is switched off, so that neither side notices the end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import psycopg
 from mirrored_servers import Server
 from servicebroker.store.connection import connect
 
-SOON = "tcp_user_timeout=1500 keepalives_idle=1 keepalives_interval=1"
-SOON_AT_THE_SERVER = "-ctcp_user_timeout=1500 -ctcp_keepalives_idle=1 -ctcp_keepalives_interval=1"
-LATE_S = 15.0  # seconds
+CLIENT_KEEPALIVES = "tcp_user_timeout=1500 keepalives_idle=1 keepalives_interval=1"
+SERVER_KEEPALIVES = "-ctcp_user_timeout=1500 -ctcp_keepalives_idle=1 -ctcp_keepalives_interval=1"
+TIMEOUT_S = 15.0
 
 
 def switch(state: str) -> None:
@@ -35,7 +35,10 @@ def main(folder: Path) -> None:
         file.write("host all all 127.0.0.1/32 trust\n")
     server.start()
     try:
-        watch(server, f"host=127.0.0.1 dbname=postgres user=servicebroker {SOON} options='{SOON_AT_THE_SERVER}'")
+        watch(
+            server,
+            f"host=127.0.0.1 dbname=postgres user=servicebroker {CLIENT_KEEPALIVES} options='{SERVER_KEEPALIVES}'",
+        )
     finally:
         server.close()
 
@@ -54,12 +57,14 @@ def watch(server: Server, url: str) -> None:
         threading.Thread(target=wait, daemon=True).start()
         time.sleep(0.5)
         switch("down")
-        assert failed.wait(LATE_S), "who waits for the server waits"
-        late = time.monotonic() + LATE_S
-        while time.monotonic() < late and here.execute("select from pg_locks where locktype = 'advisory'").fetchall():
+        assert failed.wait(TIMEOUT_S), "a client still waits for the vanished server"
+        deadline = time.monotonic() + TIMEOUT_S
+        while (
+            time.monotonic() < deadline and here.execute("select from pg_locks where locktype = 'advisory'").fetchall()
+        ):
             time.sleep(0.1)
         sessions = here.execute("select from pg_stat_activity where application_name = 'idle'").fetchall()
-        assert not sessions, "what a session that is gone has locked is locked"
+        assert not sessions, "a vanished session still holds its lock"
 
 
 if __name__ == "__main__":
