@@ -1,7 +1,7 @@
-"""Planned faults as a table: the side that is hurt, the remedy, and the words of `servicebroker doctor` meanwhile.
+"""A table of faults: the affected side, the repair, and the findings of `servicebroker doctor` during the fault.
 
-Two instances with a PostgreSQL server, a daemon and an application each, and a bad network between the daemons. The
-applications keep a ledger; one judge reads both. `docs/reliability.md` has the table for users.
+Two instances have a PostgreSQL server, a daemon and an application each. The network between the daemons loses data.
+The applications write ledgers, which the test compares at the end. `docs/reliability.md` has the table for users.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from servicebroker.store.cluster import Cluster, server_user
 from servicebroker_lab.benchmarks.processes import held
 from support import ORDERS, STOCK, define_standard_set, eventually, query, queue_number
 
-SETTLE_TIMEOUT_S = 120.0  # seconds after the last fault, until everything has arrived
-DISK_MB = 500  # MB of the disk that fills up
-MAX_DAEMON_MB = 150  # MB that a daemon may use
+SETTLE_TIMEOUT_S = 120.0  # from the last fault until everything has arrived
+DISK_MB = 500  # the size of the disk that becomes full
+MAX_DAEMON_MB = 150  # the memory that a daemon may use
 SOCKET_COUNT = 3_000
 WORK = "//chaos/Work"
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)  # the package libfaketime
 
 
 def _mounted(folder: Path) -> None:
-    """A disk of its own for this folder, where the machine allows it."""
+    """Create the folder, on a separate file system if the machine allows it."""
     folder.mkdir(mode=0o701)
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=701", "tmpfs", str(folder)]
     with suppress(OSError):
@@ -54,8 +54,8 @@ class Side:
     def __init__(self, name: str, folder: Path, calm: Path) -> None:
         self.name, self.folder, self.calm = name, folder / name, calm
         self.port = free_port()
-        self.trouble = folder / f"{name}.trouble"  # the order to its activated procedure, while the file exists
-        self.environment: dict[str, str] = {}  # more of it, of the processes that are started now
+        self.trouble = folder / f"{name}.trouble"  # a command to the activated procedure, while the file exists
+        self.environment: dict[str, str] = {}  # additional variables of processes that are started
         if name == "east":
             _mounted(self.folder)
         self.instance = sb.open(self.folder)
@@ -92,11 +92,11 @@ class Side:
         return subprocess.Popen([sys.executable, *arguments], stdout=self.log, stderr=self.log, env=environment)
 
     def server(self) -> int:
-        """The process of its PostgreSQL."""
+        """Return the process id of the PostgreSQL server."""
         return int((self.folder / "postgresql" / "postmaster.pid").read_text().split()[0])
 
     def restart_server(self) -> None:
-        """Stop PostgreSQL and start it in our own environment, before those who watch over it can in theirs."""
+        """Restart PostgreSQL in this process's environment, before another process that watches it does so."""
         with (self.folder / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             server = self.server()
@@ -105,31 +105,31 @@ class Side:
             Cluster(self.folder, server_user()).start()
 
     def ledger(self, way: str) -> list[tuple[str, int]]:
-        """Return the acts of its application in their order; wait until PostgreSQL answers."""
+        """Return the entries of the application's ledger in order. Waits until PostgreSQL answers."""
         text = "select conversation, number from public.ledger where way = %s order by at"
-        found: list[tuple[str, int]] = []
+        entries: list[tuple[str, int]] = []
 
         def read() -> None:
             with psycopg.connect(self.instance.url) as connection:
-                found.extend((row[0], row[1]) for row in connection.execute(text, (way,)).fetchall())
+                entries.extend((row[0], row[1]) for row in connection.execute(text, (way,)).fetchall())
 
         eventually(lambda: _tried(read), SETTLE_TIMEOUT_S)
-        return found
+        return entries
 
     def confirmed(self, way: str) -> set[tuple[str, int]]:
-        """Return the commits that PostgreSQL has confirmed to its application, from a file outside of the database."""
+        """Return the commits that PostgreSQL has confirmed to the application, from a file outside of the database."""
         rows = (line.split() for line in self.calm.with_name(f"{self.name}.confirmed").read_text().splitlines())
         return {(conversation, int(number)) for kind, conversation, number in rows if kind == way}
 
     def megabytes(self) -> int:
-        """Return the memory of its daemon in megabytes."""
+        """Return the memory of the daemon in megabytes."""
         return held(self.daemon.pid) // 2**20
 
     def doctor(self) -> tuple[int, str]:
-        """Return the output and exit code of `servicebroker doctor` while the fault lasts."""
+        """Run `servicebroker doctor`, and return its exit code and output."""
         command = [sys.executable, "-m", "servicebroker.cli.main", "doctor", "--instance", str(self.folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        return done.returncode, done.stdout + done.stderr
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return result.returncode, result.stdout + result.stderr
 
     def close(self) -> None:
         for process in (self.application, self.daemon):
@@ -143,7 +143,7 @@ class Side:
 
 
 class World:
-    """West sends to east, through a proxy in each direction."""
+    """Two instances. West sends to east, through a proxy in each direction."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.chance, self.calm = chance, folder / "calm"
@@ -169,12 +169,12 @@ class World:
         return len(self.west.ledger("answered"))
 
     def goes_on(self) -> None:
-        """Wait until a message that is sent from now on has been answered."""
+        """Wait until a message that is sent after this call has been answered."""
         sent = len(self.west.ledger("sent"))
         eventually(lambda: self.answered() > sent, SETTLE_TIMEOUT_S)
 
     def told(self) -> str:
-        """Return the known state when nothing goes on: the ends of the logs, and the findings of doctor."""
+        """Return the ends of the logs and the findings of doctor, for the message of a failed test."""
         return "\n".join(
             f"{side.name}: {side.doctor()[1]}" + "\n".join(Path(side.log.name).read_text().splitlines()[-20:])
             for side in (self.west, self.east)
@@ -187,11 +187,11 @@ class World:
             proxy.close()
 
 
-# ---------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------- faults
 
 
 def _killed(part: str, of: str = "either") -> Callable[[World], Any]:
-    """A side's `daemon` or `application`, which is started again when it is over."""
+    """Kill the `daemon` or `application` of a side, and start it again after the block."""
 
     @contextmanager
     def fault(world: World) -> Iterator[Side]:
@@ -223,7 +223,7 @@ def _frozen(part: str, of: str = "either") -> Callable[[World], Any]:
 
 @contextmanager
 def _second_daemon(world: World) -> Iterator[Side]:
-    """Kill the first of two daemons; the second one stands by and takes over."""
+    """Kill the first of two daemons, so that the second one takes over."""
     side = world.either
     second = side.serve()
     try:
@@ -237,7 +237,7 @@ def _second_daemon(world: World) -> Iterator[Side]:
 
 @contextmanager
 def _killed_server(world: World) -> Iterator[Side]:
-    """Kill PostgreSQL; a process that has the instance open starts it again."""
+    """Kill PostgreSQL. A process that has the instance open starts it again."""
     side = world.either
     os.kill(side.server(), signal.SIGKILL)
     yield side
@@ -260,7 +260,7 @@ def _killed_server_beside_a_daemon(world: World) -> Iterator[Side]:
 
 @contextmanager
 def _restarted_server(world: World) -> Iterator[Side]:
-    """SIGQUIT: PostgreSQL stops at once, and recovers when it starts."""
+    """Stop PostgreSQL immediately (SIGQUIT), so that it recovers at the next start."""
     side = world.either
     os.kill(side.server(), signal.SIGQUIT)
     yield side
@@ -288,7 +288,7 @@ def _killed_backends(world: World) -> Iterator[Side]:
 
 @contextmanager
 def _role_timeouts(world: World) -> Iterator[Side]:
-    """Somebody gives the role limits that would cut what the broker does."""
+    """Give the role short timeouts, which must not affect the broker."""
     side = world.either
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
     _administrators(side, *(f"alter role current_user set {name} = '50ms'" for name in names), ALL_SESSIONS)

@@ -1,6 +1,6 @@
-"""A partner that means harm: it speaks our wire protocol, with a certificate of its own that was imported.
+"""A hostile peer: it uses the wire protocol, with a certificate that was imported.
 
-As a process of its own (`HostileProcess`) it does all that it can, as long as it is let.
+`HostileProcess` is a process that attacks until it is stopped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from support import CONTRACT, ORDER, REPLY
 
 
 class Talk(NamedTuple):
-    """A conversation of others, as whoever has overheard it knows it: from its initiator to its target."""
+    """A conversation of other instances, as an eavesdropper knows it, in the direction from initiator to target."""
 
     conversation_id: UUID
     from_service: str
@@ -63,17 +63,17 @@ class Talk(NamedTuple):
 
 
 def context(identity: Path, *, is_opener: bool) -> ssl.SSLContext:
-    """TLS with a certificate, whoever the other one is."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if is_opener else ssl.PROTOCOL_TLS_SERVER)
+    """Return a TLS context with a certificate, which accepts every peer."""
+    tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if is_opener else ssl.PROTOCOL_TLS_SERVER)
     if is_opener:
-        made.check_hostname = False
-        made.verify_mode = ssl.CERT_NONE
-    made.load_cert_chain(identity)
-    return made
+        tls_context.check_hostname = False
+        tls_context.verify_mode = ssl.CERT_NONE
+    tls_context.load_cert_chain(identity)
+    return tls_context
 
 
 class Hostile:
-    """One connection of it, greeted under whatever name; what it hears is kept."""
+    """A connection of the hostile peer, with any daemon id and instance. It records the received messages in `heard`."""
 
     def __init__(self, stream: socket.socket, *, is_opener: bool, daemon_id: UUID, instance: UUID | None) -> None:
         self.stream = stream
@@ -89,7 +89,7 @@ class Hostile:
 
     @classmethod
     def connect(cls, port: int, identity: Path, daemon_id: UUID, instance: UUID | None = None) -> Hostile:
-        """Connect to a daemon and greet; `hear` says what came of it."""
+        """Connect to a daemon, and begin the handshake. `hear` waits for its end."""
         raw = socket.create_connection(("127.0.0.1", port), 10)
         try:
             return cls(
@@ -107,19 +107,19 @@ class Hostile:
         return self.connection.phase is Phase.CLOSED
 
     def flush(self) -> None:
-        """Write what there is to say; a peer that reads nothing is waited for in vain."""
+        """Send pending bytes. A peer that does not read is ignored after a timeout."""
         with suppress(TimeoutError, OSError):
             self.stream.sendall(self.connection.outgoing())
 
     def hear(self, seconds: float = 5.0) -> Hostile:
-        """Read until it is online or over."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.is_online and not self.is_over:
+        """Read until the handshake has succeeded, or the connection is closed."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.is_online and not self.is_over:
             self.read()
         return self
 
     def read(self) -> None:
-        """Read all bytes that have come."""
+        """Read the bytes that have arrived."""
         try:
             data = self.stream.recv(1 << 18)
         except TimeoutError:
@@ -154,13 +154,13 @@ class Hostile:
             self.stream.sendall(data)
 
     def ask(self, known: KnownTimeline) -> None:
-        """Ask whether the daemon is the principal, and claim that a higher timeline was seen."""
+        """Ask for the daemon's role, and claim to know a higher timeline."""
         if self.connection.phase is Phase.ONLINE:
             self.connection.ask(known, time.monotonic())
             self.flush()
 
     def pretend(self) -> None:
-        """To be the principal of whatever."""
+        """Pretend to be the primary server."""
         if self.connection.phase is Phase.ONLINE:
             self.connection.send_role(RoleReport(Role.PRINCIPAL, "c", 99), time.monotonic())
             self.flush()
@@ -171,7 +171,7 @@ class Hostile:
 
 
 def lies(talk: Talk, chance: random.Random) -> list[bytes]:
-    """Frames of a conversation of others, as if they came from one of its sides: messages, acknowledgements, ends."""
+    """Return forged frames of both sides of a conversation: messages, acknowledgements, ends and errors."""
     order, reply = Part(ORDER, Content.DATA, b"forged"), Part(REPLY, Content.DATA, b"forged")
     everything = Acknowledgement(2**40)
     some = Acknowledgement(chance.randrange(1, 1_000))
@@ -190,9 +190,13 @@ def lies(talk: Talk, chance: random.Random) -> list[bytes]:
         said.append((_with(header, Kind.FAILURE, 0), over))
     fresh = talk._replace(conversation_id=uuid4())
     said.append((_with(_header(fresh, is_initiator=True), Kind.RUN, 0, opening=opening), (order,)))
-    kept = [one for one in said if not (one[0].is_from_initiator and one[0].number == 0 and _ends(one[1]))]
-    chance.shuffle(kept)
-    return [encode(header, payload, UNSECURED.first) for header, payload in kept]
+    frames = [
+        (header, payload)
+        for header, payload in said
+        if not (header.is_from_initiator and header.number == 0 and _ends(payload))
+    ]
+    chance.shuffle(frames)
+    return [encode(header, payload, UNSECURED.first) for header, payload in frames]
 
 
 def _ends(payload: Payload) -> bool:
@@ -218,7 +222,7 @@ def _with(
 
 
 def noise(chance: random.Random) -> bytes:
-    """Bytes of frames that are for nothing."""
+    """Return random valid and invalid frames."""
     kinds = (
         lambda: encode_frame(FrameKind.KEEP_ALIVE),
         lambda: encode_frame(FrameKind.DIALOG, chance.randbytes(100)),
@@ -229,7 +233,7 @@ def noise(chance: random.Random) -> bytes:
 
 
 class Forwarder(threading.Thread):
-    """A forwarder that reads along, tells lies of what it carries, and carries it nevertheless."""
+    """A forwarder that forwards all messages, and forges further ones for the same conversations."""
 
     def __init__(self, port: int, to: list[int], identity: Path, chance: random.Random) -> None:
         super().__init__(daemon=True)
@@ -238,7 +242,7 @@ class Forwarder(threading.Thread):
         self.told = 0
         self._identity, self._chance = identity, chance
         self._daemon_id = uuid4()
-        self._links = [Hostile.connect(one, identity, self._daemon_id).hear() for one in to]
+        self._links = [Hostile.connect(peer_port, identity, self._daemon_id).hear() for peer_port in to]
         self._listening = socket.create_server(("127.0.0.1", port))
         self._listening.settimeout(0.05)
 

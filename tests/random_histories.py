@@ -1,6 +1,6 @@
-"""Random histories through the engine and through the in-memory double: after every step both show the same.
+"""Run random histories on the engine and on the in-memory test double, and compare both after every step.
 
-The engine is spoken to through the Python API, or, in T-SQL text, by `spoken_tsql`.
+The steps on the engine use the Python API, or T-SQL text by `spoken_tsql`.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from side_by_side import (
 )
 
 STEP_COUNT = 80  # of one history
-MOST_REPEATED = 2  # histories of a short run, and one of 10,000 steps more
-LOCK_TIMEOUT = 40  # milliseconds, after which the engine is said to wait for another transaction
-NOBODY = UUID(int=7)
+MOST_REPEATED = 2  # histories of a short run; a run of 10,000 steps has one more
+LOCK_TIMEOUT = 40  # milliseconds: then the outcome of the engine's step is "waits" for another transaction
+NOBODY = UUID(int=7)  # an unknown handle
 _CONVERSATION = "select conversation_id from servicebroker.conversation_endpoints where conversation_handle = $1"
 BEGINNINGS = ("begin", "short")  # steps that begin a conversation
 DEFINITIONS = ["off", "on", "on", "type", "late", "rehouse", "disable", "enable", "enable", "new", "error", "priority"]
 
 
 class Model(RuleBasedStateMachine):
-    """`spoken` makes what has the verbs of a database from a database of the engine."""
+    """The state machine of hypothesis. `spoken` wraps a database of the engine in an object with the same verbs."""
 
     real: ClassVar[sb.Instance]
     clock: ClassVar[servicebroker.testing.Clock]
@@ -79,7 +79,7 @@ class Model(RuleBasedStateMachine):
         self.real.poison._rollbacks = Rollbacks()
         self.events = len(self.real.events.recent())
 
-    # ------------------------------------------------------------ a step on both
+    # ------------------------------------------------------------ steps
 
     def step(
         self,
@@ -91,10 +91,13 @@ class Model(RuleBasedStateMachine):
         spoils: bool = False,
         together: Sequence[UUID] = (),
     ) -> None:
-        """The same result, the same refusal, or both would wait; and then both show the same.
+        """Run a verb on both sides, and check that result, error or wait agree, and then the visible state.
 
-        `spoils`: nothing of the transaction can be committed after a refusal. `together`: conversations whose SENDs
-        leave together; the engine waits for the last of them before it says that the first is refused.
+        Args:
+            in_order: the order of messages must agree, too.
+            spoils: the transaction can only roll back after an error.
+            together: conversations whose SENDs are sent in one statement. The engine waits for the locks of all before
+                it reports that the first is refused.
         """
         self.steps[kind] += 1
         self.acting = pair
@@ -102,7 +105,7 @@ class Model(RuleBasedStateMachine):
         self.begun = None
         if kind in BEGINNINGS and real[0] == "done":
             self.begun = real[1] if kind == "begin" else real[1][0]
-        # PostgreSQL has undone the transaction, and tells no names of what the double makes in it
+        # PostgreSQL has undone the transaction, so it has no handles for the endpoints that the double creates in it
         is_open = pair in self.open
         self.is_undone = (is_open or kind == "short") and (real[0] == "waits" or (spoils and real[0] == "refused"))
         double = outcome(lambda: verb(pair.double))
@@ -116,12 +119,12 @@ class Model(RuleBasedStateMachine):
         self.compare(in_order=in_order)
 
     def waits(self, pair: Pair, handle: UUID) -> bool:
-        """Return whether a SEND of the double would wait for another transaction. The caller undoes its effect."""
+        """Check whether a SEND of the double would wait for another transaction. The caller undoes its effect."""
         transaction = servicebroker.testing.Transaction(self.databases["A"].double, pair.double._session)
         return outcome(lambda: transaction.send(handle, PLAIN, b"x"))[0] == "waits"
 
     def step_on(self, kind: str, which: int, other: int, verb: Callable[[Any, UUID], Any]) -> None:
-        """A step on a conversation: where both its sides have one queue, two Errors come in no order that is said."""
+        """Run a verb on a conversation. If both sides have one queue, the order of two Errors is undefined."""
         handle, pair = self.handle(other), self.session(which)
         endpoint = (pair.double._session if pair in self.open else self.double._memory).endpoints.get(handle)
         services = self.databases["A"].double.broker.services
@@ -136,17 +139,19 @@ class Model(RuleBasedStateMachine):
         self.acting = self.databases["A"]
 
     def compare(self, *, in_order: bool = True) -> None:
-        """As the transaction sees it that has done the last step."""
-        seen = {name: pair.double for name, pair in self.databases.items()}
+        """Compare both sides, as the transaction of the last step sees them."""
+        databases = {name: pair.double for name, pair in self.databases.items()}
         if self.acting in self.open:
             session = self.acting.double._session
-            seen = {name: servicebroker.testing.Transaction(database, session) for name, database in seen.items()}
-        compare(self.see, seen, in_order=in_order)
+            databases = {
+                name: servicebroker.testing.Transaction(database, session) for name, database in databases.items()
+            }
+        compare(self.see, databases, in_order=in_order)
         events = [event.text for event in self.real.events.recent()[self.events :]]
         assert events == [event.text for event in self.double.events.recent()]
 
     def see(self, text: str, *parameters: object) -> Rows:
-        """Rows as the acting transaction of the engine sees them."""
+        """Return the rows of a query, as the acting transaction of the engine sees them."""
         with self.connection() as connection:
             return connection.run_prepared(text, parameters)
 
@@ -159,7 +164,7 @@ class Model(RuleBasedStateMachine):
                 yield connection
 
     def identify(self, peer: UUID | None) -> tuple[UUID, UUID, UUID]:
-        """The double's endpoints are named as the engine's: the order within a group goes by handle."""
+        """Return the ids of the engine's endpoint for the double's, because the order within a group is by handle."""
         handle = peer or self.begun
         if self.is_undone:
             return uuid4(), uuid4(), uuid4()
@@ -167,23 +172,23 @@ class Model(RuleBasedStateMachine):
         return identity(self.see, handle, None if peer is None else self.conversation(peer))
 
     def conversation(self, handle: UUID) -> UUID:
-        """Its id: the engine may have removed an initiator that has ended when its messages were delivered at last."""
+        """Return the conversation id. The engine may have removed an ended initiator after delivering its messages."""
         sessions = [self.double._memory.endpoints, *(pair.double._session.endpoints.changes for pair in self.open)]
         of_double = (known[handle].conversation_id for known in sessions if known.get(handle) is not None)
-        found = next(of_double, None)
-        return found or self.see(_CONVERSATION, handle)[0][0]  # in a transaction of one step the engine alone knows it
+        conversation_id = next(of_double, None)
+        return conversation_id or self.see(_CONVERSATION, handle)[0][0]  # within a step only the engine has it
 
-    # ------------------------------------------------------------ what is chosen from
+    # ------------------------------------------------------------ choices
 
     number = st.integers(0, 60)
 
     def session(self, which: int) -> Pair:
-        """An open transaction, or a database, where each verb is a transaction of its own."""
+        """Choose an open transaction, or the database, where each verb is a transaction of its own."""
         choice = [*self.open, self.databases["A"]]
         return choice[which % len(choice)]
 
     def handle(self, which: int) -> UUID:
-        """One of the handles that anybody knows, newest first; seldom one that is none."""
+        """Choose a handle of any session, newest first, or rarely an unknown one."""
         known = list(self.double._memory.endpoints)
         for pair in self.open:
             known += [handle for handle in pair.double._session.endpoints.changes if handle not in known]
@@ -247,7 +252,7 @@ class Model(RuleBasedStateMachine):
     def begin_and_send(
         self, which: int, source: str, to: str, seconds: int | None, sends: list[tuple[str, bool]], **options: Any
     ) -> None:
-        """A conversation that is begun for its messages: they leave with it, in an open transaction or by COMMIT."""
+        """Begin a conversation and send its messages in one transaction, which may already be open."""
         pair = self.session(which)
 
         def verb(tx: Any) -> list[Any]:
@@ -309,14 +314,14 @@ class Model(RuleBasedStateMachine):
         ),
     )
     def send_in_pipeline(self, which: int, sends: list[tuple[int, str, bool]]) -> None:
-        given = [(self.handle(other), kind, b"<a/>" if is_whole else b"<a") for other, kind, is_whole in sends]
+        arguments = [(self.handle(other), kind, b"<a/>" if is_whole else b"<a") for other, kind, is_whole in sends]
 
         def verb(tx: Any) -> list[int]:
             with tx.pipeline() as pipeline:
-                assert [tx.send(*one) for one in given] == list(range(len(given)))
+                assert [tx.send(*send) for send in arguments] == list(range(len(arguments)))
             return list(pipeline.numbers)
 
-        handles = [handle for handle, _, _ in given]
+        handles = [handle for handle, _, _ in arguments]
         pair = self.open[which % len(self.open)]
         self.step("pipeline", pair, verb, in_order=False, spoils=True, together=handles)
 
