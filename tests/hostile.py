@@ -73,7 +73,7 @@ def context(identity: Path, *, is_opener: bool) -> ssl.SSLContext:
 
 
 class Hostile:
-    """A connection of the hostile peer, with any daemon id and instance. It records the received messages in `heard`."""
+    """A connection of the hostile peer, with any daemon id and instance. `heard` has the received messages."""
 
     def __init__(self, stream: socket.socket, *, is_opener: bool, daemon_id: UUID, instance: UUID | None) -> None:
         self.stream = stream

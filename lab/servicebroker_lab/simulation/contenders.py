@@ -1,4 +1,4 @@
-"""Processes that want to serve an instance: one of them does, the others stand by or wait as the mirror."""
+"""Daemons that compete to serve an instance: one serves, the others wait for its lease or for a promotion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from servicebroker.model.daemon_reports import Subject
 if TYPE_CHECKING:
     from servicebroker_lab.simulation.simulated_instance import Instance
 
-RECONNECT_INTERVAL_S = 1.0  # seconds
+RECONNECT_INTERVAL_S = 1.0
 UNPROVED = "The synchronous standby does not confirm what is committed here."
 PAUSES = {
     TakeoverAction.WAIT_FOR_PROMOTION: PROMOTION_INTERVAL_S,
@@ -30,38 +30,38 @@ PAUSES = {
 
 
 class Contender:
-    """One process at one of the two servers of an instance, until it serves: the acts of `sharing/takeover.py`."""
+    """A daemon at one of the two servers of an instance, until it serves. It follows `sharing/takeover.py`."""
 
     def __init__(self, instance: Instance, half: int, serve: Callable[[], None]) -> None:
         self.instance = instance
         self.half = half
         self._serve = serve
-        self._connection = 0  # the number of its connections
+        self._connection = 0  # counts connections, to recognize stale events
         self._takeover = Takeover()
 
     def connect(self) -> None:
-        """Begin on a new connection; what was to come on the one before does not."""
+        """Start again on a new connection. Pending events of the previous one are ignored."""
         self._connection += 1
         self._takeover = Takeover()
         self._carry_out(FIRST_ACTIONS, self._connection)
 
     def lose(self) -> None:
-        """Its server is gone, and comes back."""
+        """Lose the connection to the server, and connect again later."""
         self._connection += 1
         self._takeover = Takeover()
         self.instance.world.loop.after(RECONNECT_INTERVAL_S, self.connect)
 
     @property
     def has_lease(self) -> bool:
-        """Return whether its session has the lease."""
+        """True if the session of this daemon has the lease."""
         return self._takeover.phase is Phase.PROVING
 
     def _carry_out(self, actions: Sequence[TakeoverAction], connection: int) -> None:
         if connection != self._connection:
             return
-        for place, act in enumerate(actions):
+        for position, act in enumerate(actions):
             if act in PAUSES:
-                rest = actions[place + 1 :]
+                rest = actions[position + 1 :]
                 self.instance.world.loop.after(PAUSES[act], lambda rest=rest: self._carry_out(rest, connection))  # type: ignore[misc]
                 return
             event = self._do(act)

@@ -1,7 +1,7 @@
-"""Outages of databases: routes change meanwhile, and messages that came before come again, damaged.
+"""Outages of databases, during which routes change and damaged copies of earlier messages arrive.
 
-The daemon begins anew from what the database holds. It may remember addresses to which no route leads any more.
-A damaged message brings its conversation into memory, and is not taken.
+After an outage the daemon starts again from the database. It may remember addresses to which no route leads any more. A
+damaged message loads its conversation into memory, and is refused.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from servicebroker.broker.transport.links import Link
     from servicebroker_lab.simulation.simulated_instance import Instance, World
 
-RECONNECT_DELAY_S = 1.0  # seconds until a daemon tries to reach its database again
-MAX_OUTAGE_S = 2.0  # seconds: there are one or two attempts in vain
-COPIES_COUNT = 3  # of a message: those before an attempt in vain are lost with it
+RECONNECT_DELAY_S = 1.0  # until a daemon connects to its database again
+MAX_OUTAGE_S = 2.0  # so that one or two attempts to connect fail
+COPIES_COUNT = 3  # of a message: a failed attempt drops the copies that arrived before it
 
 
-class _Came(NamedTuple):
-    """The last message of a conversation, and the link that has brought it."""
+class _LastMessage(NamedTuple):
+    """The last message of a conversation, and its connection."""
 
     link: Link
-    came: Arrived
+    message: Arrived
 
 
 class DatabaseOutages:
@@ -36,31 +36,31 @@ class DatabaseOutages:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._last: dict[tuple[int, UUID], _Came] = {}
+        self._last: dict[tuple[int, UUID], _LastMessage] = {}
 
-    def keep(self, instance: Instance, link: Link, came: Arrived) -> None:
-        """Keep what came to an instance, unchanged."""
+    def keep(self, instance: Instance, link: Link, message: Arrived) -> None:
+        """Record a message that has arrived at an instance."""
         try:
-            header = parse(unwrap(came.body)[1] if came.is_forwarded else came.body).header
+            header = parse(unwrap(message.body)[1] if message.is_forwarded else message.body).header
         except CorruptedMessage:
             return
-        self._last[instance.index, header.conversation_id] = _Came(link, came)
+        self._last[instance.index, header.conversation_id] = _LastMessage(link, message)
 
     def begin(self, instance: Instance) -> None:
-        """Take its database away, and bring damaged messages of conversations that still have something to send."""
+        """Begin an outage, and let damaged messages arrive for conversations that have messages to send."""
         loop = self._world.loop
         instance.trace("has no database for a while")
         outage = MAX_OUTAGE_S * loop.random.random()
         instance.away_until = loop.now + outage
         instance.poke()
-        for one in instance.tables.endpoints.values():
-            last = self._last.get((instance.index, one.conversation))
-            if one.rows and last is not None:
+        for endpoint in instance.tables.endpoints.values():
+            last = self._last.get((instance.index, endpoint.conversation))
+            if endpoint.rows and last is not None:
                 for _ in range(COPIES_COUNT):
-                    moment = (outage + RECONNECT_DELAY_S) * loop.random.random()
-                    loop.after(moment, lambda last=last: self._bring(instance, last))  # type: ignore[misc]
+                    delay = (outage + RECONNECT_DELAY_S) * loop.random.random()
+                    loop.after(delay, lambda last=last: self._bring(instance, last))  # type: ignore[misc]
 
-    def _bring(self, instance: Instance, last: _Came) -> None:
-        damaged = flip(last.came.body, 8 * len(last.came.body) - 1)  # its header says what it said
+    def _bring(self, instance: Instance, last: _LastMessage) -> None:
+        damaged = flip(last.message.body, 8 * len(last.message.body) - 1)  # the last bit: the header stays readable
         for daemon in instance.daemons[-1:]:
-            daemon.take(last.link, damaged, is_forwarded=last.came.is_forwarded)
+            daemon.take(last.link, damaged, is_forwarded=last.message.is_forwarded)

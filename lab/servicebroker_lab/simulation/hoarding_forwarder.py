@@ -1,6 +1,6 @@
-"""A forwarder that keeps what opens secured conversations, and brings it again when their targets have gone.
+"""A forwarder that records the first messages of secured conversations, and replays them after their targets are gone.
 
-It can do nothing else: it has no key. What it keeps is what comes to an instance over the last hop, unchanged.
+It has no key, so it can only replay. It records messages as they arrive at an instance.
 """
 
 from __future__ import annotations
@@ -20,85 +20,84 @@ if TYPE_CHECKING:
     from servicebroker.broker.transport.links import Link
     from servicebroker_lab.simulation.simulated_instance import Instance, World
 
-MOST_KEPT = 6  # frames of a conversation: opening one takes a third of a millisecond
-STEP_S = 60.0  # seconds between two looks for what has gone
-LASTS_S = (
-    6_000.0  # seconds until all that is closed has gone, by clocks that step by ten minutes, and was brought again
-)
-# Seconds after a target has gone at which its openings come again. The last one is when the time has come of what was
-# sealed by a clock that is an hour ahead.
-AGAIN = (0.0, 600.0, 1_190.0, 2_100.0)
+MAX_KEPT = 6  # messages of a conversation, because decrypting one takes 0.3 ms
+STEP_S = 60.0  # between two checks for removed endpoints
+TOTAL_TIME_S = 6_000.0  # until all closed endpoints are removed, by clocks that differ by ten minutes, with all replays
+# Seconds after the removal of a target at which its messages are replayed. The last time is that of messages that were
+# sealed by a clock an hour ahead.
+REPLAY_DELAYS_S = (0.0, 600.0, 1_190.0, 2_100.0)
 
 
 class _Kept(NamedTuple):
-    """A frame, and where it has come."""
+    """A message, with the instance and the connection at which it has arrived."""
 
     instance: Instance
     link: Link
-    came: Arrived
+    message: Arrived
 
 
 class HoardingForwarder:
-    """One for all connections of a run."""
+    """The forwarder on all connections of a run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._kept: defaultdict[UUID, list[_Kept]] = defaultdict(list)
         self.brought = 0
 
-    def keep(self, instance: Instance, link: Link, came: Arrived) -> None:
-        """Keep a frame that came to an instance, if it opens a secured conversation."""
+    def keep(self, instance: Instance, link: Link, message: Arrived) -> None:
+        """Record a message that has arrived at an instance, if it is the first one of a secured conversation."""
         try:
-            header = parse(unwrap(came.body)[1] if came.is_forwarded else came.body).header
+            header = parse(unwrap(message.body)[1] if message.is_forwarded else message.body).header
         except CorruptedMessage:
             return
         kept = self._kept[header.conversation_id]
-        if header.opening is not None and header.is_secured and len(kept) < MOST_KEPT and self._may_keep(header):
-            kept.append(_Kept(instance, link, came))
+        if header.opening is not None and header.is_secured and len(kept) < MAX_KEPT and self._may_keep(header):
+            kept.append(_Kept(instance, link, message))
 
     def _may_keep(self, header: Header) -> bool:
-        """Return whether the rules promise that the frame does not open the conversation again
-        (docs/reference/rules.md).
+        """Check whether a replay of the message must not open the conversation again (docs/reference/rules.md).
 
-        What is sealed after its target has closed, since acknowledgements are lost, may do so; what an anonymous
-        initiator seals whose clock is far ahead, too.
+        A message that was sealed after its target has closed, because acknowledgements were lost, may do so. So may one
+        of an anonymous initiator whose clock is far ahead.
         """
-        begins = next((one for one in self._world.instances if one.tables.broker == header.from_broker), None)
+        initiator = next(
+            (instance for instance in self._world.instances if instance.tables.broker == header.from_broker), None
+        )
         is_anonymous = header.exchange is not None and not header.exchange.source
-        if begins is not None and is_anonymous:
-            latest = min(one.clock() for one in self._world.instances) + CLOCK_ALLOWANCE
-            if begins.clock() > latest:
+        if initiator is not None and is_anonymous:
+            latest = min(instance.clock() for instance in self._world.instances) + CLOCK_ALLOWANCE
+            if initiator.clock() > latest:
                 return False
-        found = (one.tables.find((header.conversation_id, False)) for one in self._world.instances)
-        return not any(one is not None and one.state is EndpointState.CLOSED for one in found)
+        targets = (instance.tables.find((header.conversation_id, False)) for instance in self._world.instances)
+        return not any(target is not None and target.state is EndpointState.CLOSED for target in targets)
 
     def bring_all(self) -> list[str]:
-        """Let closed endpoints go, and bring what has opened them. Returns what was opened again.
+        """Remove closed endpoints over time, and replay their first messages. Returns conversations that were opened again.
 
-        The initiator of an old copy still sends the first message of a conversation that has ended at its target. It
-        opens a new target when the old one has gone: that is no frame that was kept.
+        Conversations of a restored copy are excluded: their initiator sends the first message again, which opens a new
+        target, without any replay.
         """
         world, loop = self._world, self._world.loop
-        handles = {handle for one in world.instances for handle in one.tables.endpoints}
-        ends = loop.now + LASTS_S
-        while loop.now < ends:
+        handles = {handle for instance in world.instances for handle in instance.tables.endpoints}
+        end = loop.now + TOTAL_TIME_S
+        while loop.now < end:
             for instance in world.instances:
-                for one in instance.tables.forget_closed(instance.clock()):
-                    for later in AGAIN:
-                        loop.after(later, lambda conversation=one.conversation: self._bring(conversation))  # type: ignore[misc]
+                for endpoint in instance.tables.forget_closed(instance.clock()):
+                    for delay in REPLAY_DELAYS_S:
+                        loop.after(delay, lambda conversation=endpoint.conversation: self._bring(conversation))  # type: ignore[misc]
             loop.run(loop.now + STEP_S)
         return [
-            f"{instance}: {one.key} is opened again by a frame that was kept"
+            f"{instance}: {endpoint.key} is opened again by a replayed message"
             for instance in world.instances
-            for handle, one in instance.tables.endpoints.items()
-            if handle not in handles and one.conversation not in self._world.parted
+            for handle, endpoint in instance.tables.endpoints.items()
+            if handle not in handles and endpoint.conversation not in self._world.parted
         ]
 
     def _bring(self, conversation: UUID) -> None:
         if conversation in self._world.parted:
             return
-        for instance, link, came in self._kept[conversation]:
+        for instance, link, message in self._kept[conversation]:
             self.brought += 1
-            instance.trace("is brought an opening again", conversation)
+            instance.trace("gets a first message again", conversation)
             for daemon in instance.daemons[-1:]:
-                daemon.take(link, came.body, is_forwarded=came.is_forwarded)
+                daemon.take(link, message.body, is_forwarded=message.is_forwarded)

@@ -1,7 +1,7 @@
-"""The connections of a daemon: opened and greeted, one for each peer. A crash takes them all.
+"""The connections of a daemon to its peers, over simulated streams.
 
-What `broker/transport/sockets.py` does with sockets and threads, over simulated streams: the same protocol and
-arbitration, the same happenings, the same pauses between attempts.
+They replace `broker/transport/sockets.py`, which uses sockets and threads: protocol, arbitration, events and the pauses
+between attempts are the same.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from servicebroker.protocol.mirroring import KnownTimeline, RoleReport
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.simulated_network import Network, Stream
 
-OUTBOX_BYTES = 4_000  # bytes that a link takes at a time
-CORRUPTED = (11230, 11235, 11251)  # why a message is refused that was changed on its way
+OUTBOX_BYTES = 4_000  # bytes that a connection buffers
+CORRUPTED = (11230, 11235, 11251)  # error numbers of messages that were changed on their way
 UNREACHABLE = RULES[9753].text
 
 NetworkEvent = Answered | Lost | Reached | Unreached
 
 
 class Attempt(NamedTuple):
-    """The last one to reach an address has failed: when the next one comes, and after which pause."""
+    """A failed attempt to connect to an address: the time of the next one, the last pause, and the error."""
 
     again_at: float = 0.0
     pause: float = 0.0
@@ -60,10 +60,10 @@ class SimulatedLink:
         self.owner = proved.owner
         self.connection = connection
         self.stream = stream
-        self.address = address  # the address that we connected to; None for an accepted connection
+        self.address = address  # of an opened connection; None for an accepted one
         self.connection_number = 0
         self.was_online = False
-        self.has_alarm = False
+        self.has_timer = False
         self._links = links
         self._pending = 0  # bytes that wait to be written
         self._is_flushing = False
@@ -73,7 +73,7 @@ class SimulatedLink:
 
     @property
     def instance(self) -> UUID:
-        """Which instance the peer says that it is."""
+        """The instance that the peer has named in its greeting."""
         greeting = self.connection.peer
         assert greeting is not None
         assert greeting.instance is not None
@@ -81,17 +81,17 @@ class SimulatedLink:
 
     @property
     def peer(self) -> Peer | None:
-        """Return the peer at the other end, once it has greeted."""
+        """The peer; None before its greeting."""
         greeting = self.connection.peer
         return None if greeting is None else Peer(self.owner, greeting.daemon_id)
 
     @property
     def room(self) -> int:
-        """Return the number of bytes that the link takes now."""
+        """The number of bytes that the connection can buffer now."""
         return OUTBOX_BYTES - self._pending
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
-        """Send the body of a frame, with the next bytes that are written."""
+        """Send a message, with the next bytes that are written."""
         if self.connection.phase is not Phase.ONLINE:
             return
         self._pending += len(body)
@@ -106,15 +106,15 @@ class SimulatedLink:
         self._links.on_room()
 
     def complain(self) -> None:
-        """Count a frame that was for nothing, where peers have turns."""
+        """Record a useless frame of the peer, for the fair division of time among peers."""
         self._waste(1.0)
 
     def refused(self, number: int, text: str) -> None:
-        """Count a refusal of what the peer has brought."""
+        """Count a refused message, if it was corrupted."""
         self._links.corrupted += number in CORRUPTED
 
     def opened(self) -> None:
-        """Count a conversation that the peer has begun."""
+        """Record that the peer has begun a conversation."""
         self._waste(OPENING_WASTE)
 
     def _waste(self, part: float) -> None:
@@ -122,18 +122,22 @@ class SimulatedLink:
             self._links.inboxes.waste(self, part)
 
     def charge(self, seconds: float) -> None:
-        """Charge the peer for seconds of the round, where peers have turns."""
+        """Record processing time for messages of the peer."""
         if self._links.inboxes is not None:
             self._links.inboxes.charge(self, seconds)
 
 
 class Links:
-    """The links of a daemon. `tell` gets events, `bring` frames; `on_room` is called when a link takes more.
+    """The connections of a daemon. TLS is not simulated: a peer has the key of each certificate that it shows.
 
-    `shown` is its own certificate; TLS, which proves that a peer has the key of what it shows, is not simulated.
+    Args:
+        shown: the daemon's own certificate.
+        tell: called with each event of a connection.
+        bring: called with each received message.
+        on_room: called when a connection can send again.
 
     Attributes:
-        inboxes: those of a daemon in which peers have turns; None where rounds take what has come.
+        inboxes: the inboxes of a daemon that divides its time among peers; None for another daemon.
     """
 
     def __init__(
@@ -155,7 +159,7 @@ class Links:
         self._role_report = role_report
         self._questions: dict[
             Address, KnownTimeline
-        ] = {}  # halves of mirrored pairs: to be asked whenever they are reached
+        ] = {}  # by server of a mirrored pair: the question for its role, sent after each connect
         self._recognition = policy.tls.recognition if policy.tls is not None else None
         self.peers = Peers(me.instance)
         self.peers.apply(policy)
@@ -169,7 +173,7 @@ class Links:
         self.inboxes: Inboxes | None = None
         self._peers: dict[Address, Peer] = {}
         self._attempts: dict[Address, Attempt] = {}
-        self._asked: dict[Address, float] = {}  # when the relay last wanted to reach what it could not
+        self._asked: dict[Address, float] = {}  # the last time that the relay needed the address
         self._connecting: set[Address] = set()
         self._is_over = False
 
@@ -183,15 +187,15 @@ class Links:
 
     @property
     def unreachable(self) -> frozenset[Address]:
-        """Return the addresses whose last attempts have failed."""
+        """The addresses whose last attempt has failed."""
         return frozenset(self._attempts)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
-        """Do something, unless these links are over by then."""
+        """Call `action` after a delay, unless the daemon has ended by then."""
         self._network.loop.after(delay, lambda: None if self._is_over else action())
 
     def crash(self) -> None:
-        """The streams end, and nobody is told anything more."""
+        """Close all streams without any further event."""
         self._is_over = True
         for link in self._open:
             link.stream.close()
@@ -199,7 +203,7 @@ class Links:
     # ---------------------------------------------------------------- for the relay
 
     def reach(self, address: Address) -> SimulatedLink | str:
-        """The link to an address, or why there is none: then it is being opened."""
+        """Return the connection to an address. If there is none, open it, and return the last error or ''."""
         peer = self._peers.get(address)
         link = None if peer is None else self._arbiter.find(peer)
         if link is not None:
@@ -211,7 +215,7 @@ class Links:
         return attempt.status
 
     def ask(self, address: Address, known: KnownTimeline) -> None:
-        """Ask whoever is at that address whether it is the principal; what it says is told when it comes."""
+        """Ask the server at an address for its role. The answer is an event."""
         self._questions[address] = known
         link = self.reach(address)
         if isinstance(link, SimulatedLink):
@@ -222,7 +226,7 @@ class Links:
     # ---------------------------------------------------------------- for the network
 
     def accept(self, stream: Stream) -> None:
-        """A peer has connected."""
+        """Accept a connection of a peer."""
         stream.shown = self._shown
         self._begin(stream, None)
 
@@ -261,10 +265,10 @@ class Links:
         self.handle(link, [])
 
     def _proved(self, stream: Stream) -> Proved:
-        """Return the identity that the peer's certificate proves.
+        """Return the identity of the peer by its certificate.
 
         Raises:
-            BrokerError: 28034, 28035 it is not let in.
+            BrokerError: 28034, 28035 the peer is refused.
         """
         if self._recognition is None:
             return UNPROVED
@@ -272,7 +276,7 @@ class Links:
         return self._recognition.recognize(stream.twin.shown).peer.proved
 
     def handle(self, link: SimulatedLink, events: list[adjacent.Event]) -> None:
-        """Do what the protocol says, and write what it has to say."""
+        """Handle events of the protocol, and write its outgoing bytes."""
         for event in events:
             match event:
                 case Greeted(hello):
@@ -293,12 +297,12 @@ class Links:
         link.stream.write(link.connection.outgoing())
         if link.connection.phase is Phase.CLOSED:
             link.stream.close()
-        elif not link.has_alarm:
-            link.has_alarm = True
-            self.later(max(0.0, link.connection.wake_at - self.now), lambda: self._ring(link))
+        elif not link.has_timer:
+            link.has_timer = True
+            self.later(max(0.0, link.connection.wake_at - self.now), lambda: self._tick(link))
 
-    def _ring(self, link: SimulatedLink) -> None:
-        link.has_alarm = False
+    def _tick(self, link: SimulatedLink) -> None:
+        link.has_timer = False
         self.handle(link, link.connection.tick(self.now))
 
     def _greet(self, link: SimulatedLink, hello: adjacent.Hello) -> None:
@@ -315,8 +319,8 @@ class Links:
 
     def _online(self, link: SimulatedLink, event: Online) -> None:
         if link.address is not None and self.peers.objection_to(link.address, link.proved, link.instance) is not None:
-            why = BrokerError(28035, UNPROVED_INSTANCE)
-            self.handle(link, [link.connection.close(why.number, why.text, self.now)])
+            error = BrokerError(28035, UNPROVED_INSTANCE)
+            self.handle(link, [link.connection.close(error.number, error.text, self.now)])
             return
         link.was_online = True
         loser = self._arbiter.online(
@@ -339,8 +343,8 @@ class Links:
             self.handle(link, link.connection.ask(known, self.now))
 
     def _halves(self, link: SimulatedLink) -> list[Address]:
-        """The addresses of mirrored pairs at which this peer answers."""
-        return [address for address, one in self._peers.items() if one == link.peer and address in self._questions]
+        """Return the addresses of servers of mirrored pairs at which this peer answers."""
+        return [address for address, peer in self._peers.items() if peer == link.peer and address in self._questions]
 
     def _closed(self, link: SimulatedLink, event: Closed) -> None:
         if link not in self._open:
@@ -351,7 +355,7 @@ class Links:
         lost: list[Address] = []
         if peer is not None and self._arbiter.find(peer) is None:
             lost = self._halves(link)
-            self._peers = {address: one for address, one in self._peers.items() if one != peer}
+            self._peers = {address: known for address, known in self._peers.items() if known != peer}
         if link.was_online:
             for address in lost if event.number else ():
                 self._failed(address, event.text)
@@ -367,7 +371,7 @@ class Links:
         self.later(pause, lambda: self._try_again(address))
 
     def _try_again(self, address: Address) -> None:
-        """Connect again if the address was asked for lately; otherwise forget its attempts."""
+        """Connect again if the relay has needed the address recently. Otherwise forget its attempts."""
         if self._asked.get(address, -RETRY_PERIOD_S) + RETRY_PERIOD_S > self.now:
             self._connect(address)
         else:
@@ -375,7 +379,7 @@ class Links:
 
 
 def address_of(index: int) -> Address:
-    """Return the address at which the instance of that number listens."""
+    """Return the address of the instance with this number."""
     return Address(f"sim{index}", 4022)
 
 

@@ -1,4 +1,4 @@
-"""Byte streams between instances: they delay, cut and change bits."""
+"""Simulated byte streams between instances, with delays, lost connections and flipped bits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Protocol
 from servicebroker_lab.simulation.faults import Faults
 from servicebroker_lab.simulation.simulated_time import Loop
 
-NOWHERE_INDEX = 99  # an instance that is not there
-HOSTILE_INDEX = 50  # a peer that is none of the instances
-OTHER_HALF_OFFSET = 20  # behind the number of an instance: that of the other server of its mirrored pair
+NOWHERE_INDEX = 99  # the number of an address without a listener
+HOSTILE_INDEX = 50  # the number of the hostile peer
+OTHER_HALF_OFFSET = 20  # from the number of an instance to that of the other server of its mirrored pair
 
 
 class Listener(Protocol):
@@ -19,11 +19,11 @@ class Listener(Protocol):
     index: int
 
     def is_up_at(self, number: int) -> bool:
-        """Return whether the instance listens under that number: its own, or that of its other server."""
+        """Check whether the instance listens at the address with this number."""
         ...
 
     def accept(self, stream: Stream) -> None:
-        """Somebody has connected."""
+        """Accept a connection."""
         ...
 
 
@@ -31,18 +31,18 @@ class Usurper(Protocol):
     """A peer that may answer where an instance is down."""
 
     def answers(self, own: int, other: int) -> bool:
-        """Return whether it answers now, to `own` that connects to `other`."""
+        """Check whether it accepts a connection from `own` to `other` now."""
         ...
 
     def accept(self, stream: Stream) -> None:
-        """Then it gets the connection."""
+        """Accept the connection."""
         ...
 
 
 class Stream:
-    """One side of a connection. `on_bytes` and `on_end` are its owner's; None of them after `close`.
+    """One side of a connection. Its owner sets `on_bytes` and `on_end`, which are not called after `close`.
 
-    `shown`: the certificate of which its owner has proved to have the key.
+    `shown`: the certificate of the owner.
     """
 
     def __init__(self, network: Network, own: int, other: int) -> None:
@@ -57,29 +57,29 @@ class Stream:
 
     @property
     def twin_is_open(self) -> bool:
-        """Return whether the other side has not ended the stream at once."""
+        """True unless the other side has refused the connection."""
         return self.twin is not None and self.twin.is_open
 
     def write(self, data: bytes) -> None:
-        """Send bytes; they arrive in order, or never when the stream breaks first."""
+        """Send bytes. They arrive in order, unless the connection is lost first."""
         if self.is_open and data:
             self._network.carry(self, data)
 
     def close(self) -> None:
-        """End it; the other side notices."""
+        """Close the stream. The other side notices it after a delay."""
         if self.is_open:
             self.is_open = False
             self.on_bytes = self.on_end = None
             self._network.tell_end(self)
 
     def schedule(self, now: float, delay: float) -> float:
-        """The wait for the next bytes, which never overtake the last."""
+        """Return the delay of the next bytes, which arrive after the previous ones."""
         self._arrives_at = max(self._arrives_at, now + delay)
         return self._arrives_at - now
 
 
 class Network:
-    """The reachability of instances, and the fate of bytes on the way."""
+    """The network of a run: which instances can connect, and the faults of streams."""
 
     def __init__(self, loop: Loop, faults: Faults) -> None:
         self.loop = loop
@@ -90,23 +90,23 @@ class Network:
         self._cut_off: set[frozenset[int]] = set()
 
     def heal(self) -> None:
-        """Faults stop."""
+        """Stop all faults."""
         self.faults = Faults()
         self._cut_off.clear()
 
     def partition(self) -> None:
-        """Draw anew which pairs cannot reach each other; their streams go silent and then break."""
+        """Draw the pairs that cannot reach each other. Their streams are lost."""
         count = len(self.listeners)
         self._cut_off = {
             frozenset((a, b)) for a in range(count) for b in range(a) if self.loop.happens(self.faults.partition)
         }
 
     def is_cut_off(self, a: int, b: int) -> bool:
-        """Return whether the two cannot reach each other now."""
+        """Check whether two instances cannot reach each other now."""
         return frozenset((a, b)) in self._cut_off
 
     def connect(self, own: int, other: int, done: Callable[[Stream | None], None], shown: bytes = b"") -> None:
-        """Try to reach `other`; `done` gets a stream or None."""
+        """Connect to `other`, and call `done` with the stream, or None."""
         self.loop.after(self._delay(), lambda: self._connect(own, other, done, shown))
 
     def _connect(self, own: int, other: int, done: Callable[[Stream | None], None], shown: bytes) -> None:
@@ -117,12 +117,12 @@ class Network:
         near, far = Stream(self, own, other % OTHER_HALF_OFFSET), Stream(self, other % OTHER_HALF_OFFSET, own)
         near.shown = shown
         near.twin, far.twin = far, near
-        self.streams = [one for one in self.streams if one.is_open] + [near, far]
+        self.streams = [stream for stream in self.streams if stream.is_open] + [near, far]
         listener.accept(far)
         done(near)
 
     def _listener(self, own: int, other: int) -> Listener | Usurper | None:
-        """Return the listener that answers there."""
+        """Return the listener at an address; None without one."""
         index = other % OTHER_HALF_OFFSET
         if other == NOWHERE_INDEX or index >= len(self.listeners) or self.is_cut_off(own, index):
             return None
@@ -132,7 +132,7 @@ class Network:
         return self.usurper if self.usurper is not None and self.usurper.answers(own, other) else None
 
     def carry(self, stream: Stream, data: bytes) -> None:
-        """Bytes on their way, in one or two portions."""
+        """Transfer bytes in one or two portions, with faults."""
         if self.loop.happens(self.faults.cut):
             self._break(stream)
             return
@@ -156,13 +156,13 @@ class Network:
         self.loop.after(twin.schedule(self.loop.now, self._delay()), arrive)
 
     def tell_end(self, stream: Stream) -> None:
-        """The other side sees the end, behind the bytes; a crashed host tells nobody."""
+        """Let the other side see the end of the stream, after the bytes."""
         twin = stream.twin
         assert twin is not None
         self.loop.after(twin.schedule(self.loop.now, self._delay()), lambda: _end(twin))
 
     def _break(self, stream: Stream) -> None:
-        """Both sides notice, each in its own time: a minute later, or at once."""
+        """Lose the connection. Each side notices it after 0, 1 or 60 seconds."""
         for side in (stream, stream.twin):
             assert side is not None
             self.loop.after(self.loop.random.choice((0.0, 1.0, 60.0)), lambda side=side: _end(side))  # type: ignore[misc]
@@ -173,14 +173,14 @@ class Network:
 
 
 def _end(stream: Stream) -> None:
-    told, stream.on_bytes, stream.on_end = stream.on_end, None, None
+    on_end, stream.on_bytes, stream.on_end = stream.on_end, None, None
     stream.is_open = False
-    if told is not None:
-        told()
+    if on_end is not None:
+        on_end()
 
 
 def flip(data: bytes, bit: int) -> bytes:
-    """The bytes with one bit changed."""
+    """Return the bytes with one bit flipped."""
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)

@@ -1,4 +1,4 @@
-"""The routes of a run: they lead astray, or nowhere, are missing, expire, and in the end lead where they should."""
+"""The routes of a run: during faults they may be wrong, missing or expiring; in the end they are correct."""
 
 from __future__ import annotations
 
@@ -15,49 +15,55 @@ EVERYWHERE = "//sim/everywhere"  # a service that all instances have
 
 
 class Routes:
-    """Of all instances of a world: one by the name of each service, and by broker identifier where all have it."""
+    """The routes of all instances: by service name, and by broker identifier to the service that all instances have."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._loop = world.loop
         self._faults = world.network.faults
-        self._hops: dict[tuple[int, int], int] = {}  # the next hop of an instance for another one
-        self._named: defaultdict[int, list[Instance]] = defaultdict(list)  # to whom it has routes by broker identifier
-        self._alone: Instance | None = None  # in half of these runs only this one has routes to the service of all
-        self._unnamed: Instance | None = None  # and one of them, without broker identifier, leads there
+        self._hops: dict[tuple[int, int], int] = {}  # (from, to): the next hop
+        self._named: defaultdict[int, list[Instance]] = defaultdict(
+            list
+        )  # by instance: the instances to which it has routes by broker identifier
+        self._alone: Instance | None = None  # in half of these runs only this instance has routes to the common service
+        self._unnamed: Instance | None = (
+            None  # and one of its routes, without broker identifier, leads to this instance
+        )
 
     def change(self) -> None:
-        """They lead straight to where they should, or to anybody, or nowhere."""
+        """Draw new routes: correct ones, to another instance, or to an unused address."""
         count = len(self._world.instances)
         for here, there in permutations(range(count), 2):
-            astray = self._loop.happens(self._faults.detour)
+            is_detour = self._loop.happens(self._faults.detour)
             others = [index for index in range(count) if index != here]
-            self._hops[here, there] = self._loop.random.choice(others) if astray else there
+            self._hops[here, there] = self._loop.random.choice(others) if is_detour else there
             if self._loop.happens(self._faults.nowhere):
                 self._hops[here, there] = NOWHERE_INDEX
         self._set(unrouted=self._faults.unrouted, scattered=self._faults.scattered)
 
     def settle(self, *, detours: bool = False, scattered: float = 0.0) -> None:
-        """Every route leads there: straight, or with detours through one forwarder."""
+        """Correct every route: directly, or with `detours` through one forwarder."""
         count = len(self._world.instances)
         everywhere = self._loop.random.randrange(count) if detours and self._world.proves else None
         for there in range(count):
             forwarder = self._loop.random.randrange(count) if detours else there
-            if everywhere is not None:  # unsealed messages are taken from the peer to which the way back leads
+            if (
+                everywhere is not None
+            ):  # unsigned messages are accepted only from the peer to which the route back leads
                 forwarder = everywhere
             for here in range(count):
                 self._hops[here, there] = there if forwarder in (here, there) else forwarder
         self._set(scattered=scattered)
 
     def begin(self) -> None:
-        """When instances start."""
+        """Create the first routes."""
         if self._loop.happens(0.5 if self._faults.scattered else 0.0):
             self._alone = self._loop.random.choice(self._world.instances)
             self._unnamed = self._loop.random.choice(self._others(self._alone))
         self.settle(scattered=self._faults.scattered)
 
     def reach_all(self, here: Instance) -> bool:
-        """Return whether an instance has routes to the service that all instances have."""
+        """Check whether an instance has routes to the service that all instances have."""
         return self._faults.scattered > 0 and self._alone in (None, here)
 
     def _others(self, here: Instance) -> list[Instance]:
@@ -82,10 +88,10 @@ class Routes:
                 here.poke()
 
     def _growing(self, here: Instance, scattered: float) -> list[Route]:
-        """To the service that all have, by broker identifier: to one instance after the other.
+        """Return routes to the common service by broker identifier. From time to time one is added.
 
-        A single one may be missing, or expires. Of several none goes: whoever drops the route of an instance gives up
-        what that one has not acknowledged, and another one gets it (decision 56).
+        A single route may be missing or expire. One of several routes is never dropped: unacknowledged messages for its
+        instance would go to another one (decision 56).
         """
         named = self._named[here.index]
         missing = [there for there in self._others(here) if there not in named]
@@ -99,17 +105,21 @@ class Routes:
         return routes
 
     def _moving(self, here: Instance, scattered: float) -> list[Route]:
-        """To the service that all have: to each instance by its identifier, and to one of them without.
+        """Return routes to the common service: to each instance by its identifier, and to one of them without.
 
-        That is altered to another one when everybody who was sent is acknowledged: of others the same holds as of a
-        route that is dropped. Who is reached has no such routes, and does not pass on what names no broker.
+        The latter route changes only while all conversations of the service are acknowledged, for the reason given at
+        `_growing`. The other instances have no such routes, so they do not forward messages without a broker.
         """
         others = self._others(here)
-        of_all = [one for one in here.tables.endpoints.values() if one.far_service == EVERYWHERE and one.is_remote]
-        if all(one.is_acknowledged for one in of_all) and self._loop.happens(scattered):
+        conversations = [
+            endpoint
+            for endpoint in here.tables.endpoints.values()
+            if endpoint.far_service == EVERYWHERE and endpoint.is_remote
+        ]
+        if all(endpoint.is_acknowledged for endpoint in conversations) and self._loop.happens(scattered):
             self._unnamed = self._loop.random.choice(others)
         assert self._unnamed is not None
-        return [self._to_all(self._unnamed, None), *[self._to_all(one, str(one.tables.broker)) for one in others]]
+        return [self._to_all(self._unnamed, None), *[self._to_all(there, str(there.tables.broker)) for there in others]]
 
     def _to_all(self, there: Instance, broker: str | None) -> Route:
         return Route("", EVERYWHERE, broker, None, *self._ways(there.index))
@@ -118,5 +128,5 @@ class Routes:
         return here.clock() + timedelta(seconds=10 * self._loop.random.random())
 
     def _ways(self, hop: int) -> tuple[str, str | None]:
-        """The address of a hop, and of its other server where routes are mirrored."""
+        """Return the address of a hop, and that of its other server if routes are mirrored."""
         return str(address_of(hop)), str(address_of(hop + OTHER_HALF_OFFSET)) if self._faults.promoted else None

@@ -1,7 +1,7 @@
-"""The network of a daemon as it ships, over simulated streams: an event loop in the time of the run, and transports.
+"""The network code of the product over simulated streams: an event loop in simulated time, and transports.
 
-`broker/transport/sockets.py` and `stream.py` run as they are, without TLS: connecting, arbitration, turns of peers and
-the end of connections. `links.py` stands for them where certificates are shown, since handshakes take longer than runs.
+`broker/transport/sockets.py` and `stream.py` run unchanged, without TLS. In runs with certificates `links.py` replaces
+them, because TLS handshakes would take longer than a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Happening = Answered | Lost | Reached | Unreached | Outdated
 
 
 class EventLoop(asyncio.AbstractEventLoop):
-    """An event loop in the time of a run, as far as the network needs one."""
+    """An event loop in simulated time, with the methods that the network needs."""
 
     def __init__(self, loop: Loop, connect: Callable[[Address, Callable[[Bytes | None], None]], None]) -> None:
         self._loop = loop
@@ -49,7 +49,7 @@ class EventLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """Call something at once, after what runs now."""
+        """Call a function after the running one."""
         handle = asyncio.Handle(callback, args, self, context)
         self._loop.after(0.0, lambda: self._run(handle))
         return handle
@@ -63,25 +63,25 @@ class EventLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Call something in so many seconds."""
+        """Call a function after `delay` seconds."""
         return self.call_at(self._loop.now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Call something at that time."""
+        """Call a function at a time."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._loop.at(when, lambda: self._run(handle))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop."""
+        """Return a future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **named: Any) -> asyncio.Task[Any]:  # type: ignore[override]
-        """A task of this loop."""
+        """Return a task of this loop."""
         task = asyncio.Task(coro, loop=self, **named)
-        self._tasks = [one for one in self._tasks if not one.done()] + [task]
+        self._tasks = [known for known in self._tasks if not known.done()] + [task]
         return task
 
     def end(self) -> None:
@@ -95,15 +95,15 @@ class EventLoop(asyncio.AbstractEventLoop):
                 task.get_coro().close()
 
     def get_debug(self) -> bool:
-        """Say that nothing is to be looked at."""
+        """Return False: there is no debug mode."""
         return False
 
     def is_closed(self) -> bool:
-        """Say that it goes on; what is due after the end does not happen."""
+        """Return False. After `end` no function is called any more."""
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing: a cancelled one is passed over when its time comes."""
+        """Do nothing, because `_run` skips cancelled timers."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Let the run fail."""
@@ -115,7 +115,7 @@ class EventLoop(asyncio.AbstractEventLoop):
         """Connect to an instance of the run.
 
         Raises:
-            OSError: nobody is there.
+            OSError: the address has no listener.
         """
         address = Address(host, port)
         future: asyncio.Future[Bytes | None] = self.create_future()
@@ -179,19 +179,19 @@ class Transport(asyncio.Transport):
         """Do nothing, for the same reason."""
 
     def is_closing(self) -> bool:
-        """Return whether it is over."""
+        """Check whether the transport is closed."""
         return self._is_closing
 
     def is_reading(self) -> bool:
-        """Return whether the protocol is given what comes."""
+        """Check whether the protocol reads."""
         return self._is_reading
 
     def pause_reading(self) -> None:
-        """Keep what comes."""
+        """Buffer received bytes."""
         self._is_reading = False
 
     def resume_reading(self) -> None:
-        """Give the protocol what has come."""
+        """Give the buffered bytes to the protocol."""
         self._is_reading = True
         unread, self._unread = self._unread, []
         for data in unread:
@@ -223,24 +223,24 @@ class Transport(asyncio.Transport):
 
 
 class InOrder(dict[Stream, None]):
-    """A set that keeps the order, and all that were in it: what a seed does, it does again."""
+    """A set in insertion order, so that a seed repeats its run. `all` has all former members."""
 
     def __init__(self) -> None:
         super().__init__()
         self.all: list[Stream] = []  # weak references to a stream end with the run, and not at a collection
 
     def add(self, stream: Stream) -> None:
-        """Add one."""
+        """Add a stream."""
         self[stream] = None
         self.all.append(stream)
 
     def discard(self, stream: Stream) -> None:
-        """Remove one, if it is there."""
+        """Remove a stream if it is a member."""
         self.pop(stream, None)
 
 
 class FaultyInboxes(Inboxes):
-    """The inboxes of a daemon behind the last hop: `tell` and `bring` decide what becomes of an event or a message."""
+    """The inboxes of a daemon with faults: `tell` and `bring` decide whether an event or message enters an inbox."""
 
     def __init__(
         self,
@@ -254,19 +254,19 @@ class FaultyInboxes(Inboxes):
         self._bring = bring
 
     def put(self, item: NetworkEvent) -> None:
-        """Something has come."""
+        """Receive an event or message."""
         if isinstance(item, Arrival):
             self._bring(item.link, Arrived(item.body, item.is_forwarded))
         else:
             self._tell(item)
 
     def enter(self, item: NetworkEvent) -> None:
-        """Add one, and ring where it is for."""
+        """Put an event or message into its inbox, and wake the share."""
         super().put(item)
 
 
 class ShippedNetwork(Network):
-    """The network of a daemon that listens under the number of an instance of the run."""
+    """The network of the daemon of an instance."""
 
     def __init__(
         self, network: SimulatedNetwork, index: int, me: LocalIdentity, inboxes: Inboxes, clock: Callable[[], datetime]
@@ -288,7 +288,7 @@ class ShippedNetwork(Network):
         self._simulated.connect(self._index, index_of(address), done)
 
     def apply(self, policy: Policy) -> int | None:
-        """Do as the policy says, at once: where nothing is listened on, there is nothing to wait for."""
+        """Apply a network policy. Without a real port the coroutine ends without waiting."""
         try:
             self._apply(policy).send(None)
         except StopIteration as done:
@@ -297,15 +297,15 @@ class ShippedNetwork(Network):
         raise AssertionError
 
     def accept(self, stream: Bytes) -> None:
-        """A peer has connected."""
+        """Accept a connection of a peer."""
         Transport(self._events, stream, Stream(self, None))
 
     def begin_to_close(self) -> None:
-        """Tell every peer that the daemon stops."""
+        """Begin to close all connections, and notify the peers."""
         self._start(self._close())
 
     def crash(self) -> None:
-        """The streams end, and nobody is told anything more."""
+        """Close all streams without any further event."""
         self._events.end()
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
