@@ -72,7 +72,7 @@ class HoardingForwarder:
         return not any(target is not None and target.state is EndpointState.CLOSED for target in targets)
 
     def bring_all(self) -> list[str]:
-        """Remove closed endpoints over time, and replay their first messages. Returns conversations that were opened again.
+        """Remove closed endpoints over time, and replay their first messages. Returns the conversations opened again.
 
         Conversations of a restored copy are excluded: their initiator sends the first message again, which opens a new
         target, without any replay.

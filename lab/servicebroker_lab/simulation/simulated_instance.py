@@ -459,7 +459,9 @@ class Instance:
     @property
     def lease_is_held(self) -> bool:
         """True if the session of a daemon has the lease."""
-        return any(process.has_lease for process in (*self.daemons, *self.contenders))
+        return any(daemon.has_lease for daemon in self.daemons) or any(
+            contender.has_lease for contender in self.contenders
+        )
 
     def _serve(self) -> None:
         self.daemons.append(self.world.serve(self, self.world.loop.random.choice((3, MAX_CONVERSATIONS))))

@@ -662,7 +662,7 @@ class MemoryStore(Store):
             if batch.expected != endpoint.next:
                 raise InstanceError("Another process stores messages of the same conversations.")
             endpoint.next, endpoint.token = batch.reached, batch.token
-        if endpoint.state is EndpointState.CLOSED:  # it accepts no more messages, and its fragments were deleted
+        if endpoint.state is EndpointState.CLOSED:  # a closed endpoint accepts no messages; its fragments were deleted
             return False
         self._keep(endpoint, batch)
         is_new, found = False, self._in_order(endpoint, batch)
