@@ -1,4 +1,4 @@
-"""Several instances of one service: new conversations are spread over them, and each stays where it went."""
+"""Load balancing among several instances of a service: each new conversation is sent to one, and stays there."""
 
 from __future__ import annotations
 

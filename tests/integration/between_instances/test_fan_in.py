@@ -1,4 +1,4 @@
-"""Three instances send one way to one, each with a process of its own for the daemon."""
+"""Three instances send to a fourth one. Each has a daemon process."""
 
 from __future__ import annotations
 

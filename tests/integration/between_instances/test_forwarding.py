@@ -1,4 +1,4 @@
-"""Forwarding: a message for another instance passes through this one, which keeps and acknowledges nothing."""
+"""Forwarding of messages for another instance: the forwarder neither stores nor acknowledges them."""
 
 from __future__ import annotations
 

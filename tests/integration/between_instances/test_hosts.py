@@ -1,4 +1,4 @@
-"""Several hosts on one machine: each daemon in a network namespace with an address of its own."""
+"""Several simulated hosts: each daemon runs in a network namespace with its own address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large messages from elsewhere: a round keeps them beside their queue, and a thread puts them into it, in order."""
+"""Large messages from other instances: a round stores them outside of their queue, a thread inserts them in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An instance goes back to an old copy, and the other one does not: nothing is acknowledged and lost, both are told."""
+"""An old copy of one instance is restored: no acknowledged message is lost, and both sides get an error."""
 
 from __future__ import annotations
 

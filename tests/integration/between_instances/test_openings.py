@@ -1,4 +1,4 @@
-"""Conversations that begin in another instance: many in a round, and what their exchanges of keys share."""
+"""Conversations begun by another instance: many in one round, with shared key exchanges."""
 
 from __future__ import annotations
 

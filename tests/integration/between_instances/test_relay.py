@@ -1,4 +1,4 @@
-"""Conversations between two instances: the relays of both, with links that a test holds in its hands."""
+"""Conversations between two instances, by relays over a simulated connection whose frames the test passes on."""
 
 from __future__ import annotations
 

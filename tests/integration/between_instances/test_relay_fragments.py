@@ -1,4 +1,4 @@
-"""Stored fragments of messages between instances: they outlive a start, and those that no sender cuts are forgotten."""
+"""Stored fragments of messages between instances: they survive a restart, and invalid ones are deleted."""
 
 from __future__ import annotations
 

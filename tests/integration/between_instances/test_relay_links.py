@@ -1,4 +1,4 @@
-"""Links between instances: retries, lost links, turns of small and large messages, and acknowledgements."""
+"""Connections between instances: retries, losses, fairness for small and large messages, and acknowledgements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of the daemon between instances: what each finds, stores, postpones and keeps for the next."""
+"""Rounds (transactions) of the daemon: the messages that each reads, stores and postpones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes that change while conversations wait for their target: made, expired, here or elsewhere."""
+"""Routes that are created, changed or expire while conversations wait for their target."""
 
 from __future__ import annotations
 

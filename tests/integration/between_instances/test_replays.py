@@ -1,4 +1,4 @@
-"""The first message of a conversation that is brought again when both sides have gone, and clocks that differ."""
+"""Replays of a conversation's first message after both endpoints were removed, also with different clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`servicebroker serve` as real processes: endpoints, transport security, and what becomes of a daemon."""
+"""Processes of `servicebroker serve`: endpoints, transport security, stops and failures."""
 
 from __future__ import annotations
 

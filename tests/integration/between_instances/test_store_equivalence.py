@@ -1,4 +1,4 @@
-"""The store of the simulator does what PostgreSQL does: random operations on both, and nothing differs."""
+"""Random operations on the store of the simulator and on PostgreSQL have the same results."""
 
 from __future__ import annotations
 

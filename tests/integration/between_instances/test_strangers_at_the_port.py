@@ -1,4 +1,4 @@
-"""Strangers at the port of a daemon, who prove nothing: an honest peer is let in meanwhile, and the log stays short."""
+"""Many unauthenticated connections to a daemon: a valid peer is still accepted, and the log stays short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three instances, three processes of `servicebroker serve`: through a forwarder that is killed now and then."""
+"""Messages through a forwarder that is killed repeatedly: three instances with processes of `servicebroker serve`."""
 
 from __future__ import annotations
 

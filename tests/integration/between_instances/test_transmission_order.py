@@ -1,4 +1,4 @@
-"""The order of departures: by priority with HONOR_BROKER_PRIORITY, in turns without."""
+"""The order in which messages are sent: by priority with HONOR_BROKER_PRIORITY, otherwise round-robin."""
 
 from __future__ import annotations
 

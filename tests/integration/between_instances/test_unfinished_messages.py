@@ -1,4 +1,4 @@
-"""Messages that a peer begins and does not finish: how many are kept of it, for how long, and who tells of them."""
+"""Incomplete messages of a peer: their limits, their expiry, and the reports about them."""
 
 from __future__ import annotations
 

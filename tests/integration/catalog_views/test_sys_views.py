@@ -1,4 +1,4 @@
-"""The catalog views of schema sys: their columns, and what they say of every kind of row."""
+"""The catalog views of schema sys: their columns, and the rows of every kind of object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine whose clock is wrong: lifetimes, timers and stored times go by the server's."""
+"""A client with a wrong clock: lifetimes, timers and stored times use the server's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many readers and senders on one queue, and long groups that somebody has locked."""
+"""Many readers and senders on one queue, and long conversation groups that are locked."""
 
 from __future__ import annotations
 

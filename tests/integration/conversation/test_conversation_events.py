@@ -1,4 +1,4 @@
-"""Broker:Conversation (124) and Broker:Conversation Group (136), for who has subscribed to them."""
+"""The events Broker:Conversation (124) and Broker:Conversation Group (136)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a conversation: END in its forms, states, timers, what is left at the end."""
+"""The life cycle of a conversation: the forms of END, states, timers, and rows that remain after the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions that wait for each other in a circle: one gives way with 1205, the other goes on."""
+"""Deadlocks: one transaction is the victim and gets 1205, the other continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idempotency keys and the priority of one conversation: what a second BEGIN DIALOG gets, and who is received first."""
+"""Idempotency keys: the result of a second BEGIN DIALOG. Priorities of single conversations: the order of RECEIVE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lifetimes that run out, and the background that looks for what is due."""
+"""Expired lifetimes, and the maintenance thread that handles them."""
 
 from __future__ import annotations
 

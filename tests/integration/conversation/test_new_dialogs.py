@@ -1,4 +1,4 @@
-"""BEGIN DIALOG of a known way waits for its first messages, and leaves with them in one statement."""
+"""BEGIN DIALOG is deferred until its first messages, and written with them in one statement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`transaction.pipeline()`: SENDs that leave together, and what is raised for one of them."""
+"""`transaction.pipeline()`: several SENDs in one round trip, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drained queue gives its space back, and disturbs nobody with that."""
+"""A drained queue returns its disk space, without blocking other sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view of a queue: to be read, not to be written."""
+"""The view of a queue is read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RECEIVE: which messages, in which order, under which locks, and how it waits."""
+"""RECEIVE: the returned messages, their order, its locks and its wait."""
 
 from __future__ import annotations
 

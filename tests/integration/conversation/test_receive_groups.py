@@ -1,4 +1,4 @@
-"""RECEIVE from many conversation groups: which ones, in which order, and what stays behind."""
+"""RECEIVE from many conversation groups: the chosen groups, their order, and the messages that remain."""
 
 from __future__ import annotations
 

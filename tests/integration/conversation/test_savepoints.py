@@ -1,4 +1,4 @@
-"""The group lock lives to the end of the outermost transaction, whatever becomes of savepoints."""
+"""A group lock lasts until the end of the outermost transaction, also after a rollback to a savepoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SEND and BEGIN DIALOG: what arrives, what is refused, what waits."""
+"""SEND and BEGIN DIALOG: delivered, refused and waiting messages."""
 
 from __future__ import annotations
 

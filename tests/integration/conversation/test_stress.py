@@ -1,4 +1,4 @@
-"""Many threads at once: exactly once, in order, nothing left behind."""
+"""Many concurrent threads: messages are received exactly once and in order, and no rows remain."""
 
 from __future__ import annotations
 

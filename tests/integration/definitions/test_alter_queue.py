@@ -1,4 +1,4 @@
-"""ALTER QUEUE: status, what waits meanwhile, REBUILD."""
+"""ALTER QUEUE: STATUS, the messages that wait while it is OFF, and REBUILD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`servicebroker doctor` on real trouble."""
+"""`servicebroker doctor` on instances with real problems."""
 
 from __future__ import annotations
 

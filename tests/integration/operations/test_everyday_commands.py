@@ -1,4 +1,4 @@
-"""`servicebroker send | receive | peek | queue | service`, as they are typed; and 80 mistakes, each one sentence."""
+"""`servicebroker send | receive | peek | queue | service` as users type them, and the messages for 80 mistakes."""
 
 from __future__ import annotations
 

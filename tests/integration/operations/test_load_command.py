@@ -1,4 +1,4 @@
-"""`servicebroker load`: it measures, leaves nothing behind, and refuses a database that somebody else may use."""
+"""`servicebroker load`: its measurements, its cleanup, and its refusal of a database that others may use."""
 
 from __future__ import annotations
 

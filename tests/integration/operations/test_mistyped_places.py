@@ -1,4 +1,4 @@
-"""Mistyped places make no new, empty instance."""
+"""A mistyped folder or URL creates no new, empty instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from strangers on a terminal and in logs: no command prints what steers it, or a line that passes for ours."""
+"""Untrusted text on a terminal and in logs: no command prints control characters or forged lines of its own."""
 
 from __future__ import annotations
 

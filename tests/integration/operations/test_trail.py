@@ -1,4 +1,4 @@
-"""The trail: the life of a conversation, written while it happens, where somebody has asked for it."""
+"""The trail, an optional log of the events of conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remote service bindings between two databases of one instance: who a conversation acts as."""
+"""Remote service bindings between two databases of one instance: the principal of a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates that are in use tell when they expire: doctor, status and the metrics, from one list."""
+"""The expiry of certificates in use, as doctor, status and the metrics report it."""
 
 from __future__ import annotations
 

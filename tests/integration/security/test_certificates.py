@@ -1,4 +1,4 @@
-"""`servicebroker certificate`: what it makes, and what it refuses."""
+"""`servicebroker certificate`: created certificates, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A restricted role that means harm: statements, arguments, shadows and members, beside a ledger that stays exact."""
+"""A hostile restricted role: its statements, arguments, shadowing objects and members change no data of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that a restricted role may give to the functions of the fence: none of them stops who looks at an instance."""
+"""Extreme arguments of a restricted role to the functions of the fence: none breaks the diagnosis of an instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations of a restricted role: groups, ends, timers, delays and schedules, as an owner has them."""
+"""Conversations of a restricted role: groups, ends, timers, delays and schedules work as for the owner."""
 
 from __future__ import annotations
 

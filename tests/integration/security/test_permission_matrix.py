@@ -1,4 +1,4 @@
-"""The table who may what: principals by statements of T-SQL. What is done is undone: the rows share an instance."""
+"""A table of permissions: principals by T-SQL statements. Each case is rolled back, because all share an instance."""
 
 from __future__ import annotations
 

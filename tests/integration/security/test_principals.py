@@ -1,4 +1,4 @@
-"""Users and roles of a broker database, and who works there."""
+"""Users and roles of a broker database, and the current principal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documented behaviour that scripts rely on: numbers of errors, texts of modules, generated names."""
+"""Documented behaviour on which scripts rely: error numbers, texts of modules, generated names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SET TRANSACTION ISOLATION LEVEL: what each level keeps others from doing."""
+"""SET TRANSACTION ISOLATION LEVEL: what each level prevents other sessions from doing."""
 
 from __future__ import annotations
 

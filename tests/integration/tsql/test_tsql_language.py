@@ -1,4 +1,4 @@
-"""The language around queries: GOTO, and what else procedures are made of."""
+"""GOTO and the other statements of procedures besides queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The round trips of a T-SQL procedure; its COMMIT leaves with its SEND, unnoticed."""
+"""The round trips of a T-SQL procedure: its COMMIT is sent together with its SEND."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listings of the documents that the product was asked for from, run as they are printed."""
+"""The listings of the requirement documents, run as they are printed."""
 
 from __future__ import annotations
 

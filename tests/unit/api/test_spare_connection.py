@@ -1,4 +1,4 @@
-"""The connection that a pool's borrower gave back last, for who comes next."""
+"""The spare connection of a pool, which was returned last and is kept for the next caller."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ def connection(status: TransactionStatus = TransactionStatus.IDLE, *, due: float
 
 
 @pytest.fixture
-def at_hand() -> SpareConnection[Any]:
+def spare() -> SpareConnection[Any]:
     return SpareConnection()
 
 
-def test_who_comes_next_gets_it(at_hand: SpareConnection[Any]) -> None:
-    given = connection()
-    assert at_hand.keep(given) is None
-    assert at_hand.take() is given
+def test_the_next_caller_gets_it(spare: SpareConnection[Any]) -> None:
+    returned = connection()
+    assert spare.keep(returned) is None
+    assert spare.take() is returned
 
 
-def test_the_last_one_lies_there(at_hand: SpareConnection[Any]) -> None:
+def test_the_last_returned_connection_is_kept(spare: SpareConnection[Any]) -> None:
     """A borrower of a second connection returns that first, and goes on with its own."""
     own, second = connection(), connection()
-    assert at_hand.keep(second) is None
-    assert at_hand.keep(own) is second
-    assert at_hand.take() is own
+    assert spare.keep(second) is None
+    assert spare.keep(own) is second
+    assert spare.take() is own
 
 
-def test_nothing_is_kept_while_somebody_asks_the_pool(at_hand: SpareConnection[Any]) -> None:
-    """A waiter in the pool would not see a connection that is kept here."""
-    assert at_hand.take() is None
-    assert at_hand.take() is None
-    at_hand.asked(None)  # in vain
-    given = connection(due=0)
-    assert at_hand.keep(given) is given
-    at_hand.asked(given)
-    assert at_hand.keep(given) is None
+def test_nothing_is_kept_while_a_caller_waits_for_the_pool(spare: SpareConnection[Any]) -> None:
+    """The waiting caller would not get a connection that is kept here."""
+    assert spare.take() is None
+    assert spare.take() is None
+    spare.asked(None)  # the pool returned no connection
+    returned = connection(due=0)
+    assert spare.keep(returned) is returned
+    spare.asked(returned)
+    assert spare.keep(returned) is None
 
 
-def test_the_pool_sees_it_now_and_then(at_hand: SpareConnection[Any]) -> None:
+def test_it_returns_to_the_pool_after_a_minute(spare: SpareConnection[Any]) -> None:
     """The pool replaces old connections."""
-    at_hand.take()
-    given = connection(due=0)
-    at_hand.asked(given)
-    assert 0 < given.due - time.monotonic() <= 60
+    spare.take()
+    returned = connection(due=0)
+    spare.asked(returned)
+    assert 0 < returned.due - time.monotonic() <= 60
     old = connection(due=-0.001)
-    assert at_hand.keep(old) is old
+    assert spare.keep(old) is old
 
 
 @pytest.mark.parametrize("status", sorted(set(TransactionStatus) - {TransactionStatus.IDLE}))
-def test_what_is_not_free_is_the_pools_business(at_hand: SpareConnection[Any], status: TransactionStatus) -> None:
-    given = connection(status)
-    assert at_hand.keep(given) is given
+def test_a_connection_in_a_transaction_is_not_kept(spare: SpareConnection[Any], status: TransactionStatus) -> None:
+    returned = connection(status)
+    assert spare.keep(returned) is returned
 
 
-def test_what_lies_there_goes_back_to_the_pool(at_hand: SpareConnection[Any]) -> None:
-    given = connection()
-    assert at_hand.remove() is None
-    assert at_hand.keep(given) is None
-    assert at_hand.remove() is given
-    assert at_hand.keep(given) is None
-    assert at_hand.remove(and_close=True) is given
-    assert at_hand.keep(given) is given
+def test_remove_returns_the_kept_connection(spare: SpareConnection[Any]) -> None:
+    returned = connection()
+    assert spare.remove() is None
+    assert spare.keep(returned) is None
+    assert spare.remove() is returned
+    assert spare.keep(returned) is None
+    assert spare.remove(and_close=True) is returned
+    assert spare.keep(returned) is returned

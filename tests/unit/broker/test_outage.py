@@ -1,4 +1,4 @@
-"""A database that is down for a night fills no log."""
+"""Log messages of an outage are not repeated too often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from servicebroker.store.outage import Outage
 
 
-def test_the_same_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_message_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     outage = Outage(logging.getLogger("servicebroker.test"), "Lost", lambda: now)
     for second in range(130):

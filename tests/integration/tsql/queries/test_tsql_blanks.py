@@ -1,4 +1,4 @@
-"""The blanks that fill a char: where they count, and where not."""
+"""The blanks that pad a char: where they are significant, and where not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows are changed through cursors, or refused."""
+"""UPDATE and DELETE through cursors, and their errors."""
 
 from __future__ import annotations
 

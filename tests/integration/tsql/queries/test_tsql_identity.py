@@ -1,4 +1,4 @@
-"""IDENTITY: where it goes on, where it ends, and what writes numbers of its own."""
+"""IDENTITY: its next numbers, its limits, and explicit inserts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation T-SQL, run by PostgreSQL: what comes back is what T-SQL says."""
+"""Queries in T-SQL, translated and run by PostgreSQL: their results are those of SQL Server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XQuery in the methods of xml: what is more than a path."""
+"""XQuery expressions beyond paths, in the methods of xml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""U+0000 in strings of T-SQL: a character as any other, in whatever way it comes and goes."""
+"""U+0000 in strings of T-SQL is stored and returned like any other character."""
 
 from __future__ import annotations
 
