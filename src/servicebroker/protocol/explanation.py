@@ -36,7 +36,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         conversation: the conversation in question.
-        decisions: every possible one, at most `MOST_OUTCOMES`; equally likely if they differ by one random choice.
+        decisions: every possible one, at most `MAX_OUTCOMES`; equally likely if they differ by one random choice.
         expired: routes that would have matched and are ignored.
         is_here: a database of the instance has the service, and its broker is enabled.
         mirrors: mirrored pair -> a sentence with the daemon's knowledge of it.
