@@ -2,8 +2,8 @@
 
 A mirrored pair is a PostgreSQL primary and its standby, each with a daemon. The decision needs only the last answer of
 each of the two, or that it cannot be reached. A broker is the principal if its server is not a standby and has just
-committed. If both say so, the higher timeline wins, since each promotion begins a new one. Seen timelines are
-remembered, so that a former primary that comes back is recognized.
+committed. If both claim to be it, the higher timeline wins, since each promotion begins a new one. Known timelines are
+stored, so that a former primary that comes back is recognized.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Role(IntEnum):
     """The role that a broker states for itself."""
 
-    MIRROR = 0  # its server is a standby: it takes no messages
+    MIRROR = 0  # its server is a standby: it accepts no messages
     PRINCIPAL = 1
     IN_DOUBT = 2  # its server cannot be reached, or does not commit
 

@@ -1,4 +1,4 @@
-"""Routing: which route a conversation takes, and where that leads (docs/reference/rules.md#routing).
+"""Routing: the route of a conversation, and its destination (docs/reference/rules.md#routing).
 
 Three steps over plain values: find the matching routes, choose one of them, locate the service. Time and random
 numbers are arguments, so that equal arguments give equal decisions.

@@ -1,8 +1,8 @@
 """The quota of each peer for incomplete messages: fragments that are stored, but cannot be delivered yet.
 
-**The problem.** A large message comes in fragments, and messages may come out of order. Both are stored on disk until
-they are complete and in order. A peer may begin many messages and complete none, and so fill the disk. But a quota that
-just refused every fragment could let two honest large messages block each other for ever.
+**The problem.** A large message arrives in fragments, and messages may arrive out of order. Both are stored on disk
+until they are complete and in order. A peer may begin many messages and complete none, and so fill the disk. But a
+quota that just refused every fragment could let two honest large messages block each other for ever.
 
 **The rules.** A peer is the owner of a certificate, with all of its connections and conversations. Of its incomplete
 messages there are two classes:
