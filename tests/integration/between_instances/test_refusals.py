@@ -147,7 +147,9 @@ def test_a_dropped_certificate_is_found_on_both_sides(two: Two) -> None:
     found = finds(two.west, "It refuses us", "9751", f"peer {two.east.address}")
     assert "certificate export here and certificate import at the peer" in found["advice"]
     finds(two.west, f"service {STOCK}", "unknown ca")
-    found = finds(two.east, "peer TCP://127.0.0.1", "Refused here", "28035", "none of those that were imported here")
+    found = finds(
+        two.east, "peer TCP://127.0.0.1", "Refused here", "28035", "none of those that were imported into this instance"
+    )
     assert "servicebroker certificate import" in found["advice"]
     two.west.database.end_conversation(handle, cleanup=True)
 
