@@ -67,7 +67,10 @@ class ShareProcess(RemoteRelay):
                     start_new_session=True,  # Ctrl-C reaches only this process, which lets the child finish
                 )
         except OSError as problem:  # for example at the user's limit of processes
-            raise Unstartable(f"No process can be started: {one_line(problem)}.") from problem
+            raise Unstartable(
+                f"The daemon cannot start another process: {one_line(problem)}. "
+                "Raise the limit of processes (ulimit -u, TasksMax), or give a lower --processes."
+            ) from problem
         with suppress(ProcessExited):  # `ready` raises it
             self._say(begin)
 

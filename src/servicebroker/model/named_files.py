@@ -60,5 +60,5 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _read(data: bytes, most: int, path: Path) -> bytes:
     if len(data) > most:
-        raise OSError(errno.EFBIG, f"It has more than {most:,} bytes", str(path))
+        raise OSError(errno.EFBIG, f"The file has more than {most:,} bytes", str(path))
     return data

@@ -100,7 +100,7 @@ class Impossible(RuntimeError):
     """The error for an event that cannot happen in a stage: a bug of the caller."""
 
     def __init__(self, before: StrEnum, event: StrEnum) -> None:
-        super().__init__(f"A conversation is {before}, and {event}: that cannot be.")
+        super().__init__(f"A conversation is {before}, and {event}: there is no step for this (a bug).")
 
 
 _ROUTE_NOTED = (Action.NOTE_ADDRESS, Action.MATCH_AT_EXPIRY)

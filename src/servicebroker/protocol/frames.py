@@ -103,9 +103,9 @@ def _parse_header(header: bytes, limit: int) -> tuple[FrameKind, int, int]:
     if crc32(header[: _FIELDS.size]) != _CHECK.unpack_from(header, _FIELDS.size)[0]:
         raise WireError(11235, "the checksum of the header is wrong")
     if version != FRAME_FORMAT:
-        raise WireError(11235, f"frames of format {version} are unknown")
+        raise WireError(11235, f"its frame has format {version}, not {FRAME_FORMAT}: upgrade the older instance")
     if kind not in _KINDS:
-        raise WireError(11235, f"frames of kind {kind} are unknown")
+        raise WireError(11235, f"its frame has the unknown kind {kind}")
     if length > limit:
-        raise WireError(11235, f"the body has {length} bytes, allowed are {limit}")
+        raise WireError(11235, f"a body of {length} bytes exceeds the limit of {limit}")
     return _KINDS[kind], length, check

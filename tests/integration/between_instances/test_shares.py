@@ -432,7 +432,12 @@ def _no_more(*_: object, **__: object) -> Any:
 HINDRANCES = pytest.mark.parametrize(
     ("what", "name", "value", "said"),
     [
-        (subprocess, "Popen", _no_more, "No process can be started: [Errno 11] Resource temporarily unavailable."),
+        (
+            subprocess,
+            "Popen",
+            _no_more,
+            "The daemon cannot start another process: [Errno 11] Resource temporarily unavailable.",
+        ),
         (processes, "PROGRAM", [], "Another version was installed since the daemon began"),
         (processes, "MODULE", "no_such_module", "A process ended with exit code 1 as it began."),
     ],

@@ -62,7 +62,7 @@ def expected(matrix: str) -> dict[tuple[str, str], str]:
 def test_every_stage_with_every_event(stage: Stage, event: Event) -> None:
     after = expected(TAKEN).get((stage.name, event.name), "-")
     if after == "-":
-        with pytest.raises(Impossible, match=rf"^A conversation is {stage}, and {event}: that cannot be\.$"):
+        with pytest.raises(Impossible, match=rf"^A conversation is {stage}, and {event}: there is no step "):
             step(LEAVING, stage, event)
     else:
         assert step(LEAVING, stage, event).after is Stage[after]
@@ -72,7 +72,7 @@ def test_every_stage_with_every_event(stage: Stage, event: Event) -> None:
 def test_every_batch_with_every_event(storing: Storing, event: BatchEvent) -> None:
     after = expected(STORED)[storing.name, event.name]
     if after == "-":
-        with pytest.raises(Impossible, match=rf"^A conversation is {storing}, and {event}: that cannot be\.$"):
+        with pytest.raises(Impossible, match=rf"^A conversation is {storing}, and {event}: there is no step "):
             step(ARRIVING, storing, event)
     else:
         assert step(ARRIVING, storing, event).after is Storing[after]

@@ -77,7 +77,7 @@ def test_a_changed_bit_is_noticed_wherever_it_is(body: bytes, data: st.DataObjec
 def test_a_length_over_the_limit_is_refused_before_the_body_comes() -> None:
     reader = FrameReader(limit=10)
     reader.feed(encode_frame(FrameKind.HELLO, b"x" * 11)[:HEADER_SIZE])
-    with pytest.raises(WireError, match="allowed are 10"):
+    with pytest.raises(WireError, match="the limit of 10"):
         reader.next_frame()
 
 

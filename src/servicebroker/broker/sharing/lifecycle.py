@@ -91,6 +91,6 @@ class ShareLife:
         """
         step = STEPS.get((self.stage, event))
         if step is None:
-            raise RuntimeError(f"A share is {self.stage}, and {event}: that cannot be.")
+            raise RuntimeError(f"A share is {self.stage}, and {event}: there is no step for this (a bug).")
         self.stage = step.after
         return step.actions

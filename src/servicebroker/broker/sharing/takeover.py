@@ -122,7 +122,7 @@ class Takeover:
         """
         step = STEPS.get((self.phase, event))
         if step is None:
-            raise RuntimeError(f"A process is {self.phase}, and {event}: that cannot be.")
+            raise RuntimeError(f"A process is {self.phase}, and {event}: there is no step for this (a bug).")
         self.phase = step.after
         return step.actions
 
@@ -143,7 +143,8 @@ class Challenges:
         if known not in (self._highest, self._refuted):
             self._highest = known
             raise InstanceError(
-                f"A peer has seen timeline {known.timeline} of this cluster: another server was promoted."
+                f"A peer has seen timeline {known.timeline} of this cluster: another server was promoted. "
+                "If this server is not the primary any more, shut it down."
             )
 
     def objection(self, role_report: RoleReport) -> str:
