@@ -424,7 +424,7 @@ def test_what_cannot_work_is_said_before_spark_starts(feed, write, tmp_path):
     other = write(feed)
     other.write_text(other.read_text().replace(f'type = "{LINE}"', 'type = "Lien"'))
     assert told("check", other)["unknown_types"] == ["Lien"]
-    assert "no database of its queues has the message type 'Lien'" in pipeline("check", other).stderr
+    assert "no database of the queues has the message type 'Lien'" in pipeline("check", other).stderr
     assert told("check", write(feed))["unknown_types"] == []
     plain = pipeline("compact", write(feed, head='format = "parquet"'), code=1)
     assert "Only tables of Delta or Iceberg can be compacted" in plain.stderr
