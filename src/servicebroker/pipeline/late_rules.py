@@ -3,8 +3,8 @@
 `pipeline check` counts them, and `pipeline replay` writes them into the table of the rule.
 
 If the table is empty, all messages of its type in bronze are late, except quarantined ones. If it has rows and no key,
-the messages older than its first row are late. If it has rows and a key, late messages cannot be told from messages
-whose rows were replaced: use `pipeline rebuild`.
+the messages older than its first row are late. If it has rows and a key, late messages cannot be distinguished from
+messages whose rows were replaced: use `pipeline rebuild`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Rebuilt(NamedTuple):
 
 
 def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
-    """Write all rows of a table anew, from the messages in bronze. Then replay quarantined messages of the type.
+    """Write all rows of a table again, from the messages in bronze. Then replay quarantined messages of the type.
 
     The pipeline may write batches meanwhile: if a batch intervenes, the rebuild is repeated. It needs memory for the
     keys of all messages, and, if the table has a key, for all its rows.

@@ -186,7 +186,7 @@ def _pieces(staged: Sequence[Staged]) -> Steps[list[_Piece]]:
 
 
 def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -> Steps[None]:
-    """Send the pieces of a slot. A body that the target refuses ends its conversation; the rest goes on a new one."""
+    """Send the pieces of a slot. A body that the target refuses ends its conversation; a new one gets the rest."""
     handle, sent = yield from _conversation(sender, slot, now)
     refusals = 0
     for piece in pieces:
