@@ -5,9 +5,9 @@ messages the number of a batch that the sink already has. The sink would skip th
 Two tables prevent that.
 
 * `stream_offsets` has the acknowledged offset of each queue, and the start and end of the batch planned after it. Only
-  the process that owns the queue writes the row. A stream may start at one of these offsets only. From an older one it
-  would repeat acknowledged batches, and from a later one it would delete unread messages. The recorded start of a
-  planned batch gives the recorded end again.
+  the process that owns the queue writes the row. A stream that has read rows may only start at one of these offsets.
+  From an older one it would repeat acknowledged batches, and from a later one it would delete unread messages. The
+  recorded start of a planned batch gives the recorded end again.
 * `stream_batches` has the number of the last batch of each query, and a digest of its end offset. The tasks that read a
   batch write the row, since only they know the query's id and the batch number. A known number with another end is
   refused. A start that ends the last batch of a query is accepted, even if another stream has acknowledged more.
@@ -57,7 +57,7 @@ class StreamOffsets:
         self._planned = (start, end) if start and end else None
 
     def is_known(self, offset: Frontier) -> bool:
-        """True if `offset` is recorded, or is the beginning of the queue.
+        """True if `offset` is recorded, or if a stream at `offset` has read nothing yet.
 
         Also True without a record: an earlier version, which kept none, may have written the checkpoint.
         """
