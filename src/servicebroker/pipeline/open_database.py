@@ -75,7 +75,7 @@ class OpenDatabase:
                 raise InstanceError(
                     "This PostgreSQL database holds no instance of servicebroker: create one with servicebroker init."
                 )
-            check_home(find_home(connection), connection.info.dbname)
+            check_home(find_home(connection), connection.info.dbname)  # refuses a copy that was not adopted
             database_id = run(connection, find_database(database))
             return cls(opened, connection, database_id, run(connection, find_user(database_id)))
         except BaseException:
