@@ -76,7 +76,7 @@ def issue(
             invalid.
     """
     if not all(isinstance(date, datetime) and date.tzinfo is not None for date in (start, expiry)):
-        raise BrokerError(402, "START_DATE or EXPIRY_DATE", "something else", "datetime with a time zone")
+        raise BrokerError(402, "START_DATE or EXPIRY_DATE", "something else", "a datetime with a time zone")
     if not timedelta(0) < expiry - start <= timedelta(days=MAX_DAYS + 1):
         raise BrokerError(402, "EXPIRY_DATE", f"{expiry - start} after START_DATE", f"up to {MAX_DAYS} days after it")
     key = ec.generate_private_key(ec.SECP256R1())
@@ -132,14 +132,16 @@ def _succession(key: PublicKey) -> bytes:
 
 def _name(subject: object) -> x509.Name:
     if not isinstance(subject, str) or not subject.strip() or "\0" in subject:
-        raise BrokerError(402, "SUBJECT", type(subject).__name__, "str with at least one character")
+        raise BrokerError(402, "SUBJECT", type(subject).__name__, "a str of at least one character, without NUL")
     try:
         return x509.Name.from_rfc4514_string(subject)
     except ValueError:
         try:
             return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:MAX_SUBJECT_CHARACTERS])])
         except ValueError:
-            raise BrokerError(402, "SUBJECT", "a text that no certificate can hold", "str") from None
+            raise BrokerError(
+                402, "SUBJECT", "not valid in a certificate", "a name such as CN=shop, of at most 64 characters"
+            ) from None
 
 
 def read(data: bytes) -> Facts:
