@@ -136,7 +136,7 @@ def test_every_verb_that_locks_keeps_its_lock(database: sb.Database, verb: str) 
 def test_a_savepoint_needs_a_transaction(database: sb.Database) -> None:
     with connect(database.instance) as connection:
         joined = database.join(connection)
-        with pytest.raises(sb.InstanceError, match="no transaction"), joined.savepoint():
+        with pytest.raises(sb.InstanceError, match="open transaction"), joined.savepoint():
             pass
     with database.transaction() as transaction:
         pass
