@@ -437,7 +437,8 @@ def test_rows_are_counted_at_once_and_requests_are_seen(database: sb.Database) -
     SELECT p.rows, s.row_count FROM sys.partitions p JOIN sys.internal_tables t ON t.object_id = p.object_id
     JOIN sys.service_queues q ON q.object_id = t.parent_object_id
     JOIN sys.dm_db_partition_stats s ON s.object_id = p.object_id AND s.used_page_count > 0
-    WHERE q.name = 'CountedQueue' AND p.index_id IN (0, 1)
+    JOIN sys.indexes i ON i.object_id = p.object_id AND i.index_id = p.index_id
+    WHERE q.name = 'CountedQueue' AND p.index_id = 1
     SELECT rows FROM sys.partitions WHERE object_id = OBJECT_ID('Counted')
     SELECT r.command, r.blocking_session_id FROM sys.dm_exec_requests r WHERE r.session_id = @@SPID
     EXEC sp_who
