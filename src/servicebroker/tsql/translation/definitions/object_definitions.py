@@ -324,6 +324,19 @@ def _drop_members(writer: Writer, reader: PieceReader, table: str, written_table
 _CONNECTION_FUNCTIONS = frozenset({"db_id", "db_name", "@@spid"})  # answered by PostgreSQL for any connection
 
 
+def _is_updatable(query: exp.Expression) -> bool:
+    """Check whether PostgreSQL can change rows through a view of this query. If not, nothing is left to check."""
+    clauses = ("joins", "laterals", "distinct", "group", "having", "limit", "offset", "with_")
+    from_ = query.args.get("from_")
+    return (
+        isinstance(query, exp.Select)
+        and not any(query.args.get(clause) for clause in clauses)
+        and from_ is not None
+        and isinstance(from_.this, exp.Table)
+        and not any(member.find(exp.AggFunc, exp.Window) for member in query.expressions)
+    )
+
+
 def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
     """Write CREATE or ALTER VIEW. Its comment holds the T-SQL text."""
     view, qualified_name = _read_table(writer, reader, statement)
@@ -336,13 +349,14 @@ def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[st
     if not reader.take("AS"):
         raise reader.failure()
     rest = reader.piece.part(reader.at, len(reader.piece.words))
-    check = ""
-    if rest.words[-3:] == ["WITH", "CHECK", "OPTION"]:
-        rest, check = rest.part(0, len(rest.words) - 3), " WITH CHECK OPTION"
+    has_check = rest.words[-3:] == ["WITH", "CHECK", "OPTION"]
+    if has_check:
+        rest = rest.part(0, len(rest.words) - 3)
     reader.at = len(reader.piece.words)
     if any(rest.words[at : at + 3] == ["NEXT", "VALUE", "FOR"] for at in range(len(rest.words))):
         raise nested_next_value_error()
     node = parse_slice(rest)
+    check = " WITH CHECK OPTION" if has_check and _is_updatable(node) else ""
     translated = translate_query(writer, node, outermost=False)
     if translated.outputs is not None and not columns and any(not output.name for output in translated.outputs):
         raise TsqlError(
