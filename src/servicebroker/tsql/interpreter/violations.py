@@ -154,6 +154,7 @@ def _duplicate_in_new_index(table: str, statement: str, detail: str) -> TsqlErro
 def _key_value(detail: str) -> str:
     """Return the key in PostgreSQL's detail as SQL Server shows it."""
     value = detail.split(")=", 1)[-1].removesuffix(" already exists.").removesuffix(" is duplicated.")
+    value = re.sub(r"(?<=[(, ])\\x(?=[0-9a-f]*[,)])", "0x", value)
     return re.sub(r"\bnull(?=[,)])", "<NULL>", value)
 
 

@@ -355,6 +355,8 @@ _STORAGE_ADVICE = {
 def _check_storage(piece: Slice) -> None:
     for part in piece.split():
         instead = _STORAGE_ADVICE.get(part.words[0]) if part.words else None
+        if part.words == ["IGNORE_DUP_KEY", "=", "ON"]:
+            instead = "Insert the rows that are not there yet, with WHERE NOT EXISTS or MERGE."
         if instead is not None:
             raise not_supported(f"WITH ({part.words[0]})", instead)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from sqlglot import exp
 
@@ -49,6 +50,8 @@ _UNICODE_STRINGS = ("nvarchar", "nchar", "ntext", "sysname")
 _CODE_PAGE_STRINGS = ("varchar", "char", "text")
 _SCALED = ("datetime2", "time", "datetimeoffset")
 _NEW_DATES = ("date", *_SCALED)  # unlike datetime and smalldatetime, these do not convert to numbers
+_FIRST_YEAR_OF_DATETIME = 1753
+_CONSTANT_MOMENT = re.compile(r"'([1-9]\d{3})(-?)(\d\d)\2(\d\d)(?:([ T])(\d\d):(\d\d)(?::(\d\d))?)?'")
 _SIZE = re.compile(r"\d{1,9}")
 
 
@@ -99,6 +102,9 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
         return _to_variant(value)
     if value.type == VARIANT:
         return _from_variant(value, to, style, attempt)
+    moment = constant_moment(value, to) if style is None else None
+    if moment is not None:
+        return _fit_size(Sql(moment, to), to)
     if to.name == "datetimeoffset":
         return _to_datetimeoffset(value, to, style, attempt)
     if value.type is not None and value.type.name == "datetimeoffset":
@@ -140,6 +146,26 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
         return _fit_size(Sql(source, to), to, value.type)
     single = "_single" if style is None and _names_code_page(value, to) else ""
     return _fit_text(Sql(f"tsql.{_conversion_function(value, to)}{single}{arguments}", to), value, to, attempt=attempt)
+
+
+def constant_moment(value: Sql, to: SqlType) -> str | None:
+    """Write a date in a quoted text as a constant, which computed columns and filtered indexes may contain.
+
+    Return None for a text that depends on SET DATEFORMAT, has a fraction, or is no date of the type.
+    """
+    if not value.is_untyped or to.name not in ("date", "datetime", "datetime2"):
+        return None
+    match = _CONSTANT_MOMENT.fullmatch(value.text)
+    if match is None or (to.name == "datetime" and match[2] and match[5] != "T"):
+        return None
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.group(1, 3, 4, 6, 7, 8))
+    try:
+        moment = datetime(year, month, day, hour, minute, second)
+    except ValueError:
+        return None
+    if to.name == "datetime" and year < _FIRST_YEAR_OF_DATETIME:
+        return None
+    return f"date '{moment:%Y-%m-%d}'" if to.name == "date" else f"timestamp '{moment:%Y-%m-%d %H:%M:%S}'"
 
 
 def _names_code_page(value: Sql, to: SqlType) -> bool:

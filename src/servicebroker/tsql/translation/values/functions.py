@@ -27,9 +27,10 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
     writes_value,
 )
-from servicebroker.tsql.translation.values.casts import cast_value, own_clock
+from servicebroker.tsql.translation.values.casts import cast_value, constant_moment, own_clock
 from servicebroker.tsql.types import DATETIME, DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
 
+_DATETIME2 = SqlType("datetime2")
 # functions whose arguments are not plain values, registered by the modules that write them
 SPECIAL: dict[str, Callable[[Writer, list[exp.Expression]], Sql]] = {}
 
@@ -140,7 +141,7 @@ def write_argument(value: Sql, letter: str) -> str:
     if letter == "d" and value.kind == "number":
         return cast_value(value, DATETIME).text
     if letter == "d" and value.kind != "date":
-        return f"tsql.to_datetime2({typed_text(value)})"
+        return constant_moment(value, _DATETIME2) or f"tsql.to_datetime2({typed_text(value)})"
     return typed_text(value)
 
 
