@@ -121,7 +121,7 @@ class CatalogView(NamedTuple):
 
     name: str
     columns: dict[str, Column]  # known columns by name in lower case
-    source: str  # what stands in FROM: the view, or a query on it
+    source: str  # the text in FROM: the view, or a query on it
 
 
 def find_catalog_view(writer: Writer, qualified_name: object) -> CatalogView | None:
