@@ -318,7 +318,7 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
     for site, queue in ((world.east, STOCK_QUEUE), (world.west, ORDERS_QUEUE)):
         assert site.database.receive(queue) == []  # no forged message has come
     world.east.daemon.says("Audit Broker Conversation", subclass="No Security Header", peer_owner="certificate mallory")
-    eventually(lambda: "no route names it for" in world.doctor())
+    eventually(lambda: "no route leads to it for" in world.doctor())
 
 
 @contextmanager

@@ -254,7 +254,7 @@ def test_doctor_and_status_tell_of_it(pair: Pair, mallory: Stranger) -> None:
     assert "certificate mallory" not in told(pair.east, "doctor")  # they may be on their way
     age(pair.east, 400)
     found = told(pair.east, "doctor")
-    assert "peer with certificate mallory: 4 messages of 4 conversations began to come and are not complete" in found
+    assert "peer with certificate mallory: 4 messages of 4 conversations are not complete" in found
 
 
 def age(site: Site, seconds: float) -> None:

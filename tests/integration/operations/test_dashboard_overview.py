@@ -142,7 +142,7 @@ def test_a_page_ends_at_its_deadline_and_the_others_go_on(
         assert "does not answer" not in browser.text("i/0/queues")
         other.execute("lock table servicebroker.transmission_queue")
         text = browser.text("")
-        assert "It could not see messages that wait" in text
+        assert "The query of messages that wait failed" in text
         assert "In queues" in text
     eventually(lambda: "does not answer" not in browser.text("i/0/dead-letters"))
 

@@ -128,7 +128,7 @@ def test_the_schema_of_another_version_stays_as_it_is(make_instance_url: Callabl
     assert said.startswith("It is number 9999, of a newer servicebroker than this one")
     rows(url, "drop view sys.events; alter table servicebroker.routes rename to paths")
     unseen = problems(url, "doctor")
-    assert any("It could not see the network: relation" in one for one in unseen)
+    assert any("The query of the network failed: relation" in one for one in unseen)
     assert "PostgreSQL" in {one["subject"] for one in found(url)}  # the rest is told
 
 
@@ -144,7 +144,7 @@ def test_a_lock_on_a_table_cuts_the_looks_that_need_it(
         told = {one["subject"]: one["problem"] for one in found(url) if one["subject"] != "doctor"}
         assert "has locked servicebroker.routes for itself" in told[f"session {holder.info.backend_pid}"]
         unseen = problems(url, "doctor")
-        assert "It could not see the network: another session holds a lock that it needs." in unseen
+        assert "The query of the network failed: another session holds a lock that it needs." in unseen
         assert not any("queues" in one for one in unseen)
         holder.rollback()
         holder.execute("lock table servicebroker.conversation_endpoints")

@@ -266,7 +266,7 @@ def test_all_is_well() -> None:
         (
             {"peers": [PEER]},
             [
-                "peer with certificate mallory: What it brought was dropped, 40 times until 2030-01-01 11:50:00 UTC",
+                "peer with certificate mallory: Its messages were dropped, 40 times until 2030-01-01 11:50:00 UTC",
                 "lately //shop",
                 "servicebroker route create",
                 "servicebroker certificate drop mallory",
@@ -278,23 +278,23 @@ def test_all_is_well() -> None:
         ),
         (
             {"unfinished": [UNFINISHED]},
-            ["certificate mallory: 9,900 messages of 99 conversations", "are not complete, 311.9 MB, the last of it"],
+            ["certificate mallory: 9,900 messages of 99 conversations", "are not complete, 311.9 MB, the last part arrived"],
         ),
         ({"late": [LATE]}, ["queue Shop.dbo.Web", "Nobody drops 3 late answers to requests", "servicebroker serve"]),
         (
             {"late": [LATE._replace(answers=1, is_to_be_dropped=False)]},
             ["Nobody handles 1 late answer to a request", "process_late_answers"],
         ),
-        ({"unfinished": [UNFINISHED]}, ["all that is kept of one peer", "certificate drop mallory"]),
+        ({"unfinished": [UNFINISHED]}, ["the peer's limit", "certificate drop mallory"]),
         (
             {"unfinished": [UNFINISHED._replace(bytes=400)]},
-            ["are not complete, 0.0 MB, the last of it at 2030-01-01 11:50:00 UTC. See there whether it still sends"],
+            ["are not complete, 0.0 MB, the last part arrived at 2030-01-01 11:50:00 UTC. Check at the peer whether it still sends"],
         ),
         (
             {"unfinished": [UNFINISHED._replace(owner="", certificate=None, messages=1, conversations=1, bytes=400)]},
-            ["a peer without certificate: 1 message of 1 conversation began to come and is not complete, 0.0 MB"],
+            ["a peer without certificate: 1 message of 1 conversation is not complete, 0.0 MB"],
         ),
-        ({"peers": [PEER._replace(claim="standing")]}, ["who is the principal", "drop mallory"]),
+        ({"peers": [PEER._replace(claim="standing")]}, ["reported the primary", "drop mallory"]),
         (
             {"peers": [PEER._replace(claim="address", times=1)]},
             ["address where another peer was, 1 time until", "accept mallory"],
@@ -393,18 +393,18 @@ def test_a_mistyped_service_is_asked_about() -> None:
     [
         ({"state": "ER", "error": (-8408, "no such contract.")}, ["failed with -8408", "ADD CONTRACT"]),
         ({"state": "ER", "error": (-8494, "x")}, ["GRANT SEND"]),
-        ({"state": "ER", "error": (500, "no")}, ["failed with 500: no", "begin anew"]),
+        ({"state": "ER", "error": (500, "no")}, ["failed with 500: no", "begin a new conversation"]),
         ({"state": "ER"}, ["its Error was received", "END CONVERSATION"]),
         ({"state": "DI"}, ["The other side has ended it"]),
-        ({"state": "CD"}, ["It is closed", "Nothing is to be done"]),
+        ({"state": "CD"}, ["It is closed", "No action is needed"]),
         ({"lifetime": AGO}, ["lifetime is over"]),
         ({"is_on": False}, ["Its queue Shop.dbo.Q is OFF", "poison retry"]),
         ({"holders": [SESSION]}, ["Session 4711 holds its conversation group", "10 minutes"]),
         ({"failures": 3, "last_error": "ValueError: x"}, ["has failed 3 times", "ValueError: x", "poison end"]),
         ({"messages": 2, "oldest": AGO}, ["Nobody receives its 2 messages"]),
-        ({"peer_messages": 2}, ["has 2 messages of it to receive, in Shop.dbo.P"]),
-        ({"peer_messages": 1}, ["has 1 message of it to receive, in Shop.dbo.P"]),
-        ({"peer_messages": 1, "peer_is_on": False}, ["queue Shop.dbo.P is OFF, with 1 message of it", "poison retry"]),
+        ({"peer_messages": 2}, ["has not received 2 messages in Shop.dbo.P"]),
+        ({"peer_messages": 1}, ["has not received 1 message in Shop.dbo.P"]),
+        ({"peer_messages": 1, "peer_is_on": False}, ["queue Shop.dbo.P is OFF, with 1 message of this", "poison retry"]),
         ({"peer_messages": 1}, ["in Shop.dbo.P, where no reader waits"]),
         ({"peer_messages": 1, "peer_readers": 1}, ["in Shop.dbo.P.", "the other side's handle"]),
         ({"messages": 1, "oldest": AGO}, ["Nobody receives its 1 message in"]),
@@ -475,8 +475,8 @@ def test_versions_that_differ_are_named() -> None:
 
 def test_what_could_not_be_seen_is_told() -> None:
     cut, failed = judge_unseen([UnseenFacts("queues", "why.", True), UnseenFacts("peers", "it has no x", False)])
-    assert (cut.problem, "pg_locks" in cut.advice) == ("It could not see queues: why.", True)
-    assert (failed.problem, "pg_locks" in failed.advice) == ("It could not see peers: it has no x", False)
+    assert (cut.problem, "pg_locks" in cut.advice) == ("The query of queues failed: why.", True)
+    assert (failed.problem, "pg_locks" in failed.advice) == ("The query of peers failed: it has no x", False)
     assert judge_refused("") == []
     ((subject, problem, *_),) = judge_refused("A proxy stands before PostgreSQL.")
     assert (subject, problem) == ("PostgreSQL", "A proxy stands before PostgreSQL.")

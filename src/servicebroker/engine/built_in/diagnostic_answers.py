@@ -1,8 +1,7 @@
-"""ServiceDiagnostic: senders ask the built-in service for the state of a service that they may send to.
+"""The contract ServiceDiagnostic: a sender queries the state of a service to which it may send.
 
-The rules: docs/reference/rules.md#built-in-objects.
-
-The names and directions of the three message types are Service Broker's; the form of their bodies is ours.
+The rules: docs/reference/rules.md#built-in-objects. Names and directions of the three message types are those of SQL
+Server; the form of their bodies is this product's.
 """
 
 from __future__ import annotations
@@ -29,10 +28,12 @@ SQL = SqlFile(__file__)
 
 
 def answer_query(catalog: Catalog, database_id: int, query: Message, now: datetime) -> Steps[None]:
-    """Answer with a Status, and a Description if the initiator may send there. A malformed Query ends the dialog.
+    """Answer with a Status, and a Description if the initiator may send to the service.
+
+    A malformed Query ends the dialog with an error.
 
     Raises:
-        BrokerError: the initiator is gone, or has ended.
+        BrokerError: the conversation does not exist any more, or the initiator has ended it.
     """
     handle = query.conversation_handle
     endpoint = yield from find_endpoint(handle)

@@ -1,6 +1,6 @@
 """The built-in service returns an Echo and answers a Query (docs/reference/rules.md#built-in-objects).
 
-Only target endpoints answer, so that two of these services never talk to each other for ever.
+Only target endpoints answer, so that two of these services never answer each other for ever.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MAX_CONVERSATIONS = 100  # in one transaction
-MAX_MESSAGES = 100  # of each conversation, in one transaction
+MAX_CONVERSATIONS = 100  # conversations answered in one transaction
+MAX_MESSAGES = 100  # messages of each conversation answered in one transaction
 
 
 def answer_built_in(now: datetime) -> Steps[bool]:
     """Answer messages in the built-in queues, and end conversations that the initiator has ended. Waits for no lock.
 
-    True if work is left: more than fits, or a conversation that another session holds.
+    Returns True if messages remain: more than the limits, or on a conversation that another session has locked.
     """
-    rows = yield SQL(  # a table without a page has had no message since it was last empty
+    rows = yield SQL(  # leaves out tables without a page, which have no message
         "answer_built_in", (names.SERVICE_BROKER, names.FIRST_USER_ID)
     )
     is_left = False
@@ -69,14 +69,14 @@ def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
 
 
 def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
-    """Answer one message after the other, since each may be large. True if there may be more."""
+    """Answer the messages of a conversation one by one, because each may be large. Returns True if more may remain."""
     catalog = Catalog()
     next_message = Receive(queue.name, conversation_handle=handle).of_one
     for _ in range(MAX_MESSAGES):
         received = yield from receive(catalog, queue, next_message, now=now)
         if not received.rows:
             return False
-        labels = with_default_names(catalog.labels[queue.database_id])  # which may lack younger names
+        labels = with_default_names(catalog.labels[queue.database_id])  # names of newer objects may be missing
         (message,) = name_rows(received.rows, labels)
         with suppress(BrokerError):  # the initiator has ended meanwhile
             if message.message_type_name == names.ECHO:

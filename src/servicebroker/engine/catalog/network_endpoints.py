@@ -1,6 +1,6 @@
 """CREATE, ALTER and DROP ENDPOINT ... FOR SERVICE_BROKER (docs/reference/rules.md#endpoints-and-logins).
 
-An instance has at most one, and none at first. The daemon of the instance applies it within a second.
+An instance has at most one endpoint, and none at first. The daemon applies a change within a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,18 @@ FORWARD_SIZE = 10  # MB
 
 
 class NetworkEndpoint(NamedTuple):
-    """The stored endpoint. `host` is '' for every address; `certificate_id` None for the oldest valid one."""
+    """The stored endpoint.
+
+    Attributes:
+        state: one of `STATES`.
+        host: the address to listen at; '' for all addresses.
+        port: the port to listen at.
+        encryption: DISABLED, SUPPORTED or REQUIRED.
+        certificate_id: the certificate that the endpoint names; None for the oldest valid one.
+        forwards: message forwarding is on.
+        forward_size: the size limit of the forwarding store, in MB.
+        authentication: how peers prove their identity.
+    """
 
     state: str
     host: str
@@ -46,12 +57,12 @@ class NetworkEndpoint(NamedTuple):
 
     @property
     def warning(self) -> str | None:
-        """The warning about an encryption that admits unauthenticated peers."""
+        """The warning if the encryption setting lets unauthenticated peers connect; otherwise None."""
         return None if self.encryption == REQUIRED else WITHOUT_PROOF.format(self.encryption)
 
 
 def create_endpoint(operation: CreateEndpoint, now: datetime, *, in_domain: bool) -> Steps[str | None]:
-    """Insert the endpoint. Returns the warning if its encryption admits unauthenticated peers."""
+    """Insert the endpoint. Returns the warning if its encryption setting lets unauthenticated peers connect."""
     name = names.checked("endpoint", operation.name)
     if operation.listener_port is None:
         raise BrokerError(5837)
@@ -62,12 +73,12 @@ def create_endpoint(operation: CreateEndpoint, now: datetime, *, in_domain: bool
     rows = yield SQL("create_endpoint.insert_endpoints", (name, *_row(found)))
     if not rows:
         raise BrokerError(7874, hint="An instance has at most one endpoint for the broker: alter it, or drop it first.")
-    yield renew_routes()  # they may lead to this instance now
+    yield renew_routes()  # routes to the endpoint's address lead to this instance now
     return found.warning
 
 
 def alter_endpoint(operation: AlterEndpoint, now: datetime) -> Steps[str | None]:
-    """Change the given clauses. Returns the same warning as `create_endpoint`."""
+    """Change the clauses that the statement names. Returns the warning as `create_endpoint`."""
     name = names.checked("endpoint", operation.name)
     if operation == AlterEndpoint(name):
         raise BrokerError(402, "ALTER ENDPOINT", "empty", "at least one clause")
@@ -114,7 +125,11 @@ def _row(endpoint: NetworkEndpoint) -> tuple[object, ...]:
 
 
 def _checked(clauses: CreateEndpoint | AlterEndpoint, before: NetworkEndpoint, now: datetime) -> Steps[NetworkEndpoint]:
-    """Return the endpoint with the clauses applied to `before`, if the rules allow it."""
+    """Return the endpoint `before` with the clauses of the statement applied.
+
+    Raises:
+        BrokerError: what the checks of the clauses refuse.
+    """
     found = before._replace(
         state=_one_of("STATE", clauses.state, STATES) or before.state,
         host=before.host if clauses.listener_ip is None else _host(clauses.listener_ip),

@@ -38,9 +38,9 @@ MAXIMUM_TEXT = 256  # characters of an address, a service name and a broker iden
 
 
 def create_route(definer: Definer, operation: CreateRoute) -> Steps[list[UUID]]:
-    """Insert the route.
+    """Insert the route, and look for missing targets again.
 
-    Returns the conversations that another session holds, each for a `deliver_conversation` of its own.
+    Returns the conversations that another session has locked: the caller runs `deliver_conversation` for each.
     """
     yield from authorize(definer.user, operation.permission)
     owner = yield from find_owner(definer.user, operation.authorization)
@@ -54,7 +54,7 @@ def create_route(definer: Definer, operation: CreateRoute) -> Steps[list[UUID]]:
 
 
 def alter_route(definer: Definer, operation: AlterRoute) -> Steps[list[UUID]]:
-    """Change the given clauses. Returns the same as `create_route`."""
+    """Change the clauses that the statement names. Returns as `create_route`."""
     database_id, name, now = definer.database_id, operation.name, definer.clock()
     yield from authorize(definer.user, operation.permission, route_named(name))
     yield lock_delivery()
@@ -89,7 +89,7 @@ def alter_route(definer: Definer, operation: AlterRoute) -> Steps[list[UUID]]:
 
 
 def drop_route(definer: Definer, operation: DropRoute) -> Steps[list[UUID]]:
-    """Delete the route. Returns the same as `create_route`."""
+    """Delete the route. Returns as `create_route`."""
     database_id, name = definer.database_id, operation.name
     yield from authorize(definer.user, operation.permission, route_named(name))
     names.checked("route", name)
@@ -108,10 +108,10 @@ def explain_route(
     broker_instance: str | UUID | None,
     now: datetime,
 ) -> Steps[Explanation]:
-    """Return routing's decision about a conversation that begins in that database, or with None arrives from outside.
+    """Explain the routing of a conversation that begins in a database, or with None arrives from another instance.
 
     Raises:
-        BrokerError: 1093 no broker identifier, 402 no name of a service.
+        BrokerError: 1093 an invalid broker identifier, 402 an invalid service name.
     """
     if not isinstance(service, str) or not service or "\0" in service or not names.is_encodable(service):
         raise BrokerError(402, "SERVICE_NAME", shown(service), "the name of a service")
@@ -131,14 +131,18 @@ def _changed(definer: Definer, now: datetime) -> Steps[list[UUID]]:
     database_id = definer.database_id
     yield renew_routes(database_id)
     yield forget_unused()
-    yield SQL(  # services without a route may be asked for again
+    yield SQL(  # so that a missing route can be requested again
         "changed.delete_route_requests", (database_id,)
     )
     return (yield from match_again(definer.catalog, database_id, now))
 
 
 def _checked(clauses: CreateRoute, now: datetime) -> Route:
-    """Return the route that the clauses describe, if the rules allow it."""
+    """Check the clauses, and return the route that they describe.
+
+    Raises:
+        BrokerError: what the rules refuse.
+    """
     name = clauses.name
     service = _text(name, "SERVICE_NAME", clauses.service_name)
     instance = _identifier(name, clauses.broker_instance)
@@ -181,7 +185,11 @@ def _text(name: str, clause: str, given: object) -> str | None:
 
 
 def _identifier(name: str, given: str | UUID | None) -> str | None:
-    """Return a broker identifier in its usual spelling; None if none is given. Raises 1093 if it is invalid."""
+    """Return a broker identifier in its usual spelling; None without one.
+
+    Raises:
+        BrokerError: 1093 it is invalid.
+    """
     text = _text(name, "BROKER_INSTANCE", str(given) if isinstance(given, UUID) else given)
     if text is None:
         return None

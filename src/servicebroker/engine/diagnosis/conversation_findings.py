@@ -1,4 +1,4 @@
-"""Findings about one conversation: the reasons why it does not go on."""
+"""Findings about one conversation: the reasons why it makes no progress."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from servicebroker.model.wording import about_instance, counted
 
 
 def judge_conversation(facts: ConversationFacts) -> list[Finding]:
-    """Return the reasons why a conversation does not go on; nothing if it does."""
+    """Return the reasons why a conversation makes no progress; none without a problem."""
     return [Finding(f"conversation {facts.handle}", *found) for found in _conversation(facts)]
 
 
 def say_why_unanswered(facts: ConversationFacts) -> str:
-    """Return why a request has no answer: a fault of its conversation with advice, or its progress."""
+    """Return why a request has no answer: a problem of its conversation with advice, or how far the request is."""
     if found := judge_conversation(facts):
         return " ".join(f"{finding.problem} {finding.advice}" for finding in found)
     if facts.waits:
         return f"It has not reached {facts.far_service} yet."
-    return "Nothing that is known here stands in its way; the other side has not answered yet."
+    return "No problem is known on this side; the other side has not answered yet."
 
 
 def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
@@ -41,13 +41,15 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
         code, text = facts.error
         yield ConversationFinding(
             f"It has failed with {code}: {text} The Error message waits in {facts.queue}.",
-            REMEDIES.get(-code, "Receive the Error and END CONVERSATION; begin anew when the cause is mended."),
+            REMEDIES.get(
+                -code, "Receive the Error and END CONVERSATION; begin a new conversation when the cause is repaired."
+            ),
             acts=(end,),
         )
     elif facts.state == "ER":
         yield ConversationFinding(
             "It has failed, and its Error was received.",
-            "END CONVERSATION; begin anew when the cause is mended.",
+            "END CONVERSATION; begin a new conversation when the cause is repaired.",
             acts=(end,),
         )
     if facts.state == "DI":
@@ -57,18 +59,18 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
     if facts.state == "CD":
         yield ConversationFinding(
             "It is closed.",
-            "Nothing is to be done: it is kept so that no replay reopens it.",
+            "No action is needed: it is kept for a while, so that a repeated first message does not open it again.",
             Severity.NOTE,
         )
     if facts.state not in ("ER", "CD") and facts.lifetime <= facts.now:
         yield ConversationFinding(
-            "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
+            "Its lifetime is over.", "The next RECEIVE gets the Error -8489; begin a new conversation."
         )
     if facts.delayed_until is not None and facts.now - facts.delayed_until <= UNEXPLAINED_WAIT:
         what = counted(facts.waits, f"message to {facts.far_service} is", f"messages to {facts.far_service} are")
         yield ConversationFinding(
             f"{what} delayed until {facts.delayed_until:%Y-%m-%d %H:%M:%S} UTC.",
-            "servicebroker delayed list shows them, and delayed cancel takes them back.",
+            "servicebroker delayed list shows them; delayed cancel deletes them.",
             Severity.NOTE,
         )
     elif facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > UNEXPLAINED_WAIT):
@@ -93,7 +95,7 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
         held = f", and is held until {facts.held_until:%H:%M:%S} UTC" if facts.held_until else ""
         yield ConversationFinding(
             f"Its message has failed {counted(facts.failures, 'time')}{held}; the last time with {facts.last_error}",
-            "Mend the cause and servicebroker poison retry, or servicebroker poison end.",
+            "Repair the cause and run servicebroker poison retry, or servicebroker poison end.",
             acts=(retry,),
         )
     busy = facts.holders or facts.failures or facts.readers
@@ -109,7 +111,7 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
         if facts.is_activated:
             yield ConversationFinding(
                 f"The activation procedure has not received its {waits}.",
-                "servicebroker doctor says whether it runs.",
+                "servicebroker doctor reports whether it runs.",
             )
         else:
             yield ConversationFinding(f"Nobody receives its {waits}.", "Start the program that reads the queue.")
@@ -118,22 +120,22 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
 
 
 def _unread_by_peer(facts: ConversationFacts) -> ConversationFinding:
-    """Return why the other side has not received its delivered messages."""
+    """Return why the other side has not received messages that are in its queue."""
     waits = counted(facts.peer_messages, "message")
     if not facts.peer_is_on:
         return ConversationFinding(
-            f"The other side's queue {facts.peer_queue} is OFF, with {waits} of it.",
+            f"The other side's queue {facts.peer_queue} is OFF, with {waits} of this conversation.",
             "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
             acts=(Act("retry", facts.peer_queue),),
         )
     if not facts.peer_readers and not facts.peer_is_activated:
         return ConversationFinding(
-            f"The other side has {waits} of it to receive, in {facts.peer_queue}, where no reader waits.",
-            "See whether the program that reads that queue runs, or is busy with other messages.",
+            f"The other side has not received {waits} in {facts.peer_queue}, where no reader waits.",
+            "Check whether the program that reads that queue runs, or is busy with other messages.",
             Severity.WARNING,
         )
     return ConversationFinding(
-        f"The other side has {waits} of it to receive, in {facts.peer_queue}.",
-        "Ask servicebroker doctor for the other side's handle, or see who reads that queue.",
+        f"The other side has not received {waits} in {facts.peer_queue}.",
+        "Run servicebroker doctor with the other side's handle, or check which program reads that queue.",
         Severity.NOTE,
     )

@@ -1,4 +1,4 @@
-"""Findings about the serving daemon: its version, processes, clocks, and its way to the network."""
+"""Findings about the serving daemon: its version, its processes, clocks, and its network endpoint."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from servicebroker.model.wording import counted
 
 
 def judge_daemon_version(reports: Iterable[DaemonReport], version: str) -> list[Finding]:
-    """Compare the version of the serving daemon, if it tells one, with this version."""
+    """Report a serving daemon of another version than this one, if the daemon reports its version."""
     return [
         Finding(
             "servicebroker serve",
             f"It is {one.report}, and this is {version}.",
-            "Restart it with the installed version, or run the doctor of its version.",
+            "Restart it with the installed version, or run servicebroker doctor of its version.",
             Severity.WARNING,
         )
         for one in reports
@@ -36,28 +36,28 @@ def judge_daemon_version(reports: Iterable[DaemonReport], version: str) -> list[
 
 
 def judge_daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
-    """Report troubles that the daemon has noted, and a stuck daemon: a live one queries its database every second."""
+    """Report problems that the daemon has recorded, and a stuck daemon: one without a query for several seconds."""
     for report in daemon.reports if daemon is not None else ():
         if report.subject in TROUBLE_REMEDIES:
             said = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."
             yield Finding("servicebroker serve", said, TROUBLE_REMEDIES[report.subject])
     if daemon is None or daemon.since is None or now - daemon.since <= UNEXPLAINED_WAIT:
         return
-    if daemon.awaits_standby:  # `judge_commits` reports that, and another daemon would wait as well
+    if daemon.awaits_standby:  # `judge_commits` reports it, and another daemon would wait, too
         return
     long = duration(now - daemon.since)
     said = f"has waited in one statement for {long}" if daemon.state == "active" else f"has done nothing for {long}"
     yield Finding(
         "servicebroker serve",
         f"The process that serves the instance (session {daemon.pid}) {said}: messages from and to peers wait.",
-        "Check whether it or its machine hangs; end it and start it again. Another one that stands by takes over "
+        "Check whether it or its machine hangs; end it and start it again. Another waiting daemon takes over "
         f"after select pg_terminate_backend({daemon.pid}).",
         acts=(end_session(daemon.pid),),
     )
 
 
 def judge_replaced(processes: Sequence[ProcessStatus], now: datetime) -> Iterator[Finding]:
-    """Report processes that are replaced repeatedly; a single kill does no harm."""
+    """Report processes of the daemon that were killed and replaced repeatedly."""
     for one in processes:
         if one.replaced >= REPEATED_TIMES and one.last_time is not None and now - one.last_time < REFUSAL_AGE:
             yield Finding(
@@ -69,11 +69,11 @@ def judge_replaced(processes: Sequence[ProcessStatus], now: datetime) -> Iterato
 
 
 def judge_network(facts: Facts) -> Iterator[Finding]:
-    """Report what keeps messages from other instances, or lets anybody bring some."""
+    """Report problems that keep messages from other instances, or let unknown peers send some."""
     if facts.is_public:
         yield Finding(
             "endpoint",
-            "CONNECT is granted to public: anybody may connect with a self-made certificate.",
+            "CONNECT is granted to public: anybody may connect with a self-signed certificate.",
             "Import the certificates of the peers, then REVOKE CONNECT ON ENDPOINT::... FROM PUBLIC.",
             Severity.WARNING,
         )
@@ -110,19 +110,19 @@ def judge_network(facts: Facts) -> Iterator[Finding]:
 
 
 def judge_clocks(clocks: Iterable[WrongClock], now: datetime) -> Iterator[Finding]:
-    """Report clocks that were wrong lately."""
+    """Report clocks that were wrong within the last minute."""
     for clock in clocks:
         if abs(now - clock.last) < LONG_WAIT:
             yield _clock(clock)
 
 
 def _clock(one: WrongClock) -> Finding:
-    """Report a wrong clock. The broker ignores it, but logs carry its times."""
+    """Report a wrong clock. The broker uses the server's clock only, but logs have times of the wrong one."""
     where = f"machine {one.host}" if one.host else "machine of the PostgreSQL server"
     off = f"{abs(one.seconds_ahead):,} s {'ahead of' if one.seconds_ahead > 0 else 'behind'}"
     return Finding(
         where,
-        f"The clock of {one.program} there is {off} that of the PostgreSQL server, whose time counts for all.",
+        f"The clock of {one.program} there is {off} that of the PostgreSQL server, whose time the broker uses.",
         "Set the clock that is wrong.",
         Severity.WARNING,
     )

@@ -1,4 +1,4 @@
-"""The judgement of `servicebroker doctor`: all findings about the facts of an instance. Pure functions."""
+"""The findings of `servicebroker doctor` about the facts of an instance. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servicebroker.model.schema_difference import SchemaDifference
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Return the problems of the instance; none if all is well."""
+    """Return the findings about the instance; none if it has no problem."""
     now = facts.now
     return [
         *judge_settings(facts),
@@ -50,7 +50,7 @@ def judge(facts: Facts) -> list[Finding]:
 
 
 def judge_schema(schema: SchemaDifference, version: str) -> list[Finding]:
-    """Report that the schema is of another version: diagnosis does not bring it up to date."""
+    """Report a schema of another version. Diagnosis does not migrate it."""
     if not schema.missing and not schema.unknown:
         return []
     which, advice = "an older", "upgrade: stop all processes of the instance, run servicebroker init, and start them."
@@ -59,21 +59,21 @@ def judge_schema(schema: SchemaDifference, version: str) -> list[Finding]:
     return [
         Finding(
             "schema",
-            f"It is number {schema.number}, of {which} servicebroker than this one ({version}), which cannot see all "
-            "and has changed nothing.",
-            f"Ask the doctor of that version, or {advice}",
+            f"It is number {schema.number}, of {which} servicebroker than this one ({version}), which may miss "
+            "problems and has changed nothing.",
+            f"Run servicebroker doctor of that version, or {advice}",
             Severity.WARNING,
         )
     ]
 
 
 def judge_unseen(unseen: Iterable[UnseenFacts]) -> list[Finding]:
-    """Report what could not be seen, so that nobody takes its silence for health."""
+    """Report queries that have failed: without a finding, their subject would seem to have no problem."""
     return [
         Finding(
             "doctor",
-            f"It could not see {one.subject}: {one.reason}",
-            "Run it again. If that does not help, pg_stat_activity and pg_locks show what that statement waits for."
+            f"The query of {one.subject} failed: {one.reason}",
+            "Run doctor again. If the query fails again, pg_stat_activity and pg_locks show what it waits for."
             if one.is_cut
             else "The other findings are valid.",
         )

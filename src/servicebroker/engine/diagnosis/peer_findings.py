@@ -1,4 +1,4 @@
-"""Findings about peers: refusals, broken connections, wrong claims, unfinished messages, old copies, certificates."""
+"""Findings about peers: refusals, broken connections, false claims, incomplete messages, old copies, certificates."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from servicebroker.model.wording import counted
 from servicebroker.protocol.limits import LIMITS
 
 INCIDENT_AGE = timedelta(days=1)  # older incidents with peers are not reported
-# time without a fragment of a message, in which a sender retries often
+# a peer is reported if no fragment of its incomplete messages arrived for this time, in which it retries often
 UNFINISHED_IDLE = timedelta(seconds=LIMITS.unfinished_idle_full)
 _SAID = {
     INSTANCE: "It claims to be an instance that is another's, {0}: {1}.",
     ADDRESS: "It has answered at an address where another peer was, {0}: {1}.",
-    MESSAGES: "What it brought was dropped, {0}; no route names it for what that says it comes from, lately {1}.",
-    STANDING: "It has said who is the principal of a mirrored pair that it is no half of, {0}, lately {1}.",
-    TWINS: "Two daemons that say they are this instance have brought messages at the same time, {0}, {1}.",
+    MESSAGES: "Its messages were dropped, {0}: no route leads to it for the service that they name, lately {1}.",
+    STANDING: "It has reported the primary of a mirrored pair to which it does not belong, {0}, lately {1}.",
+    TWINS: "Two daemons that claim to be this instance have sent messages at the same time, {0}, {1}.",
 }
 _COPY = (
     "One of them is a copy of the other, as of a virtual machine or a base backup. Where the copy is: servicebroker "
@@ -36,7 +36,7 @@ _ROUTE = (
 
 
 def judge_refusals(refusals: Sequence[RefusalRecord], now: datetime) -> list[Finding]:
-    """Report what peers or this instance refuse, failures of the daemon's work, and connections that break."""
+    """Report refusals by peers and by this instance, failures of the daemon, and connections that break repeatedly."""
     return [
         *(_refusal(one) for one in refusals if one.number not in (CONNECTION_BROKEN, ROUND_FAILED)),
         *(_failed(one) for one in refusals if one.number == ROUND_FAILED),
@@ -45,7 +45,7 @@ def judge_refusals(refusals: Sequence[RefusalRecord], now: datetime) -> list[Fin
 
 
 def _refusal(one: RefusalRecord) -> Finding:
-    """Report a connection or a message that one of both sides has refused."""
+    """Report a connection or a message that the peer or this instance has refused."""
     what = "Refused here" if one.is_ours else "It refuses us"
     return Finding(
         f"peer {one.peer}",
@@ -55,12 +55,12 @@ def _refusal(one: RefusalRecord) -> Finding:
 
 
 def _failed(one: RefusalRecord) -> Finding:
-    """Report a failure of the daemon itself, which has restarted its work."""
+    """Report a failed round of the daemon, after which it has restarted its work."""
     return Finding(one.peer, f"It has failed {_often(one)}: {one.number} {one.text}", REMEDIES[one.number])
 
 
 def _lasts(one: RefusalRecord, now: datetime) -> bool:
-    """Check whether connections with a peer broke repeatedly and lately; every restart of a machine breaks one."""
+    """Check whether connections with a peer broke repeatedly and recently. A single one is no problem: a restart."""
     return one.times >= REPEATED_TIMES and abs(now - one.last) < LONG_WAIT
 
 
@@ -77,7 +77,7 @@ def _often(one: RefusalRecord) -> str:
 
 
 def judge_claims(peers: Iterable[PeerFacts], now: datetime) -> Iterator[Finding]:
-    """Report wrong claims of peers, but for old ones."""
+    """Report false claims of peers, without old ones."""
     for peer in peers:
         if now - peer.last < INCIDENT_AGE:
             yield _peer(peer)
@@ -90,28 +90,28 @@ def judge_disputes(disputes: Iterable[DisputeFacts]) -> Iterator[Finding]:
 
 
 def judge_unfinished(unfinished: Iterable[UnfinishedOfPeer], now: datetime) -> Iterator[Finding]:
-    """Report peers that have used up their quota, or have completed no message for long."""
+    """Report peers that have used up their quota, or whose incomplete messages have made no progress for long."""
     for peer in unfinished:
         if is_much(peer) or now - peer.last_time > UNFINISHED_IDLE:
             yield _unfinished(peer)
 
 
 def judge_old_copies(old_copies: Iterable[OldCopyFacts], now: datetime) -> Iterator[Finding]:
-    """Report databases that were restored, here or at peers, but for old incidents."""
+    """Report databases of this instance or of peers that were restored from old copies, without old incidents."""
     for old_copy in old_copies:
         if now - old_copy.last < INCIDENT_AGE:
             yield _old_copy(old_copy)
 
 
 def judge_certificates(certificates: Iterable[UsedCertificate], now: datetime) -> Iterator[Finding]:
-    """Report certificates that have expired, or expire soon."""
+    """Report certificates that have expired or expire soon."""
     for certificate in certificates:
         if certificate.is_expiring(now):
             yield _certificate(certificate, now)
 
 
 def _peer(one: PeerFacts) -> Finding:
-    """Report a peer's wrong claims, none of which had any effect."""
+    """Report a peer's false claims. They had no effect."""
     said = _SAID[one.claim].format(f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail)
     if one.claim == TWINS:
         return Finding(f"peer {one.owner}".rstrip(), said, _COPY, Severity.WARNING)
@@ -148,14 +148,16 @@ def is_much(one: UnfinishedOfPeer) -> bool:
 
 
 def _unfinished(one: UnfinishedOfPeer) -> Finding:
-    """Report messages that a peer has begun to send and not completed."""
+    """Report messages of which a peer has sent only a part."""
     begun = (
-        f"{counted(one.messages, 'message')} of {counted(one.conversations, 'conversation')} began to come and "
-        f"{'is' if one.messages == 1 else 'are'} not complete, {megabytes(one.bytes)} MB, the last of it at "
+        f"{counted(one.messages, 'message')} of {counted(one.conversations, 'conversation')} "
+        f"{'is' if one.messages == 1 else 'are'} not complete, {megabytes(one.bytes)} MB, the last part arrived at "
         f"{one.last_time:%Y-%m-%d %H:%M:%S} UTC."
     )
-    full = " That is all that is kept of one peer: more is taken only as these are completed." if is_much(one) else ""
-    advice = "See there whether it still sends; what brings nothing for an hour is deleted, and comes again."
+    full = (
+        " That is the peer's limit: other long messages have to wait until these are complete." if is_much(one) else ""
+    )
+    advice = "Check at the peer whether it still sends; parts without progress for an hour are deleted and sent again."
     if one.certificate:
         advice += f" If it means harm: servicebroker certificate drop {one.certificate}."
         advice += f" If it needs more: servicebroker certificate budget {one.certificate}."
@@ -212,10 +214,10 @@ def _certificate(one: UsedCertificate, now: datetime) -> Finding:
 
 
 def peer_with(owner: str) -> str:
-    """Name a peer by the owner of its certificate."""
+    """Return the name of a peer: the owner of its certificate."""
     return f"peer with {owner}" if owner != NOBODY else "a peer without certificate"
 
 
 def megabytes(count: int) -> str:
-    """Write a number of bytes in megabytes."""
+    """Return a number of bytes as text, in megabytes."""
     return f"{count / 2**20:,.1f}"

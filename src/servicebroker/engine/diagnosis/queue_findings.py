@@ -17,7 +17,7 @@ _AGAIN = " Then start it again: ALTER QUEUE ... ACTIVATION (STATUS = OFF), and O
 
 
 def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
-    """Return the findings about one queue."""
+    """Return the findings about one queue: OFF, activation, failing messages, messages that are not received."""
     subject = f"queue {queue.name}"
     if not queue.is_on:
         yield Finding(
@@ -116,13 +116,13 @@ def judge_waits(facts: Facts) -> Iterator[Finding]:
 
 
 def judge_late(late: Iterable[LateAnswersOfQueue]) -> Iterator[Finding]:
-    """Report late answers to requests that no program takes."""
+    """Report late answers to requests that no program handles or drops."""
     for answers in late:
         yield _late(answers)
 
 
 def _is_on_its_way(wait: WaitFacts, facts: Facts) -> bool:
-    """Return whether messages are young, and nobody has said why they wait. SEND writes that there is no transport."""
+    """Check whether messages have waited only briefly, and without a reason. NO_TRANSPORT is what SEND writes."""
     is_unexplained = not wait.status or (wait.status == NO_TRANSPORT and facts.daemon is not None)
     return is_unexplained and facts.now - wait.oldest <= UNEXPLAINED_WAIT
 

@@ -1,4 +1,4 @@
-"""Findings about the PostgreSQL server: its settings, standbys, disk and log, and its publications."""
+"""Findings about the PostgreSQL server: failures, settings, standbys, disk, log, and publications."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from servicebroker.engine.security.certificate_ages import UsedCertificate
 from servicebroker.model.security.certificates import Facts as CertificateFacts
 from servicebroker.model.wording import counted
 
-ENOUGH_DISK_BYTES = 2**30  # free bytes of a disk; a twentieth of a small one is enough, too
-STANDBY_WAIT = timedelta(seconds=5)  # of a commit for its standby, from which it is reported
-SHORT_TIMEOUT_MS = 1_000  # ms; a longer timeout of applications interrupts no verb
+ENOUGH_DISK_BYTES = 2**30  # free bytes of a disk; on a small disk a twentieth of its size is enough
+STANDBY_WAIT = timedelta(seconds=5)  # a commit that waits longer for its standby is reported
+SHORT_TIMEOUT_MS = 1_000  # ms; a timeout up to this may interrupt a verb
 _NO_CONNECTION = ("too many clients", "remaining connection slots", "too many connections")
-# messages of a running server about a wrong URL
+# errors of a running server that refuses the connection of a wrong URL
 _NO_ENTRANCE = re.compile(
     r"pg_hba\.conf|authentication failed|no password supplied|not permitted to log in"
     r'|(role|database) ".*" does not exist|permission denied for database'
@@ -26,14 +26,14 @@ _NO_ENTRANCE = re.compile(
 
 
 def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: datetime) -> list[Finding]:
-    """Return findings while the database is down: its failure, and problems found in files."""
-    said = f"It is down, so that most cannot be known: {problem}"
-    advice = "Start the server; what waits goes on by itself then. Ask doctor again."
+    """Return findings while the database cannot be reached: the failure, and problems found in files."""
+    said = f"It is down, so doctor can check little: {problem}"
+    advice = "Start the server; waiting work then continues by itself. Run doctor again."
     if any(words in problem for words in _NO_CONNECTION):
-        said = f"No connection is left, so that most cannot be known: {problem}"
+        said = f"No connection is left, so doctor can check little: {problem}"
         advice = "End sessions that nobody needs, or raise max_connections (ALTER ROLE ... CONNECTION LIMIT)."
     elif _NO_ENTRANCE.search(problem):
-        said = f"It is up, but refuses this connection, so that most cannot be known: {problem}"
+        said = f"It is up, but refuses this connection, so doctor can check little: {problem}"
         advice = "Correct the role, the password or the database in the URL, or let the role in by pg_hba.conf."
     found = [Finding("PostgreSQL", said, advice)]
     own = [UsedCertificate("", "", one.subject, True, one.expiry_date) for one in certificates]
@@ -41,7 +41,7 @@ def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: date
 
 
 def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
-    """Check the free room on a data folder's disk, in bytes: with a full disk nothing is stored or acknowledged."""
+    """Report a data folder's disk with too little free space, in bytes: on a full disk, nothing can be stored."""
     if free >= min(size // 20, ENOUGH_DISK_BYTES):
         return []
     said = f"Its disk is full but for {free // 2**20} MB."
@@ -51,7 +51,7 @@ def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
 
 
 def judge_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
-    """Report that several servers of a URL accept writes (split brain): an old primary runs beside the new one."""
+    """Report that several servers of a URL accept writes (split brain): an old primary still runs."""
     writable = sorted((one for one in hosts if not one.is_standby), key=lambda one: one.timeline)
     if len(writable) < 2:
         return []
@@ -60,15 +60,15 @@ def judge_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
         return [
             Finding(
                 "PostgreSQL",
-                f"The hosts of the URL are servers of different clusters, and each takes writes: {said}.",
-                "Name only one cluster: now each connection gets an arbitrary one of them.",
+                f"The hosts of the URL are servers of different clusters, and each accepts writes: {said}.",
+                "Name only one cluster in the URL: now each connection uses an arbitrary one of them.",
             )
         ]
     newest = writable[-1]
     return [
         Finding(
             "PostgreSQL",
-            f"Several servers of the URL take writes: {said}. Changes on a lower timeline will be lost.",
+            f"Several servers of the URL accept writes: {said}. Changes on a lower timeline will be lost.",
             f"Stop every one but {newest.host}, before anything else; then make it a standby of {newest.host} "
             "(pg_basebackup or pg_rewind). End no conversation before.",
         )
@@ -76,8 +76,8 @@ def judge_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
 
 
 def judge_refused(problem: str) -> list[Finding]:
-    """Report why no application can open the instance, though PostgreSQL answers; none if `problem` is empty."""
-    advice = "Until that is mended, no application can open the instance."
+    """Report why no application can open the instance although PostgreSQL answers; none if `problem` is empty."""
+    advice = "Until that is repaired, no application can open the instance."
     return [Finding("PostgreSQL", problem, advice)] if problem else []
 
 
@@ -92,7 +92,7 @@ def judge_log(path: str, written: str) -> Finding:
 
 
 def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
-    """Judge the role's timeouts, in milliseconds, that interrupt applications; sessions of the broker have none."""
+    """Report timeouts of the role, in milliseconds, that may interrupt applications."""
     return [
         Finding(
             "PostgreSQL",
@@ -106,7 +106,7 @@ def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
 
 
 def judge_settings(facts: Facts) -> Iterator[Finding]:
-    """Report settings of the server that lose messages or refuse verbs, and a standby."""
+    """Report settings that can lose messages or make verbs fail, and a server that is a standby."""
     for name, loss in (
         ("fsync", "a crash of the machine can destroy the database"),
         ("full_page_writes", "a crash of the machine can destroy the database"),
@@ -128,7 +128,7 @@ def judge_settings(facts: Facts) -> Iterator[Finding]:
 
 
 def judge_commits(facts: Facts) -> Iterator[Finding]:
-    """Report that commits wait for a synchronous standby: SEND and RECEIVE do not return, and nothing is lost."""
+    """Report that commits wait for a synchronous standby, so that SEND and RECEIVE do not return."""
     commits = facts.commits
     if not commits.standby_names or facts.in_recovery:
         return

@@ -10,9 +10,9 @@ SQL = SqlFile(__file__)
 
 
 def end_session(pid: int) -> Steps[bool]:
-    """End a client session of this database, and record it. Returns False if there is none of that number.
+    """End a client session of this database, and record it in the audit log. Returns False if it does not exist.
 
-    PostgreSQL lets members of the session's role, of pg_signal_backend, and superusers do that.
+    PostgreSQL allows it to superusers, and to members of the session's role or of pg_signal_backend.
     """
     rows = yield SQL("end_session", (pid,))
     if not rows:

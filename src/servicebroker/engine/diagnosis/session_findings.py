@@ -1,4 +1,4 @@
-"""Findings about sessions of the server, of the broker and of others: transactions, locks, rights and connections."""
+"""Findings about sessions and roles of the PostgreSQL server: transactions, locks, rights and connections."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from servicebroker.engine.diagnosis.findings import Finding, Severity, duration,
 from servicebroker.model.wording import counted
 from servicebroker.store.lock_functions import CLOSING_COMMAND
 
-TABLE_LOCK_TIME = timedelta(seconds=5)  # of a transaction with a table to itself, from which it is reported
-_MOST_NAMED = 5  # roles in one finding
+TABLE_LOCK_TIME = timedelta(seconds=5)  # a transaction that locks a table exclusively for longer is reported
+_MOST_NAMED = 5  # roles that one finding names
 
 
 def judge_table_locks(table_locks: Iterable[TableLockFacts], now: datetime) -> Iterator[Finding]:
-    """Report sessions that have had a table of the broker to themselves for long."""
+    """Report sessions that have locked a table of the broker exclusively for longer than `TABLE_LOCK_TIME`."""
     for lock in table_locks:
         if _is_long(lock, now):
             yield _table_lock(lock, now)
@@ -45,7 +45,7 @@ def _table_lock(lock: TableLockFacts, now: datetime) -> Finding:
 
 
 def judge_sessions(sessions: Iterable[SessionFacts], now: datetime) -> Iterator[Finding]:
-    """Report transactions that have been open for long."""
+    """Report transactions that have been open for longer than `LONG_WAIT`."""
     for session in sessions:
         if now - session.since > LONG_WAIT:
             yield Finding(
@@ -57,7 +57,7 @@ def judge_sessions(sessions: Iterable[SessionFacts], now: datetime) -> Iterator[
 
 
 def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
-    """Report what other roles and sessions of the server do to the instance."""
+    """Report other roles and sessions of the server that disturb the instance, or could read its messages."""
     for role, some, count in facts.trespassers:
         yield Finding(
             f"role {role}",
@@ -69,7 +69,7 @@ def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
     for one in facts.blockers:
         yield Finding(
             f"session {one.pid}",
-            f"It ({one.role}, {one.application or 'no name'}) holds our lock of {one.lock}, for which "
+            f"It ({one.role}, {one.application or 'no name'}) holds the broker's lock of {one.lock}, for which "
             f"{counted(one.waiting, 'session waits', 'sessions wait')}, the first for {duration(now - one.since)}.",
             f"See what that program does. select pg_terminate_backend({one.pid}) ends it.",
             acts=(end_session(one.pid),),
@@ -116,7 +116,7 @@ def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
 
 
 def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
-    """Report sessions that take our locks without need, roles that could, and roles that need them but cannot."""
+    """Report other sessions with the broker's locks, roles that could take such locks, and roles that lack them."""
     rights = facts.lock_rights
     close = f"{CLOSING_COMMAND} takes the functions from others."
     if not rights.may_close:
@@ -160,7 +160,7 @@ def _holder(one: HolderFacts, close: str) -> Finding:
 
 
 def describe_transaction(one: SessionFacts, now: datetime) -> str:
-    """Describe an open transaction: its session, its age, its groups, its last statement."""
+    """Return a description of an open transaction: session, age, locked groups, last statement."""
     groups = f" and holds {one.groups:,} conversation groups" if one.groups else ""
     who = ", ".join(filter(None, (one.role, one.application or "no name", one.state)))
     return (
@@ -170,7 +170,7 @@ def describe_transaction(one: SessionFacts, now: datetime) -> str:
 
 
 def advise_on_transaction(one: SessionFacts) -> str:
-    """Say how to find out about an open transaction, and how to end it."""
+    """Return advice on an open transaction: what to look for, and how to end it."""
     return (
         f"See what that program waits for. select pg_terminate_backend({one.pid}) rolls it back: what it has received "
         "is in its queue again."

@@ -59,17 +59,18 @@ class Principal(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The word for it in errors."""
+        """The word for the kind of principal in errors."""
         return "role" if self.is_role else "user"
 
 
-# ---------------------------------------------------------------- who works in a database
+# ---------------------------------------------------------------- the current user and login
 
 
 def find_user(database_id: int, name: str | None = None) -> Steps[User]:
-    """Return the database user of that name, or the one for the connection's PostgreSQL role.
+    """Return the database user of that name, or without a name the user of the connection's PostgreSQL role.
 
-    The latter is the user mapped to the role, else dbo for a role with the rights of the schema's owner, else guest.
+    The latter is the user that is mapped to the role. Without such a user it is dbo, if the role has the rights of the
+    schema's owner; otherwise guest.
 
     Raises:
         BrokerError: 916 without CONNECT, 15517 no such user, or the connection's user may not impersonate it.
@@ -86,7 +87,7 @@ def find_user(database_id: int, name: str | None = None) -> Steps[User]:
 
 
 def find_impersonated(user: User, name: str) -> Steps[User]:
-    """Return the user of that name, whom `user` wants to impersonate.
+    """Return the user of that name, after checking that `user` may impersonate it.
 
     Raises:
         BrokerError: 15517 no such user, or `user` may not impersonate it, 916 without CONNECT.
@@ -115,10 +116,10 @@ def check_execute_as(user: User, name: str) -> Steps[None]:
 
 
 def find_module_user(database_id: int, database: str, name: str) -> Steps[User]:
-    """Return the user of a module's EXECUTE AS clause; its author's permission was checked before.
+    """Return the user of a module's EXECUTE AS clause. The permission was checked when the module was created.
 
     Raises:
-        BrokerError: 15517 that user was dropped.
+        BrokerError: 15517 the user was dropped.
     """
     found = yield from _find(database_id, name)
     if found is None or found.is_role:
@@ -127,7 +128,9 @@ def find_module_user(database_id: int, database: str, name: str) -> Steps[User]:
 
 
 def find_user_of(database_id: int, login: Login) -> Steps[User]:
-    """Return a login's user in a database: that of the login or its PostgreSQL role, dbo for administrators, or guest.
+    """Return the user as which a login uses a database.
+
+    It is the user of the login or of its PostgreSQL role; without one dbo for administrators, otherwise guest.
 
     Raises:
         BrokerError: 916 without CONNECT.
@@ -143,10 +146,7 @@ def find_user_of(database_id: int, login: Login) -> Steps[User]:
 
 
 def find_login_of(user: User, *, everywhere: bool) -> Steps[Login]:
-    """Return the login of a database user: the one that the user's login or PostgreSQL role stands for.
-
-    Unless it counts `everywhere`, the login has no rights outside of the database.
-    """
+    """Return the login of a database user. Without `everywhere` it has no rights outside of the database."""
     rows = yield SQL("find_login_of", (user.database_id, user.principal_id))
     name, login_id, role = rows[0] if rows else (None, None, None)
     if not everywhere:
@@ -155,7 +155,7 @@ def find_login_of(user: User, *, everywhere: bool) -> Steps[Login]:
 
 
 def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
-    """Return the login of that name, which `person` wants to impersonate; sa and dbo stand for an administrator.
+    """Return the login of that name, after checking that `person` may impersonate it. sa and dbo are administrators.
 
     Raises:
         BrokerError: 15406 no such login, or `person` may not impersonate it.
@@ -174,7 +174,7 @@ def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
 
 
 def find_owning_login(person: Login, name: str) -> Steps[None]:
-    """Check the login that AUTHORIZATION names: `person` must be allowed to impersonate it.
+    """Check that `person` may impersonate the login that AUTHORIZATION names.
 
     Raises:
         BrokerError: 15151 no such login, or `person` may not impersonate it.
@@ -202,7 +202,7 @@ def _mapped(database_id: int, is_own: str, is_administrator: str, values: tuple[
 
 
 def find_owner(user: User, authorization: str | None) -> Steps[int]:
-    """Return the id of the principal that AUTHORIZATION names; the user itself without the clause.
+    """Return the id of the principal that AUTHORIZATION names; without the clause that of the user.
 
     Raises:
         BrokerError: 15151 no such principal, or the user may not impersonate it, 15405 public or guest.
@@ -224,7 +224,7 @@ def find_owner(user: User, authorization: str | None) -> Steps[int]:
 
 
 def find_principal(action: str, database_id: int, name: str, kind: str = "user") -> Steps[Principal]:
-    """Return the user or role of that name, compared without case.
+    """Return the user or role of that name, compared without case. `action` is the verb for the error's text.
 
     Raises:
         BrokerError: 15151 no such principal.
@@ -239,7 +239,7 @@ def find_principal(action: str, database_id: int, name: str, kind: str = "user")
 
 
 def create_user(definer: Definer, operation: CreateUser) -> Steps[None]:
-    """Insert the user, who may CONNECT."""
+    """Insert the user, and grant it CONNECT."""
     user, name, postgres_role = definer.user, operation.name, operation.postgres_role
     names.checked("user", name)
     yield from demand(user, operation.permission)
@@ -265,7 +265,11 @@ def create_user(definer: Definer, operation: CreateUser) -> Steps[None]:
 
 
 def _login(database_id: int, name: str) -> Steps[int]:
-    """Return the id of a login that has no user in the database."""
+    """Return the id of a login that has no user in the database yet.
+
+    Raises:
+        BrokerError: 15007 no such login, 15063 it has a user.
+    """
     rows = yield SQL("login", (database_id, names.checked("login", name), PUBLIC_LOGIN_ID))
     if not rows:
         raise BrokerError(15007, name)
@@ -308,7 +312,7 @@ def drop_role(definer: Definer, operation: DropRole) -> Steps[None]:
 
 
 def add_role_member(definer: Definer, operation: AddRoleMember) -> Steps[None]:
-    """Insert the membership."""
+    """Add the member to the role."""
     user = definer.user
     of, one = yield from _find_both(user, operation)
     if one.principal_id in _FIXED - {GUEST_ID}:
@@ -321,7 +325,7 @@ def add_role_member(definer: Definer, operation: AddRoleMember) -> Steps[None]:
 
 
 def drop_role_member(definer: Definer, operation: DropRoleMember) -> Steps[None]:
-    """Delete the membership."""
+    """Remove the member from the role."""
     user = definer.user
     of, one = yield from _find_both(user, operation)
     rows = yield SQL("drop_role_member", (user.database_id, of.principal_id, one.principal_id))

@@ -1,6 +1,6 @@
-"""The rights of PostgreSQL roles: grant a role the verbs and nothing else, revoke them, and list effective rights.
+"""The rights of PostgreSQL roles: restrict a role to the functions of store/fence.sql, and list its effective rights.
 
-Grants and revokes are plain statements, so that they can be printed instead of run.
+Grants and revokes are plain SQL statements, which can be run or printed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ SQL = SqlFile(__file__)
 class RoleRights(NamedTuple):
     """The rights of a PostgreSQL role in an instance.
 
-    `as_owner` is the reason why it can do everything, '' if it cannot. `has_verbs`: it may call the functions for
-    restricted roles. `direct` are rights past the verbs: on our tables and sequences, and on functions that check no
-    permission. `users` are its principals in the broker databases, with what they were granted and denied.
+    Attributes:
+        role: the name of the role.
+        as_owner: the reason why the role can do everything; '' if it cannot.
+        has_verbs: the role may call the functions of store/fence.sql.
+        direct: rights on the broker's tables, sequences, and functions that check no permission.
+        users: the role's user in each broker database, with grants and denials.
     """
 
     role: str
@@ -45,11 +48,11 @@ class RoleRights(NamedTuple):
     users: dict[str, list[str]]
 
 
-# ---------------------------------------------------------------- giving and taking
+# ---------------------------------------------------------------- granting and revoking
 
 
 def statements_of(operation: RightsChange) -> Steps[list[Statement]]:
-    """Return the statements of a change of rights.
+    """Return the SQL statements for a change of rights.
 
     Raises:
         BrokerError: 15007 no such role, 911, 15151 unknown names, 15023 the user's name is taken, 402 names without a
@@ -61,7 +64,7 @@ def statements_of(operation: RightsChange) -> Steps[list[Statement]]:
 
 
 def _plan_grant(operation: GrantRights) -> Steps[list[Statement]]:
-    """Return the statements that make the role a user with these permissions, and take any right past the verbs."""
+    """Return the statements that create a user with these permissions for the role, and revoke its direct rights."""
     role = operation.role
     yield from _check_role(role)
     statements = [*(yield from _plan_revoke_direct(role)), *(yield from plan_revoke(role)), *_plan_usage(role)]
@@ -89,9 +92,9 @@ def _plan_grant(operation: GrantRights) -> Steps[list[Statement]]:
 
 
 def _plan_revoke(operation: RevokeRights) -> Steps[list[Statement]]:
-    """Return the statements that take these permissions back; without names all in the database.
+    """Return the statements that revoke these permissions; without names all permissions in the database.
 
-    Without a database they take every right of the role, and what it was granted in every database. A DENY stays.
+    Without a database they revoke all rights and permissions of the role in all databases, except for DENY entries.
     """
     role = operation.role
     yield from _check_owner(role)
@@ -114,7 +117,7 @@ def _plan_revoke(operation: RevokeRights) -> Steps[list[Statement]]:
                 "role_rights.plan_revoke.schema", f"revoke all on schema {fence} from {quoted(role)}", prepared=False
             ),
             SQL("plan_revoke.delete_fenced_roles", (role,)),
-            # or the next grant of one permission would bring the others back
+            # otherwise the next grant of one permission would make all old permissions effective again
             SQL("plan_revoke.permissions_everywhere", (role, DENY)),
             renew_versions(),
         ]
@@ -134,12 +137,12 @@ def _plan_revoke(operation: RevokeRights) -> Steps[list[Statement]]:
 
 
 def plan_lock_closing() -> Steps[list[Statement]]:
-    """Return the statements that restrict our lock functions to roles that run the verbs on our tables."""
+    """Return the statements that restrict the advisory lock functions to roles that use the broker's tables."""
     return plan_closing((yield from find_lock_rights()), for_all=True)
 
 
 def close_locks() -> Steps[None]:
-    """Run these statements without waiting for a lock of ours, since a stranger may hold all of them.
+    """Run the statements of `plan_lock_closing`. They wait for no lock of the broker, which another role may hold.
 
     Raises:
         InstanceError: the caller is no superuser.
@@ -161,7 +164,12 @@ _OF_ROLE = (
 
 
 def _check_owner(role: str) -> Steps[None]:
-    """Refuse a caller that may not grant, and a role that does not exist."""
+    """Check that the caller may grant, and that the role exists.
+
+    Raises:
+        InstanceError: the caller has not the rights of the schema's owner.
+        BrokerError: 15007 no such role.
+    """
     rows = yield Statement(
         "role_rights.check_owner",
         f"select pg_has_role({SCHEMA_OWNER}, 'usage'), exists (select from pg_roles where rolname = $1)",
@@ -208,7 +216,7 @@ def _plan_usage(role: str) -> list[Statement]:
 
 
 def _plan_revoke_direct(role: str) -> Steps[list[Statement]]:
-    """Return statements that revoke the role's direct rights in our own schemas, if it has any."""
+    """Return the statements that revoke the role's direct rights in the broker's schemas; none if it has none."""
     rows = yield SQL("plan_revoke_direct.find_rights", (role,))
     if not rows[0][0]:
         return []
@@ -224,7 +232,7 @@ def _plan_revoke_direct(role: str) -> Steps[list[Statement]]:
 
 
 def _plan_user(role: str, database_id: int) -> Steps[list[Statement]]:
-    """Return statements that create a user of the role's name, if missing, and let it connect."""
+    """Return the statements that create a user with the role's name, unless it exists, and grant it CONNECT."""
     rows = yield SQL("plan_user.find_principals", (database_id, role))
     is_user, is_taken = rows[0]
     if is_taken and not is_user:
@@ -241,7 +249,7 @@ def _plan_user(role: str, database_id: int) -> Steps[list[Statement]]:
 
 
 def _find_permissions(database_id: int, operation: RightsChange) -> Steps[list[tuple[Kind, int, str]]]:
-    """Return the objects by id, each with the permission."""
+    """Return the permissions of the statement: kind and id of the object, and the permission."""
     found = []
     for queue in operation.receive:
         there = yield from find_queue_now("find", database_id, queue)
@@ -270,23 +278,23 @@ _STATEMENTS: Mapping[type[RightsChange], Callable[[Any], Steps[list[Statement]]]
 
 
 def apply(operation: RightsChange) -> Steps[None]:
-    """Run the statements of a change of rights, while definitions wait."""
+    """Run the statements of a change of rights, under the lock of the catalog."""
     yield lock_catalog()
     statements = yield from statements_of(operation)
     for statement in statements:  # noqa: UP028 # `yield from` a list returns no rows
         yield statement
 
 
-# ---------------------------------------------------------------- showing
+# ---------------------------------------------------------------- listing
 
 
 def find_rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
     """Return the rights of one role, or of every role with rights in the instance, from PostgreSQL's catalogs.
 
-    Rights through other roles, or through public, count as its own.
+    Rights of a role include those of the roles whose member it is, and those of public.
 
     Raises:
-        BrokerError: 15007 no such role, 15151 no name of one.
+        BrokerError: 15007 no such role, 15151 an invalid name.
     """
     if role is not None:
         names.checked("role", role)
@@ -322,7 +330,7 @@ def _find_direct_rights(roles: list[str]) -> Steps[dict[str, list[str]]]:
 
 
 def _find_users() -> Steps[dict[str, dict[str, list[str]]]]:
-    """Return by role its principal in each database, and the grants and denials of that principal and its roles."""
+    """Return, by role, its user in each database with the grants and denials of that user and its database roles."""
     words = ", ".join(f"({kind.value}, '{word}')" for kind, word in KIND_WORDS.items())
     rows = yield Statement(
         "role_rights.find_users",

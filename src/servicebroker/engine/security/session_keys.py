@@ -1,7 +1,7 @@
-"""The stored security of conversations: certificates of both sides, and session keys.
+"""Dialog security, its statements: find the certificates of both sides, and store session keys.
 
-`model/security/dialog_security.py` decides by them; `broker/dialog_security.py` opens and uses keys, and between
-databases of this instance `engine/delivery/impersonation.py` does.
+`model/security/dialog_security.py` chooses the security of a conversation. The keys are decrypted and used in
+`broker/dialog_security.py`, and between databases of this instance in `engine/delivery/impersonation.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ SQL = SqlFile(__file__)
 
 
 class Keys(NamedTuple):
-    """The session keys of a conversation, encrypted by the master key of the database."""
+    """The session keys of a conversation, encrypted by the master key of the database.
+
+    Attributes:
+        principal_id: the owner of this side's certificate.
+        far_principal_id: the owner of the peer's certificate.
+        first_key_id, first_key: the key for the initiator's messages.
+        second_key_id, second_key: the key for the target's messages.
+        exchange: the key exchange that is sent to the peer with the first messages.
+    """
 
     principal_id: int
     far_principal_id: int
@@ -34,9 +42,9 @@ class Keys(NamedTuple):
 
 
 class UndecidedDialog(NamedTuple):
-    """The facts that decide on the security of a conversation that begins here.
+    """The facts that decide on the security of a conversation whose initiator is in this instance.
 
-    `owner_id` owns the initiating service; `remote_id` is the user of the binding, None without one.
+    `owner_id` is the owner of the initiating service; `remote_id` is the user of the binding, None without a binding.
     """
 
     conversation_handle: UUID
@@ -50,7 +58,7 @@ class UndecidedDialog(NamedTuple):
 
 
 class _BeginningRow(NamedTuple):
-    """A row of `find_undecided`; `is_anonymous` and `remote_id` are those of the binding."""
+    """A row of `find_undecided`. `is_anonymous` and `remote_id` are columns of the binding."""
 
     conversation_handle: UUID
     database_id: int
@@ -64,7 +72,7 @@ class _BeginningRow(NamedTuple):
 
 
 def find_undecided(handles: Sequence[UUID]) -> Steps[list[UndecidedDialog]]:
-    """Return those of these endpoints that are initiators with undecided security."""
+    """Return the initiators among these endpoints whose security is undecided."""
     rows = yield SQL("find_undecided", (list(handles),))
     return [
         UndecidedDialog(
@@ -85,7 +93,7 @@ _BINDINGS = {None: Binding.NO_BINDING, True: Binding.ANONYMOUS_ON, False: Bindin
 
 
 def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[int, int], list[UserCertificate]]]:
-    """Return the certificates of these users, each given by database and user id."""
+    """Return the certificates of these users. A user: database id and principal id."""
     wanted = list(dict.fromkeys(owners))
     rows = yield Statement(
         "session_keys.find_certificates_of",
@@ -101,10 +109,10 @@ def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[
 
 
 def choose_certificate(certificates: Sequence[UserCertificate], owner_id: int | None, now: datetime) -> UserCertificate:
-    """Return the certificate of a user for a conversation that begins.
+    """Choose the certificate of a user for a new conversation.
 
     Raises:
-        BrokerError: 9731, 9767 there is none.
+        BrokerError: 9731, 9767 the user has no suitable certificate.
     """
     found = choose(certificates, now)
     if isinstance(found, int):
@@ -113,10 +121,10 @@ def choose_certificate(certificates: Sequence[UserCertificate], owner_id: int | 
 
 
 def choose_signer(certificates: Sequence[UserCertificate], owner_id: int, now: datetime) -> UserCertificate:
-    """Return the certificate of a user whose private key is needed.
+    """Choose the certificate of a user for a new conversation that needs the private key.
 
     Raises:
-        BrokerError: as `choose_certificate`, 9733 it has no private key, 9737 the key is encrypted by a password.
+        BrokerError: as `choose_certificate`, 9733 no private key, 9737 the key is encrypted by a password.
     """
     found = choose_certificate(certificates, owner_id, now)
     if found.key.encryption != BY_MASTER_KEY:
@@ -136,7 +144,7 @@ def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[d
 
 
 def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
-    """Store the session keys of conversations that have none yet."""
+    """Store the session keys of conversations that have no keys yet."""
     if not keys:
         return
     owners, far_owners, ids, firsts, second_ids, seconds, exchanges = zip(*keys.values(), strict=True)
@@ -150,11 +158,11 @@ def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
 
 
 def save_exchange(handle: UUID, exchange: bytes) -> Statement:
-    """Store our session key, wrapped and signed by other certificates than before."""
+    """Replace the stored key exchange, after this side's key was encrypted and signed with other certificates."""
     return SQL("save_exchange", (handle, exchange))
 
 
 def save_second_keys(keys: Mapping[UUID, tuple[UUID, bytes]]) -> Statement:
-    """Save the keys of targets that initiators have learned: the identifier of each, and the key."""
+    """Store the targets' keys that initiators have received. A key: its identifier and its encrypted bytes."""
     ids, secrets = zip(*keys.values(), strict=True)
     return SQL("save_second_keys", (list(keys), list(ids), Bodies(secrets)))

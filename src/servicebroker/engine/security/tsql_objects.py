@@ -1,6 +1,6 @@
-"""Objects of T-SQL in the schemas of a database, and permissions on them: tables, views, procedures and the like.
+"""T-SQL objects in the schemas of a database (tables, views, procedures, synonyms ...), and permissions on them.
 
-dbo owns all of them. Permissions use PostgreSQL's names of tables.
+dbo owns all of them. Objects are identified by the names of their PostgreSQL tables.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-ENTER = "USE"  # stands for a statement of `NEEDS`: whatever any user of the database may see
+ENTER = "USE"  # the statement of a `Use` that every user of the database may make
 
 
 class Use(NamedTuple):
-    """The use of an object in a schema by a statement, one of `NEEDS`.
+    """The use of an object in a schema by a statement.
 
-    `database` is '' for the current one, `shown` is the name in a refusal if it is not `name`.
+    Attributes:
+        statement: the key in `NEEDS` of model/security/permissions.py, such as SELECT or CREATE TABLE.
+        schema, name: the object.
+        database: '' for the current database.
+        shown: the object's name in an error; '' for `name`.
     """
 
     statement: str
@@ -50,7 +54,7 @@ class _Found(NamedTuple):
 
 
 def authorize_uses(user: User, uses: Sequence[Use]) -> Steps[None]:
-    """Refuse uses of objects that the user has no permission for. The statement itself reports missing objects.
+    """Check that the user has the permissions for these uses. Missing objects are ignored: the statement fails.
 
     Raises:
         BrokerError: the refusal that `NEEDS` names, 208 or 2760 the database has no such schema.
@@ -66,7 +70,9 @@ def authorize_uses(user: User, uses: Sequence[Use]) -> Steps[None]:
 
 
 def authorize_queues(user: User, uses: Sequence[Use]) -> Steps[None]:
-    """Refuse uses of queues that dbo does not own; modules of dbo may use everything else.
+    """Check the permissions for those uses that concern queues not owned by dbo.
+
+    For a module of dbo: ownership chaining allows all other uses.
 
     Raises:
         BrokerError: the refusal that `NEEDS` names.
@@ -81,7 +87,7 @@ def authorize_queues(user: User, uses: Sequence[Use]) -> Steps[None]:
 
 
 def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
-    """Refuse to create, alter or drop objects of the broker, or to take their names: for all users, dbo too.
+    """Refuse definitions that would change objects of the broker or take their names, for all users including dbo.
 
     Raises:
         BrokerError: 2760, 3701 or 1088 in a schema of the system, 2760 no such schema; 2714, 3705, 4909, 2010, 1914,
@@ -127,7 +133,7 @@ def create_schema(user: User, name: str) -> Steps[str]:
 
 
 def find_schema_to_drop(user: User, name: str) -> Steps[str]:
-    """Return the PostgreSQL schema of DROP SCHEMA, which the caller drops if it is empty; then `forget_schema`.
+    """Return the PostgreSQL schema for DROP SCHEMA. The caller drops it if it is empty, then calls `forget_schema`.
 
     Raises:
         BrokerError: 15151 no such schema, or the user may not.
@@ -151,7 +157,7 @@ def forget_schema(user: User, name: str) -> Steps[None]:
 
 
 def authorize_type(user: User, statement: str, schema_name: str, shown: str) -> Steps[None]:
-    """Refuse CREATE TYPE and DROP TYPE without permission. Types have names apart from tables and the like.
+    """Check the permission for CREATE TYPE or DROP TYPE. A type may have the name of a table.
 
     Raises:
         BrokerError: 2760 the schema is the system's; 262, 2760 or 218 the user may not.
@@ -162,7 +168,7 @@ def authorize_type(user: User, statement: str, schema_name: str, shown: str) -> 
 
 
 def look_up_object(name: object) -> Lookup:
-    """Look up the object of this name in the database, `name` or `schema.name`, queues included."""
+    """Look up an object or queue of the database by `name` or `schema.name`."""
 
     def look(user: User) -> Steps[list[Securable]]:
         ((is_queue, _, is_known, is_there, found),) = yield from _find(
@@ -174,7 +180,7 @@ def look_up_object(name: object) -> Lookup:
 
 
 def look_up_registered(name: object) -> Lookup:
-    """Look up the object of this name, `name` or `schema.name`, to grant permissions on it; register it if needed."""
+    """Look up an object by `name` or `schema.name` to grant permissions on it. An object without an id gets one."""
 
     def look(user: User) -> Steps[list[Securable]]:
         schema, own = names.split_name("object", name)
@@ -202,7 +208,7 @@ def forget(user: User, schema: str, name: str) -> Steps[None]:
 
 
 def check_schemas(uses: Iterable[Use]) -> None:
-    """Refuse to create, alter or drop an object in a schema of the system.
+    """Refuse to create (2760), drop (3701) or alter (1088) an object in a system schema.
 
     Raises:
         BrokerError: 2760, 3701 or 1088.
@@ -253,7 +259,7 @@ def _find(user: User, uses: Sequence[Use]) -> Steps[list[_Found]]:
 
 
 def _settled(use: Use, found: _Found) -> str:
-    """Return the statement, with CREATE OR ALTER resolved to one of the two."""
+    """Return the statement, with CREATE OR ALTER replaced by the one that applies."""
     return use.statement.replace("CREATE OR ALTER", "ALTER" if found.is_there else "CREATE")
 
 
@@ -271,7 +277,10 @@ def _of_the_system(use: Use) -> BrokerError:
 
 
 def _of_no_table(use: Use, what: str, instead: str) -> BrokerError:
-    """Return the error for a queue or synonym that is treated as another kind of object."""
+    """Return the error for a statement that treats a queue or synonym as another kind of object.
+
+    `what` is the object's kind, `instead` the statement that the user should run.
+    """
     if _creates(use) and not use.statement.startswith("CREATE OR ALTER"):
         return BrokerError(2714, use.name)
     if use.statement == "DROP INDEX":

@@ -1,4 +1,7 @@
-"""CREATE, ALTER and DROP CERTIFICATE in a broker database: the identity of its users in remote conversations."""
+"""CREATE, ALTER and DROP CERTIFICATE in a broker database. A certificate proves the identity of its owner, a user.
+
+Certificates are used for dialog security (conversations with other instances and databases) and to sign modules.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,18 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-NONE, BY_MASTER_KEY, BY_PASSWORD = "N", "M", "P"
+NONE, BY_MASTER_KEY, BY_PASSWORD = "N", "M", "P"  # encryption of a private key; NONE: there is no private key
 
 
 class StoredKey(NamedTuple):
-    """A stored private key: `encryption` is one of the letters above."""
+    """A stored private key. `encryption` is NONE, BY_MASTER_KEY or BY_PASSWORD."""
 
     encryption: str = NONE
     private_key: bytes | None = None
 
 
 class UserCertificate(NamedTuple):
-    """A certificate of a database."""
+    """A certificate of a broker database."""
 
     certificate_id: int
     owner_id: int
@@ -48,7 +51,7 @@ SELECT = (
 
 
 def certificate_of(row: tuple[object, ...]) -> UserCertificate:
-    """Return the certificate of a row of `SELECT`; columns may follow."""
+    """Return the certificate of a row of `SELECT`, which may have more columns at the end."""
     return build_row(UserCertificate, row)
 
 
@@ -58,7 +61,7 @@ def create_certificate(
     """Store a certificate that was created or read.
 
     Raises:
-        BrokerError: 15232 the name is taken, or the database has the same certificate already.
+        BrokerError: 15232 the name is taken, or the certificate is already stored.
     """
     name, is_active = operation.name, operation.active_for_begin_dialog
     check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
@@ -70,7 +73,7 @@ def create_certificate(
 
 
 def find_certificate(action: str, database_id: int, name: str) -> Steps[UserCertificate]:
-    """Return the certificate of that name, compared without case.
+    """Return the certificate of that name, compared without case. `action` is the verb for the error's text.
 
     Raises:
         BrokerError: 15151 no such certificate.
@@ -101,7 +104,7 @@ def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[UserCert
 
 
 def alter_certificate(user: User, operation: AlterCertificate, key: StoredKey | None) -> Steps[None]:
-    """Change the given clauses; `key` is None to keep the private key."""
+    """Change the clauses that the statement names. `key` is the new private key, None to keep the old one."""
     name, is_active = operation.name, operation.active_for_begin_dialog
     yield from authorize(user, operation.permission, certificate(name))
     found = yield from find_certificate("alter", user.database_id, name)
@@ -131,7 +134,7 @@ def _check_unused(database_id: int, certificate: UserCertificate) -> Steps[None]
     """Refuse to drop a certificate that is mapped to a user, or that has signed a module.
 
     Raises:
-        BrokerError: 15559, 15352.
+        BrokerError: 15559 it is mapped to a user, 15352 it has signed a module.
     """
     rows = yield SQL("check_unused", (database_id, certificate.facts.thumbprint))
     is_mapped, has_signed = rows[0]
