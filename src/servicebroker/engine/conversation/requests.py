@@ -1,4 +1,8 @@
-"""Answers to requests: their queue, those that arrived, and those that are late (model/requests.py, decision 504)."""
+"""Answers to requests: receive those that arrived, and handle or drop late ones (model/requests.py, decision 504).
+
+A request is a dialog whose application waits for the answer. The conversation group's id shows that a conversation is a
+request, until when the application waits, and whether a late answer is dropped or handled.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +27,19 @@ from servicebroker.store.statements import Rows, Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MAX_LATE = 100  # answers in one transaction
+MAX_LATE = 100  # late answers found or dropped in one transaction
 HIGHEST_PRIORITY = 10
 
 
 class AnswerQueue(NamedTuple):
-    """The queue that gets the answers on a conversation; `name` is valid for RECEIVE."""
+    """The queue into which answers on a conversation are delivered. `name` is valid for RECEIVE."""
 
     queue_id: int
     name: str
 
 
 class LateAnswer(NamedTuple):
-    """A request whose answer is late."""
+    """A request whose answer is late: its conversation group and handle."""
 
     group: UUID
     handle: UUID
@@ -63,10 +67,7 @@ def answer_queue_of(rows: Rows, handle: UUID) -> AnswerQueue:
 
 
 def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
-    """Return those of the conversations that have messages in the queue, or have moved to another queue.
-
-    One statement for any number of handles.
-    """
+    """Return the conversations that have messages in the queue, or have been moved to another queue."""
     rows = yield Statement(
         "requests.find_answered",
         "select e.conversation_handle from servicebroker.conversation_endpoints e "
@@ -79,10 +80,10 @@ def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
 
 
 def receive_answers(catalog: Catalog, queue_id: int, handles: Sequence[UUID]) -> Steps[Received]:
-    """RECEIVE from several conversations of a queue, which are requests whose late answers are dropped.
+    """RECEIVE the answers of several requests of a queue at once; only requests whose late answers are dropped.
 
-    Conversations whose group somebody holds are left out. Nothing is received of a queue that is off, that a monitor or
-    a pipeline reads, or that retains messages: the usual RECEIVE does what they ask for.
+    Conversations whose group another session has locked are left out. Returns no answers if the queue is off, has a
+    queue monitor, is read by a pipeline, or retains messages: then the usual RECEIVE is needed.
     """
     held = yield Statement(
         "requests.receive_answers.lock",
@@ -135,12 +136,12 @@ def find_late(queue_id: int, now: datetime, late: LateAnswers) -> Steps[list[Lat
 
 
 def late_of(rows: Rows) -> list[LateAnswer]:
-    """Return those rows whose group belongs to a request."""
+    """Return the rows whose group belongs to a request."""
     return [LateAnswer(*row) for row in rows if is_request(row[0])]
 
 
 class LateAnswersOfQueue(NamedTuple):
-    """The number of late answers in a queue, up to MAX_LATE, and whether they are dropped or handled."""
+    """The number of late answers in a queue, up to MAX_LATE. `is_to_be_dropped`: dropped, otherwise handled."""
 
     queue: str
     answers: int
@@ -148,7 +149,7 @@ class LateAnswersOfQueue(NamedTuple):
 
 
 def count_late(now: datetime) -> Steps[list[LateAnswersOfQueue]]:
-    """Count the answers in queues that were late at `now`."""
+    """Count the late answers in each queue."""
     found = []
     for late in LateAnswers:
         rows = yield SQL("count_late", late_groups(now, late))
@@ -160,7 +161,7 @@ def count_late(now: datetime) -> Steps[list[LateAnswersOfQueue]]:
 
 
 def drop_late(now: datetime) -> Steps[int]:
-    """End requests whose answer is late and is to be dropped, unless another session holds them. Returns their number.
+    """End requests whose late answer is to be dropped, without those that are locked. Returns their number.
 
     Only queues with groups of such requests are searched, so queues without requests cost nothing.
     """
@@ -176,6 +177,6 @@ def drop_late(now: datetime) -> Steps[int]:
 
 
 def _lock_free(late: Sequence[LateAnswer]) -> Steps[set[UUID]]:
-    """Lock the groups and endpoints of these requests that no other session holds, without waiting."""
+    """Lock the groups and endpoints of these requests, without those that are locked. Returns the handles."""
     rows = yield SQL("lock_free", ([one.handle for one in late], [one.group for one in late], locks.CONVERSATION_GROUP))
     return (yield from lock_free([handle for (handle,) in rows]))

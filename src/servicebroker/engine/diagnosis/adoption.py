@@ -1,4 +1,7 @@
-"""Adoption of a restored instance: transaction ids that its new server knows (decision 350)."""
+"""Adoption: make a restored copy of an instance usable on its new server (decision 350).
+
+Stored transaction ids are those of the old server. They are replaced by one that the new server knows.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ SQL = SqlFile(__file__)
 
 
 def adopt(*, beside: bool) -> Steps[int]:
-    """Replace all stored transaction ids by one of this server, and make this database the home of the instance.
+    """Replace all stored transaction ids by one of this server, and record that this database is the original now.
 
-    With `beside` the original lives on: this becomes another instance, and its endpoint stops, since address and port
-    are the original's. Returns the number of changed rows. No other session may use the instance: see `check_alone`.
+    With `beside` the original continues: the copy becomes another instance, and its endpoint is stopped, because it has
+    the original's address and port. Returns the number of changed rows. The caller has called `check_alone`.
     """
     stamps = yield SQL("adopt.find_columns")
     changed = 0
@@ -29,7 +32,7 @@ def adopt(*, beside: bool) -> Steps[int]:
         )
         changed += rows[0][0]
     unlogged = yield SQL("adopt.find_unlogged")
-    for (table,) in unlogged:  # state of processes of the original
+    for (table,) in unlogged:  # rows of processes of the original
         yield Statement("adoption.adopt.truncate", f"truncate servicebroker.{quoted(table)}", prepared=False)
     yield _catch_up_sequences()
     if beside:
@@ -40,9 +43,9 @@ def adopt(*, beside: bool) -> Steps[int]:
 
 
 def _catch_up_sequences() -> Statement:
-    """Set each sequence to the highest number in the columns that it fills, if it is behind.
+    """Set each sequence to at least the highest number in the columns that it fills.
 
-    Logical replication copies rows, but no sequences.
+    Logical replication copies rows, but not the state of sequences.
     """
     return Statement(
         "adoption.catch_up_sequences",
@@ -71,7 +74,7 @@ def _catch_up_sequences() -> Statement:
 
 
 def check_alone() -> Steps[None]:
-    """Raise if other sessions use the instance; sessions that are ending get two seconds.
+    """Raise if other sessions use the instance. Waits up to two seconds for sessions that are ending.
 
     Raises:
         InstanceError: other sessions use it.

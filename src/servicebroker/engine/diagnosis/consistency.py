@@ -1,7 +1,7 @@
-"""Consistency checks of stored data, like DBCC CHECKDB. They only read.
+"""Consistency checks of stored data (`servicebroker check`), like DBCC CHECKDB. They only read.
 
-They also check the protection of an instance in PostgreSQL, which its owner or a superuser can have changed.
-`store/expected_objects.py` compares the definitions of our objects.
+They also check ownership and rights of the broker's objects, and their definitions (`store/expected_objects.py`), which
+the schema's owner or a superuser may have changed.
 
 Every check is one statement, so it sees one snapshot, and a running instance gives no false alarm.
 """
@@ -25,19 +25,19 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MAX_FINDINGS = 100  # findings of one kind, of one queue
-_MIN_AGES = {28021: timedelta(minutes=1)}  # age at which the background should have delivered a deliverable message
+MAX_FINDINGS = 100  # findings of one kind, for each queue
+_MIN_AGES = {28021: timedelta(minutes=1)}  # the maintenance thread has had time to deliver older messages
 
 
 class Inconsistency(NamedTuple):
-    """A fault: an error number, and its text."""
+    """A finding of the check: an error number, and its text."""
 
     number: int
     text: str
 
 
 class Report(NamedTuple):
-    """The number of checked objects by kind, and the faults: none if all is well. At most MOST of a kind."""
+    """The number of checked objects by kind, and the findings: at most MAX_FINDINGS of a kind."""
 
     analyzed: dict[str, int]
     findings: list[Inconsistency]
@@ -47,7 +47,7 @@ class Report(NamedTuple):
         return Report(self.analyzed | other.analyzed, self.findings + other.findings)
 
 
-# the number of the error, and a statement that returns the values in its text
+# by error number: a query for the inconsistent rows, which returns the values for the error's text
 _CHECKS = {
     9680: (
         "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints e "
@@ -139,7 +139,7 @@ _COUNTS = {
 
 
 class CheckPart(NamedTuple):
-    """A part of the check that stands alone: its subject, in words, and its steps."""
+    """An independent part of the check: its subject, in words, and the function that returns its steps."""
 
     subject: str
     ask: Callable[[], Steps[Report]]
@@ -154,7 +154,7 @@ def check(now: datetime) -> Steps[Report]:
 
 
 def check_parts(now: datetime) -> list[CheckPart]:
-    """Return the parts of the check, so that one that waits for a lock does not hold up the others."""
+    """Return the parts of the check. They can run separately: one that waits for a lock does not block the others."""
     return [
         CheckPart("the number of objects", _count_objects),
         *(
@@ -206,7 +206,7 @@ def _check_ownership() -> Steps[Report]:
 
 
 def changes_of(kind: str, name: str, is_there: bool) -> str:
-    """Describe a change that was made to an object of the broker, bypassing the broker."""
+    """Return a description of a change to an object of the broker's schema that was made by other means."""
     return f"the {kind} {name} {'has another definition' if is_there else 'is missing'}"
 
 
@@ -235,7 +235,7 @@ _FAULTS = (
 
 
 def tampered() -> Steps[list[str]]:
-    """Return, in words, changes of ownership and rights of our objects; none if all is well."""
+    """Return descriptions of changed ownership and rights of the broker's objects; none without a change."""
     said: list[str] = []
     for text in _FAULTS:
         rows = yield Statement("consistency.tampered", text, prepared=False)

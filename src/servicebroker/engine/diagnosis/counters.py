@@ -1,7 +1,7 @@
-"""The broker's counters in PostgreSQL, for `servicebroker serve --metrics`. It only reads.
+"""Metrics that are computed from the database, for `servicebroker serve --metrics`. The queries only read.
 
-Names and meanings are those of the objects Broker Statistics, Broker Activation and Broker/DBM Transport, if such a
-counter exists there (docs/reference/metrics.md).
+Names and meanings are those of SQL Server's performance objects Broker Statistics, Broker Activation and Broker/DBM
+Transport, if they have such a counter (docs/reference/metrics.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SQL = SqlFile(__file__)
 
 
 class Counter(NamedTuple):
-    """One counter: its meaning, and a value for each combination of labels. `rises`: it never falls."""
+    """One metric: its meaning, and a value for each combination of labels. `rises`: it is a counter, not a gauge."""
 
     name: str
     meaning: str
@@ -30,7 +30,7 @@ class Counter(NamedTuple):
 
 
 def counters() -> Steps[list[Counter]]:
-    """Return all counters."""
+    """Return all metrics."""
     return [
         *(yield from _verbs()),
         *(yield from message_flows()),
@@ -43,7 +43,7 @@ def counters() -> Steps[list[Counter]]:
 
 
 def _verbs() -> Steps[list[Counter]]:
-    """Counters of the processes of applications, which report every few seconds."""
+    """Return the counters that processes of applications add up, every few seconds."""
     found = yield from totals()
     named = (("sql_sends", SENDS), ("sql_receives", RECEIVES), ("broker_transaction_rollbacks", ROLLBACKS))
     return [
@@ -59,7 +59,7 @@ def _verbs() -> Steps[list[Counter]]:
 
 
 def message_flows() -> Steps[list[Counter]]:
-    """Messages that entered and left queues, of all processes, including rolled-back transactions."""
+    """Return the counts of messages that entered and left queues, including those of rolled-back transactions."""
     flows = yield Statement(
         "counters.message_flows",
         "select d.name, q.schema_name || '.' || q.name, f.arrived, f.departed "
@@ -159,7 +159,7 @@ def _activation() -> Steps[list[Counter]]:
 
 
 def _certificates() -> Steps[list[Counter]]:
-    """The remaining validity of certificates in use; those of a domain only if they are not renewed."""
+    """Return the remaining validity of certificates in use; of a domain's certificate only if it was not renewed."""
     rows = yield SQL("certificates")
     now = rows[0][0]
     found = yield from find_used_certificates(now)

@@ -1,6 +1,6 @@
-"""Queries of the dashboard that status and doctor lack, at a bounded cost. They read, and wait for no lock.
+"""Queries for the dashboard alone, at a bounded cost. They only read, and wait for no lock.
 
-Only the beginning of a body is fetched, cut by the server: a body may have half a gigabyte.
+The server returns only the beginning of a body, because a body may have half a gigabyte.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-SHOWN_BODY_BYTES = 4000  # bytes of a body
-SEARCHED_MESSAGES = 1000  # messages of a queue, from its head
+SHOWN_BODY_BYTES = 4000  # bytes of a body that are shown
+SEARCHED_MESSAGES = 1000  # messages of a queue that are searched, from its head
 MAX_ROWS = 50  # rows of any other list
-MAX_BULK = 1000  # dead letters of one act, each replayed in a transaction of its own
+MAX_BULK = 1000  # dead letters of one action, each replayed in a transaction of its own
 MAX_WORKING_QUEUES = 20  # queues whose readers' current messages are looked up
 
 _IN_THIS_DATABASE = "l.database = (select oid from pg_database where datname = current_database())"
@@ -36,7 +36,7 @@ _BODY = (
 
 
 class QueueLook(NamedTuple):
-    """A queue with its switches, and the counts of poison handling."""
+    """A queue with its settings, and its numbers of failing messages and dead letters."""
 
     queue_id: int
     database: str
@@ -81,7 +81,7 @@ class MessageHead(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """One side of a conversation. `far_handle`: the other side, if it is in this instance."""
+    """One side of a conversation. `far_handle`: the peer's handle, if the peer is in this instance."""
 
     database: str
     handle: UUID
@@ -105,7 +105,7 @@ class Endpoint(NamedTuple):
 
 
 class EndpointLine(NamedTuple):
-    """One side of a conversation in a list. `began` is unknown of a conversation with a lifetime of its own."""
+    """One side of a conversation in a list. `began` is None if the conversation was begun with LIFETIME."""
 
     database: str
     handle: UUID
@@ -119,7 +119,7 @@ class EndpointLine(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Undelivered messages to one service for one reason; `head` is the conversation of the oldest."""
+    """Undelivered messages to one service with one reason. `head` is the conversation of the oldest message."""
 
     far_service: str
     far_broker_instance: str
@@ -140,7 +140,7 @@ class DelayedLine(NamedTuple):
 
 
 class ScheduleLine(NamedTuple):
-    """A schedule of a worker, with its next time. `time_zone` is that of its rule."""
+    """A schedule of a worker, with its next time. The rule's times are in `time_zone`."""
 
     database: str
     queue: str
@@ -152,7 +152,7 @@ class ScheduleLine(NamedTuple):
 
 
 class RouteLook(NamedTuple):
-    """A route, and whether it has expired."""
+    """A route. `until`: the end of its lifetime; `is_expired`: that time has passed."""
 
     database: str
     name: str
@@ -179,7 +179,10 @@ class Link(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A session that reads a queue. `doing` is waits, works, runs (an activated procedure) or pipes (a pipeline)."""
+    """A session that reads a queue.
+
+    `doing` is waits, works (has received messages), runs (an activated procedure) or pipes (a pipeline).
+    """
 
     pid: int
     queue_id: int
@@ -190,11 +193,11 @@ class Worker(NamedTuple):
     role: str
     address: str
     connected: datetime
-    since: datetime | None  # begin of its transaction
+    since: datetime | None  # start of its transaction
 
 
 class Work(NamedTuple):
-    """The message that a session has received in its open transaction, the first one in the queue's order."""
+    """The first message that a session has received in its open transaction, and the number of its messages."""
 
     pid: int
     handle: UUID
@@ -214,9 +217,9 @@ class Match(NamedTuple):
 
 
 class DeadLetterFilter(NamedTuple):
-    """A choice of dead letters. Empty fields choose all.
+    """A filter for dead letters. An empty field matches all.
 
-    `database`, `queue`, `message_type` and `kind` are whole texts, `error` is a part of the error.
+    `database`, `queue`, `message_type` and `kind` must be equal; `error` is a part of the error.
     """
 
     database: str = ""
@@ -227,7 +230,7 @@ class DeadLetterFilter(NamedTuple):
 
 
 class DeadLetterKind(NamedTuple):
-    """Dead letters of one queue and message type with one kind of error, as `error_kind` makes it."""
+    """Dead letters of one queue and message type with one kind of error (`error_kind` of model/poison.py)."""
 
     database: str
     queue: str
@@ -308,7 +311,7 @@ def group_locks(queue_id: int) -> Steps[list[GroupLock]]:
 
 
 def message_heads(queue_id: int, message_type: str, text: str) -> Steps[list[MessageHead]]:
-    """Return messages at the head of a queue, in the order of arrival: those of its first SEARCHED that match.
+    """Return the messages that match, among the first SEARCHED_MESSAGES of a queue, in the queue's order.
 
     `message_type` is a part of the type's name, `text` a part of the beginning of a body, in UTF-8; '' matches all.
     """
@@ -337,7 +340,7 @@ def conversation_heads(endpoint: Endpoint) -> Steps[list[MessageHead]]:
 
 
 def _named_heads() -> str:
-    """Return SQL that turns rows `m` of a queue into MessageHead; the body is looked up before it is cut."""
+    """Return SQL that selects the columns of MessageHead from rows `m` of a queue."""
     return (
         f"h as (select m.*, {_BODY} from m) select h.conversation_handle, h.conversation_group_id, "
         "h.message_sequence_number, coalesce(s.name, ''), coalesce(t.name, ''), h.validation::text, "
@@ -363,10 +366,10 @@ def endpoint(handle: UUID) -> Steps[Endpoint]:
 
 
 def endpoints(service: str, state: str, now: datetime, *, newest_first: bool = False) -> Steps[list[EndpointLine]]:
-    """Return conversations by service name, which contains the given text, and by state; '' matches all.
+    """Return conversations whose service name contains `service` and whose state is `state`; '' matches all.
 
-    Those in which something may still happen come first, then those that are ended, closed ones last; each by age. The
-    first COUNT_LIMIT endpoints are searched.
+    Open conversations come first, then ended ones, closed ones last; each by age. Only COUNT_LIMIT endpoints are
+    searched.
     """
     order = "desc" if newest_first else "asc"
     rows = yield Statement(
@@ -388,7 +391,7 @@ def endpoints(service: str, state: str, now: datetime, *, newest_first: bool = F
 
 
 def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime, datetime | None]]]:
-    """Return undelivered messages of a conversation: number, type, transmission status, time, delayed until when."""
+    """Return undelivered messages of a conversation: number, type, transmission status, time, end of the delay."""
     rows = yield Statement(
         "dashboard_queries.sent_heads",
         "select message_sequence_number, message_type_name, transmission_status, enqueue_time, delayed_until "
@@ -399,7 +402,7 @@ def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime, dateti
 
 
 def waiting(now: datetime) -> Steps[list[Waiting]]:
-    """Return the transmission queue by peer and reason, the longest wait first, without conversations with a delay."""
+    """Return the transmission queue by peer and reason, the longest wait first, without delayed conversations."""
     rows = yield Statement(
         "dashboard_queries.waiting",
         "select e.far_service, coalesce(e.far_broker_instance, ''), t.transmission_status, count(*), "
@@ -481,7 +484,7 @@ def count_dead_letters() -> Steps[int]:
 
 
 def dead_letter_groups(chosen: DeadLetterFilter) -> Steps[list[DeadLetterKind]]:
-    """Return dead letters by queue, message type and kind of error, those with the latest first."""
+    """Return dead letters grouped by queue, message type and kind of error, the group with the latest one first."""
     rows = yield Statement(
         "dashboard_queries.dead_letter_groups",
         f"select d.name, a.queue_name, a.message_type_name, {_KIND}, count(*), max(a.set_aside_id), "
@@ -493,7 +496,7 @@ def dead_letter_groups(chosen: DeadLetterFilter) -> Steps[list[DeadLetterKind]]:
 
 
 def dead_letter_numbers(chosen: DeadLetterFilter, newest: int) -> Steps[list[int]]:
-    """Return the numbers of chosen dead letters up to `newest`, the oldest first: MAX_BULK of them at most."""
+    """Return the numbers of matching dead letters up to `newest`, the oldest first: at most MAX_BULK."""
     rows = yield Statement(
         "dashboard_queries.dead_letter_numbers",
         f"select a.set_aside_id {_DEAD_LETTERS} and a.set_aside_id <= $7 order by 1 limit {MAX_BULK}",
@@ -503,7 +506,7 @@ def dead_letter_numbers(chosen: DeadLetterFilter, newest: int) -> Steps[list[int
 
 
 def dead_letters(chosen: DeadLetterFilter, before: int | None = None) -> Steps[list[DeadLetter]]:
-    """Return chosen dead letters, the latest first; with `before` those with a lower number, for the next page."""
+    """Return matching dead letters, the latest first. `before`: only lower numbers, for the next page."""
     rows = yield Statement(
         "dashboard_queries.dead_letters",
         "select a.set_aside_id, d.name, a.queue_name, a.conversation_handle, a.message_sequence_number, "
@@ -518,7 +521,7 @@ def dead_letters(chosen: DeadLetterFilter, before: int | None = None) -> Steps[l
 
 
 def workers() -> Steps[list[Worker]]:
-    """Return the sessions that read queues of applications: waiting, working, activated, and pipelines."""
+    """Return the sessions that read application queues: waiting, working, activated, and pipelines."""
     rows = yield Statement(
         "dashboard_queries.workers",
         f"with locked as materialized (select l.pid, l.locktype, l.mode, l.relation, l.classid::bigint as kind, "
@@ -545,9 +548,9 @@ def workers() -> Steps[list[Worker]]:
 
 
 def current_work(queue_id: int) -> Steps[list[Work]]:
-    """Return the messages of a queue that sessions have received and not committed, among its first messages.
+    """Return the messages that sessions have received and not committed, among the first messages of a queue.
 
-    Their rows are deleted in those transactions, and still visible to ours.
+    Their rows are deleted in transactions that have not committed, so this query still sees them.
     """
     rows = yield Statement(
         "dashboard_queries.current_work",

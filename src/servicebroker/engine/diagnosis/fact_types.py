@@ -1,4 +1,4 @@
-"""The facts that doctor judges, as values: `facts.py` reads them, and the modules named `..._findings` judge them."""
+"""The facts for doctor, as values. `facts.py` reads them; the modules named `..._findings` find problems in them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from servicebroker.engine.security.certificate_ages import UsedCertificate
 from servicebroker.model.daemon_reports import DaemonReport
 from servicebroker.store.lock_functions import LockRights
 
-LONG_WAIT = timedelta(minutes=1)  # age from which an open transaction or an unread message is reported
-REFUSAL_AGE = timedelta(hours=1)  # age up to which refusals are reported
-# share of the server's room for locks, by one session, or for notifications, from which it is reported
+LONG_WAIT = timedelta(minutes=1)  # an older open transaction or unreceived message is reported
+REFUSAL_AGE = timedelta(hours=1)  # older refusals are not reported
+# a session with a larger part of the server's lock table is reported; likewise a fuller notification queue
 NOTABLE_SHARE = 0.5
 TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
 
 
 class QueueFacts(NamedTuple):
-    """A queue of an application. `oldest` is the time of its first message; `hosted`: some process runs its monitor."""
+    """A queue of an application. `oldest` is the time of its oldest message. `hosted`: a process runs its monitor."""
 
     name: str
     is_on: bool
@@ -45,11 +45,11 @@ class QueueFacts(NamedTuple):
     monitor: str | None = None  # the state of its monitor
     activated_at: datetime | None = None  # time of the last request for a reader
     tasks: int = 0  # running activated procedures
-    is_for_callers: bool = False  # all its messages are answers to requests
+    is_for_callers: bool = False  # all its messages are answers to requests, whose callers may receive them
 
 
 class DaemonFacts(NamedTuple):
-    """The session of the serving daemon; `since` is the time since which it is active or idle, if visible."""
+    """The session of the serving daemon. `since`: when it became active or idle, if this role may see it."""
 
     pid: int
     state: str | None
@@ -59,9 +59,9 @@ class DaemonFacts(NamedTuple):
 
 
 class CommitFacts(NamedTuple):
-    """The sessions whose commits wait for the synchronous standby, the first one since `since`.
+    """Commits that wait for the synchronous standby: their number, and since when the first one waits.
 
-    `has_standby`: one of the named standbys is connected, or this role may not see whether one is.
+    `has_standby`: one of the named standbys is connected, or this role may not see that.
     """
 
     standby_names: str = ""  # synchronous_standby_names
@@ -72,7 +72,10 @@ class CommitFacts(NamedTuple):
 
 
 class TableLockFacts(NamedTuple):
-    """A session that has locked tables of the broker for itself, since its transaction began: one, and how many."""
+    """A session that has locked tables of the broker exclusively: one table, and their number.
+
+    `since` is the start of its transaction.
+    """
 
     pid: int
     role: str
@@ -83,7 +86,7 @@ class TableLockFacts(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """A server of a URL of several hosts: its role, the identifier of its cluster, and its timeline."""
+    """A server of a URL with several hosts: its role, the identifier of its cluster (`system`), and its timeline."""
 
     host: str
     is_standby: bool
@@ -100,10 +103,10 @@ class UnseenFacts(NamedTuple):
 
 
 class WaitFacts(NamedTuple):
-    """Messages in the transmission queue to one service for one reason: their number, and the oldest time.
+    """Messages in the transmission queue to one service with one reason: their number, and the time of the oldest.
 
-    `example` is one of their conversations, with its database. `similar` is a service of a similar name, if none of
-    the instance has this name.
+    `example` is one of their conversations, with its database. `similar` is a service with a similar name, if the
+    instance has no service of this name.
     """
 
     to_service: str
@@ -127,7 +130,7 @@ class SessionFacts(NamedTuple):
 
 
 class BlockerFacts(NamedTuple):
-    """A session with a lock of ours for which others have been waiting, and the meaning of the lock."""
+    """A session with a lock of the broker for which other sessions wait, and what the lock protects."""
 
     pid: int
     role: str
@@ -138,10 +141,10 @@ class BlockerFacts(NamedTuple):
 
 
 class HolderFacts(NamedTuple):
-    """A session of an unrelated role that holds some of our locks, or waits for them.
+    """A session of an unrelated role that holds locks of the broker, or waits for them.
 
-    With `prepared` the holder is a prepared transaction of that name. `since`, if visible, is the start of the session
-    or the time of PREPARE: PostgreSQL does not know when a lock was taken.
+    `prepared` is the name of a prepared transaction, which has no session. `since` is the start of the session or the
+    time of PREPARE, if visible: PostgreSQL does not record when a lock was taken.
     """
 
     pid: int
@@ -154,7 +157,7 @@ class HolderFacts(NamedTuple):
 
 
 class HoarderFacts(NamedTuple):
-    """A session that holds much of the lock table, which all databases of the server share; both numbers are locks."""
+    """A session with a large part of the server's lock table: the number of its locks, and of possible locks."""
 
     pid: int
     role: str
@@ -164,7 +167,7 @@ class HoarderFacts(NamedTuple):
 
 
 class SnapshotFacts(NamedTuple):
-    """A session with an old snapshot, `age` transactions behind; its start is not visible to us."""
+    """A session with an old snapshot. `age`: the number of transactions since; its start time is not visible."""
 
     pid: int
     role: str
@@ -173,9 +176,9 @@ class SnapshotFacts(NamedTuple):
 
 
 class ConnectionFacts(NamedTuple):
-    """The server's connections, their limit, and the role with the most.
+    """The server's connections, their limit, and the role with the most connections.
 
-    `notifications` is the used share of the notification queue, which all databases share.
+    `notifications` is the used part of the server's notification queue, 0 to 1.
     """
 
     used: int = 0
@@ -186,10 +189,12 @@ class ConnectionFacts(NamedTuple):
 
 
 class NeighbourFacts(NamedTuple):
-    """Effects of other roles and sessions of the PostgreSQL server on the instance.
+    """Other roles and sessions of the PostgreSQL server that affect the instance.
 
-    `trespassers` are the roles with rights on our tables, each with some of them and their number. `able` are roles
-    that can take our locks without need, as `lock_rights` tells.
+    Attributes:
+        trespassers: roles with rights on the broker's tables: the role, some of its rights, and their number.
+        able: roles that can take locks of the broker and need none.
+        lock_rights: which roles may call the advisory lock functions.
     """
 
     trespassers: Sequence[tuple[str, str, int]] = ()
@@ -217,14 +222,14 @@ class PeerFacts(NamedTuple):
 
 
 class DisputeFacts(NamedTuple):
-    """Several peers claim to be this instance, and none was accepted: the names of their certificates."""
+    """Several peers claim to be the instance `instance`, and none was accepted: the names of their certificates."""
 
     instance: UUID
     certificates: list[str]
 
 
 class OldCopyFacts(NamedTuple):
-    """Two sides of conversations that disagree, since one database was restored: ours if `is_here`."""
+    """Conversations whose sides disagree because one database was restored: that of this instance if `is_here`."""
 
     database: str
     own_broker: UUID
@@ -237,7 +242,7 @@ class OldCopyFacts(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The configuration of an instance, and its current state."""
+    """The facts about an instance: its configuration and its current state."""
 
     now: datetime
     disabled: Sequence[str] = ()  # databases with a disabled broker
@@ -253,8 +258,8 @@ class Facts(NamedTuple):
     is_public: bool = False  # CONNECT on the endpoint is granted to public
     membership: ToldMembership | None = None
     neighbours: NeighbourFacts = NeighbourFacts()
-    changed: tuple[str, ...] = ()  # objects of the broker that were changed, bypassing the broker
-    is_foreign: bool = False  # True if another PostgreSQL has created the objects, so that they cannot be compared
+    changed: tuple[str, ...] = ()  # objects of the broker's schema that were changed by other means
+    is_foreign: bool = False  # True if another server has created the objects, so that they cannot be compared
     encryption: str | None = None  # of the endpoint
     peers: Sequence[PeerFacts] = ()
     disputes: Sequence[DisputeFacts] = ()
@@ -270,7 +275,7 @@ class Facts(NamedTuple):
 
 
 class ConversationFacts(NamedTuple):
-    """One endpoint of a conversation and its surroundings."""
+    """The facts about one endpoint of a conversation, its queue, and its peer."""
 
     now: datetime
     handle: UUID

@@ -1,4 +1,4 @@
-"""The facts that `servicebroker doctor` judges, read at a bounded cost."""
+"""Read the facts for `servicebroker doctor`, at a bounded cost: each query has a limit of rows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SQL = SqlFile(__file__)
 
 
 _MAX_ROWS = 100
-_MAX_NAMES = 2000  # services among which a similar name is looked for: difflib compares each
+_MAX_NAMES = 2000  # service names that are compared to find a similar one: difflib compares each
 _OLD_SNAPSHOT_AGE = 10_000  # transactions between a snapshot and now
 _IN_THIS_DATABASE = "l.database = (select oid from pg_database where datname = current_database())"
 _WITH_READERS = "with readers as materialized (select * from servicebroker.readers_here())"
@@ -140,7 +140,7 @@ def _look_at_daemon(facts: Facts) -> Steps[Facts]:
 
 def _look_at_sessions(facts: Facts) -> Steps[Facts]:
     sessions = yield Statement(
-        "facts.look_at_sessions",  # a commit that waits for a standby is done: nothing rolls it back
+        "facts.look_at_sessions",  # without commits that wait for a standby: they cannot be rolled back
         f"{_SESSIONS} and a.wait_event is distinct from 'SyncRep' order by a.xact_start limit {_MAX_ROWS}",
     )
     return facts._replace(sessions=[SessionFacts(*row) for row in sessions])
@@ -183,7 +183,7 @@ def _look_at_waits(facts: Facts) -> Steps[Facts]:
 
 
 def find_similar_services(wanted: Iterable[str]) -> Steps[dict[str, str]]:
-    """Return a service with a similar name for each name that no service of the instance has."""
+    """Return a service with a similar name, for each of these names that no service of the instance has."""
     rows = yield Statement(
         "facts.find_similar_services", f"select distinct name from servicebroker.services limit {_MAX_NAMES}"
     )
@@ -216,7 +216,7 @@ def _look_at_peers(facts: Facts) -> Steps[Facts]:
         "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
         "from servicebroker.transport_certificates c where c.owner = m.owner and not c.is_own "
         "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m "
-        # not of a peer whose certificate was dropped, since it is no longer admitted
+        # without peers whose certificate was dropped: they may no longer connect
         "where m.owner !~ '^(certificate|login) ' or exists (select from servicebroker.transport_certificates c "
         f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MAX_ROWS}",
     )
@@ -265,13 +265,13 @@ def _look_at_late_answers(facts: Facts) -> Steps[Facts]:
 
 
 def find_reports(pid: int) -> Steps[list[DaemonReport]]:
-    """Return the reports of the daemon with this session."""
+    """Return the reports of the daemon whose session has this process id."""
     rows = yield SQL("find_reports", (pid,))
     return [DaemonReport(*row) for row in rows]
 
 
 def find_timeouts() -> Steps[dict[str, int]]:
-    """Return the timeouts that this session began with, in milliseconds."""
+    """Return the timeouts with which this session has begun, in milliseconds."""
     rows = yield SQL("find_timeouts", (list(TIMEOUTS),))
     return dict(rows)
 
@@ -297,7 +297,7 @@ _ALL_LOCK_WORDS = _LOCK_WORDS | {  # locks without waiters, or with rules of T-S
     locks.TSQL_IDENTITY: "an IDENTITY",
     locks.TSQL_SESSION: "a T-SQL session",
 }
-# locks that our functions take for a session of any role: exclusive ones, and shared ones
+# locks that functions of the broker take for sessions of restricted roles: exclusive ones, and shared ones
 _EXCLUSIVE_IN_VERBS = (locks.CONVERSATION_GROUP, locks.CONVERSATION_MOVE, locks.QUEUE_SLOT)
 _SHARED_IN_VERBS = (
     locks.PARKED_DELIVERY,
@@ -349,10 +349,10 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
 
 
 def _find_holders() -> Steps[list[HolderFacts]]:
-    """Find sessions that hold or wait for a lock of ours without having taken it through a function of ours.
+    """Find sessions that hold or wait for a lock of the broker which no function of the broker has taken for them.
 
-    Our functions lock our tables, too, which a role without rights on them cannot. A restricted role may have rolled
-    that back to a savepoint, and keeps the lock of a group.
+    Functions of the broker also lock the broker's tables, which a role without rights on them cannot do. The session of
+    a restricted role may have lost these by a rollback to a savepoint, and still hold the lock of a group.
     """
     words = ", ".join(f"({number}, '{word}')" for number, word in _ALL_LOCK_WORDS.items())
     exclusive, shared = (", ".join(map(str, numbers)) for numbers in (_EXCLUSIVE_IN_VERBS, _SHARED_IN_VERBS))
@@ -379,13 +379,13 @@ def _find_holders() -> Steps[list[HolderFacts]]:
 
 
 def _find_hoarders() -> Steps[list[HoarderFacts]]:
-    """Find sessions that hold much of the server's shared lock table; fast-path locks do not count."""
+    """Find sessions that hold a large part of the server's shared lock table, without fast-path locks."""
     rows = yield SQL("find_hoarders", (NOTABLE_SHARE,))
     return [HoarderFacts(*row) for row in rows]
 
 
 def _find_able() -> Steps[list[str]]:
-    """Find roles that can connect and take a lock of ours, though they need none."""
+    """Find roles that can connect and take a lock of the broker, although they need none."""
     rows = yield Statement(
         "facts.find_able",
         f"select r.rolname::text from pg_roles r where r.rolcanlogin and {_IS_STRANGER} "
@@ -396,7 +396,7 @@ def _find_able() -> Steps[list[str]]:
 
 
 class _EndpointRow(NamedTuple):
-    """The row of `find_endpoint`; `peer` is the other endpoint, None if it is not in this instance."""
+    """A row of `find_endpoint`. `peer` is the handle of the other endpoint, None if that is not in this instance."""
 
     state: str
     far_service: str
@@ -501,7 +501,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
 
 
 def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUID | None) -> Statement:
-    """Count messages of a conversation in a queue, up to COUNT_LIMIT, with the time of the oldest."""
+    """Count a conversation's messages in a queue, up to COUNT_LIMIT, and return the time of the oldest."""
     if queue_id is None:
         return SQL("queued.nowhere")
     return Statement(

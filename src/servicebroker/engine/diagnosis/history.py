@@ -1,7 +1,7 @@
-"""The rates of an instance's queues in the last hour, day and month: samples of PostgreSQL's own counters.
+"""Message rates of queues in the last hour, day and month, computed from samples of PostgreSQL's statistics.
 
-A sample has one row for each queue that has changed, with the totals of messages in and out. So a lost sample loses no
-message, and idle queues cost nothing. Sampling reads no queue table.
+A sample has one row for each queue that has changed, with the total numbers of messages in and out. So a missing sample
+loses no message, and idle queues cost nothing. Sampling does not read queue tables.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ SQL = SqlFile(__file__)
 
 
 SAMPLE_INTERVAL_S = 10.0  # seconds between two samples
-RETENTION: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}  # by step, in seconds
-MAX_PARTS = 60  # of a history; a shorter one has a part for each sample
-_SAMPLED_QUEUES = 1000  # queues of one sample, those with the most changes; the others follow later
+RETENTION: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}  # by step in seconds
+MAX_PARTS = 60  # parts of a history; a short history has one part for each sample
+_SAMPLED_QUEUES = 1000  # queues in one sample, those with the most changes; the others are in later samples
 
 
 class RateHistory(NamedTuple):
     """The rates of one queue, or of all queues, from `since` on, in equal parts of `part_s` seconds.
 
-    `rates_in` and `rates_out` have the messages per second of each part, and `depths` its highest depth. A part
-    without samples has None in each.
+    `rates_in` and `rates_out` have the messages per second in each part, and `depths` the highest depth. The values of
+    a part without samples are None.
     """
 
     since: datetime
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 
 def sample() -> Steps[None]:
-    """Take a sample, if due and not taken by another session; remove old ones once a minute."""
+    """Take a sample, if one is due and no other session has taken it. Deletes old samples once a minute."""
     rows = yield SQL("sample.begin")
     if not rows:
         return
@@ -103,7 +103,7 @@ def queue_histories(
 
 
 def total_history(now: datetime, span: timedelta) -> Steps[RateHistory]:
-    """Return the rates of all queues of applications together."""
+    """Return the rates of all application queues in sum."""
     period = _Period.of(now, span)
     rows = yield Statement(
         "history.total_history",
@@ -119,9 +119,9 @@ def total_history(now: datetime, span: timedelta) -> Steps[RateHistory]:
     return history_of(period.since, period.part_s, period.parts, watched, [Change(*row) for row in rows])
 
 
-# One row per sample of a queue, with the changes since the sample before; part -1 is the state before $1.
-# Falling counters were reset. Of samples finer than the step only the latest are read: their step is not over.
-# A peak is that of the step that is read: a row of a longer step may have an earlier peak.
+# One row for each sample of a queue, with the changes since its previous sample; part -1 is the state before $1. If a
+# counter is lower than before, it was reset. Samples with a finer step than $2 are read only from time $3 on,
+# for the step that is not complete yet. `peak` is the highest depth within the step $2.
 _CHANGES = (
     "with known as (select * from servicebroker.history h "
     "  where h.at > $1 and (h.step >= $2 or h.at > $3) and ($5::int is null or h.queue_id = $5) "
@@ -141,7 +141,7 @@ _CHANGES = (
 
 
 class _Period(NamedTuple):
-    """`parts` parts of `part_s` seconds, from `since` on. The samples that are read are `step` seconds apart."""
+    """A time span: `parts` parts of `part_s` seconds, from `since` on. Samples with the step `step` (s) are read."""
 
     since: datetime
     part_s: float
@@ -157,7 +157,7 @@ class _Period(NamedTuple):
 
     @property
     def read(self) -> tuple[datetime, int, datetime, float]:
-        """The parameters of the statement; the last but one is the time from which finer samples are read, too."""
+        """The parameters $1 to $4 of `_CHANGES`."""
         recent = self.since + timedelta(seconds=self.part_s * self.parts - 2 * self.step)
         return self.since, self.step, recent, self.part_s
 
@@ -165,7 +165,7 @@ class _Period(NamedTuple):
 def _watched(period: _Period) -> Steps[frozenset[int]]:
     """Return the parts that have samples."""
     rows = yield SQL("watched", period.read)
-    # a sample covers the time since the one before: several parts, if those are shorter than the step
+    # a sample covers the time since the previous one, which is several parts if a part is shorter than the step
     reach = max(1, round(period.step / period.part_s))
     return frozenset(part - back for (part,) in rows for back in range(reach))
 
@@ -173,7 +173,7 @@ def _watched(period: _Period) -> Steps[frozenset[int]]:
 def history_of(
     since: datetime, part_s: float, parts: int, watched: Collection[int], changes: Iterable[Change]
 ) -> RateHistory:
-    """Return the history with these changes. `watched` are the parts that have samples; part -1 is before `since`."""
+    """Return the history with these changes. `watched` are the parts with samples; part -1 is before `since`."""
     by_part = {change.part: change for change in changes}
     depth = by_part[-1].messages if -1 in by_part else None
     rates_in: list[float | None] = []

@@ -1,4 +1,4 @@
-"""The facts for `servicebroker doctor` as a restricted role: its own queues and conversations (store/fence.sql)."""
+"""The facts for `servicebroker doctor` run by a restricted role: queues and conversations on which it has rights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from servicebroker.store.statements import Steps
 
 
 def gather_own(now: datetime) -> Steps[Facts]:
-    """Return facts about the queues that the role may receive from, and about undelivered messages of its services."""
+    """Return facts about queues from which the role may receive, and about undelivered messages of their services."""
     queues, waits = (yield call("own_queues", COUNT_LIMIT)), (yield call("own_waits", COUNT_LIMIT))
     shown = [QueueFacts(*row[:-1])._replace(is_for_callers=row[-1]) for row in queues]
     return Facts(now, [], shown, [WaitFacts(*row) for row in waits], [], [], {}, None, None, 0, False)
@@ -27,10 +27,10 @@ _COLUMNS = (  # of own_conversation, the names of facts
 
 
 def gather_own_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[ConversationFacts]:
-    """Return the facts about an endpoint of the role's own.
+    """Return the facts about an endpoint on which the role has rights.
 
     Raises:
-        BrokerError: 8426 it has no such conversation in the database.
+        BrokerError: 8426 the role has no such conversation in the database.
     """
     rows = yield call("own_conversation", database_id, handle, COUNT_LIMIT)
     if not rows:

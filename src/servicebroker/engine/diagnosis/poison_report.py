@@ -1,4 +1,4 @@
-"""The poison report for administrators: queues that are off, failing messages, and messages in a queue."""
+"""The poison report (`servicebroker poison`): queues that are off, failing messages, and messages in a queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SQL = SqlFile(__file__)
 
 
 class OffQueue(NamedTuple):
-    """A queue whose STATUS is OFF, its number of messages (up to COUNT_LIMIT), and the time of the oldest (UTC)."""
+    """A queue with STATUS = OFF: its number of messages (up to COUNT_LIMIT), and the time of the oldest."""
 
     database: str
     queue: str
@@ -26,7 +26,7 @@ class OffQueue(NamedTuple):
 
 
 class FailingMessage(NamedTuple):
-    """A message that has failed and will be retried; times are UTC."""
+    """A message that has failed and will be retried: not before `held_until`."""
 
     database: str
     queue: str
@@ -40,7 +40,7 @@ class FailingMessage(NamedTuple):
 
 
 class QueuedMessage(NamedTuple):
-    """A message in a queue, with the columns of a SELECT."""
+    """A message in a queue, with columns of the queue's view and the number of its failures."""
 
     status: int
     conversation_handle: UUID
@@ -68,13 +68,13 @@ def off_queues() -> Steps[list[OffQueue]]:
 
 
 def failing_messages() -> Steps[list[FailingMessage]]:
-    """Return the messages with failures that policies have counted, the oldest first."""
+    """Return the messages whose failures were counted by a retry policy, the oldest first."""
     rows = yield SQL("failing_messages")
     return [FailingMessage(*row) for row in rows]
 
 
 def queued_messages(queue_id: int, handle: UUID | None, top: int) -> Steps[list[QueuedMessage]]:
-    """Return messages of a queue, also while it is off, by priority and order of arrival."""
+    """Return messages of a queue, even if it is off, by priority and queuing order."""
     named = yield SQL("queued_messages.find_view", (queue_id,))
     if not named:
         return []
@@ -105,7 +105,7 @@ def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
 
 
 def forget_failures(queue_id: int) -> Steps[int]:
-    """Retry all failed messages of the queue at once, as if they had never failed. Returns their number."""
+    """Delete the recorded failures of a queue, so that its messages are retried immediately. Returns their number."""
     rows = yield SQL("forget_failures.delete_failed_messages", (queue_id,))
     queues = yield SQL("forget_failures.update_queues", (queue_id,))
     for database, queue in queues:

@@ -1,7 +1,7 @@
-"""Publications of logical replication under which PostgreSQL refuses UPDATE and DELETE of some tables.
+"""Publications of logical replication because of which PostgreSQL refuses UPDATE and DELETE on some tables.
 
-A subscriber tells rows apart by the replica identity of their table. Every table of the broker has one (decision 162).
-Tables of applications may have none, or a publication leaves out columns of it.
+A subscriber identifies rows by the replica identity of the table. Every table of the broker has one (decision 162).
+Tables of applications may have none, or a publication may leave out columns of it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Reason = Literal["identity", "columns", "filter"]
 
 
 class BlockingPublication(NamedTuple):
-    """A publication and the tables whose rows cannot be changed under it.
+    """A publication, and the tables whose rows cannot be changed because of it.
 
     Attributes:
-        name: of the publication.
+        name: the name of the publication.
         reason: `identity`: the tables have no replica identity. `columns`: the publication's list of columns leaves
             some of the identity out. `filter`: its condition on rows uses columns outside of the identity.
         tables: the names of three tables at most.
@@ -31,7 +31,7 @@ class BlockingPublication(NamedTuple):
 
 
 def find_blocking(most: int) -> Steps[list[BlockingPublication]]:
-    """Find the publications under which rows of some tables cannot be changed."""
+    """Find the publications because of which rows of some tables cannot be changed."""
     rows = yield Statement(
         "publications.find_blocking",
         "with published as (select p.pubname, g.place, t.attnames, r.prattrs, r.prqual, g.place::oid as relid "

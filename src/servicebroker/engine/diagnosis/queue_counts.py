@@ -22,7 +22,7 @@ QUEUES_PER_STATEMENT = 100  # queues read by one statement
 
 
 class QueueStatus(NamedTuple):
-    """One queue. `messages` stops at COUNT_LIMIT; `oldest` is UTC; `conversations` counts endpoints by state."""
+    """One queue. `messages` is counted up to COUNT_LIMIT; `conversations` has the number of endpoints by state."""
 
     database: str
     queue: str
@@ -33,9 +33,9 @@ class QueueStatus(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """The transmission queue: its messages (up to COUNT_LIMIT), the time of the oldest, and its reason to wait.
+    """The transmission queue: its messages (up to COUNT_LIMIT), time and transmission status of the oldest one.
 
-    `delayed`: messages that wait for a time of theirs.
+    `delayed`: the number of delayed messages among them.
     """
 
     messages: int
@@ -56,7 +56,7 @@ def transmission_status() -> Steps[Backlog]:
 
 
 def queue_statuses() -> Steps[list[QueueStatus]]:
-    """Return every queue of the instance, by database and name; built-in ones only with messages."""
+    """Return every queue of the instance, by database and name; built-in queues only if they have messages."""
     queues = yield SQL("queue_statuses.find_queues")
     depths = yield from queue_depths(queue_id for _, _, queue_id, _ in queues)
     states = yield SQL("queue_statuses.count_endpoints")
@@ -73,7 +73,7 @@ def queue_statuses() -> Steps[list[QueueStatus]]:
 class Depth(NamedTuple):
     """The number of a queue's messages, up to COUNT_LIMIT, and the time of the oldest.
 
-    `is_for_callers`: all of them are answers to requests, whose callers may fetch them.
+    `is_for_callers`: all of them are answers to requests, whose callers may receive them.
     """
 
     messages: int
@@ -82,14 +82,15 @@ class Depth(NamedTuple):
 
 
 def share_of(queues: int) -> int:
-    """Return the count limit for each of `queues` queues, so that all can be polled every second."""
+    """Return the count limit for each queue if `queues` queues are polled every second."""
     return max(100, COUNT_LIMIT // max(1, queues))
 
 
 def queue_depths(queue_ids: Iterable[int], counted: int = COUNT_LIMIT) -> Steps[dict[int, Depth]]:
-    """Return the depth of each of these queues: one statement for many, none for queues without a file.
+    """Return the depth of each of these queues, with one statement for many queues. Empty table files are not read.
 
-    A count that stops at `counted`, before COUNT_LIMIT, is replaced by the estimate of PostgreSQL's statistics.
+    Messages are counted up to `counted`. If that is less than COUNT_LIMIT, a larger number is the estimate of
+    PostgreSQL's statistics.
     """
     depths = dict.fromkeys(queue_ids, Depth(0, None))
     lowest, highest = all_groups()
@@ -114,7 +115,7 @@ def _many(queue_id: int, counted: int) -> str:
 
 
 def stored_queues(queue_ids: Iterable[int], table: str = "queue") -> Steps[list[int]]:
-    """Return those of the queues whose table file is not empty: many queues are empty, and need no query."""
+    """Return the queues whose table file is not empty; the others need no query."""
     rows = yield Statement(
         "queue_counts.stored_queues",
         f"select q from unnest($1::int[]) as q where pg_relation_size(to_regclass('servicebroker.{table}_' || q)) > 0",
@@ -150,9 +151,9 @@ class ConnectionStatus(NamedTuple):
 
 
 class ProcessStatus(NamedTuple):
-    """A process of the daemon. `memory`: resident bytes, None if the system does not tell.
+    """A process of the daemon. `memory`: resident bytes, None if the system does not report them.
 
-    `replaced`: how often its predecessors were killed, with the time and the manner of the last time.
+    `replaced`: how often the process was replaced because it was killed; `last_time` and `ending` are of the last time.
     """
 
     number: int
@@ -164,7 +165,7 @@ class ProcessStatus(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The number of refused peers by error number, with the latest peer and text."""
+    """The number of refusals with one error number, with the latest peer and text."""
 
     number: int
     times: int
@@ -173,7 +174,7 @@ class Refusal(NamedTuple):
 
 
 def is_standby() -> Steps[bool]:
-    """Check whether the server is a standby, which runs nothing."""
+    """Check whether the server is a standby."""
     rows = yield SQL("is_standby")
     return bool(rows[0][0])
 
@@ -197,6 +198,6 @@ def processes() -> Steps[list[ProcessStatus]]:
 
 
 def refusals() -> Steps[list[Refusal]]:
-    """Return the refusals of peers."""
+    """Return the number of refusals by error number."""
     rows = yield SQL("refusals")
     return [Refusal(*row) for row in rows]

@@ -1,6 +1,7 @@
-"""Counters of the object Broker Statistics that only application processes know (docs/reference/metrics.md).
+"""Counters that application processes add up: SENDs, RECEIVEs, rollbacks, statements (docs/reference/metrics.md).
 
-Each process counts for itself and adds its counts to a row now and then, so that no verb pays a statement.
+Each process counts in memory and adds its counts to the stored totals every few seconds, so no verb needs a statement
+for it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _RECEIVED_IN_SQL = "coalesce(pg_sequence_last_value('servicebroker.received_in_s
 
 
 def add_totals(counts: Mapping[str, int]) -> Steps[None]:
-    """Add these counts, in one statement; all sessions lock the rows in the same order."""
+    """Add these counts to the totals in one statement. All sessions lock the rows in the same order."""
     yield SQL("add_totals", (list(counts), list(counts.values())))
 
 
@@ -47,7 +48,7 @@ class StatementTotal(NamedTuple):
 
 
 def add_statements(totals: Sequence[StatementTotal]) -> Steps[None]:
-    """Add these totals, as `add_totals` does."""
+    """Add the calls and times of statements to their totals, as `add_totals` does."""
     yield SQL(
         "add_statements",
         ([one.name for one in totals], [one.calls for one in totals], [one.microseconds for one in totals]),
@@ -55,6 +56,6 @@ def add_statements(totals: Sequence[StatementTotal]) -> Steps[None]:
 
 
 def statement_totals() -> Steps[list[StatementTotal]]:
-    """Return the totals of all statements, the most time first."""
+    """Return the totals of all statements, that with the most time first."""
     rows = yield SQL("statement_totals")
     return [StatementTotal(*row) for row in rows]

@@ -1,7 +1,7 @@
-"""The trail of conversations: a log of their events, off by default.
+"""The trail: an event log of conversations, off by default.
 
 Triggers write it (`store/trail.sql`), in the transaction and the round trip of the verb. They exist only while the
-trail is on, on the queues for which it is on. Without them it costs nothing.
+trail is on, and only on the tables that it needs. So a trail that is off costs nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SQL = SqlFile(__file__)
 
 TRAIL_RETENTION = timedelta(days=7)
 _DAYS_AHEAD = 2  # days ahead for which partitions are created
-_SHARE_UNITS = 10_000  # units of a share of all conversations
-_TABLE = "<table>"
-_MAX_EVENTS = 500  # shown events of a conversation
+_SHARE_UNITS = 10_000  # the sampled share of conversations is stored in ten thousandths
+_TABLE = "<table>"  # a placeholder for the table's name in a trigger
+_MAX_EVENTS = 500  # events of a conversation that `life` returns
 
 EVENT_WORDS: Final = {
     "B": "began",
@@ -43,7 +43,10 @@ EVENT_WORDS: Final = {
 
 
 class TrailSettings(NamedTuple):
-    """The traced conversations: a share of those of these services (none: all services), and these single ones."""
+    """The conversations that are logged: a sample of those of these services, and these single ones.
+
+    `share` is the sampled part, 0 to 1. Without `services` it is of all services.
+    """
 
     is_on: bool
     share: float
@@ -83,12 +86,12 @@ def settings() -> Steps[TrailSettings]:
 
 
 def find_conversations(handles: Sequence[UUID]) -> Statement:
-    """Find the handles and the conversation identifiers of endpoints, by either of the two."""
+    """Return handle and conversation identifier of endpoints. They are looked up by either of the two."""
     return SQL("find_conversations", (list(handles),))
 
 
 def with_conversation(handle: UUID) -> Steps[TrailSettings]:
-    """Return the settings with one more conversation, without those that are gone."""
+    """Return the settings with one more conversation, and without conversations that do not exist any more."""
     kept = yield from settings()
     if not kept.is_on:
         return TrailSettings(True, 0.0, [], [handle])
@@ -100,7 +103,7 @@ def switch(wanted: TrailSettings) -> Steps[None]:
     """Store the settings of the trail; `changes` returns the statements that apply them.
 
     Raises:
-        BrokerError: 15151 no such service, 8426 no such conversation, 402 the share is not from 0 to 1.
+        BrokerError: 15151 no such service, 8426 no such conversation, 402 a share outside of 0 to 1.
     """
     if not 0 <= wanted.share <= 1:
         raise BrokerError(402, "the share", wanted.share, "from 0 to 1")
@@ -153,7 +156,7 @@ def changes() -> Steps[list[Change]]:
 
 
 def briefly(statement: Statement) -> Steps[None]:
-    """Run a change of a table with a short lock timeout, since other sessions queue up behind its lock."""
+    """Run a change of a table with a short lock timeout, because other sessions wait behind its lock."""
     yield SQL("briefly", prepared=False)
     yield statement
 
@@ -171,7 +174,7 @@ def _followed(kept: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
 
 
 def _of_messages(function: str, letters: tuple[str, str], arguments: tuple[str, ...]) -> dict[str, str]:
-    """Return the triggers that see runs of messages enter and leave a table."""
+    """Return the triggers that log messages which enter and leave a table."""
     return {
         _name(letter, arguments): f"after {event} on {_TABLE} referencing {rows} table as moved for each statement "
         f"execute function servicebroker.{function}({_listed((letter, *arguments))})"
@@ -180,7 +183,7 @@ def _of_messages(function: str, letters: tuple[str, str], arguments: tuple[str, 
 
 
 def _name(letter: str, arguments: Sequence[str]) -> str:
-    """Return the name of a trigger, which depends on its arguments."""
+    """Return the name of a trigger. It has a hash of the arguments, so that a change of them creates a new trigger."""
     return f"trailed_{letter.lower()}_{hashlib.sha256(' '.join(arguments).encode()).hexdigest()[:12]}"
 
 
@@ -212,7 +215,7 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
             text = f"for values from ('{day} 00:00:00+00') to ('{after} 00:00:00+00')"
             todo.append(
                 f"do $make$ begin create table servicebroker.{name} partition of servicebroker.trail {text}; "
-                # a partition does not inherit its parent's
+                # a partition does not inherit the replica identity
                 f"alter table servicebroker.{name} replica identity full; end $make$"
             )
     oldest = f"trail_d{(now - TRAIL_RETENTION).date():%Y%m%d}"
@@ -224,7 +227,7 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
 
 
 def life(handle: UUID) -> Steps[list[Event]]:
-    """Return the recorded events of both sides of a conversation in their order; only the latest, if there are many."""
+    """Return the logged events of both sides of a conversation, in order: the latest `_MAX_EVENTS`."""
     rows = yield Statement(
         "trail.life",
         "with sides as (select conversation_handle, conversation_id from servicebroker.trail "
@@ -247,7 +250,7 @@ def life(handle: UUID) -> Steps[list[Event]]:
 
 
 def merged(events: Sequence[Event]) -> list[Event]:
-    """Merge events of one transaction about consecutive messages."""
+    """Merge equal events of one transaction whose messages have consecutive numbers."""
     found: list[Event] = []
     for one in events:
         last = found[-1] if found else None

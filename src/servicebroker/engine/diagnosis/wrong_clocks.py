@@ -1,4 +1,4 @@
-"""Machines whose clock differs from the server's: recorded for doctor, since only their programs can know."""
+"""Wrong clocks: machines whose clock differs from the server's. Their programs record it, and doctor reports it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_RETENTION = timedelta(days=1)
+_RETENTION = timedelta(days=1)  # older records are deleted
 
 
 class WrongClock(NamedTuple):
-    """A wrong clock as a program on a host has found it; the host is '' for the server's own."""
+    """A wrong clock that a program on a host has recorded; the host is '' for the server's machine."""
 
     program: str
     host: str
