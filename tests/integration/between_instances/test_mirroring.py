@@ -272,7 +272,7 @@ class Sender:
 def several(url: str) -> list[str]:
     """Return doctor's findings about several servers that take writes."""
     done = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url])
-    return [one["problem"] for one in json.loads(done.output)["findings"] if "take writes" in one["problem"]]
+    return [one["problem"] for one in json.loads(done.output)["findings"] if "accept writes" in one["problem"]]
 
 
 @pytest.mark.timeout(240)

@@ -215,6 +215,6 @@ def test_doctor_names_who_holds_a_lock_of_ours(town: Town) -> None:
         found = judge(run(owner, gather(later)))
         holder.execute("select pg_advisory_unlock(%s, 0)", (locks.PARKED_DELIVERY,))
         sending.result(30)
-    (finding,) = [one for one in found if "our lock of delivery" in one.problem]
+    (finding,) = [one for one in found if "the broker's lock of delivery" in one.problem]
     assert "forgotten" in finding.problem
     assert "pg_terminate_backend" in finding.advice
