@@ -1,8 +1,8 @@
-"""SEND and END on a received conversation that travel with the next statement of their transaction.
+"""Deferred SEND and END on received conversations: they are sent together with the transaction's next statement.
 
-Their result is known before they run: the transaction holds the group, and has read the next sequence number. Each is
-one statement, which fails with DIVISION_BY_ZERO if it finds anything else than the caches of this process foresee. The
-caller then undoes it, and runs the verb by itself.
+Their result is known before they run: the transaction has locked the conversation group, and has read the next sequence
+number. Each verb is one statement. If a value in the database is not the cached one, the statement fails with
+DIVISION_BY_ZERO. The caller then rolls it back, and runs the verb without deferring it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from servicebroker.operations.end import EndConversation
 from servicebroker.operations.send import Send
 from servicebroker.store.statements import Row, Statement
 
-Done: TypeAlias = Callable[[Row], bool]  # is given the statement's row; True if closed endpoints can be removed
+Done: TypeAlias = Callable[[Row], bool]  # called with the statement's row; returns True if closed endpoints are due
 
 
 class DeferredVerb(NamedTuple):
-    """A verb that waits: its statement, what to do with the row, and the number and bytes of messages that it sends."""
+    """A deferred verb.
+
+    Attributes:
+        statement: the statement of the verb.
+        done: the function to call with the statement's row.
+        messages, size: the number of messages that the verb sends, and the bytes of their bodies.
+    """
 
     statement: Statement
     done: Done
@@ -36,7 +42,7 @@ class DeferredVerb(NamedTuple):
 def defer_send(
     catalog: Catalog, operation: Send[int], number: int, *, now: datetime, maximum_body: int
 ) -> DeferredVerb | None:
-    """Defer SEND of one message, which gets that number. None if the verb itself has to decide.
+    """Defer SEND of one message, whose sequence number will be `number`. None if it cannot be deferred.
 
     Raises:
         BrokerError: what `Send.content` refuses.
@@ -65,7 +71,7 @@ def defer_send(
 
 
 def defer_end(catalog: Catalog, operation: EndConversation, now: datetime) -> DeferredVerb | None:
-    """Defer END CONVERSATION. None if the verb itself has to decide."""
+    """Defer END CONVERSATION. None if it cannot be deferred."""
     if operation.error or operation.cleanup:
         return None
     found = catalog.received.get(operation.handle.bytes)
@@ -78,7 +84,7 @@ def defer_end(catalog: Catalog, operation: EndConversation, now: datetime) -> De
 
 
 def _find_path(catalog: Catalog, handle: UUID, found: ReceivedConversation) -> AnswerPath | None:
-    """Return the cached path to a peer in this instance, unless this conversation is known to have another one."""
+    """Return the cached path to a peer in this instance; None without one, or if the conversation has another peer."""
     path, own = catalog.answer_paths.get(found.kind), catalog.channels.get(handle)
     if path is None or not path.channel.far_queue_id:
         return None

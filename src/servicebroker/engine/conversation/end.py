@@ -73,7 +73,7 @@ def end_permitted(catalog: Catalog, user: User, operation: EndConversation, *, n
 def _end_dialog(catalog: Catalog, handle: UUID, now: datetime, version: int | None = None) -> Steps[bool]:
     """END CONVERSATION in one statement. Returns False, with nothing changed, if that is not possible.
 
-    `enqueue.end_dialog` says when. Also returns False if the own queue has another catalog version than `version`.
+    See `enqueue.end_dialog`. Also returns False if the own queue has another catalog version than `version`.
     """
     queues = yield from _find_queues(catalog, handle)
     if queues is None:

@@ -64,7 +64,7 @@ def get_transmission_status(database_id: int, operation: GetTransmissionStatus) 
 def lock_delivery() -> Statement:
     """Take the lock for the delivery of parked messages, exclusively (`lock_parking` takes it shared).
 
-    SENDs on parked conversations wait while it is held, so no statement may wait long then: see api/lock_retry.py.
+    SENDs that may park messages wait for this lock, so no statement under it may wait long: see api/lock_retry.py.
     """
     return SQL("lock_delivery", (locks.PARKED_DELIVERY,))
 

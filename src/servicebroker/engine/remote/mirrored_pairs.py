@@ -1,6 +1,7 @@
-"""Pairs that mirrored routes lead to: the known principal and the highest timeline seen of each.
+"""Mirrored pairs: pairs of servers (primary and standby) to which mirrored routes lead.
 
-Also the state of this instance in a pair of its own.
+For each pair the known primary ("principal" in Service Broker's words) and its highest known timeline are stored. Also
+reads the role of this server, which may belong to a pair itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _IS_LED_TO = (
 
 
 class Row(NamedTuple):
-    """A pair; `principal` is None while neither of the two is known to be it, and `explanation` says why."""
+    """A stored pair. `principal` is the primary's address, None while unknown; `explanation` has the reason.
+
+    `evidence` is the primary's signature of cluster and timeline (protocol/mirroring.py).
+    """
 
     address: str
     mirror_address: str
@@ -37,7 +41,7 @@ class Row(NamedTuple):
 
 
 def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, KnownTimeline]]:
-    """Return the highest timeline that was seen of each of these pairs."""
+    """Return the highest known timeline of each of these pairs."""
     found = {_pair(row): KnownTimeline(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
     return {pair: found.get(pair, KnownTimeline()) for pair in pairs}
 
@@ -45,7 +49,7 @@ def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, KnownTimeline]]:
 def pairs() -> Steps[list[Elsewhere]]:
     """Return the stored pairs to which a route leads.
 
-    A row written while its route was dropped escapes `forget_unused`, and is filtered out here.
+    `forget_unused` may have missed a pair that was stored while its route was dropped, so the query checks the routes.
     """
     rows = yield Statement(
         "mirrored_pairs.pairs",
@@ -55,7 +59,7 @@ def pairs() -> Steps[list[Elsewhere]]:
 
 
 def find_explanations() -> Steps[dict[Elsewhere, str]]:
-    """Return, for each pair, which side was chosen and why, or why neither was, in a sentence."""
+    """Return a sentence for each pair: the chosen server and the reason, or the reason why none was chosen."""
     return {_pair(row): row.explanation for row in (yield from find_pairs())}
 
 
@@ -69,9 +73,9 @@ def find_pairs() -> Steps[list[Row]]:
 
 
 def save(rows: Sequence[Row], now: datetime) -> Statement:
-    """Store the knowledge about these pairs, as known since `now`, for those to which a route leads.
+    """Store these pairs, without those to which no route leads. `now` is stored as the time of the change.
 
-    Within one cluster the highest timeline stays, regardless of the order of writers.
+    Within one cluster the highest timeline is kept, whatever the order of writers.
     """
     return Statement(
         "mirrored_pairs.save",
@@ -91,12 +95,12 @@ def save(rows: Sequence[Row], now: datetime) -> Statement:
 
 
 def _pair_of(row: Row) -> tuple[str, str]:
-    """Return the sort key. All writers use one order, so that two that write the same pairs never deadlock."""
+    """Return the sort key. All writers use this order, so two sessions that write equal pairs never deadlock."""
     return row.address, row.mirror_address
 
 
 def forget_unused() -> Statement:
-    """Delete pairs to which no route leads any more: a new route starts without old knowledge."""
+    """Delete pairs to which no route leads any more, so that a new route starts without old values."""
     return Statement(
         "mirrored_pairs.forget_unused",
         f"delete from servicebroker.mirrored_pairs p where not {_IS_LED_TO}",
@@ -110,9 +114,9 @@ def _pair(row: Row) -> Elsewhere:
 
 
 def read_role() -> Steps[RoleReport]:
-    """Return the server's role, its timeline, and whether its commits wait for a standby.
+    """Return the server's role, its timeline, and whether its commits wait for a synchronous standby.
 
-    A server that is no standby is the principal once a `proof` has been committed, not before.
+    The returned role of a server that is no standby is certain only after the commit of a `proof`.
     """
     rows = yield SQL("read_role")
     is_standby, system, timeline, is_synchronous = rows[0]
@@ -120,8 +124,8 @@ def read_role() -> Steps[RoleReport]:
 
 
 def proof() -> Steps[None]:
-    """Write a record, so that the commit waits for the synchronous standby, if there is one.
+    """Write a record, so that this transaction's commit waits for the synchronous standby, if the server has one.
 
-    With that commit the standby has all earlier commits of this server, also those it had alone when it went down.
+    After that commit the standby also has all earlier commits of this server.
     """
     yield SQL("proof")

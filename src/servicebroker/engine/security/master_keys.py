@@ -1,6 +1,6 @@
 """CREATE, ALTER and DROP MASTER KEY: the key of a database that encrypts its private keys and session keys.
 
-The table holds it encrypted. A password or the service master key of the instance opens it
+The table has it encrypted only. A password or the service master key of the instance opens it
 (`api/aio/master_keys.py`, `store/keys/opened_keys.py`).
 """
 
