@@ -125,7 +125,7 @@ def _deliver(
     decisions: _Decisions,
     body_id: int | None,
 ) -> Steps[dict[UUID, int]]:
-    """Deliver with one statement for each queue to which nothing is parked. Returns the sequence numbers, by handle."""
+    """Deliver directly where possible, with one statement for each queue. Returns the sequence numbers, by handle."""
     handles_by_path: dict[tuple[int, int, str, int], list[UUID]] = defaultdict(list)
     for endpoint in endpoints:
         if not endpoint.has_peer or endpoint.is_blocked or endpoint.peer_has_ended or endpoint.retains:

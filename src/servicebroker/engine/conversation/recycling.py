@@ -67,7 +67,10 @@ def assign(pool: PoolAddress, session: str, handle: UUID) -> Steps[None]:
 
 
 def unassign(handle: UUID, messages: int) -> Steps[None]:
-    """Record that the conversation's session needs a new one, because SEND on this one fails. Its row is locked."""
+    """Record that the conversation's session needs a new one, because SEND on this one fails. Its row is locked.
+
+    `messages` becomes the message count of the session.
+    """
     yield SQL("unassign", (handle, messages))
 
 

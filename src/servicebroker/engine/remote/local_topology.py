@@ -40,7 +40,7 @@ class LocalInstance(NamedTuple):
 
 
 class Database(NamedTuple):
-    """A broker database. `asked` are the services for which a request for a route is pending."""
+    """A broker database. `asked` are the services whose route request is pending, or was answered just now."""
 
     database_id: int
     routes_version: int
@@ -54,7 +54,7 @@ class LocalService(NamedTuple):
     """A service of this instance.
 
     Attributes:
-        is_open: its queue is on, and its database's broker enabled.
+        is_open: its queue is on.
         contract_id: the id of the conversation's contract in the service's database; None if it has no such contract.
         accepted: the service can be a target under that contract.
         is_bound: the initiator's database has a remote service binding for the service's name.
