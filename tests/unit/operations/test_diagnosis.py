@@ -278,7 +278,10 @@ def test_all_is_well() -> None:
         ),
         (
             {"unfinished": [UNFINISHED]},
-            ["certificate mallory: 9,900 messages of 99 conversations", "are not complete, 311.9 MB, the last part arrived"],
+            [
+                "certificate mallory: 9,900 messages of 99 conversations",
+                "are not complete, 311.9 MB, the last part arrived",
+            ],
         ),
         ({"late": [LATE]}, ["queue Shop.dbo.Web", "Nobody drops 3 late answers to requests", "servicebroker serve"]),
         (
@@ -288,7 +291,9 @@ def test_all_is_well() -> None:
         ({"unfinished": [UNFINISHED]}, ["the peer's limit", "certificate drop mallory"]),
         (
             {"unfinished": [UNFINISHED._replace(bytes=400)]},
-            ["are not complete, 0.0 MB, the last part arrived at 2030-01-01 11:50:00 UTC. Check at the peer whether it still sends"],
+            [
+                "are not complete, 0.0 MB, the last part arrived at 2030-01-01 11:50:00 UTC. Check at the peer",
+            ],
         ),
         (
             {"unfinished": [UNFINISHED._replace(owner="", certificate=None, messages=1, conversations=1, bytes=400)]},
@@ -404,7 +409,10 @@ def test_a_mistyped_service_is_asked_about() -> None:
         ({"messages": 2, "oldest": AGO}, ["Nobody receives its 2 messages"]),
         ({"peer_messages": 2}, ["has not received 2 messages in Shop.dbo.P"]),
         ({"peer_messages": 1}, ["has not received 1 message in Shop.dbo.P"]),
-        ({"peer_messages": 1, "peer_is_on": False}, ["queue Shop.dbo.P is OFF, with 1 message of this", "poison retry"]),
+        (
+            {"peer_messages": 1, "peer_is_on": False},
+            ["queue Shop.dbo.P is OFF, with 1 message of this", "poison retry"],
+        ),
         ({"peer_messages": 1}, ["in Shop.dbo.P, where no reader waits"]),
         ({"peer_messages": 1, "peer_readers": 1}, ["in Shop.dbo.P.", "the other side's handle"]),
         ({"messages": 1, "oldest": AGO}, ["Nobody receives its 1 message in"]),
