@@ -1,9 +1,9 @@
-"""A fleet: a thousand instances that route by name, while routes change and instances die.
+"""Simulate a fleet of a thousand instances that route by name, while routes change and instances fail.
 
-Each conversation's first message is followed hop by hop through the pure functions that the daemons use: the routes of
-its instance choose one of the instances of the service, a gateway passes it on, the routes of msdb deliver it. The
-protocol between two of them is the business of `run.py`. Time goes in rounds, after which what was not acknowledged is
-sent again and what was not sent is matched again.
+The first message of each conversation is routed hop by hop by the functions of the daemon: the routes of its instance
+choose an instance of the service, a gateway forwards it, the routes of msdb deliver it. The protocol between two
+instances is simulated in `run.py`, not here. Time passes in rounds: in each, unacknowledged messages are sent again,
+and unsent ones are routed again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from servicebroker.protocol.routing import (
     classify,
 )
 
-ROUND_S = 5.0  # seconds
-COPY_COUNT = 4  # instances that have a service of several
-BALANCED_SHARE = 0.25  # of the services, which several instances have
-GATEWAY_SHARE = 0.5  # of the instances, which a gateway stands before
-DEATH_RATE = 0.002  # of the instances in each round, for one to two minutes: some four of 100 are dead at a time
-CHANGE_RATE = 0.01  # of the instances in each round get another way to them; of the services, one more instance
-LOST_ANSWERS = 0.05  # of the acknowledgements
+ROUND_S = 5.0
+COPY_COUNT = 4  # instances of a balanced service
+BALANCED_SHARE = 0.25  # the fraction of services that several instances have
+GATEWAY_SHARE = 0.5  # the fraction of instances behind a gateway
+DEATH_RATE = 0.002  # the fraction of instances that fail in a round, for one to two minutes: about 4 % are down
+CHANGE_RATE = 0.01  # the fraction of services that get one more instance in a round
+LOST_ANSWERS = 0.05  # the fraction of acknowledgements that are lost
 SETTLE_ROUNDS = 100  # rounds after the last fault
 BROKER_PORT = 4022
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,15 +54,17 @@ class Size(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The findings of a run; all conversations have arrived.
+    """The result of a run in which all conversations have arrived.
 
     Attributes:
-        seconds: of the simulated time, and of them after the last fault until everything had arrived.
-        rerouted: conversations that went elsewhere than where they were first matched, because that was dead.
-        forwarded: messages that passed a gateway; `dropped` there, by the number of the reason, and sent again.
-        repeated: messages that were sent again though they had arrived, since the answer was lost.
-        misplaced: conversations that arrived where their service is not, or at two instances: there must be none.
-        waited: seconds that half, 99 of 100, and all of the conversations took at most.
+        seconds: the simulated time.
+        settled: the seconds from the last fault until all conversations had arrived.
+        rerouted: conversations that were sent to another instance than the first choice, which was down.
+        forwarded: messages that passed a gateway.
+        dropped: messages that a gateway has dropped, by error number; they are sent again.
+        repeated: messages that were sent again after they had arrived, because the acknowledgement was lost.
+        misplaced: conversations at an instance without the service, or at two instances; it must be 0.
+        waited: the median, 99th percentile and maximum of the seconds that a conversation took to arrive.
         spread: chi-square of the choice among the instances of a service, over its degrees of freedom; 1 is even.
     """
 
@@ -79,18 +81,18 @@ class Outcome(NamedTuple):
 
 
 class _Instance:
-    """One, with what a daemon of it remembers."""
+    """An instance, with the memory of its daemon."""
 
     def __init__(self, number: int, gateway: _Instance | None) -> None:
         self.broker = str(UUID(int=number + 1))
         self.address = Address(f"i{number}", BROKER_PORT)
         self.gateway = gateway
-        self.is_direct = gateway is None  # routes lead straight to it
+        self.is_direct = gateway is None  # routes lead to it without the gateway
         self.services: set[str] = set()
-        self.returns_at = 0  # the round; until then it is dead
-        self.lost: frozenset[Address] = frozenset()  # addresses that have lately been unreachable
+        self.returns_at = 0  # the round until which the instance is down
+        self.lost: frozenset[Address] = frozenset()  # addresses that were unreachable at the last attempt
         self.forwarder: Forwarder[Address] = Forwarder(10 * 1024 * 1024)
-        self.behind: dict[str, set[_Instance]] = {}  # by service: what it is a gateway of
+        self.behind: dict[str, set[_Instance]] = {}  # by service: the instances behind this gateway
 
     def site(self, service: str) -> Site:
         """Return the description of this instance for routing."""
@@ -103,17 +105,17 @@ class _Journey:
 
     def __init__(self, identifier: int, began: int, origin: _Instance, service: str) -> None:
         self.identifier, self.began, self.origin, self.service = identifier, began, origin, service
-        self.first: str | None = None  # the broker that it was matched with first
-        self.sent_to: str | None = None  # and the one whose route it was sent by
+        self.first: str | None = None  # the broker that routing has chosen first
+        self.sent_to: str | None = None  # the broker to which it was sent
         self.arrived_at: _Instance | None = None
 
     def pick(self) -> Pick:
-        """Chance, always the same for one conversation."""
+        """Return a random generator that gives one conversation always the same numbers."""
         return Random(self.identifier).randrange
 
 
 class Fleet:
-    """One seed's instances and conversations."""
+    """The instances and conversations of a seed."""
 
     def __init__(self, seed: int, size: Size, progress: Callable[[int, int], object] = lambda done, of: None) -> None:
         self._size, self._progress, self._random = size, progress, Random(seed)
@@ -138,10 +140,10 @@ class Fleet:
         self._dropped: Counter[int] = Counter()
 
     def run(self) -> Outcome:
-        """Conversations begin while instances die and routes change; then nothing does, and all must arrive.
+        """Begin conversations during faults; then wait without faults until all have arrived.
 
         Raises:
-            AssertionError: some have not, long after the last fault.
+            AssertionError: a conversation has not arrived long after the last fault.
         """
         size = self._size
         share = -(-size.conversations // size.rounds)
@@ -172,10 +174,10 @@ class Fleet:
             self._spread(),
         )
 
-    # ---------------------------------------------------------------- what goes wrong
+    # ---------------------------------------------------------------- faults
 
     def _trouble(self) -> None:
-        """Instances die and come back with empty memories; some get another way to them, some services another home."""
+        """Let instances fail and lose their memory, change the routes to some, and add instances to some services."""
         count = max(1, int(len(self._instances) * DEATH_RATE))
         for instance in self._random.sample(self._instances, count):
             instance.returns_at = self._round + self._random.randrange(12, 25)
@@ -214,7 +216,7 @@ class Fleet:
         return home if home.is_direct or home.gateway is None else home.gateway
 
     def _outside(self, instance: _Instance, service: str) -> RoutingTable:
-        """The routes of msdb: a gateway knows what stands behind it."""
+        """Return the routes of msdb. A gateway has routes to the instances behind it."""
         behind = instance.behind.get(service)
         if not behind:
             return AT_HOME
@@ -227,7 +229,7 @@ class Fleet:
         return instance.returns_at <= self._round
 
     def _go_on(self, one: _Journey) -> bool:
-        """Match it and send it, or send it again; whether it was acknowledged."""
+        """Route and send the first message, for the first time or again. Returns True if it was acknowledged."""
         origin = one.origin
         if not self._is_up(origin):
             return False
@@ -266,7 +268,7 @@ class Fleet:
         return home is not None and self._take(one, home)
 
     def _carry(self, header: Header, at: _Instance) -> _Instance | None:
-        """From hop to hop; where it arrives, or None when it is dropped on the way."""
+        """Forward a message from hop to hop. Returns the instance where it arrives; None if it is dropped."""
         passage: Passage | None = None
         while self._is_up(at):
             conversation = Conversation(header.to_service, str(header.to_broker))
@@ -287,7 +289,7 @@ class Fleet:
         return None
 
     def _take(self, one: _Journey, home: _Instance, *, is_answered: bool = False) -> bool:
-        """Note the arrival of a first message, perhaps a repeated one; return whether the answer arrives too."""
+        """Record the arrival of a first message, which may be a repetition. Returns True if it is acknowledged."""
         if one.arrived_at is not None:
             self._counts["repeated"] += 1
         if one.arrived_at not in (None, home) or one.service not in home.services:

@@ -1,7 +1,7 @@
-"""A peer with a certificate of its own that wants what is not its own: to read, to be believed, to acknowledge, to end.
+"""A hostile peer with a certificate: it tries to read, acknowledge and end conversations of other instances.
 
-It knows everything but keys: conversations, numbers, names, who is where. It speaks the protocol as everybody does,
-says that it is somebody else, answers where an instance is down, and forges frames, also as if it passed them on.
+It knows conversations, numbers, names and addresses, but no keys. It uses the protocol, claims to be another instance,
+accepts connections to instances that are down, and forges messages, also as a forwarder.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from servicebroker_lab.simulation.store import Endpoint
 
 FORGED = b"forged"
-CONNECTION_LIFE_S = 3.0  # seconds that a connection is of use
-FRAMES_PER_CONNECTION = 5  # of a connection
+CONNECTION_LIFE_S = 3.0  # then it closes a connection
+FRAMES_PER_CONNECTION = 5
 
 
 class HostilePeer:
-    """One for all instances of a run. `findings` are what it was given and may not have had."""
+    """The hostile peer of a run. `findings` are descriptions of its successes, which must not happen."""
 
     shown = identity(HOSTILE_INDEX).own.facts.der
 
@@ -56,10 +56,10 @@ class HostilePeer:
     def __repr__(self) -> str:
         return "the hostile peer"
 
-    # ---------------------------------------------------------------- what it does
+    # ---------------------------------------------------------------- connections
 
     def act(self) -> None:
-        """Connect to somebody, as somebody."""
+        """Connect to an instance, perhaps under the identity of another one."""
         victim, claimed = self._chance.sample(self._world.instances, 2)
         me = self._as(claimed if self._chance.random() < 0.5 else None)
         self._world.network.connect(
@@ -67,14 +67,14 @@ class HostilePeer:
         )
 
     def answers(self, own: int, other: int) -> bool:
-        """Return whether this peer takes a connection to an instance that is down; the opener must know its peer."""
-        here = next((one for one in self._world.instances if one.index == own), None)
+        """Check whether this peer accepts a connection to an instance that is down. The opener must know its peer."""
+        here = next((instance for instance in self._world.instances if instance.index == own), None)
         return here is not None and here.expects(other) and self._chance.random() < 0.5
 
     def accept(self, stream: Stream) -> None:
-        """Somebody has connected, to where it stands in for an instance."""
+        """Accept a connection that was meant for another instance."""
         stream.shown = self.shown
-        victim = next(one for one in self._world.instances if one.index == stream.other)
+        victim = next(instance for instance in self._world.instances if instance.index == stream.other)
         _Talk(self, victim, self._as(self._chance.choice(self._world.instances)), stream, is_opener=False)
 
     def _begin(self, stream: Stream | None, victim: Instance, me: LocalIdentity) -> None:
@@ -86,12 +86,12 @@ class HostilePeer:
         instance = UUID(int=HOSTILE_INDEX) if claimed is None else claimed.identifier
         return LocalIdentity(UUID(int=draw(128)), UUID(int=draw(128)), instance=instance)
 
-    # ---------------------------------------------------------------- what it forges
+    # ---------------------------------------------------------------- forged messages
 
     def forge(self, victim: Instance) -> tuple[bytes, bool]:
-        """The body of a frame for the victim, and whether it goes as one that is passed on."""
+        """Return a forged message for the victim, and True if it is sent as a forwarded one."""
         self.frames += 1
-        known = [one for there in self._world.instances for one in there.tables.endpoints.values()]
+        known = [endpoint for there in self._world.instances for endpoint in there.tables.endpoints.values()]
         header, payload = self._about(self._chance.choice(known)) if known else self._opening(victim)
         if self._chance.random() < 0.2:
             header, payload = self._opening(victim)
@@ -101,7 +101,7 @@ class HostilePeer:
         return wrap(Passage(UUID(int=self._chance.getrandbits(128), version=4)), body), True
 
     def _about(self, one: Endpoint) -> tuple[Header, Payload]:
-        """As the peer of an endpoint says it, wherever that is."""
+        """Return a message as if from the peer of an endpoint of any instance."""
         chance = self._chance
         whose = {there.service: there for there in self._world.instances}
         here, there = (whose.get(service) for service in (one.own_service, one.far_service))
@@ -130,8 +130,8 @@ class HostilePeer:
         return header, (part,)
 
     def _opening(self, victim: Instance) -> tuple[Header, Payload]:
-        """A conversation that somebody else begins."""
-        other = self._chance.choice([one for one in self._world.instances if one is not victim])
+        """Return the first message of a conversation as if from another instance."""
+        other = self._chance.choice([instance for instance in self._world.instances if instance is not victim])
         header = Header(
             UUID(int=self._chance.getrandbits(128)),
             True,
@@ -145,32 +145,32 @@ class HostilePeer:
         )
         return header, (Part("//sim/type", Content.DATA, FORGED, bytes(8)),)
 
-    # ---------------------------------------------------------------- what it was given
+    # ---------------------------------------------------------------- findings
 
     def believed(self, victim: Instance, me: LocalIdentity) -> None:
-        """Report a victim that has let this peer in under its claimed identity."""
+        """Record a victim that has accepted this peer under its claimed identity."""
         if not victim.lets_in(HOSTILE_INDEX):
             self.findings.append(f"{victim} lets in the hostile peer")
         elif me.instance is not None and victim.knows(me.instance):
             self.findings.append(f"{victim} believes the hostile peer to be instance {me.instance}")
 
     def reads(self, victim: Instance, body: bytes) -> None:
-        """Report a victim that has sent a message to this peer."""
+        """Record a victim that has sent a message to this peer."""
         if parse(body).header.kind in (Kind.RUN, Kind.FRAGMENT):
             self.findings.append(f"{victim} sends messages to the hostile peer")
 
     def later(self, action: Callable[[], None]) -> None:
-        """When a connection is of no use any more."""
+        """Call `action` at the end of a connection's life."""
         self._world.loop.after(CONNECTION_LIFE_S, action)
 
     @property
     def now(self) -> float:
-        """The time of the run."""
+        """The simulated time."""
         return self._world.loop.now
 
 
 class _Talk:
-    """One connection of it."""
+    """A connection of the hostile peer."""
 
     def __init__(
         self, who: HostilePeer, victim: Instance, me: LocalIdentity, stream: Stream, *, is_opener: bool

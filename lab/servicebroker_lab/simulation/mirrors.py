@@ -1,9 +1,9 @@
-"""Failing mirrors: senders by a mirrored route, a primary and its synchronous standby, and an operator who promotes.
+"""Simulate mirrored pairs: senders with a mirrored route, a primary, its synchronous standby, and an operator.
 
-Servers crash, lose each other and cannot be reached by some senders; an old primary comes back with commits that only
-it has, and calls itself the principal if it can. The senders decide by `protocol/mirroring.py`; what a server may say
-of itself is the rule of the daemon: the principal is who has committed since it began, with its standby where one is
-synchronous. In the end each message that was sent has to be in the primary's log once, in order.
+Servers crash, lose each other and cannot be reached by some senders. An old primary may come back with commits that
+only it has, and claim to be the primary. The senders choose a server by `protocol/mirroring.py`. A server claims to be
+the primary by the rule of the daemon: it has committed since its start, together with its standby if that is
+synchronous. In the end each sent message must be in the primary's log once, in order.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from servicebroker.protocol.mirroring import IN_DOUBT, KnownTimeline, Role, Role
 from servicebroker_lab.simulation.simulated_time import Loop
 from servicebroker_lab.simulation.store import Lost
 
-FAULTY_TIME_S = 200.0  # seconds with faults
-CALM_TIME_S = 60.0
-SILENT_COMMIT_S = 10.0  # seconds that a commit may wait before the daemon says that it is in doubt
-RETRY_DELAY_S = 4.0  # seconds until a sender sends again what is not acknowledged
+FAULTY_TIME_S = 200.0  # with faults
+CALM_TIME_S = 60.0  # without faults, at the end
+SILENT_COMMIT_S = 10.0  # a commit that waits longer makes the daemon report an unknown role
+RETRY_DELAY_S = 4.0  # average time until a sender repeats unacknowledged messages
 MESSAGE_COUNT = 40  # of each sender
 
 Entry = tuple[int, int]  # sender, number
 
 
 class Outcome(NamedTuple):
-    """The events of a run that went well."""
+    """Counts of events in a successful run."""
 
     messages: int
     promotions: int
-    changes: int  # times that a sender changed over
+    changes: int  # changes of a sender to the other server
 
 
 class _Server:
-    """One of the two, with its daemon."""
+    """A server of the pair, with its daemon."""
 
     def __init__(self, name: str, *, is_standby: bool) -> None:
         self.name = name
@@ -44,14 +44,14 @@ class _Server:
         self.is_proven = not is_standby  # its daemon has committed since it began
         self.timeline = 1
         self.log: list[Entry] = []
-        self.busy: Callable[[], None] | None = None  # the continuation of the commit that waits
+        self.busy: Callable[[], None] | None = None  # the continuation of a commit that waits for the standby
         self.busy_since = 0.0
 
     def __str__(self) -> str:
         return self.name
 
     def role_report(self, now: float) -> RoleReport:
-        """Return the standing that its daemon reports."""
+        """Return the role and timeline that the daemon reports."""
         if self.is_standby:
             return RoleReport(Role.MIRROR, "c", self.timeline)
         is_stuck = self.busy is not None and now > self.busy_since + SILENT_COMMIT_S
@@ -60,7 +60,7 @@ class _Server:
         return RoleReport(Role.PRINCIPAL, "c", self.timeline, self.is_synchronous)
 
     def commit(self, entries: list[Entry], done: Callable[[], None], now: float) -> None:
-        """Write; `done` follows at once, or when the standby has it."""
+        """Write entries, and call `done`: immediately, or after the standby has them."""
         self.log += entries
         if self.is_synchronous:
             self.busy, self.busy_since = done, now
@@ -68,12 +68,12 @@ class _Server:
             done()
 
     def crash(self) -> None:
-        """Stop the server; its log stays for its return, also entries that its standby never got."""
+        """Stop the server. It keeps its log, also entries that its standby has not received."""
         self.is_up = self.is_proven = False
         self.busy = None
 
     def start(self, now: float) -> None:
-        """Its daemon proves that it can commit before it says that it is the principal."""
+        """Start the server. Its daemon proves that it can commit before it claims to be the primary."""
         self.is_up = True
         if not self.is_standby:
             self.commit([], self._prove, now)
@@ -96,12 +96,12 @@ class _Sender:
         return f"sender {self.index}"
 
     def forget(self) -> None:
-        """Its daemon begins anew; what was kept is the highest timeline."""
+        """Restart the sender's daemon, which remembers only the highest timeline."""
         self.pair = mirroring.first_use(self.pair.known, self.run.loop.now)
         self._ask()
 
     def becomes(self, pair: mirroring.Pair) -> None:
-        """Do as the transition says."""
+        """Apply a new state of the pair."""
         before, self.pair = self.pair, pair
         if pair.chosen != before.chosen:
             self.run.loop.trace(self, mirroring.explained(pair, ("0", "1")))
@@ -117,7 +117,7 @@ class _Sender:
             self.run.later(lambda side=side: self.hear(side))  # type: ignore[misc]
 
     def hear(self, side: int) -> None:
-        """Take the present answer of that server, or its silence."""
+        """Handle the answer of a server, or its absence."""
         now, server = self.run.loop.now, self.run.servers[side]
         if side in self.cut_off or not server.is_up:
             self.becomes(mirroring.unreachable(self.pair, side, "cut", now))
@@ -125,19 +125,19 @@ class _Sender:
             self.becomes(mirroring.heard(self.pair, side, server.role_report(now), now))
 
     def transmit(self) -> None:
-        """Send all that is not acknowledged to the principal, if there is one."""
+        """Send all unacknowledged messages to the chosen primary, if any."""
         side = self.pair.chosen
         if side is not None and self.acknowledged < self.sent and side not in self.cut_off:
             first, below = self.acknowledged, self.sent
             self.run.later(lambda: self.run.arrives(self, side, first, below))
 
     def told(self, below: int) -> None:
-        """Everything below is stored for good: it is deleted here."""
+        """Delete the messages below a number, which were acknowledged."""
         self.acknowledged = max(self.acknowledged, below)
 
 
 class Run:
-    """One seed's servers, senders and faults."""
+    """The servers, senders and faults of a seed."""
 
     def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
         self.loop = Loop(seed, trace)
@@ -157,10 +157,10 @@ class Run:
         self._trouble()
 
     def finish(self) -> Outcome:
-        """Run to the end and judge.
+        """Run to the end, and check the guarantees.
 
         Raises:
-            Lost: a promise was broken.
+            Lost: a guarantee was broken.
         """
         self.loop.run(FAULTY_TIME_S)
         self.loop.trace("run", "faults stop")
@@ -174,7 +174,7 @@ class Run:
         return Outcome(len(log), self.promotions, sum(sender.changes for sender in self.senders))
 
     def later(self, action: Callable[[], None]) -> None:
-        """After the time that a frame takes."""
+        """Call `action` after a random network delay."""
         self.loop.after(0.01 + self.loop.random.random() * self.loop.random.choice((0.1, 0.1, 3.0)), action)
 
     # ---------------------------------------------------------------- messages
@@ -184,7 +184,7 @@ class Run:
         sender.transmit()
 
     def arrives(self, sender: _Sender, side: int, first: int, below: int) -> None:
-        """Messages at a daemon: one transaction at a time; acknowledged after its commit, duplicates at once."""
+        """Store messages at a daemon, in one transaction at a time. The acknowledgement follows its commit."""
         server = self.servers[side]
         if side in sender.cut_off or not server.is_up or server.is_standby or not server.is_proven or server.busy:
             return
@@ -204,7 +204,7 @@ class Run:
             acknowledge()
 
     def _watch(self) -> None:
-        """Daemons say when they become something else, and senders notice who is gone and send again."""
+        """Let senders check the role of their server, notice lost servers, and repeat messages."""
         for sender in self.senders:
             sender.becomes(mirroring.tick(sender.pair, self.loop.now))
             if sender.pair.chosen is not None:
@@ -227,7 +227,7 @@ class Run:
         self.loop.after(self.loop.random.random() * 0.2, self._replicate)
 
     def _operate(self) -> None:
-        """The operator: promotes the standby of a primary that is gone, and makes a standby of what comes back."""
+        """Act as the operator: promote the standby of a lost primary, and make a returning primary a standby."""
         random = self.loop.random
         primary, other = self.servers[self.primary], self.servers[1 - self.primary]
         if not (primary.is_up and self.is_replicating) and other.is_up and other.is_standby and primary.is_synchronous:
@@ -276,7 +276,7 @@ class Run:
             server.start(self.loop.now)
 
     def _heal(self) -> None:
-        """Faults stop; the operator makes a standby of the one that is not the primary."""
+        """Stop all faults, and make the other server a standby."""
         self.is_replicating = True
         for sender in self.senders:
             sender.cut_off = set()
@@ -292,6 +292,6 @@ def run(seed: int, trace: Callable[[str], object] | None = None) -> Outcome:
     """Run one seed.
 
     Raises:
-        Lost: a promise was broken; the same seed breaks it again.
+        Lost: a guarantee was broken. Another run of the seed breaks it again.
     """
     return Run(seed, trace).finish()
