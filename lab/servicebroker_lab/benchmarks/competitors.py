@@ -46,7 +46,7 @@ class Pgmq:
         self._body = text_body()
 
     def ways(self, scenario: str) -> list[Way]:
-        """The four verbs that it has."""
+        """Return the ways to do a scenario."""
         return {
             "send-one": [Way("pgmq.send", "psycopg, prepared", self.begin, self._send)],
             "send-batch": [Way("pgmq.send_batch", f"{BATCH_MESSAGES:,} a batch", self.begin, self._send_batch)],
@@ -75,7 +75,7 @@ class Pgmq:
         self._connection.close()
 
     def _under(self, held_by: str) -> Way:
-        """Ten by ten, after a hundred times as many were deleted that vacuum may not remove."""
+        """Return the way to read ten at a time, after 100 times as many were deleted that vacuum may not remove."""
 
         def prepare(messages: int) -> None:
             self.fill_groups(101 * messages)
@@ -95,7 +95,7 @@ class Pgmq:
         return Way("pgmq.read(10) + delete", "both in one transaction", prepare, work)
 
     def begin(self, messages: int) -> None:
-        """An empty queue."""
+        """Empty the queue."""
         self._connection.execute("select pgmq.purge_queue('bench')")
         for work in (self._send, self._pop):
             work(20)

@@ -1,4 +1,4 @@
-"""Between instances: servers and daemons of their own, who sends and who reads and checks every message."""
+"""Measure messages between instances with servers and daemons of their own. Readers check every message."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ DATABASE = "Bench"
 CONVERSATION_COUNT = 16
 BODY = b"x" * 200
 RECEIVE_TOP = 1_000  # messages of a RECEIVE
-WAITING_MESSAGES = 60_000  # messages that are sent and not read, about: the senders wait then
-MESSAGE_TIMEOUT_S = 60.0  # seconds without a message
-READER_WAIT_S = 0.02  # seconds that one of several readers waits, which then asks whether the others have read the rest
-MAX_READERS, CORES_OF_READER = 4, 4  # the largest number of readers, and the cores for which one reader is enough
+WAITING_MESSAGES = 60_000  # sent and unread messages, about: then the senders wait
+MESSAGE_TIMEOUT_S = 60.0  # without a message
+READER_WAIT_S = 0.02  # then a reader checks whether the others have read the rest
+MAX_READERS, CORES_OF_READER = 4, 4  # one reader for each four cores, at most four
 ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
-PASSWORD = "of a benchmark"  # its data are deleted at the end
+PASSWORD = "of a benchmark"  # of master keys that are deleted at the end
 LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead of the messages of a SEND transaction
 # as in Microsoft's published test of 2009, "Service Broker: Performance and Scalability Techniques"
 SOURCE_COUNT, UNUSED_DIALOGS, FAN_IN_BATCH = 3, 150, 100
 SECURED, UNSECURED, AT_HOME = "TLS and dialog security", "encryption off", "the same senders, into a queue of their own"
-LAST_WORDS = 3  # lines of a daemon's log that are told of when messages do not come
+LAST_WORDS = 3  # lines of a daemon's log in the error for missing messages
 _UNACKNOWLEDGED = "select transmission_status, count(*) from servicebroker.transmission_queue group by 1 order by 1"
 _AT_WORK = (
     "select application_name, wait_event_type, wait_event, extract(epoch from now() - query_start)::int "
@@ -60,10 +60,15 @@ SETTLE_TIME_S, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, a
 
 
 class Linked:
-    """Instances with daemons of their own, some that send and some that read; secured in two layers, or not at all.
+    """Instances with a daemon each: one or more sources, and one that reads.
 
-    `apart`: of so many dialogs that are begun one after the other, one is used. `senders` of each source, which are
-    processes of their own and share its conversations. This process reads, or several others where cores allow it.
+    This process reads, or several others if the machine has enough cores.
+
+    Args:
+        is_secured: use TLS and dialog security.
+        sources: the number of sending instances.
+        apart: use only one of this number of dialogs.
+        senders: the number of sender processes of each source, which share its conversations.
     """
 
     def __init__(self, place: Path, *, is_secured: bool, sources: int = 1, apart: int = 1, senders: int = 1) -> None:
@@ -110,7 +115,7 @@ class Linked:
         self.carry(CONVERSATION_COUNT * sources, 1)  # every conversation has its target
 
     def _introduce(self, place: Path) -> None:
-        """Certificates of the transport, and of the owners of the services, who are dbo."""
+        """Create and exchange certificates of the transport and of the owners of the services."""
         everyone = {**self.sources, self.target: self.east}
         files = {service: place / f"{service.rpartition('/')[2]}.dialog" for service in everyone}
         for service, database in everyone.items():
@@ -145,12 +150,12 @@ class Linked:
         return process
 
     def carry(self, messages: int, batch: int) -> int:
-        """Send so many in all, so many in a transaction, and read them."""
+        """Send `messages` in transactions of `batch`, and read them."""
         read = self._read_aside if self._readers else self._read
         return self._while_sending(partial(read, messages), self.handles, messages, batch, waiting=WAITING_MESSAGES)
 
     def keep(self, messages: int, batch: int) -> int:
-        """Let the same senders send them into a queue of their own instance, where they stay."""
+        """Let the senders send messages into a queue of their own instance, without a reader."""
         if not self._kept:
             self._kept = {service: self._begin_at_home(service) for service in self.sources}
             self.keep(CONVERSATION_COUNT * len(self.sources), 1)
@@ -168,21 +173,21 @@ class Linked:
 
     @property
     def sender_pids(self) -> list[int]:
-        """Of the processes that send."""
+        """The process ids of the senders."""
         return [sender.pid for _, sender in self._senders]
 
     @property
     def reader_pids(self) -> list[int]:
-        """Of the processes that read: this one, where one does."""
+        """The process ids of the readers, or of this process if it reads."""
         return [reader.pid for reader in self._readers] or [os.getpid()]
 
     @property
     def taken(self) -> int:
-        """Return the number of messages that the readers have had by now."""
+        """The number of messages that the readers have received so far."""
         return self._taken.value
 
     def daemon_pids(self, name: str) -> list[int]:
-        """Of the daemon of that instance, and of the processes that it has for its shares."""
+        """Return the process ids of the daemon of an instance, and of its child processes."""
         return [pid for pid, _ in processes.family(self.daemons[name].pid)]
 
     def _while_sending(
@@ -203,14 +208,14 @@ class Linked:
         return all_during(work, orders)
 
     def _read(self, messages: int) -> int:
-        """Here."""
+        """Read in this process."""
         with self._telling():
             self._check([_take(self.east, self._taken, self.taken + messages, MESSAGE_TIMEOUT_S)])
         return messages
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Add to an error of a reader where the messages are."""
+        """Add the location of the messages to an error of a reader."""
         try:
             yield
         except InstanceError as problem:
@@ -249,7 +254,7 @@ class Linked:
             self._next[handle] += messages
 
     def latencies(self, count: int) -> list[float]:
-        """Seconds from before SEND to after RECEIVE, of single messages on an idle system."""
+        """Return the seconds from SEND to the end of RECEIVE, for single messages on an idle system."""
         ((service, west),) = self.sources.items()
         found = []
         for number in range(count):
@@ -260,7 +265,7 @@ class Linked:
         return found
 
     def latencies_beside_large(self, size: int) -> list[float]:
-        """The same while a message of so many bytes travels on a conversation of its own, until it has arrived."""
+        """Return the latencies of small messages while a message of `size` bytes travels on another conversation."""
         ((service, west),) = self.sources.items()
         large, small = self.handles[service][:2]
         west.send(large, ORDER, bytes(size))
@@ -274,7 +279,7 @@ class Linked:
                 return found[:-1] or found  # the last one's reader has taken the large one, too
 
     def _arrived(self) -> list[int]:
-        """Wait for a small message: the sizes of what has come until then."""
+        """Wait for a small message, and return the sizes of all messages that have arrived."""
         sizes: list[int] = []
         while len(BODY) not in sizes:
             found = self.east.receive(QUEUE, wait=MESSAGE_TIMEOUT_S)
@@ -284,7 +289,7 @@ class Linked:
         return sizes
 
     def open_conversations(self, count: int) -> None:
-        """Open more conversations, each with one message that has been received; they stay open."""
+        """Open more conversations, each with one received message. They stay open."""
         ((service, west),) = self.sources.items()
         for first in range(0, count, RECEIVE_TOP):
             handles = self.begin(service, min(RECEIVE_TOP, count - first))
@@ -294,21 +299,21 @@ class Linked:
             self._read(len(handles))
 
     def memory(self) -> float:
-        """Bytes that the larger daemon holds; 0 where the system does not say."""
+        """Return the memory of the larger daemon in bytes; 0 without /proc."""
         return max(processes.held(daemon.pid) for daemon in self.daemons.values())
 
     def cpu(self) -> float:
-        """Seconds of processor time that the daemons have used; 0 where the system does not say."""
+        """Return the processor time of all daemons in seconds; 0 without /proc."""
         return sum(processes.processor_time(pid) for name in self.daemons for pid in self.daemon_pids(name))
 
     def close(self) -> None:
-        """End the daemons and the servers."""
+        """Stop the daemons and servers."""
         self._stack.close()
 
 
 @contextmanager
 def _sending(url: str, taken: Synchronized[int]) -> Iterator[Callable[..., None]]:
-    """One of `many` senders, with a connection of its own; it is `ahead` of what has been read of its part at most."""
+    """A sender process, one of `many`. It waits while more than `ahead` messages of its part are unread."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
 
@@ -324,7 +329,7 @@ def _sending(url: str, taken: Synchronized[int]) -> Iterator[Callable[..., None]
 
 @contextmanager
 def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], list[Taken]]]:
-    """One of several readers."""
+    """A reader process."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
         yield lambda until: _take(database, taken, until, READER_WAIT_S)
@@ -339,10 +344,10 @@ class Taken(NamedTuple):
 
 
 def _take(database: Database, taken: Synchronized[int], until: int, wait: float) -> list[Taken]:
-    """Read until all that read have taken so many together.
+    """Read until all readers together have received `until` messages.
 
     Raises:
-        InstanceError: messages came out of order, or do not come at all.
+        InstanceError: messages arrived out of order, or none arrives.
     """
     read: list[Taken] = []
     expected: defaultdict[UUID, int] = defaultdict(int)
@@ -367,7 +372,7 @@ def _take(database: Database, taken: Synchronized[int], until: int, wait: float)
 def compare_remote(
     name: str, scenario: Scenario, place: Path, messages: int, rounds: int, progress: Progress
 ) -> list[Line]:
-    """Ours as it is by default, encrypted in two layers, and without either as the baseline."""
+    """Compare servicebroker with TLS and dialog security, without both (the baseline), and RabbitMQ."""
     what = name.removeprefix(f"{REMOTE}-")
     if what in (LARGE, REST):
         progress(f"{name}: two instances")
@@ -424,7 +429,7 @@ def _throughput(linked: Linked, messages: int, rounds: int, batch: int) -> tuple
 
 
 def _at_home(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
-    """Measure the senders alone, where nothing travels and nobody reads: the bound of the rate."""
+    """Measure the senders alone, without a reader and within one instance: the upper bound of the rate."""
     messages -= messages % CONVERSATION_COUNT
     ((_, database),) = linked.sources.items()
     with closing(Meter(database.instance.url)) as meter:
@@ -439,7 +444,7 @@ def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[st
 
 
 def _large(linked: Linked, size: int) -> dict[str, tuple[str, Figures]]:
-    """Single messages while one of `size` million bytes travels, against the same on the idle system."""
+    """Compare latencies while a message of `size` million bytes travels with those of the idle system."""
     idle = _latency(linked.latencies(100))
     return {
         OURS: _latency(linked.latencies_beside_large(size * 1_000_000), f"beside one of {size:,} MB"),
@@ -448,7 +453,7 @@ def _large(linked: Linked, size: int) -> dict[str, tuple[str, Figures]]:
 
 
 def _rest(linked: Linked, conversations: int) -> tuple[str, Figures]:
-    """The figure is how many are opened in a second; what they cost afterwards stands in the settings."""
+    """Measure how many conversations are opened in a second, and the cost of idle ones (in the settings)."""
     begun = time.perf_counter()
     linked.open_conversations(conversations)
     opened = conversations / (time.perf_counter() - begun)
@@ -461,7 +466,7 @@ def _rest(linked: Linked, conversations: int) -> tuple[str, Figures]:
 
 
 def _define(instance: Instance, service: str, routes: dict[str, int], port: int, is_secured: bool) -> Database:
-    """The instance of a service, with routes to others by their ports."""
+    """Create the database of a service, with routes to the ports of other services."""
     database = instance.database(DATABASE, create=True)
     database.create_message_type(ORDER)
     database.create_contract(CONTRACT, {ORDER: "ANY"})

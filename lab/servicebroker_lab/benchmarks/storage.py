@@ -1,4 +1,4 @@
-"""Queues that are deep, crowded, locked or full of dead rows, compared with easier conditions."""
+"""Measure queues that are deep, crowded, locked or full of dead rows, against easier conditions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONSUMED_FACTOR = 100  # times the measured messages: 1,000,000 at scale 1
 GROUP_COUNT = 1_000
 HEAD = "head"  # the group that is locked
 
-# Rows as SEND writes them, in the order of their numbers; so many in a row belong to one group, then to the next.
+# Insert rows as SEND does: `row` messages of a group, then `row` of the next one.
 _FILL = (
     "insert into servicebroker.queue_{0} (message_sequence_number, stamp, conversation_group_id, conversation_handle, "
     "service_id, service_contract_id, message_type_id, priority, bucket, validation, message_body) "
@@ -39,10 +39,7 @@ _FILL = (
 
 
 def fill_rows(broker: ServiceBroker, messages: int, groups: int, *, prefix: str = "", row: int = 1) -> None:
-    """Put a number of messages into the queue of `broker`, in one statement:
-
-    `row` of a group, then `row` of the next.
-    """
+    """Put messages into the queue of `broker` in one statement: `row` of a group, then `row` of the next one."""
     values = {"body": text_body().encode(), "messages": messages, "groups": groups, "prefix": prefix, "row": row}
     names = {"service": TARGET, "contract": CONTRACT, "type": TYPE}
     with broker.database.instance.connection() as connection:
@@ -50,7 +47,7 @@ def fill_rows(broker: ServiceBroker, messages: int, groups: int, *, prefix: str 
 
 
 class Storage:
-    """A queue in the conditions that a scenario asks for, and what is done with it."""
+    """The conditions of a queue for each scenario, and the measured work."""
 
     def __init__(self, broker: ServiceBroker) -> None:
         self._broker = broker
@@ -60,7 +57,7 @@ class Storage:
         self._open = ExitStack()  # resources of the present condition
 
     def subjects(self) -> dict[str, Way]:
-        """By scenario, what is measured."""
+        """Return the measured way of each scenario."""
         receive = self.receive
         return {
             "poison": Way(
@@ -100,7 +97,7 @@ class Storage:
         }
 
     def baselines(self) -> dict[str, Way]:
-        """By scenario, what it is compared with."""
+        """Return the baseline of each scenario."""
         receive = self.receive
         held = Way("receive(top=10)", "no old transaction", partial(self._consumed, None), self.receive_tens)
         return {
@@ -128,7 +125,7 @@ class Storage:
         }
 
     def close(self) -> None:
-        """End what the last condition held."""
+        """Release the resources of the last condition."""
         self._open.close()
 
     # ---------------------------------------------------------------- conditions
@@ -142,7 +139,7 @@ class Storage:
         self._insert(messages, groups, prefix)
 
     def _rows(self, messages: int) -> None:
-        """Real conversations, and a table of the application's."""
+        """Prepare real conversations, and a table of the application."""
         with self._database.instance.connection() as connection:
             connection.execute("create table if not exists bench_rows (number bigint)")
         self._broker.fill_groups(messages)
@@ -162,7 +159,7 @@ class Storage:
         )
 
     def _consumed(self, held_by: str | None, messages: int) -> None:
-        """A queue through which a hundred times as many messages have gone, while somebody held vacuum back."""
+        """Prepare a queue with 100 times as many consumed messages, which vacuum may not remove."""
         self._empty(messages)
         self._insert(messages * CONSUMED_FACTOR, messages * CONSUMED_FACTOR, "", row=1000)
         self._insert(messages, messages, "later ", row=10)
@@ -175,7 +172,7 @@ class Storage:
             left -= len(self._database.receive(QUEUE, top=min(1000, left)))
 
     def _dialogs(self, messages: int) -> None:
-        """A hundred messages on each conversation."""
+        """Prepare a hundred messages on each conversation."""
         self._sent(max(1, messages // 100), messages)
 
     def _sent(self, conversations: int | None, messages: int) -> None:
@@ -213,7 +210,7 @@ class Storage:
     # ---------------------------------------------------------------- work
 
     def work(self, policy: Policy | None, messages: int) -> int:
-        """Each message in a transaction that writes a row."""
+        """Process each message in a transaction that writes a row."""
 
         def store(transaction: Transaction, received: list[Message]) -> None:
             transaction.connection.execute("insert into bench_rows values (1)")
@@ -221,32 +218,32 @@ class Storage:
         return self._database.process(QUEUE, store, poison=policy)
 
     def receive(self, messages: int) -> int:
-        """One by one."""
+        """Receive messages one by one."""
         return sum(len(self._database.receive(QUEUE, top=1)) for _ in range(messages))
 
     def receive_tens(self, messages: int) -> int:
-        """Ten by ten, as far as groups have so many."""
+        """Receive up to ten messages at a time."""
         done = 0
         while done < messages:
             done += len(self._database.receive(QUEUE, top=min(10, messages - done)))
         return done
 
     def receive_groups(self, messages: int) -> int:
-        """Each group whole."""
+        """Receive all messages of a group at a time."""
         done = 0
         while received := self._database.receive(QUEUE):
             done += len(received)
         return done
 
     def send_on(self, conversations: int, messages: int) -> int:
-        """On so many new conversations, a message in each transaction."""
+        """Send on new conversations, a message in each transaction."""
         handles = [self._begin() for _ in range(conversations)]
         for number in range(messages):
             self._database.send(handles[number % conversations], TYPE, self._body)
         return messages
 
     def send_anew(self, messages: int) -> int:
-        """A conversation for each message, begun in the same transaction."""
+        """Send each message on a conversation of its own, begun in the same transaction."""
         for _ in range(messages):
             with self._database.transaction() as transaction:
                 handle = transaction.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
@@ -254,12 +251,12 @@ class Storage:
         return messages
 
     def run_crowd(self, messages: int) -> int:
-        """Let the senders and readers do their work."""
+        """Run the senders and readers."""
         return self._crowd.run()
 
 
 class Measured:
-    """Ours in the conditions of a scenario (`name` is ours), or in the usual ones (`name` is the baseline's)."""
+    """servicebroker under the conditions of a scenario, or of its baseline (by `name`)."""
 
     def __init__(self, name: str, version: str, ways: dict[str, Way], close: Callable[[], None]) -> None:
         self.name = name
@@ -268,16 +265,16 @@ class Measured:
         self._close = close
 
     def ways(self, scenario: str) -> list[Way]:
-        """One for each scenario of storage."""
+        """Return the way to do a scenario."""
         return [self._ways[scenario]] if scenario in self._ways else []
 
     def close(self) -> None:
-        """End what the last condition held."""
+        """Release the resources of the last condition."""
         self._close()
 
 
 def storage_systems(broker: ServiceBroker) -> list[Measured]:
-    """The two that take part in the scenarios of storage."""
+    """Return the two systems of the scenarios of storage."""
     storage = Storage(broker)
     return [
         Measured(broker.name, broker.version, storage.subjects(), storage.close),
