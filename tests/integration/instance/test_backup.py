@@ -179,7 +179,7 @@ def test_a_copy_is_adopted_and_its_messages_are_within_the_reach_of_a_stream(
     assert stamps_ahead(database) == 1
     busy = CliRunner().invoke(command, ["instance", "adopt", "--instance", copy.url, "--identifier", "keep"])
     assert "other sessions use" in str(busy.exception)
-    assert "a transaction number of this server: 3." in adopted(copy, "keep")
+    assert "a transaction id of this server: 3." in adopted(copy, "keep")
     with sb.open(copy.url, upkeep=None) as instance:
         database = instance.database("Shop")
         assert stamps_ahead(database) == 0
