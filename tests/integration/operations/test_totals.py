@@ -22,7 +22,7 @@ class Moves:
         return self._values()[counter] - self._before[counter]
 
     def _values(self) -> dict[str, int]:
-        self._database.instance._tell(self._database.instance._pool)  # type: ignore[arg-type] # not in 5 seconds
+        self._database.instance._write_last_counts(self._database.instance._pool)  # type: ignore[arg-type] # not in 5 seconds
         return dict(query(self._database, "select counter_name, cntr_value from sys.dm_os_performance_counters"))
 
 

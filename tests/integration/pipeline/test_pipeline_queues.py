@@ -309,8 +309,8 @@ def test_a_queue_that_has_come_and_is_empty_is_free_when_a_query_ends_by_itself(
         ({"queue": "A", "queuePattern": "B"}, "exclude each other"),
         ({"queuePattern": "("}, "is no regular expression"),
         ({}, "needs the option 'queue'"),
-        ({"queue": "A", "maxMessagesPerTrigger": "3", "minMessagesPerTrigger": "4"}, "more than 'maxMessages"),
-        ({"queue": "A", "maxBytesPerTrigger": "3", "minBytesPerTrigger": "4"}, "more than 'maxBytes"),
+        ({"queue": "A", "maxMessagesPerTrigger": "3", "minMessagesPerTrigger": "4"}, "exceeds 'maxMessages"),
+        ({"queue": "A", "maxBytesPerTrigger": "3", "minBytesPerTrigger": "4"}, "exceeds 'maxBytes"),
         ({"queue": "A", "maxTriggerDelay": "soon"}, "must be a time such as 30s"),
     ],
 )

@@ -120,7 +120,7 @@ def test_that_of_a_domain_only_when_it_is_not_renewed(shop: sb.Database) -> None
     assert "is not renewed: CORP\\shop was revoked." in doctor(shop)["domain member CORP\\shop"]
     assert scraped(shop)["expiring_certificates"] == 1
     tell(0.5)
-    assert "Nobody has renewed" in doctor(shop)["domain member CORP\\shop"]
+    assert "is not renewed: Start servicebroker serve" in doctor(shop)["domain member CORP\\shop"]
 
 
 def test_which_one_is_shown_is_told(shop: sb.Database) -> None:

@@ -79,7 +79,7 @@ ROWS = [
     Row("SELECT", "DECLARE @n INT IF EXISTS (SELECT * FROM T) SET @n = 1", 229, ("CONTROL ON OBJECT::dbo.T",)),
     Row("INSERT", "INSERT T (N) VALUES (2)", 229, ("INSERT ON T",)),
     Row("INSERT", "INSERT T (N) SELECT N FROM T", 229, ("INSERT ON T", "SELECT ON T")),
-    Row("INSERT", "INSERT T (N) OUTPUT inserted.Id VALUES (2)", 229, ("INSERT ON T", "SELECT ON T")),
+    Row("INSERT", "INSERT Plain OUTPUT inserted.N VALUES (2)", 229, ("INSERT ON Plain", "SELECT ON Plain")),
     Row("UPDATE", "UPDATE T SET N = 5", 229, ("UPDATE ON T",)),
     Row("UPDATE", "UPDATE T SET N = N + 1 WHERE Id = 1", 229, ("UPDATE ON T", "SELECT ON T")),
     Row("UPDATE", "UPDATE x SET N = 3 FROM T AS x", 229, ("UPDATE ON SCHEMA::dbo", "SELECT ON SCHEMA::dbo")),

@@ -57,7 +57,7 @@ def find_used_certificates(now: datetime) -> Steps[list[UsedCertificate]]:
     if membership is not None and membership.account is not None and membership.expiry_date is not None:
         problem = membership.problem
         if not problem and membership.expiry_date < now + RENEWAL_OVERDUE:
-            problem = "Its certificate was not renewed: start servicebroker serve, which renews it."
+            problem = "Start servicebroker serve, which renews it."
         if problem:
             found.append(UsedCertificate("", "", membership.account, True, membership.expiry_date, problem))
     return found
