@@ -21,7 +21,7 @@ UNFINISHED_IDLE = timedelta(seconds=LIMITS.unfinished_idle_full)
 _SAID = {
     INSTANCE: "It claims to be an instance that is another's, {0}: {1}.",
     ADDRESS: "It has answered at an address where another peer was, {0}: {1}.",
-    MESSAGES: "Its messages were dropped, {0}: no route leads to it for the service that they name, lately {1}.",
+    MESSAGES: "Its messages were dropped, {0}: no route leads to it for the service that has sent them, lately {1}.",
     STANDING: "It has reported the primary of a mirrored pair to which it does not belong, {0}, lately {1}.",
     TWINS: "Two daemons that claim to be this instance have sent messages at the same time, {0}, {1}.",
 }
@@ -157,7 +157,10 @@ def _unfinished(one: UnfinishedOfPeer) -> Finding:
     full = (
         " That is the peer's limit: other long messages have to wait until these are complete." if is_much(one) else ""
     )
-    advice = "Check at the peer whether it still sends; parts without progress for an hour are deleted and sent again."
+    advice = (
+        "Check at the peer whether it still sends. Parts without progress for an hour (5 minutes at the limit) are "
+        "deleted, and sent again."
+    )
     if one.certificate:
         advice += f" If it means harm: servicebroker certificate drop {one.certificate}."
         advice += f" If it needs more: servicebroker certificate budget {one.certificate}."
