@@ -25,10 +25,10 @@ class Statement(NamedTuple):
         prepared: keep the statement prepared on the connection. False for a rare statement and for DDL.
         locks: the last column of the first row is the key of a group lock that the session keeps, an array of such
             keys, or NULL.
-        takes: the statement is a RECEIVE. then: a command that is sent with the statement and runs if it succeeds.
+        takes: the statement is a RECEIVE.
+        then: a command that is sent with the statement and runs if it succeeds.
         certain: a variant of the statement that can be sent together with a COMMIT. It fails with DIVISION_BY_ZERO
-        where
-            the statement itself returns no row.
+            where the statement itself returns no row.
     """
 
     name: str

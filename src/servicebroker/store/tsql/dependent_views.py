@@ -21,10 +21,10 @@ class DependentView(NamedTuple):
     """A view or materialized view of an application.
 
     Attributes:
-        name: its qualified name. statements: the statements that create it, with its comments, owner, indexes, grants
-        and triggers. refresh: the statement that fills a materialized view; None for a view. It is separate because the
-        query may call
-            any function: REFRESH runs it with the rights of the view's owner, but CREATE with those of this role.
+        name: its qualified name.
+        statements: the statements that create it, with its comments, owner, indexes, grants and triggers.
+        refresh: the statement that fills a materialized view; None for a view. It is separate because the query may
+            call any function: REFRESH runs it with the rights of the view's owner, but CREATE with those of this role.
     """
 
     name: str

@@ -305,7 +305,7 @@ class Writer:
 
     @contextmanager
     def hidden(self, sources: list[Source] | None) -> Iterator[None]:
-        """Hide the other sources of FROM from a derived table, which cannot refer to them. None hides none, for APPLY."""
+        """Hide the other sources of FROM from a derived table, which cannot refer to them. None (APPLY) hides none."""
         if sources is None:
             yield
             return

@@ -236,7 +236,7 @@ class _BodyWriter:
             raise error.at(statement.line, "") from None
 
     def labelled(self, statements: Sequence[Statement]) -> Iterator[str]:
-        """Write a block with labels as a loop, which GOTO repeats. Each part runs unless the jump's target is after it."""
+        """Write a block with labels as a loop, which GOTO repeats. Parts before the target of a jump are skipped."""
         self.blocks += 1
         block, target = self.blocks, quoted(f"goto_{self.blocks}")
         self.declared[f"goto_{block}"] = INT

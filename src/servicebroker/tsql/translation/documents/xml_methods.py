@@ -46,8 +46,8 @@ def write_method(writer: Writer, node: exp.Dot) -> Sql:
     """Write a method call on a value, or a call of a user-defined function.
 
     Raises:
-        TsqlError: 174 wrong number of arguments, 8137 modify() outside of SET, 2389 the path of value() may find several
-            nodes.
+        TsqlError: 174 wrong number of arguments, 8137 modify() outside of SET, 2389 the path of value() may find
+            several nodes.
     """
     call = node.expression
     if isinstance(call, exp.Identifier):

@@ -53,9 +53,8 @@ class Stage(NamedTuple):
 class Path(NamedTuple):
     """A path as jsonpath. `function` is the function around it. `variables` are the T-SQL variables $v1, $v2, ...
 
-    `is_single` means that it finds at most one node, `is_absolute` that it begins at the document. `kind` is the kind
-    of
-    node: element, attribute, text or node.
+    `is_single`: the path finds at most one node. `is_absolute`: it begins at the document. `kind` is the kind of node:
+    element, attribute, text or node.
     """
 
     stages: tuple[Stage, ...]

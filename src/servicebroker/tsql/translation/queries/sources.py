@@ -463,7 +463,7 @@ def _write_system_function(
 
 
 def _my_permissions(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
-    """Write fn_my_permissions: a row for each permission of the current principal, from a result that the session has computed."""
+    """Write fn_my_permissions: a row for each permission of the current principal, as the session has found them."""
     name = "fn_my_permissions"
     if len(node.expressions) != 2:
         raise argument_count_error(name, 2, 2)
