@@ -67,7 +67,7 @@ class Entry:
     parts: dict[int, Part] = field(default_factory=dict)  # offered, not yet sent
     load: int = 0  # bytes of offered messages without acknowledgement, as counted for its link
     status: str | None = None  # transmission_status that was set last
-    # the target's clock (seconds since 1970), and the local seconds when it was read
+    # of a target that refused an opening as too old: its clock (seconds since 1970), and the local seconds at that time
     far_clock: tuple[int, float] | None = None
     match_at: float = NEVER  # time of the next matching
     alarm: float = NEVER  # time of the next alarm

@@ -528,7 +528,7 @@ def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
 
 
 def _has_lease(connection: psycopg.Connection[Any]) -> bool:
-    """Try to get the lease, an advisory lock for the one daemon of an instance. Returns whether it was free."""
+    """Try to get the lease, an advisory lock for the one daemon of an instance. Returns whether this session has it."""
     ((is_locked,),) = execute(connection, "daemon.has_lease", "select pg_try_advisory_lock($1, 0)", locks.BROKER_DAEMON)
     return bool(is_locked)
 

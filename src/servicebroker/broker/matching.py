@@ -148,7 +148,11 @@ class Matching:
         return address if isinstance(address, str) else self._links.reach(address)
 
     def _send_to(self, entry: Entry, decision: Decision, address: Address | str | None) -> None:
-        """Report the result of matching. `address`: None for a local target; a str is the reason why there is none."""
+        """Report the result of matching to the conversation.
+
+        `address`: None if the target is not in another instance, or has no route; a str is the reason why the pair of
+        the route has no principal.
+        """
         destination, chosen = decision.destination, decision.chosen
         if address is None:
             number = 9770 if isinstance(destination, Ask) else getattr(destination, "number", 9797)

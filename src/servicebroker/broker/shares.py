@@ -444,7 +444,7 @@ def max_shares(*, in_processes: bool = False) -> int:
 
 
 def are_many_cores() -> bool:
-    """Return whether the machine has more cores than a daemon of one process can use."""
+    """Return whether this process may use more cores than a daemon of one process needs."""
     return cores() > CORES_OF_ONE_PROCESS
 
 

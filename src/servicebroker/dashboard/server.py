@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
         self._acceptor.listen(sockets or [])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop to accept connections, and close the open ones."""
+        """Stop accepting connections, and close the open ones."""
         self._acceptor.close()
         await super().shutdown(sockets)
         # after force_exit, uvicorn does not end the lifespan; its task would be cancelled with a traceback
@@ -102,7 +102,7 @@ class _DeadlineProtocol(H11Protocol):
         self.transport.abort()
 
     def _linger(self) -> None:
-        """Stop to read, and close the connection after `LINGER_TIMEOUT_S`: the rest of the request is useless."""
+        """Stop reading, and close the connection after `LINGER_TIMEOUT_S`: the rest of the request is useless."""
         self._is_lingering = True
         self._unset_keepalive_if_required()
         self.transport.pause_reading()

@@ -109,7 +109,7 @@ class AlterCertificate(Definition[None]):
         return any(option is not None for option in options)
 
     def check(self) -> None:
-        """Refuse clauses that exclude each other.
+        """Refuse a statement without clauses, and clauses that exclude each other.
 
         Raises:
             BrokerError: 402.

@@ -97,7 +97,7 @@ def _rebuild(
             yield part_rows
 
     def parts() -> Iterator[pa.Table]:
-        """Yield the table's rows. After the last one, and so before the commit, write quarantine."""
+        """Yield the table's rows. After the last one, and so before the commit, quarantine the unreadable messages."""
         for part in newest_rows(table_target, rows()) if table_target.key else _in_file_sizes(rows()):
             yield carry_columns(table, part, _MESSAGE_KEY, added_columns) if added_columns else part
         for label in {part.queue for part in unreadable if part.files}:

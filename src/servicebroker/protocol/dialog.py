@@ -634,7 +634,7 @@ class Dialog:
 
     @property
     def status(self) -> str:
-        """The transmission_status: why messages wait; '' if none waits, or none was sent yet."""
+        """The transmission_status: why messages wait; '' if none waits, or the link has not failed yet."""
         return STATUS.get(self.sending, self._link_status)
 
     # --- memory

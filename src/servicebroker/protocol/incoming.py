@@ -152,7 +152,7 @@ class Kept(NamedTuple):
         return fragment in self.bounds or fragment + 1 in self.bounds
 
     def with_fragment(self, fragment: int, size: int) -> Kept:
-        """Return a copy with one more fragment, of `size` bytes."""
+        """Return a copy with one more fragment, of `size` bytes, which has not arrived before."""
         bounds = self.bounds
         index = bisect_right(bounds, fragment)
         follows = index > 0 and bounds[index - 1] == fragment
@@ -161,7 +161,7 @@ class Kept(NamedTuple):
         return self._replace(bounds=bounds[: index - follows] + new + bounds[index + precedes :], size=self.size + size)
 
     def cost(self, limits: Limits) -> int:
-        """Return the bytes that it counts for, with overhead."""
+        """Return the bytes that the message counts for in the limits: its fragments and an overhead."""
         return self.size + limits.kept_cost + self.arrived * limits.message_cost
 
     def is_possible(self, limits: Limits) -> bool:
@@ -255,7 +255,7 @@ class Progress:
         return Deliver(number, parts)
 
     def add(self, number: int, fragment: int, fragments: int, part: Part) -> list[Step]:
-        """Add a new fragment. Returns the steps for the store."""
+        """Add a fragment that has not arrived before. Returns the steps for the store."""
         if part.content is not Content.DATA:
             self.final = number
         if part.content is Content.ERROR and fragments == 1:

@@ -1,4 +1,4 @@
-"""SENDs of a pipeline of statements (`Database.pipeline`): those to one queue go into one SQL statement."""
+"""SENDs of a pipeline (`Transaction.pipeline`): those with cached paths to one queue go into one SQL statement."""
 
 from __future__ import annotations
 

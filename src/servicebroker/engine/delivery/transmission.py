@@ -291,7 +291,10 @@ def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime
 
 
 def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]:
-    """Apply delivered EndDialogs (`ended`) and Errors (`failed`): update each peer's state, and close the senders."""
+    """Apply delivered EndDialogs and Errors: update each peer's state, and close the senders.
+
+    `ended`: the senders' handles; `failed`: those among them that sent an Error.
+    """
     yield SQL("finish", (ended, failed))
     yield from close_endpoints(ended, now)
 

@@ -92,7 +92,7 @@ def judge_log(path: str, written: str) -> Finding:
 
 
 def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
-    """Report timeouts of the role, in milliseconds, that may interrupt applications."""
+    """Report timeouts of the role (in ms) that may interrupt applications. Sessions of the broker have none."""
     return [
         Finding(
             "PostgreSQL",

@@ -50,7 +50,7 @@ def ask_for_binding(database_id: int, service: str, now: datetime) -> Steps[bool
 
 
 def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[None]:
-    """Begin the conversation of a request, and park its message. `missing_object` is ROUTE or BINDING."""
+    """Begin the conversation of a request, and park its message. `about`: ROUTE or BINDING."""
     rows = yield SQL("ask.lock", (locks.ROUTE_REQUEST, missing.service, database_id, now - ASK_AGAIN, about))
     is_ours, is_asked, was_useless = rows[0]
     if not is_ours or is_asked:

@@ -146,7 +146,10 @@ def find_user_of(database_id: int, login: Login) -> Steps[User]:
 
 
 def find_login_of(user: User, *, everywhere: bool) -> Steps[Login]:
-    """Return the login of a database user. Without `everywhere` it has no rights outside of the database."""
+    """Return the login that a database user stands for, with its PostgreSQL role; a user without login has only a name.
+
+    Without `everywhere` the login has no rights outside of the database.
+    """
     rows = yield SQL("find_login_of", (user.database_id, user.principal_id))
     name, login_id, role = rows[0] if rows else (None, None, None)
     if not everywhere:

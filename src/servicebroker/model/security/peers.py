@@ -73,7 +73,7 @@ class Claims(NamedTuple):
         return self.named.get(instance) or self.learned.get(instance) or frozenset()
 
     def is_open(self, instance: UUID) -> bool:
-        """Return whether a peer that we connected to may claim the instance: no other ground knows it."""
+        """Return whether a peer that we connected to may claim the instance: it is neither accepted nor named."""
         return instance not in self.accepted and instance not in self.named
 
     def objection(self, instance: UUID, owner: str) -> str | None:

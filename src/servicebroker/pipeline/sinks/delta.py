@@ -343,7 +343,7 @@ def _properties(batch: Batch | None, max_commit_retries: int | None = None) -> C
 
 @contextlib.contextmanager
 def _conflicts(folder: Folder, version: int) -> Iterator[None]:
-    """Turn a refused commit after `version` into a Conflict."""
+    """Turn a refused commit after `version` into a Conflict, which says if another writer has committed meanwhile."""
     from deltalake.exceptions import CommitFailedError
 
     try:

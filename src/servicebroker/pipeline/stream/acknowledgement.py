@@ -70,7 +70,10 @@ class RowsToAcknowledge(NamedTuple):
 def find_rows(
     connection: psycopg.Connection[Any], queue_id: int, database_id: int, window_slice: Slice, end_of_stream: str
 ) -> RowsToAcknowledge:
-    """Return the facts about the rows of a slice. `end_of_stream`: message type that ends a conversation."""
+    """Return the facts about the rows of a slice.
+
+    The last message of a conversation is an EndDialog, an Error, or a message of the type `end_of_stream`.
+    """
     ((number, shared, ended_handles),) = execute(
         connection,
         "acknowledgement.find_rows.find_endings",
@@ -90,7 +93,7 @@ def acknowledge_rows(
     archive: bool,
     end: ConversationEnder = end_now,
 ) -> None:
-    """Delete the rows of a slice, and end the conversations whose last message is among them.
+    """Delete the rows of a slice, and end the open conversations whose last message is among them (`find_rows`).
 
     A second call with the same slice changes nothing. A queue without other rows is truncated, which is much faster
     than a DELETE. If more than `MAX_ENDS_PER_TRANSACTION` conversations end, several transactions end them. The last

@@ -147,7 +147,7 @@ def slice_read_so_far(offset: Frontier) -> Slice | None:
 
 
 def has_read(offset: Frontier, other: Frontier) -> bool:
-    """True if `offset` is not before `other`."""
+    """True if a stream at `offset` has read all rows that a stream at `other` has read."""
     if (offset.lo, offset.hi) == (other.lo, other.hi):
         return offset.queuing_order >= other.queuing_order
     return offset.lo >= other.hi

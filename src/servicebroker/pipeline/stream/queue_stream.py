@@ -259,7 +259,10 @@ class QueueStream:
             self._read_to = end
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Acknowledge all rows up to `end`, which the sink has. Usually `plan` has already done so."""
+        """Acknowledge all rows up to `end`, which the sink has. Usually `plan` has already done so.
+
+        If `_is_done`, the queue is acknowledged completely, and this stream does not own it any more.
+        """
         offset = Frontier.from_json(end)
         if self._is_done or offset == self._acknowledged:
             return

@@ -1,4 +1,4 @@
-"""The readers of the Spark source: plan batches of queues, read their parts, and acknowledge rows that are stored."""
+"""The readers of the Spark source: plan batches of queues, read their parts, and acknowledge rows that the sink has."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _combined_progress(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the combined progress of several queues: sums, and the largest lag, age and blocking transaction."""
+    """Return the combined progress of several queues: sums, the largest lag and age, and the oldest blocker."""
     worst = max(reports, key=lambda report: report.get("blockingSeconds", -1))
     progress = {key: sum(report[key] for report in reports) for key in ("messagesRead", "bytesRead", "messagesBehind")}
     progress["frontierLag"] = max(report["frontierLag"] for report in reports)
