@@ -26,7 +26,7 @@ class OffQueue(NamedTuple):
 
 
 class FailingMessage(NamedTuple):
-    """A message that has failed and will be retried: not before `held_until`."""
+    """A message that has failed and will be retried: not before `held_until`. Times are in UTC."""
 
     database: str
     queue: str

@@ -48,7 +48,7 @@ class Budget(NamedTuple):
         return Budget(*(None if limit is None else max(0, limit - amount) for limit, amount in pairs))
 
     def plus(self, messages: int, size: int) -> Budget:
-        """Return the budget and these messages and bytes."""
+        """Return the budget with these messages and bytes added."""
         pairs = zip(self, (messages, size), strict=True)
         return Budget(*(None if limit is None else limit + amount for limit, amount in pairs))
 
