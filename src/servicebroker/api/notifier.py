@@ -232,7 +232,10 @@ class Notifier:
                     self._register()
 
     def _poll(self) -> None:
-        """Wake one sleeping reader of each queue whose poll is due; if it finds a message, it wakes the next one."""
+        """Wake the filtered readers, and one sleeping reader, of each queue whose poll is due.
+
+        If the reader finds a message, it wakes the next one.
+        """
         now = time.monotonic()
         for queue_id, mode in list(self._polling.items()):
             if mode.next_poll <= now:

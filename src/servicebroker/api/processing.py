@@ -54,9 +54,9 @@ def process(
     """Run `Database.process` for a RECEIVE, and return the number of messages taken.
 
     Args:
-        poison: the policy for failures. Without it and `guard`, an exception of the procedure is raised.
+        poison: the policy for failures. Without it and `failure_handler`, an exception of the procedure is raised.
         stopping: called between two transactions; True ends the loop.
-        guard: the failure handler of a reader that calls this repeatedly, instead of `poison`.
+        failure_handler: that of a reader that calls this repeatedly, instead of `poison`.
         throttle: the limits of the worker, which may pause the loop between two transactions.
     """
     if poison is not None:

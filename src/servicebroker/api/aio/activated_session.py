@@ -30,7 +30,7 @@ class ReceiveHistory:
 
     Attributes:
         has_received: the task has run such a statement.
-        has_taken: a statement returned messages or a group.
+        has_result: such a statement returned messages or a group.
         found_nothing: the last statement returned nothing. A RECEIVE WHERE without a result does not count.
         left_open: the task neither committed nor rolled back a transaction.
     """

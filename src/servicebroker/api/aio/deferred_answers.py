@@ -33,7 +33,7 @@ from servicebroker.store.statements import Row, Statement, Steps
 if TYPE_CHECKING:
     from servicebroker.api.aio.transaction import AsyncTransaction
 
-_PAUSE_S = 10.0  # without deferring, after a verb found anything else than foreseen: its procedure ran twice
+_PAUSE_S = 10.0  # without deferring, after a deferred verb had another result than expected: its procedure ran twice
 
 
 def may_defer(transaction: AsyncTransaction) -> bool:
