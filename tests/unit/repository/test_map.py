@@ -18,7 +18,7 @@ MOST_MODULES = 30  # of a folder
 LEAST_LINES, MOST_HEAD_LINES = 10, 60  # of a head
 TOLD = ("**The problem.**", "**The rules.**", "Begin with")
 NAMED = re.compile(r"`([\w/]+\.(?:py|sql|tsv))`")
-TABLE = "\n".join(re.findall(r"^\| `.*$", PAGE.read_text().partition("## Five walks")[0], re.MULTILINE))
+TABLE = "\n".join(re.findall(r"^\| `.*$", PAGE.read_text().partition("## Five code paths")[0], re.MULTILINE))
 OTHERWISE = {"api/aio", "store/migrations"}  # the twin of `api`, and a folder of SQL
 ROOMS = sorted(
     {
