@@ -311,7 +311,7 @@ class Orders(NamedTuple):
     Attributes:
         identity: the file with its certificate and key.
         ports: of the daemons that it harms; `own_port` is its own.
-        names: seats and instances that it greets under.
+        names: identifiers of daemons and instances, for its greetings.
         talks: of others, that it has overheard.
         own: a conversation that it might begin by right, with a service that lets in everybody.
     """

@@ -533,8 +533,8 @@ def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPat
     with connect(two.east) as peer:
         peer.greet().hears(Online)
         peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        seats = {one.observed().peer_arbitration_id: one for one in list(two.east.daemon._network.streams)}
-        stream: Any = seats[peer.identifier]
+        streams_by_id = {one.observed().peer_arbitration_id: one for one in list(two.east.daemon._network.streams)}
+        stream: Any = streams_by_id[peer.identifier]
         stream._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         for _ in range(4_000 if asks else 1_200):
             if asks:

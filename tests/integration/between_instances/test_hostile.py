@@ -135,8 +135,8 @@ def world(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPat
 
 
 def test_who_claims_to_be_another_instance_is_refused_and_replaces_nobody(world: World) -> None:
-    seat_of_west, west = world.claimed
-    for name in ((seat_of_west, west), (uuid4(), west), (west, None)):
+    daemon_id_of_west, west = world.claimed
+    for name in ((daemon_id_of_west, west), (uuid4(), west), (west, None)):
         with ExitStack() as stack:
             peer = world.hostile(name)
             stack.callback(peer.close)
@@ -144,8 +144,8 @@ def test_who_claims_to_be_another_instance_is_refused_and_replaces_nobody(world:
             assert peer.closed is not None
             assert peer.closed.number == 28035
             assert "west" not in peer.closed.text  # the identity need not be told
-    with ExitStack() as stack:  # a seat alone is no claim; under its own certificate it is another peer
-        peer = world.hostile((seat_of_west, None))
+    with ExitStack() as stack:  # a daemon_id alone is no claim: with another certificate it is another peer
+        peer = world.hostile((daemon_id_of_west, None))
         stack.callback(peer.close)
         assert peer.is_online
         world.two.send("claimed", handle=world.handle)
@@ -274,13 +274,13 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
         database.send(waiting, ORDER, f"secret for nobody {number}")
     eventually(lambda: "unreachable" in world.east.status())
     own = Talk(uuid4(), MALLORY, uuid4(), OPEN, None)
-    seat_of_west, west = map(str, world.claimed)
+    daemon_id_of_west, west = map(str, world.claimed)
     orders = Orders(
         seeded_random.randrange(2**31),
         str(world.identity),
         [world.east.port, world.east.port, world.west.port],
         world.port,
-        [(seat_of_west, west), (str(uuid4()), west), (seat_of_west, None), (west, None)],
+        [(daemon_id_of_west, west), (str(uuid4()), west), (daemon_id_of_west, None), (west, None)],
         [_plain(one) for one in (world.talk(world.west, STOCK), world.talk(world.east, DOWN))],
         _plain(own),
     )

@@ -186,8 +186,8 @@ def test_one_transaction_wakes_a_reader_for_each_group(database: sb.Database, mu
     """Each of six sleepers takes one message and goes; a seventh sleeps on, and is woken by the next message."""
     handles = [open_dialog(database)[0] for _ in range(6)]
     readers = [in_thread(database.receive, STOCK_QUEUE, top=1, wait=60) for _ in range(7)]
-    bells = database.instance.notifier._waiting
-    eventually(lambda: [bell.is_asleep for bell in bells.get(queue_number(database, STOCK_QUEUE), ())] == [True] * 7)
+    queue, waiting = queue_number(database, STOCK_QUEUE), database.instance.notifier._waiting
+    eventually(lambda: [reader.is_asleep for reader in waiting.get(queue, ())] == [True] * 7)
     with database.transaction() as transaction:
         if multicast:
             transaction.send(handles, ORDER, b"x")

@@ -25,7 +25,7 @@ def switches() -> int:
 
 def test_it_sleeps_until_it_is_told(instance: Instance) -> None:
     heard: SimpleQueue[str] = SimpleQueue()
-    with listening(instance.url, ("of_a_test",), lambda notice: heard.put(notice.payload), name=NAME) as ear:
+    with listening(instance.url, ("of_a_test",), lambda notice: heard.put(notice.payload), name=NAME) as listener:
         time.sleep(0.2)
         before = switches()
         time.sleep(1.2)
@@ -35,16 +35,16 @@ def test_it_sleeps_until_it_is_told(instance: Instance) -> None:
             assert heard.get(timeout=10) == "first"
             other.execute("notify of_a_test, 'second'")
             assert heard.get(timeout=10) == "second"
-        ear.check()
+        listener.check()
         ended = time.monotonic()
     assert time.monotonic() - ended < 0.4, "the block waits for what nobody tells"
 
 
 def test_a_lost_connection_is_told_and_ends_as_well(instance: Instance) -> None:
-    with listening(instance.url, ("of_a_test",), print, name=NAME) as ear, psycopg.connect(instance.url) as other:
+    with listening(instance.url, ("of_a_test",), print, name=NAME) as listener, psycopg.connect(instance.url) as other:
         other.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", [NAME])
         until = time.monotonic() + 10
         with pytest.raises(psycopg.OperationalError):
             while time.monotonic() < until:
-                ear.check()
+                listener.check()
                 time.sleep(0.05)
