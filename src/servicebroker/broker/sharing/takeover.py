@@ -31,7 +31,7 @@ class Phase(StrEnum):
     STANDING_BY = "STANDING_BY"  # another process has the lease
     PROVING = "PROVING"  # tries to commit, which proves that its server is the principal
     SERVING = "SERVING"
-    ABANDONED = "LEFT"  # has given this connection up
+    ABANDONED = "ABANDONED"  # has given this connection up
 
 
 class Event(StrEnum):
