@@ -67,7 +67,7 @@ class SessionVerbs(JoinedTransaction):
         if isinstance(operation, BeginDialog) and not transactions.dialogs.has_dialogs:
             transactions.release_guard()
         if outcome := transactions.dialogs.run(self.engine, operation):
-            self._record_verb()
+            self._note_verb()
             result: T = outcome[0]
             return result
         return super().run(operation)
@@ -102,7 +102,7 @@ class SessionVerbs(JoinedTransaction):
             return result
         return (yield from resumed(first, steps))
 
-    def _record_verb(self) -> None:
+    def _note_verb(self) -> None:
         """Record that the open transaction has run a verb."""
         self._machine.context.has_worked = self._machine.transactions.count > 0
 
