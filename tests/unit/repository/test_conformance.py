@@ -129,7 +129,7 @@ def test_a_row_that_is_not_there_cannot_be_claimed(pytester: pytest.Pytester, ro
     pytester.makepyfile(f"import pytest\n\n@pytest.mark.feature({rows})\ndef test_it(): pass")
     result = pytester.runpytest_inprocess("-p", "conformance", "--conformance", str(pytester.path / "page.md"))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*test_it claims rows that are not there*"])
+    result.stderr.fnmatch_lines(["*test_it names rows that do not exist*"])
 
 
 def test_without_the_option_nothing_is_written(pytester: pytest.Pytester) -> None:
