@@ -39,7 +39,7 @@ UNPROVED = Proved()
 
 
 class Peer(NamedTuple):
-    """The other end of a connection: a daemon (decision 150) and its owner. An equal id of another owner is no match."""
+    """The other end of a connection: a daemon (decision 150) and its owner. An equal id of another owner differs."""
 
     owner: str
     daemon_id: UUID
