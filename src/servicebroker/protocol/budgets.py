@@ -49,7 +49,7 @@ DEFAULT = Budget()
 
 
 def share_of(amount: int, shares: int) -> int:
-    """Return the part of an amount for each of `shares` shares, rounded up so that it is never 0."""
+    """Return the part of an amount for each of `shares` shares, rounded up, so that it is 0 only for 0."""
     return -(-amount // shares)
 
 

@@ -48,7 +48,7 @@ def application_connection(connect: Connect | None) -> Iterator[Any]:
 
 
 class WouldWait(InstanceError):
-    """A statement that would wait for another open transaction. The double has one thread, so nothing was done."""
+    """A statement would wait for another open transaction, but the double has only one thread. Nothing was done."""
 
 
 @dataclass(frozen=True)
