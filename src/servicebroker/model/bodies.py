@@ -74,8 +74,8 @@ def codec(message_type: str, kind: object = None) -> Any:
 
     Args:
         message_type: its name, compared byte by byte.
-        kind: one of these formats, a type that JSON is read as, or an object with `encode` and `decode`; without it
-            `codec` is a decorator of a class.
+        kind: one of these formats, a type into which JSON can be decoded, or an object with `encode` and `decode`;
+            without it `codec` is a decorator of a class.
 
     Raises:
         BrokerError: 402 `kind` is none of these.
@@ -148,7 +148,7 @@ def _json(kind: Any) -> Codec:
     try:
         return _Functions(encode, msgspec.json.Decoder(kind).decode)
     except TypeError:
-        known = '"json", "text", "xml", a type that JSON is read as, or an object with encode and decode'
+        known = '"json", "text", "xml", a type into which JSON can be decoded, or an object with encode and decode'
         raise BrokerError(402, "the codec", shown(kind), known) from None
 
 
@@ -303,7 +303,8 @@ def _check_json(where: str, kind: Any) -> None:
     try:
         msgspec.json.schema(kind)
     except TypeError:
-        expected = "str, bytes, or a type that JSON is read as (a dataclass, msgspec.Struct, a model of pydantic, dict)"
+        json_types = "a dataclass, msgspec.Struct, a model of pydantic, dict"
+        expected = f"str, bytes, or a type into which JSON can be decoded ({json_types})"
         raise BrokerError(402, where, formatannotation(kind), expected) from None
 
 

@@ -19,8 +19,8 @@ ERROR_NAMESPACE = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
 class ServiceBrokerError(Exception):
     """The base of all errors of this package. Long texts are cut to a maximum length."""
 
-    def __init__(self, *said: object) -> None:
-        super().__init__(*(cut(one, LONGEST_TEXT) if isinstance(one, str) else one for one in said))
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(cut(argument, LONGEST_TEXT) if isinstance(argument, str) else argument for argument in arguments))
 
 
 class InstanceError(ServiceBrokerError):
@@ -36,7 +36,7 @@ class Unreachable(InstanceError):
 
 
 class NotAdopted(InstanceError):
-    """The data folder or database holds a copy of an instance that was not adopted."""
+    """The data folder or database holds a copy of an instance. `servicebroker instance adopt` makes it one of its own."""
 
 
 class NoInstance(InstanceError):
@@ -44,7 +44,7 @@ class NoInstance(InstanceError):
 
 
 class JoinError(InstanceError, TypeError):
-    """The argument of `join` has no connection that the verbs can use."""
+    """`join` needs an open psycopg connection, or an object that has one."""
 
 
 class DomainError(ServiceBrokerError):
@@ -63,7 +63,7 @@ class BrokerError(ServiceBrokerError):
         severity: 10 (information) to 25; 16 for almost all.
         state: distinguishes the places that raise the same number.
         text: the filled-in text, without the hint.
-        place: the number of the SEND in its pipeline, from 0; None outside of one.
+        place: the position of the SEND among pipelined SENDs, from 0; None outside of a pipeline.
     """
 
     def __new__(cls, number: int, *values: object, **named: object) -> BrokerError:
@@ -83,7 +83,7 @@ class BrokerError(ServiceBrokerError):
         super().__init__(f"{message} {hint}" if hint else message)
 
     def of_send(self, place: int, what: str) -> Self:
-        """Return the error with the number of its SEND in a pipeline."""
+        """Add the position of its SEND among pipelined SENDs, and return this error."""
         self.place = place
         said = f"This is SEND {place} of the pipeline: {what}."
         self.hint = f"{self.hint} {said}".strip()
@@ -102,7 +102,7 @@ class Rule(NamedTuple):
     severity: int = 16
 
 
-MINIMUM_LIFETIME = 1
+MINIMUM_LIFETIME = 1  # second
 MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (docs/reference/rules.md#begin-dialog)
 
 _UNDELIVERABLE = "This message could not be delivered because "
@@ -265,9 +265,9 @@ RULES: dict[int, Rule] = {
         "format. This occurred in the message with Conversation ID '{1}', Initiator: {2}, and Message sequence "
         "number: {3}."
     ),
+    8992: Rule("Check Catalog: {0}."),
     9601: Rule("Cannot relate to {0} {1} because it is {2}."),
     9609: Rule("The {0} name '{1}' contains more than the maximum number of prefixes. The maximum is {2}."),
-    8992: Rule("Check Catalog: {0}."),
     9610: Rule("The service '{0}' in the FROM SERVICE clause must match the service '{1}' referenced by {2} = '{3}'."),
     9611: Rule("Cannot find the specified user '{0}'."),
     9613: Rule("The queue '{0}' cannot be activated because the activation user is not specified."),
@@ -291,6 +291,7 @@ RULES: dict[int, Rule] = {
     9619: Rule(
         "Failed to create remote service binding '{0}'. A remote service binding for service '{1}' already exists."
     ),
+    9644: Rule("An error occurred in the service broker message dispatcher: {0}."),
     9648: Rule(
         "The queue '{0}' has been enabled for activation, but the MAX_QUEUE_READERS is zero. No procedures will be "
         "activated. Consider increasing the number of MAX_QUEUE_READERS.",
@@ -313,7 +314,6 @@ RULES: dict[int, Rule] = {
     9693: Rule(
         "The Service Broker protocol transport could not listen for connections due to the following error: '{0}'."
     ),
-    9644: Rule("An error occurred in the service broker message dispatcher: {0}."),
     9705: Rule("The messages in the queue with ID {0} are referencing the invalid conversation handle '{1}'."),
     9707: Rule("The queue with ID {0} is referencing the invalid user ID {1} in the EXECUTE AS of its activation."),
     9708: Rule("The messages in the queue with ID {0} are referencing the invalid conversation group '{1}'."),
@@ -551,6 +551,11 @@ RULES: dict[int, Rule] = {
     15299: Rule("The signature of the module by certificate '{0}' is invalid."),
     15313: Rule("The key is not encrypted using the specified decryptor."),
     15315: Rule("The key '{0}' is not open. Please open the key before using it."),
+    15329: Rule(
+        "The current {0} cannot be decrypted. Open it in this session first. FORCE regenerates it, but data encrypted "
+        "with it is lost."
+    ),
+    15352: Rule("The {0} '{1}' cannot be dropped because one or more entities are signed using it."),
     15405: Rule("Cannot use the special principal '{0}'.", 11),
     15406: Rule(
         'Cannot execute as the server principal because the principal "{0}" does not exist, '
@@ -564,11 +569,6 @@ RULES: dict[int, Rule] = {
         "this type of principal cannot be impersonated, or you do not have permission."
     ),
     15533: Rule("Invalid data type is supplied in the '{0}' statement."),
-    15329: Rule(
-        "The current {0} cannot be decrypted. Open it in the session before this, or say FORCE, with which the data "
-        "that it has encrypted is lost."
-    ),
-    15352: Rule("The {0} '{1}' cannot be dropped because one or more entities are signed using it."),
     15556: Rule("Cannot decrypt or encrypt using the specified {0}, because it has no private key."),
     15557: Rule("There is already a signature of '{0}' by certificate '{1}'."),
     15558: Rule("Cannot drop {0} by {1}."),

@@ -280,9 +280,9 @@ class Worker:
             raise BrokerError(402, "middleware", "an async generator function", "a plain one, as the handlers are")
         for message_type, handler in self._handlers.items():
             if message_type != _OTHERS:
-                handler.check(message_type)
+                handler.prepare(message_type)
         for scheduled in self._schedules.values():
-            scheduled.handler.check_schedule()
+            scheduled.handler.prepare_schedule()
 
     def check_handles(self, expected: Iterable[ExpectedType]) -> None:
         """Refuse a worker without a handler of a type that initiators send to its queue.

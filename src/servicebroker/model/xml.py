@@ -30,12 +30,13 @@ MAX_TAGS = 2_000_000  # start and end tags of a validated body; finding their de
 MAX_TREE_PARTS = 2_000_000  # tags and attributes of a parsed tree, about 200 bytes each
 STREAMED_FROM_BYTES = 1024 * 1024  # bytes; a smaller body is parsed to a tree, which is cheap
 MAX_EXPLAINED_BYTES = 1024 * 1024  # bytes; a larger refused body gets the parser's message, which costs nothing
+_LIMIT = "the limit for XML that is checked. Send smaller bodies, or use VALIDATION = NONE."
 _CHUNK_BYTES = 64 * 1024  # bytes for one call of the streaming parser
 _LONGEST_FAILURE = 1_000  # characters: a failure may quote a value as long as the body
 _CONTENT = "body"  # the name of the element around parsed content, which messages of the parser contain
 _DTD = re.compile(r"\ufeff?(?:\s|<!--.*?-->|<\?.*?\?>)*+<!DOCTYPE", re.DOTALL)  # possessive: no backtracking
-# markup of a well-formed document: no element, an end tag (1), a start tag or an empty one (2); unclosed markup extends
-# to the end, so that no text is scanned twice
+# matches comments, CDATA and processing instructions without a group, an end tag as group 1, a start or empty-element
+# tag as group 2; unclosed markup extends to the end, so that no text is scanned twice
 _MARKUP = re.compile(
     rb"""<(?:!--.*?(?:-->|\Z)|!\[CDATA\[.*?(?:\]\]>|\Z)|\?.*?(?:\?>|\Z)|(/)[^>]*+>?|"""
     rb"""([^!?/>"'][^>"']*+(?:"[^"]*+"?[^>"']*+|'[^']*+'?[^>"']*+)*+)>?)""",
@@ -52,12 +53,12 @@ codecs.register_error(_NO_CHARACTER_HANDLER, lambda problem: ("\ufffe", problem.
 
 
 def parse(content: bytes) -> etree._Element:
-    """Return the root of a document. Its mark or declaration gives the encoding; UTF-16 is recognized without either.
+    """Return the root of a document. Its byte order mark or declaration gives the encoding; UTF-16 is recognized without either.
 
     Raises:
         etree.XMLSyntaxError: the document is not well-formed, or exceeds libxml2's limits of size and depth.
     """
-    return etree.fromstring(content, _parser(_coding(content).unmarked))
+    return etree.fromstring(content, _parser(_coding(content).parser_encoding))
 
 
 class NotXml(ValueError):
@@ -84,9 +85,9 @@ def parse_content(body: bytes) -> etree._Element:
     _check_declaration(body, coding)
     check_size(body, attributes=True)
     start = _begin(body, coding)
-    opened, closed = _surrounding(coding)
+    opened, closed = _wrapper_tags(coding)
     try:
-        content = etree.fromstring(b"".join((body[:start], opened, body[start:], closed)), _parser(coding.unmarked))
+        content = etree.fromstring(b"".join((body[:start], opened, body[start:], closed)), _parser(coding.parser_encoding))
     except etree.XMLSyntaxError as problem:
         raise _not_well_formed(problem, body, start, coding) from None
     _check_depth(body, coding)
@@ -106,13 +107,13 @@ def check_content(body: bytes) -> None:
     _check_declaration(body, coding)
     check_size(body, attributes=False)
     start = _begin(body, coding)
-    opened, closed = _surrounding(coding)
-    target: Any = _Nothing()
-    parser = etree.XMLParser(target=target, encoding=coding.unmarked, **_HARDENED)
+    opened, closed = _wrapper_tags(coding)
+    target: Any = _IgnoreEvents()
+    parser = etree.XMLParser(target=target, encoding=coding.parser_encoding, **_HARDENED)
     try:
         parser.feed(body[:start] + opened)
-        for place in range(start, len(body), _CHUNK_BYTES):
-            parser.feed(body[place : place + _CHUNK_BYTES])
+        for offset in range(start, len(body), _CHUNK_BYTES):
+            parser.feed(body[offset : offset + _CHUNK_BYTES])
         parser.feed(closed)
         parser.close()
     except etree.XMLSyntaxError as problem:
@@ -120,14 +121,14 @@ def check_content(body: bytes) -> None:
     _check_depth(body, coding)
 
 
-class _Nothing:
+class _IgnoreEvents:
     """The parser target of the streaming parser, which ignores all events."""
 
     def close(self) -> None:
         """See lxml's parser targets."""
 
 
-def _surrounding(coding: _Coding) -> tuple[bytes, bytes]:
+def _wrapper_tags(coding: _Coding) -> tuple[bytes, bytes]:
     return f"<{_CONTENT}>".encode(coding.codec), f"</{_CONTENT}>".encode(coding.codec)
 
 
@@ -139,17 +140,17 @@ def check_size(body: bytes, *, attributes: bool) -> None:
             counted in bytes, such as UTF-7.
     """
     if len(body) > MAX_XML_BYTES:
-        raise NotXml(6365, f"It has more than {MAX_XML_BYTES:,} bytes, the most that is validated.")
+        raise NotXml(6365, f"The XML has more than {MAX_XML_BYTES:,} bytes, {_LIMIT}")
     coding = _coding(body)
     if coding.unsupported:
-        said = cleaned(coding.unsupported, 40)
-        raise NotXml(9402, f"The encoding '{said}' is not supported, or not the one it is written in: use UTF-8.")
+        name = cleaned(coding.unsupported, 40)
+        raise NotXml(9402, f"The encoding '{name}' is not supported, or not the one it is written in: use UTF-8.")
     codec = coding.codec
     tags = body.count("<".encode(codec))
     if tags > MAX_TAGS:
-        raise NotXml(6365, f"It has more than {MAX_TAGS:,} tags, the most that is validated.")
+        raise NotXml(6365, f"The XML has more than {MAX_TAGS:,} tags, {_LIMIT}")
     if attributes and tags + body.count("=".encode(codec)) > MAX_TREE_PARTS:
-        raise NotXml(6365, f"It has more than {MAX_TREE_PARTS:,} tags and attributes, the most that is validated.")
+        raise NotXml(6365, f"The XML has more than {MAX_TREE_PARTS:,} tags and attributes, {_LIMIT}")
 
 
 def _check_depth(body: bytes, coding: _Coding) -> None:
@@ -180,7 +181,7 @@ def _not_well_formed(problem: etree.XMLSyntaxError, body: bytes, start: int, cod
         if explained is not None:
             return NotXml(*explained)
     number = 9420 if problem.code == etree.ErrorTypes.ERR_INVALID_CHAR else 9400  # type: ignore[attr-defined]
-    return NotXml(number, f"XML parsing: {_in_body(problem, body[:start].decode(coding.codec, 'replace'))}")
+    return NotXml(number, f"XML parsing: {_message_in_body(problem, body[:start].decode(coding.codec, 'replace'))}")
 
 
 def declares_encoding(text: str) -> bool:
@@ -189,7 +190,7 @@ def declares_encoding(text: str) -> bool:
 
 
 def _check_declaration(body: bytes, coding: _Coding) -> None:
-    """Refuse a body that declares an encoding of another width than its own, or one that is not supported.
+    """Refuse a body that declares an encoding with another number of bytes per character, or one that is not supported.
 
     Raises:
         NotXml: 9402.
@@ -216,7 +217,7 @@ def validation_failure(validation: str, body: bytes | None, schemas: SchemaColle
     try:
         return _failure(validation, body, schemas)
     except Exception as problem:  # of any kind: an unreadable body must not stop other messages
-        return cleaned(f"The body cannot be judged: {type(problem).__name__} {problem}")
+        return cleaned(f"The body cannot be validated: {type(problem).__name__} {problem}")
 
 
 def _failure(validation: str, body: bytes | None, schemas: SchemaCollection | None) -> str | None:
@@ -290,14 +291,14 @@ class SchemaCollection:
     @functools.cached_property
     def _compiled(self) -> etree.XMLSchema:
         """Return one schema that imports every namespace. Schemas of one namespace are joined by an inclusion."""
-        places, members = _places(self._documents)
-        texts = {places[XML_NAMESPACE]: _schema(XML_NAMESPACE, _XML_ATTRIBUTES)}
+        locations, members = _locations(self._documents)
+        texts = {locations[XML_NAMESPACE]: _schema(XML_NAMESPACE, _XML_ATTRIBUTES)}
         for namespace, documents in members.items():
-            names = [f"{places[namespace]}/{number}" for number, _ in enumerate(documents)]
-            texts[places[namespace]] = _schema(namespace, "".join(f'<xs:include schemaLocation="{n}"/>' for n in names))
+            names = [f"{locations[namespace]}/{number}" for number, _ in enumerate(documents)]
+            texts[locations[namespace]] = _schema(namespace, "".join(f'<xs:include schemaLocation="{n}"/>' for n in names))
             for name, document in zip(names, documents, strict=True):
-                texts[name] = _with_places(document.content, places)
-        imports = "".join(_import(namespace, places[namespace]) for namespace in members)
+                texts[name] = _with_locations(document.content, locations)
+        imports = "".join(_import(namespace, locations[namespace]) for namespace in members)
         parser = _parser()
         parser.resolvers.add(_OnlyThese(texts))
         return etree.XMLSchema(etree.fromstring(_schema("servicebroker:collection", imports), parser))
@@ -314,17 +315,17 @@ class _OnlyThese(etree.Resolver):
         return self.resolve_string(self._texts.get(system_url, b""), context, base_url=system_url)
 
 
-def _places(documents: Sequence[SchemaDocument]) -> tuple[dict[str, str], dict[str, list[SchemaDocument]]]:
+def _locations(documents: Sequence[SchemaDocument]) -> tuple[dict[str, str], dict[str, list[SchemaDocument]]]:
     """Return the location of each namespace for imports, and its documents."""
     members: dict[str, list[SchemaDocument]] = {}
     for document in documents:
         members.setdefault(document.target_namespace, []).append(document)
-    places = {namespace: f"collection:{number}" for number, namespace in enumerate(members)}
-    places.setdefault(XML_NAMESPACE, "collection:xml")
-    return places, members
+    locations = {namespace: f"collection:{number}" for number, namespace in enumerate(members)}
+    locations.setdefault(XML_NAMESPACE, "collection:xml")
+    return locations, members
 
 
-def _with_places(content: bytes, places: dict[str, str]) -> bytes:
+def _with_locations(content: bytes, locations: dict[str, str]) -> bytes:
     """Return a schema whose imports lead to the schemas of its collection, in place of other locations.
 
     Raises:
@@ -333,9 +334,9 @@ def _with_places(content: bytes, places: dict[str, str]) -> bytes:
     root = parse(content)
     for element in root.iter(f"{{{XSD}}}import"):
         namespace = element.get("namespace", "")
-        if namespace not in places:
+        if namespace not in locations:
             raise ValueError(f"It imports the namespace '{namespace}', which is not in the collection.")
-        element.set("schemaLocation", places[namespace])
+        element.set("schemaLocation", locations[namespace])
     return etree.tostring(root, encoding="utf-8")
 
 
@@ -344,8 +345,8 @@ def _schema(namespace: str, content: str) -> bytes:
     return _SCHEMA.format(xsd=XSD, target=target, content=content).encode()
 
 
-def _import(namespace: str, place: str) -> str:
-    return f'<xs:import{f" namespace={_quoted(namespace)}" if namespace else ""} schemaLocation="{place}"/>'
+def _import(namespace: str, location: str) -> str:
+    return f'<xs:import{f" namespace={_quoted(namespace)}" if namespace else ""} schemaLocation="{location}"/>'
 
 
 def _quoted(value: str) -> str:
@@ -359,19 +360,21 @@ def _has_dtd(root: etree._Element) -> bool:
 
 
 class _Coding(NamedTuple):
-    """The encoding of a body: the codec, the length of its byte order mark, and the parser's name for it without one.
+    """The encoding of a body: its codec, and the length of its byte order mark (`mark`).
+
+    `parser_encoding`: the encoding to force in the parser; None if the parser finds it itself.
 
     `unsupported`: the declared encoding, if tags cannot be counted in the body's bytes.
     """
 
     codec: str
     mark: int = 0
-    unmarked: str | None = None
+    parser_encoding: str | None = None
     unsupported: str = ""
 
     @property
     def is_ascii(self) -> bool:
-        """True if each ASCII byte is that character, and not part of another one."""
+        """True if a byte below 128 always stands for its ASCII character."""
         return self.codec in ("utf-8", "latin-1", "ascii") or self.codec.startswith(("iso8859", "cp125"))
 
 
@@ -389,9 +392,9 @@ def _coding(body: bytes) -> _Coding:
         if body.startswith(mark):
             return coding
     if body[1:2] == b"\0":
-        return _Coding("utf-16-le", unmarked="UTF-16LE")
+        return _Coding("utf-16-le", parser_encoding="UTF-16LE")
     if body[:1] == b"\0":
-        return _Coding("utf-16-be", unmarked="UTF-16BE")
+        return _Coding("utf-16-be", parser_encoding="UTF-16BE")
     declaration = _DECLARED.match(body)
     if declaration is None:
         return _Coding("utf-8")
@@ -415,21 +418,21 @@ def _begin(body: bytes, coding: _Coding) -> int:
     """Return the position where content begins: after the mark and the declaration."""
     codec, mark = coding.codec, coding.mark
     declaration, end = "<?xml".encode(codec), "?>".encode(codec)
-    behind = mark + len(declaration)
-    if not body.startswith(declaration, mark) or not body[behind : behind + 2].decode(codec, "ignore")[:1].isspace():
+    after = mark + len(declaration)
+    if not body.startswith(declaration, mark) or not body[after : after + 2].decode(codec, "ignore")[:1].isspace():
         return mark
-    found = body.find(end, behind)
-    return found + len(end) if found >= 0 else mark
+    position = body.find(end, after)
+    return position + len(end) if position >= 0 else mark
 
 
-def _in_body(problem: etree.XMLSyntaxError, before: str) -> str:
+def _message_in_body(problem: etree.XMLSyntaxError, before: str) -> str:
     """Return the parser's message with the position in the body, without the tag that was added after `before`."""
     line, column = problem.position
-    said = (problem.msg or "").removesuffix(f", line {line}, column {column}").strip()
+    text = (problem.msg or "").removesuffix(f", line {line}, column {column}").strip()
     *lines, last = before.split("\n")
     if line == len(lines) + 1 and column > len(last):
         column = max(1, column - len(f"<{_CONTENT}>"))
-    return f"{said}, line {line}, column {column}"
+    return f"{text}, line {line}, column {column}"
 
 
 def _parser(encoding: str | None = None) -> etree.XMLParser:

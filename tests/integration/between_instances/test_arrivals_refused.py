@@ -450,5 +450,5 @@ def test_a_document_that_cannot_be_judged_stops_nobody_else(
     assert [error.conversation_handle for error in refusals] == [bad]
     number, text = sb.read_error(refusals[0].message_body)
     assert number == -9615
-    assert ("more than 2,000,000 tags" if cause == "tags" else "cannot be judged: ZeroDivisionError") in text
+    assert ("more than 2,000,000 tags" if cause == "tags" else "cannot be validated: ZeroDivisionError") in text
     assert state(pair.west.database, good) == "CO"

@@ -423,7 +423,7 @@ def test_whatever_judging_raises_is_what_breaks_the_body(monkeypatch: pytest.Mon
         monkeypatch.setattr(xml, "check_content", lambda body, problem=problem: (_ for _ in ()).throw(problem))
         said = validation_failure("X", b"<a/>")
         assert said is not None
-        assert said.startswith(f"The body cannot be judged: {type(problem).__name__}")
+        assert said.startswith(f"The body cannot be validated: {type(problem).__name__}")
 
 
 def test_a_long_value_is_not_quoted_whole() -> None:

@@ -66,7 +66,7 @@ class ScheduledJob(NamedTuple):
 
 
 class Firing(NamedTuple):
-    """A turn of the schedule of that name: its handler is called for `time`, or not at all."""
+    """The current turn of a named schedule: its handler is called for `time`, or not at all."""
 
     name: str
     time: datetime | None
@@ -79,7 +79,7 @@ class Firing(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One turn of a schedule: the handler is called for `time`, if it has one; the next time is `following`."""
+    """The result of `Schedule.turn`: the time to call the handler for, None if missed; the next time is `following`."""
 
     time: datetime | None
     following: datetime
@@ -290,7 +290,7 @@ def _wall_times(fields: _Fields, zone: ZoneInfo, after: datetime) -> Iterator[da
 
 
 def _real_times(fields: _Fields, zone: ZoneInfo, after: datetime) -> Iterator[datetime]:
-    """Yield the times of a rule for every hour: each real minute, from `after` on, whose clock on the wall fits."""
+    """Yield the times of a rule for every hour: each minute after `after` whose local time matches the fields."""
     moment = after.replace(second=0, microsecond=0)
     end = moment + timedelta(days=366 * _SEARCHED_YEARS)
     while moment < end:

@@ -1,4 +1,4 @@
-"""Handlers as a worker calls them: with the argument of their annotation, within the worker's middleware.
+"""Call handlers: convert each message to the type of the annotation, and run the handler inside the middleware.
 
 The annotation of a handler's second parameter decides its argument:
 
@@ -6,8 +6,8 @@ The annotation of a handler's second parameter decides its argument:
 * Message[Order]: the message, whose `body` is an Order.
 * any other type: the body, as an object of that type.
 
-The types of bodies are those of `bodies.decoder`. They are looked up when a worker starts: a codec may be registered,
-and a class defined, after the handler.
+`bodies.decoder` decides which types a body can be read as. The types are looked up when a worker starts: a codec may
+be registered, and a class defined, after the handler.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class Middleware:
             check_kind("middleware", function, may_be_async=False)
         check_parameters("middleware", function, "transaction", "message")
 
-    def enter(self, stack: ExitStack, transaction: Any, given: Any) -> None:
-        """Enter its context manager, until the stack ends."""
-        manager = self._make(transaction, given)
+    def enter(self, stack: ExitStack, transaction: Any, messages: Any) -> None:
+        """Enter the context manager of this middleware; the stack exits it. `messages`: one message, or a list."""
+        manager = self._make(transaction, messages)
         if not hasattr(manager, "__exit__"):
             raise self._wrong(manager)
         stack.enter_context(manager)
 
-    async def enter_async(self, stack: AsyncExitStack, transaction: Any, given: Any) -> None:
-        """Enter its context manager, of either form."""
-        manager = self._make(transaction, given)
+    async def enter_async(self, stack: AsyncExitStack, transaction: Any, messages: Any) -> None:
+        """Enter the context manager of this middleware, asynchronous or not; the stack exits it."""
+        manager = self._make(transaction, messages)
         if hasattr(manager, "__aexit__"):
             await stack.enter_async_context(manager)
         elif hasattr(manager, "__exit__"):
@@ -78,10 +78,10 @@ class Handler:
     """A registered function, which is called with a transaction and a message, or with a list of messages.
 
     Args:
-        function: of the application.
-        middleware: those of its worker, the outermost first; the list may grow.
-        is_batch: it gets a list.
-        scope: names of the place where it was defined, for annotations that are texts.
+        function: the application's function.
+        middleware: the middleware of the worker, the outermost first; more may be added later.
+        is_batch: True if the function gets a list of messages.
+        scope: local names at the function's definition, to resolve string annotations.
     """
 
     def __init__(
@@ -94,27 +94,27 @@ class Handler:
         self._annotation = _annotation_of(function, scope)
         self._readers: dict[str, Reader] = {}
 
-    def __call__(self, transaction: Any, given: Any) -> Any:
+    def __call__(self, transaction: Any, messages: Any) -> Any:
         """Call the function, or return the coroutine that awaits it."""
         call = self._call_async if self.is_async else self._call
-        return call(transaction, given)
+        return call(transaction, messages)
 
-    def check(self, message_type: str) -> None:
-        """Refuse an annotation that messages of a type cannot be read as.
+    def prepare(self, message_type: str) -> None:
+        """Store the reader for messages of a type. Refuses an annotation to which they cannot be converted.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 the annotation does not fit the message type.
         """
         if isinstance(self._annotation, str):  # the module may have defined its names meanwhile
             self._annotation = _annotation_of(self.function, {})
         where = f"the annotation of the handler {_named(self.function)} for '{message_type}'"
         self._readers[message_type] = reader_of(where, self._annotation, message_type, is_batch=self._is_batch)
 
-    def check_schedule(self) -> None:
-        """Refuse an annotation that the message of a schedule cannot be read as: a message, or the time.
+    def prepare_schedule(self) -> None:
+        """Store the reader for messages of a schedule. The annotation must be a message or datetime.
 
         Raises:
-            BrokerError: 402.
+            BrokerError: 402 it is another one.
         """
         if isinstance(self._annotation, str):
             self._annotation = _annotation_of(self.function, {})
@@ -122,31 +122,31 @@ class Handler:
         if (_item_of(where, self._annotation) if self._is_batch else self._annotation) is datetime:
             self._readers[DIALOG_TIMER] = lambda message: datetime.fromisoformat((message.message_body or b"").decode())
         else:
-            self.check(DIALOG_TIMER)
+            self.prepare(DIALOG_TIMER)
 
-    def _call(self, transaction: Any, given: Any) -> None:
+    def _call(self, transaction: Any, messages: Any) -> None:
         with ExitStack() as stack:
             for middleware in self._middleware:
-                middleware.enter(stack, transaction, given)
-            check_result(self.function(transaction, self._argument(given)))
+                middleware.enter(stack, transaction, messages)
+            check_result(self.function(transaction, self._argument(messages)))
 
-    async def _call_async(self, transaction: Any, given: Any) -> None:
+    async def _call_async(self, transaction: Any, messages: Any) -> None:
         async with AsyncExitStack() as stack:
             for middleware in self._middleware:
-                await middleware.enter_async(stack, transaction, given)
-            check_result(await self.function(transaction, self._argument(given)))
+                await middleware.enter_async(stack, transaction, messages)
+            check_result(await self.function(transaction, self._argument(messages)))
 
-    def _argument(self, given: Any) -> Any:
-        return [self._read(message) for message in given] if self._is_batch else self._read(given)
+    def _argument(self, messages: Any) -> Any:
+        return [self._read(message) for message in messages] if self._is_batch else self._read(messages)
 
     def _read(self, message: Message) -> Any:
         if message.message_type_name not in self._readers:  # a handler of all other types
-            self.check(message.message_type_name)
+            self.prepare(message.message_type_name)
         return self._readers[message.message_type_name](message)
 
 
 def typed_procedure(procedure: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a procedure of `process` that is called with the list that its annotation asks for.
+    """Wrap a procedure of `process`, so that it is called with a list of the annotated type.
 
     Raises:
         BrokerError: 402 the annotation is no list.
@@ -167,14 +167,14 @@ def typed_procedure(procedure: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reader_of(where: str, annotation: Any, message_type: str, *, is_batch: bool) -> Reader:
-    """Return the function that makes an argument of a message of this type; with `is_batch` an item of the list.
+    """Return the function that converts a message of this type to the argument; with `is_batch`, to an item of it.
 
     Raises:
         BrokerError: 402 messages of this type cannot be read so.
     """
     wanted = _item_of(where, annotation) if is_batch else annotation
     if isinstance(wanted, str):
-        raise BrokerError(402, where, f"'{wanted}'", "one whose names its module has, not only under TYPE_CHECKING")
+        raise BrokerError(402, where, f"'{wanted}'", "one whose names its module imports at run time, not only under TYPE_CHECKING")
     if _is_message(wanted):
         return _itself
     is_message = get_origin(wanted) is Message
@@ -229,9 +229,12 @@ def _item_of(where: str, annotation: Any) -> Any:
 
 
 def _annotation_of(function: Callable[..., Any], scope: dict[str, Any]) -> Any:
-    """Return the annotation of the second parameter; Any without one. A text with unknown names stays a text."""
+    """Return the annotation of the second parameter; Any without one.
+
+    A string annotation with unknown names is returned unchanged.
+    """
     try:
-        parameters = [one for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in _POSITIONAL]
     except ValueError:  # a C function without a signature
         return Any
     if len(parameters) < 2 or parameters[1].annotation is Parameter.empty:

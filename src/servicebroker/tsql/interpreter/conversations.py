@@ -67,7 +67,7 @@ def _make_send(machine: Machine, statement: Send) -> operations.Send[Any]:
     message_type = names.DEFAULT if statement.message_type is None else evaluate_text(machine, statement.message_type)
     body = _evaluate_body(machine, statement)
     if message_type is None:
-        raise BrokerError(8428, "")
+        raise BrokerError(8428, "", hint="The message type is NULL: set the variable.")
     if len(statement.handles) == 1:
         return operations.Send(_evaluate_handle(machine, statement.handles[0]), message_type, body)
     return operations.Send([_evaluate_handle(machine, handle) for handle in statement.handles], message_type, body)

@@ -41,7 +41,7 @@ create table if not exists demo_dbo.shipped_files (
     inode numeric not null,
     "offset" bigint not null,
     lines bigint not null,
-    head text not null,
+    head text not null, -- hashes of the first and last bytes before the offset: they identify the file
     tail text not null
 );
 """
@@ -71,7 +71,7 @@ def set_up(database: Database) -> None:
 class Shipper:
     """Sends one file.
 
-    `sent` lines, and `opened` and `closed` conversations are those of this run. `failures` has a sentence for each
+    `sent`, `opened` and `closed` count lines and conversations of this run. `failures` has a sentence for each
     conversation that failed.
     """
 
@@ -84,9 +84,9 @@ class Shipper:
         self.failures: list[str] = []
         self._last_slot = 0
 
-    def ship(self, size: int) -> Iterator[int]:
-        """Send the lines up to `size` bytes. Yield the offset after each committed batch."""
-        for batch in batches(self.file, self.position.offset, size):
+    def ship(self, end_offset: int) -> Iterator[int]:
+        """Send the lines before this offset of the file. Yield the offset after each committed batch."""
+        for batch in batches(self.file, self.position.offset, end_offset):
             self._send(batch)
             yield self.position.offset
 
