@@ -59,7 +59,7 @@ def error_number(database: sb.Database | Session, script: str) -> int:
     return failing(database, script).number
 
 
-def told(database: sb.Database, script: str) -> list[Any]:
+def output_of(database: sb.Database, script: str) -> list[Any]:
     """Run a script, and return its output: rows, printed texts, and numbers of errors."""
     outputs: list[Any] = []
 

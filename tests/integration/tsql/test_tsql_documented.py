@@ -7,7 +7,7 @@ import re
 import pytest
 
 import servicebroker as sb
-from tsql_support import create_database, failing, rows, told
+from tsql_support import create_database, failing, rows, output_of
 
 _COUNT = iter(range(1000))
 
@@ -72,12 +72,12 @@ def test_what_has_no_range_to_leave(numbers: sb.Database) -> None:
 
 
 def test_alter_database_of_none_and_what_follows(numbers: sb.Database) -> None:
-    assert told(numbers, "ALTER DATABASE Nowhere SET ENABLE_BROKER PRINT @@ERROR") == [5011, 5069, "5069"]
-    assert told(numbers, "ALTER DATABASE Nowhere SET RECOVERY SIMPLE") == [5011, 5069]
+    assert output_of(numbers, "ALTER DATABASE Nowhere SET ENABLE_BROKER PRINT @@ERROR") == [5011, 5069, "5069"]
+    assert output_of(numbers, "ALTER DATABASE Nowhere SET RECOVERY SIMPLE") == [5011, 5069]
     caught = "BEGIN TRY ALTER DATABASE Nowhere SET NEW_BROKER END TRY BEGIN CATCH SELECT ERROR_NUMBER() END CATCH"
-    assert told(numbers, caught) == [[(5069,)]]
-    assert told(numbers, "DROP DATABASE Nowhere") == [3701]
-    assert told(numbers, "USE Nowhere") == [911]
+    assert output_of(numbers, caught) == [[(5069,)]]
+    assert output_of(numbers, "DROP DATABASE Nowhere") == [3701]
+    assert output_of(numbers, "USE Nowhere") == [911]
     assert "'Nowhere.dbo.T'" in failing(numbers, "SELECT * FROM Nowhere.dbo.T").text
 
 
@@ -102,8 +102,8 @@ END CONVERSATION @h
 
 
 def test_a_group_that_was_ended_in_its_transaction_is_empty(db: sb.Database) -> None:
-    told(db, _TALK)
-    said = told(
+    output_of(db, _TALK)
+    said = output_of(
         db,
         """
         DECLARE @h uniqueidentifier, @g uniqueidentifier, @n int = 0
@@ -137,7 +137,7 @@ def test_texts_are_kept(db: sb.Database) -> None:
     assert rows(db, "SELECT name, OBJECT_DEFINITION(object_id) FROM sys.views") == [("Fewer", text)]
     db.execute_tsql("ALTER VIEW Fewer AS SELECT 3 AS Three")
     assert rows(db, "SELECT OBJECT_DEFINITION(OBJECT_ID('Fewer'))") == [("CREATE VIEW Fewer AS SELECT 3 AS Three",)]
-    told(db, "CREATE OR ALTER PROCEDURE P AS SELECT 1\nGO\nALTER PROCEDURE P AS SELECT 2")
+    output_of(db, "CREATE OR ALTER PROCEDURE P AS SELECT 1\nGO\nALTER PROCEDURE P AS SELECT 2")
     assert rows(db, "SELECT definition FROM sys.sql_modules WHERE object_id = OBJECT_ID('P')") == [
         ("CREATE PROCEDURE P AS SELECT 2",)
     ]
@@ -148,7 +148,7 @@ def test_texts_are_kept(db: sb.Database) -> None:
 
 def test_guids_that_are_text(db: sb.Database) -> None:
     guid = "abcdefab-cdef-abcd-efab-cdefabcdefab"
-    told(
+    output_of(
         db,
         f"""
         CREATE QUEUE Q
@@ -207,7 +207,7 @@ def test_names_that_nobody_has_given(db: sb.Database) -> None:
 
 
 def test_a_trigger_sees_the_columns_that_were_set(db: sb.Database) -> None:
-    told(
+    output_of(
         db,
         """
         CREATE TABLE T (a int, b int, c int)
@@ -217,7 +217,7 @@ def test_a_trigger_sees_the_columns_that_were_set(db: sb.Database) -> None:
                    SUBSTRING(COLUMNS_UPDATED(), 1, 1)
         """,
     )
-    assert told(db, "INSERT T (a) VALUES (1) UPDATE T SET b = 2 UPDATE T SET a = 3, c = 4 DELETE T") == [
+    assert output_of(db, "INSERT T (a) VALUES (1) UPDATE T SET b = 2 UPDATE T SET a = 3, c = 4 DELETE T") == [
         [(b"\x07", "third", b"\x07")],
         [(b"\x02", None, b"\x02")],
         [(b"\x05", "third", b"\x05")],
@@ -226,7 +226,7 @@ def test_a_trigger_sees_the_columns_that_were_set(db: sb.Database) -> None:
 
 
 def test_a_bit_belongs_to_a_column_whatever_was_dropped_before_it(db: sb.Database) -> None:
-    told(
+    output_of(
         db,
         """
         CREATE TABLE Wide (a int, b int, c int, d int, e int, f int, g int, h int, i int)
@@ -241,7 +241,7 @@ def test_a_bit_belongs_to_a_column_whatever_was_dropped_before_it(db: sb.Databas
         INSERT Wide (a) VALUES (1)
         """,
     )
-    assert told(db, "UPDATE Wide SET a = 1, c = 1, i = 1") == [[(b"\x05\x01",)], [(1,), (3,), (9,)]]
+    assert output_of(db, "UPDATE Wide SET a = 1, c = 1, i = 1") == [[(b"\x05\x01",)], [(1,), (3,), (9,)]]
 
 
 def test_the_types_of_events_are_listed(db: sb.Database) -> None:
@@ -264,5 +264,5 @@ def test_a_computed_column_with_a_fixed_length(db: sb.Database) -> None:
 
 
 def test_times_of_waitfor_need_no_leading_zeros(numbers: sb.Database) -> None:
-    assert told(numbers, "WAITFOR DELAY '0:0:0.05' WAITFOR DELAY '00:00:0' PRINT 'on'") == ["on"]
-    assert told(numbers, "WAITFOR DELAY '0:60:0'") == [148]
+    assert output_of(numbers, "WAITFOR DELAY '0:0:0.05' WAITFOR DELAY '00:00:0' PRINT 'on'") == ["on"]
+    assert output_of(numbers, "WAITFOR DELAY '0:60:0'") == [148]

@@ -10,7 +10,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import one, rows, told
+from tsql_support import one, rows, output_of
 
 D = Decimal
 
@@ -29,8 +29,8 @@ def test_defaults_are_called_as_they_were_named(db: sb.Database) -> None:
     ]  # fmt: skip
     assert one(db, "SELECT name FROM sys.objects WHERE type = 'D' AND name LIKE 'DF[_][_]Kept[_][_]b[_][_]%'")
     assert one(db, "SELECT OBJECT_NAME(OBJECT_ID('dbo.DF_Kept_c', 'D'))") == "DF_Kept_c"
-    assert told(db, "ALTER TABLE Kept ADD DEFAULT 1 FOR a") == [1781, 1750]
-    assert told(db, "IF OBJECT_ID('DF_Kept_c') IS NOT NULL ALTER TABLE Kept DROP CONSTRAINT DF_Kept_c, DF_Kept_a") == []
+    assert output_of(db, "ALTER TABLE Kept ADD DEFAULT 1 FOR a") == [1781, 1750]
+    assert output_of(db, "IF OBJECT_ID('DF_Kept_c') IS NOT NULL ALTER TABLE Kept DROP CONSTRAINT DF_Kept_c, DF_Kept_a") == []
     db.execute_tsql("""
     DECLARE @name sysname, @sql nvarchar(max)
     SELECT @name = d.name FROM sys.default_constraints d JOIN sys.columns c ON c.default_object_id = d.object_id
@@ -44,7 +44,7 @@ def test_defaults_are_called_as_they_were_named(db: sb.Database) -> None:
     ]
     db.execute_tsql("INSERT Kept (c) VALUES ('20240101'); ALTER TABLE Kept DROP CONSTRAINT DF_Kept_d")
     assert rows(db, "SELECT a, b, e FROM Kept") == [(None, None, "x")]
-    assert told(db, "ALTER TABLE Kept DROP CONSTRAINT DF_Kept_d") == [3728, 3727]
+    assert output_of(db, "ALTER TABLE Kept DROP CONSTRAINT DF_Kept_d") == [3728, 3727]
 
 
 def test_computed_columns_stand_where_they_are_written(db: sb.Database) -> None:
@@ -52,8 +52,8 @@ def test_computed_columns_stand_where_they_are_written(db: sb.Database) -> None:
     CREATE TABLE Calculated (a int, b AS a + 1, c AS (UPPER(d)) PERSISTED, d varchar(10) NOT NULL, e int UNIQUE (a, d))
     INSERT Calculated VALUES (1, 'y', 2)""")
     assert rows(db, "SELECT * FROM Calculated") == [(1, 2, "Y", "y", 2)]
-    assert told(db, "ALTER TABLE Calculated ADD f AS GETDATE()") == [40515]
-    assert told(db, "ALTER TABLE Calculated ADD g AS (a * 2); SELECT g FROM Calculated") == [[(2,)]]
+    assert output_of(db, "ALTER TABLE Calculated ADD f AS GETDATE()") == [40515]
+    assert output_of(db, "ALTER TABLE Calculated ADD g AS (a * 2); SELECT g FROM Calculated") == [[(2,)]]
 
 
 def test_select_into_keeps_the_types(db: sb.Database) -> None:
@@ -69,11 +69,11 @@ def test_select_into_keeps_the_types(db: sb.Database) -> None:
         ("e", "smalldatetime", 4, 1, 0), ("f", "varchar", 20, 0, 0), ("g", "decimal", 5, 1, 0),
         ("h", "sql_variant", 8, 1, 0), ("i", "xml", -1, 1, 0), ("j", "sysname", 256, 0, 0), ("n", "int", 4, 0, 1),
     ]  # fmt: skip
-    assert told(db, "UPDATE Copy SET b = b + 100") == [220]
+    assert output_of(db, "UPDATE Copy SET b = b + 100") == [220]
     assert rows(db, "SELECT h, SQL_VARIANT_PROPERTY(h, 'BaseType'), d, DATALENGTH(d) FROM Copy") == [
         (7, "int", "ab   ", 10)
     ]
-    assert told(db, "INSERT Copy (f, j, k) VALUES ('y', 'm', 0x01); SELECT MAX(n), SCOPE_IDENTITY() FROM Copy") == [
+    assert output_of(db, "INSERT Copy (f, j, k) VALUES ('y', 'm', 0x01); SELECT MAX(n), SCOPE_IDENTITY() FROM Copy") == [
         [(6, 6)]
     ]
 
@@ -86,7 +86,7 @@ def test_temporary_tables_may_have_any_name(db: sb.Database) -> None:
     IF OBJECT_ID('tempdb..##everywhere') IS NOT NULL DROP TABLE ##everywhere
     EXEC ('CREATE TABLE ##everywhere (a int); INSERT ##everywhere VALUES (1)')
     SELECT a FROM ##everywhere; DROP TABLE ##everywhere"""
-    assert told(db, script) == [[(3,)], [(4,)], [(1,)]]
+    assert output_of(db, script) == [[(3,)], [(4,)], [(1,)]]
 
 
 def test_the_sign_of_an_escape_is_one(db: sb.Database) -> None:
@@ -94,8 +94,8 @@ def test_the_sign_of_an_escape_is_one(db: sb.Database) -> None:
     found = "DECLARE @sign nchar(1) = N'~'; SELECT v FROM Said WHERE v LIKE '%~%' ESCAPE @sign OR v LIKE '_~_%' ESCAPE @sign"
     assert sorted(rows(db, found)) == [("50%",), ("5_0",)]
     for sign in ("''", "'~~'"):
-        assert told(db, f"SELECT v FROM Said WHERE v LIKE '%~%' ESCAPE {sign}") == [506]
-        assert told(db, f"DECLARE @sign varchar(5) = {sign}; SELECT v FROM Said WHERE v LIKE '%~%' ESCAPE @sign") == [
+        assert output_of(db, f"SELECT v FROM Said WHERE v LIKE '%~%' ESCAPE {sign}") == [506]
+        assert output_of(db, f"DECLARE @sign varchar(5) = {sign}; SELECT v FROM Said WHERE v LIKE '%~%' ESCAPE @sign") == [
             506
         ]
 
@@ -169,18 +169,18 @@ def test_values(db: sb.Database, expression: str, wanted: object) -> None:
 
 
 def test_a_variable_of_smalldatetime_has_no_seconds(db: sb.Database) -> None:
-    assert told(db, "DECLARE @s smalldatetime = '2024-01-01 12:30:45'; PRINT CONVERT(varchar(19), @s, 120)") == [
+    assert output_of(db, "DECLARE @s smalldatetime = '2024-01-01 12:30:45'; PRINT CONVERT(varchar(19), @s, 120)") == [
         "2024-01-01 12:31:00"
     ]
 
 
 def test_other_cultures_are_refused(db: sb.Database) -> None:
-    assert told(db, "SELECT FORMAT(1, 'N', 'de-DE')") == [40515]
+    assert output_of(db, "SELECT FORMAT(1, 'N', 'de-DE')") == [40515]
 
 
 @pytest.mark.parametrize("mask", ["yyyy-MM-dd zzz", "HH:mm:ssK", "yyyy gg", "ss.FFF"])
 def test_parts_of_moments_that_are_not_there_are_refused(db: sb.Database, mask: str) -> None:
-    assert told(db, f"SELECT FORMAT(CAST('20240305' AS date), '{mask}')") == [40515]
+    assert output_of(db, f"SELECT FORMAT(CAST('20240305' AS date), '{mask}')") == [40515]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_queries(db: sb.Database, query: str, wanted: list[tuple[object, ...]]) 
 
 
 def test_a_text_is_collected_from_parts_of_moments(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     SELECT DATEADD(day, n, '20240131') AS moment, n INTO #Days FROM (VALUES (0), (1)) v(n)
     DECLARE @s VARCHAR(99) = ''
     SELECT @s = @s + DATENAME(mm, moment) + CAST(DATEPART(dd, moment) AS VARCHAR(9)) + '-' + CAST(DATEDIFF(hh, '20240131', moment) AS VARCHAR(9))
@@ -248,7 +248,7 @@ def test_a_temporary_table_may_be_called_as_what_reads_itself(db: sb.Database) -
     ],
 )
 def test_queries_that_are_wrong(db: sb.Database, query: str, number: int) -> None:
-    assert told(db, query) == [number]
+    assert output_of(db, query) == [number]
 
 
 def test_tables_are_sampled(db: sb.Database) -> None:
@@ -266,16 +266,16 @@ def test_xml_of_a_schema_collection_is_xml(db: sb.Database) -> None:
     CREATE TABLE Typed (id int, a xml(dbo.Forms), b xml(CONTENT dbo.Forms), c xml (DOCUMENT [Forms]))
     INSERT Typed VALUES (1, '<r><n>7</n></r>', NULL, NULL)
     DECLARE @x xml(dbo.Forms); SELECT @x = a FROM Typed; SELECT @x.value('(/r/n)[1]', 'int')"""
-    assert told(db, script) == [[(7,)]]
+    assert output_of(db, script) == [[(7,)]]
 
 
 def test_dbo_may_be_said_to_grant(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Granted (a int)")
     assert (
-        told(db, "GRANT SELECT ON [dbo].[Granted] TO [public] AS [dbo]; REVOKE SELECT ON Granted FROM public AS dbo")
+        output_of(db, "GRANT SELECT ON [dbo].[Granted] TO [public] AS [dbo]; REVOKE SELECT ON Granted FROM public AS dbo")
         == []
     )
-    assert told(db, "GRANT SELECT ON Granted TO public AS nobody") == [40515]
+    assert output_of(db, "GRANT SELECT ON Granted TO public AS nobody") == [40515]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_dbo_may_be_said_to_grant(db: sb.Database) -> None:
 )  # fmt: skip
 def test_queries_of_several_types_are_joined(db: sb.Database, query: str, found: object) -> None:
     """Numbers and dates win over strings, and NULL is of any type."""
-    assert told(db, query) == [found]
+    assert output_of(db, query) == [found]
 
 
 def test_a_query_fills_columns_of_other_types(db: sb.Database) -> None:
@@ -306,7 +306,7 @@ def test_a_query_fills_columns_of_other_types(db: sb.Database) -> None:
 
 def test_a_query_that_was_prepared_follows_its_table(db: sb.Database) -> None:
     seen = "SELECT * FROM Shifting"
-    assert told(db, f"""
+    assert output_of(db, f"""
     CREATE TABLE Shifting (a int); INSERT Shifting VALUES (7); {seen}; {seen}
     ALTER TABLE Shifting ALTER COLUMN a varchar(9); {seen}
     BEGIN TRAN; INSERT Shifting VALUES ('b'); ALTER TABLE Shifting ADD b int; {seen}; COMMIT
@@ -319,7 +319,7 @@ def test_a_column_becomes_no_shorter_than_what_it_holds(db: sb.Database) -> None
         "CREATE TABLE Narrow (a varchar(20), b bit, c int, d datetime); INSERT Narrow VALUES ('abcdef', 1, 12345, '20240203')"
     )
     for change in ("a varchar(3)", "c varchar(2)"):
-        assert told(db, f"ALTER TABLE Narrow ALTER COLUMN {change}") == [8152]
+        assert output_of(db, f"ALTER TABLE Narrow ALTER COLUMN {change}") == [8152]
     db.execute_tsql("""ALTER TABLE Narrow ALTER COLUMN a nvarchar(6) ALTER TABLE Narrow ALTER COLUMN b varchar(5)
     ALTER TABLE Narrow ALTER COLUMN d varchar(30)""")
     assert rows(db, "SELECT a, b, c, d FROM Narrow") == [("abcdef", "1", 12345, "Feb  3 2024 12:00AM")]
@@ -348,7 +348,7 @@ def test_numbers_are_days_and_days_numbers(db: sb.Database, expression: str, wan
 
 
 def test_the_last_moment_of_all_is_kept(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     CREATE TABLE Valid (Id int, Until datetime2(0) DEFAULT '9999-12-31 23:59:59.9999999'); INSERT Valid (Id) VALUES (1)
     DECLARE @until datetime2(2) = '9999-12-31 23:59:59.9999999'; SELECT Until, @until FROM Valid
     """) == [[(datetime(9999, 12, 31, 23, 59, 59), datetime(9999, 12, 31, 23, 59, 59, 990000))]]  # fmt: skip
@@ -388,20 +388,20 @@ def test_unique_columns_hold_one_null(db: sb.Database) -> None:
     CREATE TABLE Rare (a int UNIQUE, b int, c int, UNIQUE (b, c), s sysname NULL)
     CREATE TABLE Rarer (a int, b int); CREATE UNIQUE INDEX One ON Rarer (a); CREATE UNIQUE INDEX Two ON Rarer (b) WHERE b IS NOT NULL
     INSERT Rare (b, c) VALUES (1, NULL); INSERT Rarer (a) VALUES (NULL)""")
-    assert told(db, "INSERT Rare (b, c) VALUES (2, NULL)") == [2627]
-    assert told(db, "INSERT Rare (a, b, c) VALUES (1, 1, NULL)") == [2627]
-    assert told(db, "INSERT Rarer (a) VALUES (NULL)") == [2601]
-    assert told(db, "INSERT Rarer (a) VALUES (1)") == []
-    assert told(db, "DECLARE @t TABLE (a int UNIQUE); INSERT @t VALUES (NULL); INSERT @t VALUES (NULL)") == [2627]
+    assert output_of(db, "INSERT Rare (b, c) VALUES (2, NULL)") == [2627]
+    assert output_of(db, "INSERT Rare (a, b, c) VALUES (1, 1, NULL)") == [2627]
+    assert output_of(db, "INSERT Rarer (a) VALUES (NULL)") == [2601]
+    assert output_of(db, "INSERT Rarer (a) VALUES (1)") == []
+    assert output_of(db, "DECLARE @t TABLE (a int UNIQUE); INSERT @t VALUES (NULL); INSERT @t VALUES (NULL)") == [2627]
 
 
 def test_sysname_takes_no_null_of_itself(db: sb.Database) -> None:
-    assert told(db, "CREATE TABLE Called (a int, b sysname, c sysname NULL); INSERT Called (a) VALUES (1)") == [515]
-    assert told(db, "INSERT Called (a, b) VALUES (1, 'x')") == []
+    assert output_of(db, "CREATE TABLE Called (a int, b sysname, c sysname NULL); INSERT Called (a) VALUES (1)") == [515]
+    assert output_of(db, "INSERT Called (a, b) VALUES (1, 'x')") == []
 
 
 def test_update_may_set_variables_alone(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     CREATE TABLE Wondered (a int IDENTITY, b int); INSERT Wondered (b) VALUES (10), (20)
     DECLARE @v int, @w int = 5
     UPDATE Wondered SET @v = b WHERE a = 2; UPDATE Wondered SET @w = @w + b WHERE a = 1; SELECT @v, @w, SUM(b) FROM Wondered
@@ -410,7 +410,7 @@ def test_update_may_set_variables_alone(db: sb.Database) -> None:
 
 
 def test_a_compound_assignment_is_of_the_column_that_is_set(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     CREATE TABLE Held (Id int, Qty int); CREATE TABLE Sent (Id int, Qty int); INSERT Held VALUES (1, 1); INSERT Sent VALUES (1, 10)
     UPDATE h SET Qty += s.Qty FROM Held h JOIN Sent s ON s.Id = h.Id
     MERGE Held AS t USING Sent AS s ON t.Id = s.Id WHEN MATCHED THEN UPDATE SET Qty -= s.Qty * 2;
@@ -418,8 +418,8 @@ def test_a_compound_assignment_is_of_the_column_that_is_set(db: sb.Database) -> 
 
 
 def test_there_is_no_moment_behind_the_last(db: sb.Database) -> None:
-    assert told(db, "SELECT DATEADD(year, 150, CAST('99001226' AS datetime))") == [517]
-    assert told(db, "SELECT CAST('10000-01-01' AS datetime2)") == [242]
+    assert output_of(db, "SELECT DATEADD(year, 150, CAST('99001226' AS datetime))") == [517]
+    assert output_of(db, "SELECT CAST('10000-01-01' AS datetime2)") == [242]
 
 
 def test_values_of_data_are_apart(db: sb.Database) -> None:
@@ -439,7 +439,7 @@ def test_values_of_data_are_apart(db: sb.Database) -> None:
 
 
 def test_a_view_with_names_knows_its_types(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     CREATE TABLE Papers (a int, b xml, c datetime); INSERT Papers VALUES (1, '<a>7</a>', '20240203')
     GO
     CREATE VIEW Named (Id, Doc, Moment, Ten) AS SELECT a, b, c, a * 10 FROM Papers
@@ -450,7 +450,7 @@ def test_a_view_with_names_knows_its_types(db: sb.Database) -> None:
 
 
 def test_a_document_of_no_rows_is_no_row(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     SELECT 1 AS a WHERE 1 = 0 FOR XML PATH('r'); SELECT @@ROWCOUNT
     SELECT 1 AS a WHERE 1 = 0 FOR JSON PATH
     DECLARE @x xml = (SELECT 1 AS a WHERE 1 = 0 FOR XML PATH('r')); SELECT @x
@@ -461,12 +461,12 @@ def test_offsets_are_not_left_out(db: sb.Database) -> None:
     assert one(db, "SELECT CAST(CAST('2024-02-03 10:00 -9:30' AS datetimeoffset) AS varchar(40))") == (
         "2024-02-03 10:00:00.0000000 -09:30"
     )
-    assert told(db, "SELECT CAST('2024-02-03 10:00 +8' AS datetimeoffset)") == [241]
+    assert output_of(db, "SELECT CAST('2024-02-03 10:00 +8' AS datetimeoffset)") == [241]
     assert one(db, "SELECT DATEDIFF(week, '18991230', '18991231')") == 1
 
 
 def test_a_statement_that_fails_has_touched_no_row(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     CREATE TABLE Once (a int PRIMARY KEY); INSERT Once VALUES (1); INSERT Once VALUES (1)
     SELECT @@ERROR, @@ROWCOUNT""") == [2627, [(2627, 0)]]  # fmt: skip
 
@@ -494,17 +494,17 @@ def test_money_is_added_up_over_windows(db: sb.Database) -> None:
 
 
 def test_a_table_of_numbers_is_counted(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     SELECT TOP 3 IDENTITY(int, 1, 1) AS n INTO Tally FROM sys.objects a CROSS JOIN sys.objects b; SELECT n FROM Tally ORDER BY n
     SELECT IDENTITY(int, -5, 1) AS n, v INTO #below FROM (VALUES ('a'), ('b')) t (v); INSERT #below (v) VALUES ('c')
     SELECT MIN(n), MAX(n) FROM #below""") == [[(1,), (2,), (3,)], [(-5, -3)]]  # fmt: skip
 
 
 def test_hints_may_stand_behind_values(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     CREATE TABLE Hinted (a int); INSERT Hinted VALUES (1), (2) OPTION (MAXDOP 1, QUERYTRACEON 460)
     SELECT COUNT(*) FROM Hinted""") == [[(2,)]]  # fmt: skip
-    assert told(db, "INSERT Hinted VALUES (3) OPTION (NONSENSE 3)") == [102]
+    assert output_of(db, "INSERT Hinted VALUES (3) OPTION (NONSENSE 3)") == [102]
 
 
 def test_check_knows_not_the_columns_that_merge_leaves_out(db: sb.Database) -> None:
@@ -519,7 +519,7 @@ def test_a_temporary_table_hides_that_of_the_caller(db: sb.Database) -> None:
     CREATE PROCEDURE Outer_ AS
     CREATE TABLE #shared (a int); INSERT #shared VALUES (1); EXEC Inner_; SELECT 7 AS b INTO #made; SELECT b FROM #made
     """)
-    assert told(db, """
+    assert output_of(db, """
     CREATE TABLE #shared (a int, z int DEFAULT 5); CREATE TABLE #made (c int)
     EXEC Outer_; EXEC Outer_; INSERT #shared (a) VALUES (9); SELECT a, z FROM #shared; SELECT c FROM #made
     EXEC ('CREATE TABLE #shared (q int); SELECT q FROM #shared'); EXEC Inner_
@@ -527,7 +527,7 @@ def test_a_temporary_table_hides_that_of_the_caller(db: sb.Database) -> None:
 
 
 def test_words_of_changes_in_what_makes_a_temporary_table(db: sb.Database) -> None:
-    assert told(db, """
+    assert output_of(db, """
     CREATE TABLE #kept (a int PRIMARY KEY, [update] varchar(9)); SELECT a FROM #kept
     SELECT 'insert' AS w INTO #words; SELECT w FROM #words;
     WITH one AS (SELECT 1 AS a) SELECT a INTO #ones FROM one; SELECT a FROM #ones;

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from tsql_support import create_database, rows, told
+from tsql_support import create_database, rows, output_of
 
 TABLES = """
 CREATE TABLE dbo.People (Id INT PRIMARY KEY, Name NVARCHAR(20) NOT NULL);
@@ -87,7 +87,7 @@ NOTED = "SELECT Text FROM Noted ORDER BY Line"
     ],
 )  # fmt: skip
 def test_the_trigger_does_what_is_done(empty: sb.Database, script: str, said: list[Any]) -> None:
-    assert [each for each in told(empty, "SET NOCOUNT ON; " + script) if not isinstance(each, str)] == said
+    assert [each for each in output_of(empty, "SET NOCOUNT ON; " + script) if not isinstance(each, str)] == said
 
 
 def test_a_view_that_is_altered_keeps_its_triggers(empty: sb.Database) -> None:
@@ -106,10 +106,10 @@ def test_a_trigger_that_is_altered_is_of_other_events(empty: sb.Database) -> Non
     empty.execute_tsql("CREATE TRIGGER Turn ON Turned INSTEAD OF INSERT AS INSERT Turned SELECT N + 1 FROM inserted")
     empty.execute_tsql("INSERT Turned VALUES (1)")
     empty.execute_tsql("ALTER TRIGGER Turn ON Turned INSTEAD OF DELETE AS PRINT N'stays'")
-    assert told(empty, "INSERT Turned VALUES (5); DELETE Turned")[-1] == "stays"
+    assert output_of(empty, "INSERT Turned VALUES (5); DELETE Turned")[-1] == "stays"
     assert rows(empty, "SELECT N FROM Turned ORDER BY N") == [(2,), (5,)]
     empty.execute_tsql("ALTER TRIGGER Turn ON Turned AFTER DELETE AS PRINT N'gone'")
-    assert told(empty, "DELETE Turned")[-1] == "gone"
+    assert output_of(empty, "DELETE Turned")[-1] == "gone"
     assert rows(empty, "SELECT N FROM Turned") == []
     empty.execute_tsql("DROP TABLE Turned")
 

@@ -15,7 +15,7 @@ from servicebroker.cli.main import app
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import error_number, one, texts, told
+from tsql_support import error_number, one, texts, output_of
 
 LEAVING = """
 DECLARE @n INT = 0
@@ -82,10 +82,10 @@ def test_goto_without_its_label_is_refused(db: sb.Database, script: str, wanted:
 def test_a_text_that_cannot_be_read_ends_itself_alone(db: sb.Database) -> None:
     script = """SET XACT_ABORT ON BEGIN TRAN EXEC ('SELECT FROM') PRINT @@ERROR PRINT @@TRANCOUNT COMMIT
     EXEC sp_executesql N'PRINT @x' PRINT 'on'"""
-    assert told(db, script) == [102, "102", "1", 137, "on"]
+    assert output_of(db, script) == [102, "102", "1", 137, "on"]
     db.execute_tsql("CREATE PROCEDURE Reads @text NVARCHAR(99) AS EXEC (@text) PRINT 'read'")
-    assert told(db, "EXEC Reads N'SELECT FROM' PRINT 'after'") == [102, "read", "after"]
-    assert told(
+    assert output_of(db, "EXEC Reads N'SELECT FROM' PRINT 'after'") == [102, "read", "after"]
+    assert output_of(
         db, "BEGIN TRY EXEC ('SELECT FROM') PRINT 'never' END TRY BEGIN CATCH PRINT ERROR_NUMBER() END CATCH"
     ) == ["102"]
 
@@ -460,7 +460,7 @@ def test_queries_in_parentheses_and_braces(db: sb.Database) -> None:
 
 @pytest.mark.parametrize("script", ["SELECT FROM", "PRINT @x", "SELECT 1 / 0", "SELECT * FROM Nothing", "SELECT 1"])
 def test_sp_executesql_returns_the_number_of_its_error(db: sb.Database, script: str) -> None:
-    said = told(db, f"DECLARE @r int = 5 EXEC @r = sp_executesql N'{script}' PRINT @@ERROR PRINT @r")
+    said = output_of(db, f"DECLARE @r int = 5 EXEC @r = sp_executesql N'{script}' PRINT @@ERROR PRINT @r")
     number = said[0] if isinstance(said[0], int) else 0
     assert said[1:] == [str(number)] * 2
     assert (number > 0) is (script != "SELECT 1")
@@ -473,7 +473,7 @@ def test_rows_of_nothing_but_null(db: sb.Database) -> None:
     INSERT Nulls SELECT NULL, NULL EXCEPT SELECT 1, NULL
     INSERT Nulls (d) SELECT TOP (1) NULL UNION SELECT NULL UNION ALL SELECT NULL
     SELECT COUNT(*), COUNT(v), COUNT(d) FROM Nulls"""
-    assert told(db, script) == [[(6, 0, 0)]]
+    assert output_of(db, script) == [[(6, 0, 0)]]
 
 
 def test_a_type_of_the_system_is_no_table(db: sb.Database) -> None:
@@ -501,7 +501,7 @@ def test_a_type_of_the_system_is_no_table(db: sb.Database) -> None:
 def test_apply_takes_what_from_takes(db: sb.Database, source: str, found: int) -> None:
     script = f"""CREATE TABLE #Nobody (a int) DROP TABLE IF EXISTS Applied CREATE TABLE Applied (a int)
     INSERT Applied VALUES (1), (2) SELECT COUNT(*) FROM Applied x {source}"""
-    assert told(db, script.replace("Languages", db.name)) == [[(found,)]]
+    assert output_of(db, script.replace("Languages", db.name)) == [[(found,)]]
 
 
 def test_a_variable_may_have_an_odd_name(db: sb.Database) -> None:
@@ -657,10 +657,10 @@ def test_a_temporary_procedure_is_of_its_session(db: sb.Database) -> None:
     CREATE PROC #q WITH EXECUTE AS OWNER AS PRINT 'never'
     GO
     CREATE PROC #q AS PRINT 'of one session'"""
-    assert told(db, script) == [
+    assert output_of(db, script) == [
         *([(3,)], [(7, 6)], [(4,)], 2812, 2714, "two", "three", "two", 3701, 208, 40515, 40515),
     ]
-    assert told(db, "EXEC #q") == [2812]
+    assert output_of(db, "EXEC #q") == [2812]
 
 
 def test_a_temporary_procedure_may_what_its_caller_may(db: sb.Database) -> None:
@@ -670,4 +670,4 @@ def test_a_temporary_procedure_may_what_its_caller_may(db: sb.Database) -> None:
     CREATE PROCEDURE #look AS SELECT a FROM Hidden
     GO
     EXEC #look REVERT EXEC #look"""
-    assert told(db, script) == [229, []]
+    assert output_of(db, script) == [229, []]

@@ -6,7 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from tsql_support import create_database, rows, told
+from tsql_support import create_database, rows, output_of
 
 _COUNT = iter(range(1000))
 
@@ -18,7 +18,7 @@ def db(instance: sb.Instance) -> sb.Database:
 
 
 def test_rowcount_limits_what_is_seen(db: sb.Database) -> None:
-    said = told(
+    said = output_of(
         db,
         """
         SET ROWCOUNT 2
@@ -39,7 +39,7 @@ def test_rowcount_limits_what_is_seen(db: sb.Database) -> None:
 
 
 def test_rowcount_limits_what_is_changed(db: sb.Database) -> None:
-    told(
+    output_of(
         db,
         """
         SET ROWCOUNT 2
@@ -53,11 +53,11 @@ def test_rowcount_limits_what_is_changed(db: sb.Database) -> None:
     assert rows(db, "SELECT COUNT(*) FROM T WHERE Id > 20") == [(1,)]
     # the old way to delete in pieces
     said = "SET ROWCOUNT 1 WHILE 1 = 1 BEGIN DELETE T IF @@ROWCOUNT = 0 BREAK END SET ROWCOUNT 0 SELECT COUNT(*) FROM T"
-    assert told(db, said) == [[(0,)]]
+    assert output_of(db, said) == [[(0,)]]
 
 
 def test_rowcount_limits_whatever_has_rows(db: sb.Database) -> None:
-    said = told(
+    said = output_of(
         db,
         """
         SET ROWCOUNT 2
@@ -82,7 +82,7 @@ def test_rowcount_limits_whatever_has_rows(db: sb.Database) -> None:
 
 
 def test_rowcount_takes_every_form_of_a_change(db: sb.Database) -> None:
-    said = told(
+    said = output_of(
         db,
         """
         CREATE TABLE D (Id int, N int NULL DEFAULT 7, S varchar(9))
@@ -107,13 +107,13 @@ def test_rowcount_takes_every_form_of_a_change(db: sb.Database) -> None:
 
 def test_rowcount_and_merge(db: sb.Database) -> None:
     merge = "MERGE T USING (VALUES (1), (2), (30)) s (n) ON s.n = T.Id WHEN MATCHED THEN UPDATE SET V = 9"
-    assert told(db, f"SET ROWCOUNT 2 {merge};") == []
+    assert output_of(db, f"SET ROWCOUNT 2 {merge};") == []
     assert rows(db, "SELECT COUNT(*) FROM T WHERE V = 9") == [(2,)]
     more = f"{merge} WHEN NOT MATCHED THEN INSERT VALUES (s.n, 0)"
-    assert told(db, f"SET ROWCOUNT 2 {more};") == [40515]
-    assert told(db, f"BEGIN TRAN INSERT T VALUES (40, 0) SET ROWCOUNT 2 {more}; COMMIT") == [40515]
+    assert output_of(db, f"SET ROWCOUNT 2 {more};") == [40515]
+    assert output_of(db, f"BEGIN TRAN INSERT T VALUES (40, 0) SET ROWCOUNT 2 {more}; COMMIT") == [40515]
     assert rows(db, "SELECT COUNT(*), MAX(Id) FROM T") == [(6, 40)]
-    assert told(db, f"SET ROWCOUNT 3 {more};") == []
+    assert output_of(db, f"SET ROWCOUNT 3 {more};") == []
 
 
 @pytest.mark.parametrize(
@@ -121,18 +121,18 @@ def test_rowcount_and_merge(db: sb.Database) -> None:
 )
 def test_rowcount_and_cursors(db: sb.Database, options: str, seen: int) -> None:
     said = f"DECLARE c CURSOR {options} FOR SELECT Id FROM T SET ROWCOUNT 3 OPEN c SELECT @@CURSOR_ROWS"
-    assert told(db, said) == [[(seen,)]]
+    assert output_of(db, said) == [[(seen,)]]
 
 
 def test_rowcount_ends_with_its_procedure(db: sb.Database) -> None:
     db.execute_tsql("CREATE PROCEDURE Few AS SET ROWCOUNT 1 SELECT Id FROM T ORDER BY Id")
-    assert told(db, "EXEC Few SELECT COUNT(Id) FROM T GROUP BY Id % 2 ORDER BY 1") == [[(1,)], [(2,), (3,)]]
-    assert told(db, "SET ROWCOUNT -1") == [102]
+    assert output_of(db, "EXEC Few SELECT COUNT(Id) FROM T GROUP BY Id % 2 ORDER BY 1") == [[(1,)], [(2,), (3,)]]
+    assert output_of(db, "SET ROWCOUNT -1") == [102]
 
 
 def test_implicit_transactions(db: sb.Database) -> None:
     db.execute_tsql("CREATE QUEUE Q")
-    said = told(
+    said = output_of(
         db,
         """
         SET IMPLICIT_TRANSACTIONS ON
@@ -161,7 +161,7 @@ def test_implicit_transactions(db: sb.Database) -> None:
     )
     assert said == [[(0,)], "1", [(5,)], "1", [], "1", "2", "1", "0"]
     assert rows(db, "SELECT SUM(V) FROM T") == [(10,)]
-    assert told(db, "SET IMPLICIT_TRANSACTIONS ON DELETE T") == []  # no COMMIT follows
+    assert output_of(db, "SET IMPLICIT_TRANSACTIONS ON DELETE T") == []  # no COMMIT follows
     assert rows(db, "SELECT COUNT(*) FROM T") == [(4,)]
 
 
@@ -184,7 +184,7 @@ def test_implicit_transactions(db: sb.Database) -> None:
     ],
 )
 def test_what_begins_a_transaction(db: sb.Database, script: str, count: int) -> None:
-    assert told(db, f"SET IMPLICIT_TRANSACTIONS ON {script} PRINT @@TRANCOUNT")[-1] == str(count)
+    assert output_of(db, f"SET IMPLICIT_TRANSACTIONS ON {script} PRINT @@TRANCOUNT")[-1] == str(count)
 
 
 def test_a_procedure_may_leave_what_began_unseen(db: sb.Database) -> None:
@@ -192,29 +192,29 @@ def test_a_procedure_may_leave_what_began_unseen(db: sb.Database) -> None:
     db.execute_tsql("CREATE PROCEDURE Begins AS BEGIN TRANSACTION UPDATE T SET V = 0")
     db.execute_tsql("CREATE PROCEDURE Commits AS COMMIT")
     implicit = "SET IMPLICIT_TRANSACTIONS ON EXEC"
-    assert told(db, f"{implicit} Changes PRINT @@TRANCOUNT") == ["1"]
-    assert told(db, f"{implicit} Begins PRINT @@TRANCOUNT") == [266, "2"]
-    assert told(db, f"{implicit} Changes EXEC Commits") == [266]
-    assert told(db, "EXEC Begins") == [266]
+    assert output_of(db, f"{implicit} Changes PRINT @@TRANCOUNT") == ["1"]
+    assert output_of(db, f"{implicit} Begins PRINT @@TRANCOUNT") == [266, "2"]
+    assert output_of(db, f"{implicit} Changes EXEC Commits") == [266]
+    assert output_of(db, "EXEC Begins") == [266]
 
 
 def test_nothing_is_done_under_noexec(db: sb.Database) -> None:
     said = "PRINT 'a' SET NOEXEC ON PRINT 'b' DELETE T\nGO\nPRINT 'c'\nGO\nSET NOEXEC OFF PRINT 'd'"
-    assert told(db, said) == ["a", "d"]
+    assert output_of(db, said) == ["a", "d"]
     assert rows(db, "SELECT COUNT(*) FROM T") == [(5,)]
 
 
 def test_noexec_ends_a_loop_and_is_of_its_procedure(db: sb.Database) -> None:
     loop = "DECLARE @i int = 0 WHILE @i < 3 BEGIN SET NOEXEC ON; SET @i += 1; END\nGO\nSET NOEXEC OFF PRINT 'on'"
-    assert told(db, loop) == ["on"]
+    assert output_of(db, loop) == ["on"]
     db.execute_tsql("CREATE PROCEDURE Silent AS SET NOEXEC ON PRINT 'never'")
-    assert told(db, "EXEC Silent PRINT 'on' DROP PROCEDURE Silent") == ["on"]
+    assert output_of(db, "EXEC Silent PRINT 'on' DROP PROCEDURE Silent") == ["on"]
 
 
 def test_rowcount_leaves_definitions_alone(db: sb.Database) -> None:
     keys = "CREATE TABLE P (a int PRIMARY KEY) CREATE TABLE C (a int)"
     key = "SET ROWCOUNT 10 ALTER TABLE C ADD CONSTRAINT FK_C FOREIGN KEY (a) REFERENCES P (a) ON DELETE CASCADE"
-    assert told(db, f"{keys}\nGO\n{key}\nGO\nDROP TABLE C DROP TABLE P") == []
+    assert output_of(db, f"{keys}\nGO\n{key}\nGO\nDROP TABLE C DROP TABLE P") == []
 
 
 @pytest.mark.parametrize("script", ["SET ROWCOUNT 5", "SET IMPLICIT_TRANSACTIONS ON", "SET NOEXEC ON"])
@@ -248,7 +248,7 @@ def test_dates_are_read_in_the_order_of_dateformat(db: sb.Database) -> None:
     for order, text, expected in DATES:
         for value in (f"'{text}'", f"CAST(N'{text}' AS datetime) FROM T WHERE Id = 1"):
             assign = "SELECT @d =" if "FROM" in value else "SET @d ="
-            said = told(
+            said = output_of(
                 db, f"SET DATEFORMAT {order} DECLARE @d datetime {assign} {value} SELECT CONVERT(varchar(19), @d, 120)"
             )
             assert said == ([expected] if isinstance(expected, int) else [[(expected,)]]), (order, value)
@@ -267,4 +267,4 @@ WEEKS = (
 
 def test_datefirst_and_language_count_for_weeks(db: sb.Database) -> None:
     for script, expected in WEEKS:
-        assert told(db, script) == expected, script
+        assert output_of(db, script) == expected, script

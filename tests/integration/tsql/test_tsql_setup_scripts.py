@@ -11,7 +11,7 @@ from servicebroker.activation.activate import activate
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from support import eventually
-from tsql_support import told
+from tsql_support import output_of
 
 
 def test_a_queue_as_tools_write_it(database: sb.Database) -> None:
@@ -20,7 +20,7 @@ def test_a_queue_as_tools_write_it(database: sb.Database) -> None:
      ON [PRIMARY]
     CREATE SERVICE [//written]  AUTHORIZATION [dbo]  ON QUEUE [dbo].[Written] ([DEFAULT])
     """
-    assert told(database, script) == []
+    assert output_of(database, script) == []
     assert database.execute_tsql("SELECT COUNT(*) FROM sys.service_queues WHERE name = 'written'").rows == [(1,)]
 
 
@@ -32,7 +32,7 @@ def test_current_database_in_small_letters(database: sb.Database) -> None:
     SEND ON CONVERSATION @h (N'here');
     RECEIVE CAST(message_body AS NVARCHAR(10)), message_type_name FROM Small
     """
-    assert told(database, script) == [[("here", "DEFAULT")]]
+    assert output_of(database, script) == [[("here", "DEFAULT")]]
 
 
 @pytest.mark.feature(33)
@@ -46,7 +46,7 @@ def test_event_notifications_of_one_name_on_two_queues(database: sb.Database) ->
     DROP EVENT NOTIFICATION Told ON QUEUE A;
     SELECT n.name, q.name FROM sys.event_notifications n JOIN sys.service_queues q ON q.object_id = n.parent_id
     """
-    assert told(database, script) == [2714, [("Told", "B")]]
+    assert output_of(database, script) == [2714, [("Told", "B")]]
 
 
 def test_a_program_of_query_notifications_gets_its_permissions(database: sb.Database) -> None:
@@ -59,9 +59,9 @@ def test_a_program_of_query_notifications_gets_its_permissions(database: sb.Data
     GRANT TAKE OWNERSHIP ON SCHEMA::dbo TO Watcher
     GRANT VIEW ANY COLUMN MASTER KEY DEFINITION TO public
     """
-    assert [said for said in told(database, script) if isinstance(said, int)] == []
-    assert told(database, "GRANT RECEIVE ON Nowhere TO Watcher GRANT RECEIVE ON sys.objects TO Watcher")[:1] == [15151]
-    assert told(database, "GRANT CONTROL ON QueryNotificationErrorsQueue TO Watcher") == [9663]
+    assert [said for said in output_of(database, script) if isinstance(said, int)] == []
+    assert output_of(database, "GRANT RECEIVE ON Nowhere TO Watcher GRANT RECEIVE ON sys.objects TO Watcher")[:1] == [15151]
+    assert output_of(database, "GRANT CONTROL ON QueryNotificationErrorsQueue TO Watcher") == [9663]
 
 
 def test_permissions_of_the_instance_stand_beside_others(instance: sb.Instance) -> None:
@@ -71,7 +71,7 @@ def test_permissions_of_the_instance_stand_beside_others(instance: sb.Instance) 
     JOIN sys.server_principals l ON l.principal_id = p.grantee_principal_id
     WHERE l.name = 'Beside' AND permission_name LIKE 'A%'
     DROP LOGIN Beside"""
-    said = told(instance.database("master", create=True), script)
+    said = output_of(instance.database("master", create=True), script)
     assert said[0].startswith("GRANT VIEW SERVER STATE changes nothing")
     assert said[1] == [("AUTHENTICATE SERVER",)]
 
@@ -89,7 +89,7 @@ def test_files_and_filegroups_are_noted_and_left_to_postgresql(instance: sb.Inst
         EXEC [{name}].[dbo].[sp_fulltext_database] @action = 'enable'
     EXEC sys.sp_addextendedproperty @name = N'note', @value = N'for readers', @level0type = N'SCHEMA'
     """
-    assert told(database, script) == ["sp_addextendedproperty changes nothing here."]
+    assert output_of(database, script) == ["sp_addextendedproperty changes nothing here."]
     used = """
     CREATE TABLE OnSlow (Id int PRIMARY KEY ON [Slow]) ON [Slow]
     CREATE INDEX Ix ON OnSlow (Id) ON [Slow]
@@ -98,7 +98,7 @@ def test_files_and_filegroups_are_noted_and_left_to_postgresql(instance: sb.Inst
     ALTER QUEUE SlowQueue MOVE TO [Slow]
     SELECT Id INTO IntoSlow ON [Slow] FROM OnSlow
     """
-    assert [said for said in told(database, used) if isinstance(said, int)] == []
+    assert [said for said in output_of(database, used) if isinstance(said, int)] == []
 
 
 def test_roles_and_permissions_that_nothing_here_asks_for(database: sb.Database) -> None:
@@ -111,7 +111,7 @@ def test_roles_and_permissions_that_nothing_here_asks_for(database: sb.Database)
     DENY SHOWPLAN TO Reader;
     GRANT MISSPELLED TO Reader;
     """
-    *noted, denied, wrong = told(database, script)
+    *noted, denied, wrong = output_of(database, script)
     assert len(noted) == 2
     assert all("changes nothing" in text for text in noted)
     assert (denied, wrong) == (40515, 4606)
@@ -120,7 +120,7 @@ def test_roles_and_permissions_that_nothing_here_asks_for(database: sb.Database)
     SELECT IS_ROLEMEMBER('db_owner', 'Reader'), IS_MEMBER('db_owner'), IS_MEMBER('nobody'), IS_SRVROLEMEMBER('sysadmin')
     EXECUTE AS USER = 'Reader'; SELECT IS_MEMBER('db_ddladmin'), CERT_ID('none'); REVERT
     """
-    assert told(database, owner) == [[(0,)], [(1, 1, None, 1)], [(0, None)]]
+    assert output_of(database, owner) == [[(0,)], [(1, 1, None, 1)], [(0, None)]]
 
 
 def test_constraints_of_a_table_without_the_comma_before_them(database: sb.Database) -> None:
@@ -132,7 +132,7 @@ def test_constraints_of_a_table_without_the_comma_before_them(database: sb.Datab
     INSERT Pointing VALUES (1, 3);
     SELECT COUNT(*) FROM Keyed
     """
-    assert told(database, script) == [2627, 547, [(2,)]]
+    assert output_of(database, script) == [2627, 547, [(2,)]]
 
 
 def test_names_of_catalog_views_are_compared_without_case(database: sb.Database) -> None:
@@ -147,7 +147,7 @@ def test_names_of_catalog_views_are_compared_without_case(database: sb.Database)
     CREATE MASTER KEY ENCRYPTION BY PASSWORD = 'long enough 1!'
     SELECT is_master_key_encrypted_by_server FROM sys.databases WHERE name = DB_NAME()
     """
-    assert told(database, script) == [[("Report",)], [("Sales",)], [(0, 0)], [(1,)]]
+    assert output_of(database, script) == [[("Report",)], [("Sales",)], [(0, 0)], [(1,)]]
 
 
 def test_statements_that_end_where_the_next_begins(database: sb.Database) -> None:
@@ -168,7 +168,7 @@ def test_statements_that_end_where_the_next_begins(database: sb.Database) -> Non
         PRINT 'not reached'
     END CATCH
     """
-    assert told(database, script) == [[("body", 0)], 50000]
+    assert output_of(database, script) == [[("body", 0)], 50000]
 
 
 # ---------------------------------------------------------------- sp_getapplock
@@ -212,10 +212,10 @@ def test_application_locks_of_transactions(database: sb.Database) -> None:
 
 
 def test_application_locks_are_called_rightly(database: sb.Database) -> None:
-    assert told(database, "EXEC sp_getapplock @Resource = 'x'") == [201]
-    assert told(database, "EXEC sp_getapplock @Resource = 'x', @LockMode = 'IntentExclusive'") == [40515]
-    assert told(database, "EXEC sp_getapplock @Resource = 'x', @Mode = 'Shared'") == [8145]
-    assert told(database, "EXEC sp_releaseapplock 'x', 'Session', 'public', 1") == [8144]
+    assert output_of(database, "EXEC sp_getapplock @Resource = 'x'") == [201]
+    assert output_of(database, "EXEC sp_getapplock @Resource = 'x', @LockMode = 'IntentExclusive'") == [40515]
+    assert output_of(database, "EXEC sp_getapplock @Resource = 'x', @Mode = 'Shared'") == [8145]
+    assert output_of(database, "EXEC sp_releaseapplock 'x', 'Session', 'public', 1") == [8144]
 
 
 # ---------------------------------------------------------------- what scripts look at
@@ -251,7 +251,7 @@ def test_one_procedure_for_many_queues_finds_its_own(instance: sb.Instance, data
     host = activate(instance)
     host.start()
     try:
-        assert told(database, script) == []
+        assert output_of(database, script) == []
         eventually(lambda: len(database.execute_tsql("SELECT * FROM Found").rows) == 2)
     finally:
         host.stop()
@@ -268,7 +268,7 @@ def test_views_of_what_is_not_there_are_empty(database: sb.Database) -> None:
     DROP ASSEMBLY Clr
     PRINT 'on'
     """
-    assert told(database, script) == ["none", [], 40515, "on"]
+    assert output_of(database, script) == ["none", [], 40515, "on"]
 
 
 def test_messages_and_modules_are_shown(database: sb.Database) -> None:
@@ -281,7 +281,7 @@ def test_messages_and_modules_are_shown(database: sb.Database) -> None:
     SELECT 1 FROM sys.dm_exec_sessions s WHERE s.session_id = @@SPID
         AND EXISTS (SELECT * FROM sys.dm_exec_sessions t WHERE t.session_id = s.session_id)
     """
-    modules, messages, files, sessions = told(database, script)
+    modules, messages, files, sessions = output_of(database, script)
     assert modules == [("Shown",)]
     assert messages == [('The conversation handle "%s" is not found.', 16)]
     assert (files, sessions) == ([(2,)], [(1,)])
@@ -301,7 +301,7 @@ def test_rowversion(database: sb.Database) -> None:
     ALTER TABLE Found ADD Version TIMESTAMP
     CREATE TABLE Twice (A TIMESTAMP, B ROWVERSION)
     """
-    assert told(database, "CREATE TABLE Found (A INT)" + script) == [[(1, 8)], [(1,)], [(0,)], 2738]
+    assert output_of(database, "CREATE TABLE Found (A INT)" + script) == [[(1, 8)], [(1,)], [(0,)], 2738]
 
 
 def test_certificates_travel_as_data(instance: sb.Instance, database: sb.Database) -> None:
@@ -316,7 +316,7 @@ def test_certificates_travel_as_data(instance: sb.Instance, database: sb.Databas
     SELECT pvt_key_encryption_type, subject FROM sys.certificates WHERE name = 'theirs'
     CREATE CERTIFICATE Wrong FROM BINARY = 5
     """
-    found = [said for said in told(database, script) if not str(said).startswith("Changed database")]
+    found = [said for said in output_of(database, script) if not str(said).startswith("Changed database")]
     assert found == [[("NA", "CN=Own")], 102]
 
 
@@ -330,7 +330,7 @@ def test_dates_beside_numbers_and_parameters_of_templates(database: sb.Database)
     GO
     CREATE QUEUE <queue_name, sysname, test_queue>
     """
-    assert told(database, script) == ["in time", "days since 1900", 102, 102]
+    assert output_of(database, script) == ["in time", "days since 1900", 102, 102]
     for parameter in (
         "<queue_name, sysname, test_queue>",
         "<queue name ,sysname , test-queue>",
@@ -359,7 +359,7 @@ def test_clean_up_that_puts_its_statements_together(database: sb.Database) -> No
     EXEC sp_executesql @sql
     SELECT @count, COUNT(*) FROM sys.service_queues WHERE name IN ('One', 'Two')
     """
-    assert told(database, script) == [
+    assert output_of(database, script) == [
         [("dbo", "One"), ("Depot", "Two")],
         "DROP SERVICE [One];DROP SERVICE [Two];DROP QUEUE [dbo].[One];DROP QUEUE [Depot].[Two];",
         [(2, 0)],
@@ -372,7 +372,7 @@ def test_a_role_with_the_rights_of_the_owner_is_sysadmin_however_it_is_spelled(d
         connection.execute('create role "Nobody Else"')
         try:
             asked = "SELECT IS_SRVROLEMEMBER('sysadmin', 'Mixed Case'), IS_SRVROLEMEMBER('sysadmin', 'Nobody Else')"
-            assert told(database, asked) == [[(1, 0)]]
+            assert output_of(database, asked) == [[(1, 0)]]
         finally:
             connection.execute('drop role "Mixed Case", "Nobody Else"')
 
@@ -394,7 +394,7 @@ def test_guids_of_brokers_are_compared_without_case_however_they_are_written(dat
     SELECT t.to_service_name, r.name FROM sys.transmission_queue t
     JOIN sys.routes r ON r.broker_instance = t.to_broker_instance WHERE t.to_broker_instance = @other
     """
-    assert told(database, script) == [[("Away",)], [("Near",)], [("Away", "Away")]]
+    assert output_of(database, script) == [[("Away",)], [("Near",)], [("Away", "Away")]]
 
 
 def test_all_columns_of_a_message_beside_others(database: sb.Database) -> None:
@@ -409,7 +409,7 @@ def test_all_columns_of_a_message_beside_others(database: sb.Database) -> None:
     (alone,) = database.execute_tsql("RECEIVE * FROM Q").sets
     assert found.columns == ("body", *alone.columns, "again")
     assert (found.rows[0][0], found.rows[0][-1]) == ("one", "DEFAULT")
-    assert told(database, "DECLARE @h UNIQUEIDENTIFIER; RECEIVE @h = conversation_handle, * FROM Q") == [8447]
+    assert output_of(database, "DECLARE @h UNIQUEIDENTIFIER; RECEIVE @h = conversation_handle, * FROM Q") == [8447]
 
 
 def test_the_first_of_what_data_finds(database: sb.Database) -> None:
@@ -420,7 +420,7 @@ def test_the_first_of_what_data_finds(database: sb.Database) -> None:
         @x.value('data(//none)[1]', 'int')
     SELECT @x.value('data(//name)', 'sysname')
     """
-    assert told(database, script) == [[("a", 1, "b", 2, None)], 2389]
+    assert output_of(database, script) == [[("a", 1, "b", 2, None)], 2389]
 
 
 def test_rows_are_counted_at_once_and_requests_are_seen(database: sb.Database) -> None:
@@ -444,7 +444,7 @@ def test_rows_are_counted_at_once_and_requests_are_seen(database: sb.Database) -
     EXEC sp_who
     EXEC sp_who2
     """
-    queue, table, request, who, who2 = [said for said in told(database, script) if isinstance(said, list)]
+    queue, table, request, who, who2 = [said for said in output_of(database, script) if isinstance(said, list)]
     assert (queue, table, request) == ([(2, 2)], [(2,)], [("SELECT", 0)])
     assert {len(row) for row in who} == {9}
     assert {len(row) for row in who2} == {13}
@@ -455,7 +455,7 @@ def test_guids_in_errors_are_in_upper_case(database: sb.Database) -> None:
     BEGIN TRY END CONVERSATION 'a1b2c3d4-0000-4000-8000-00000000000f' END TRY
     BEGIN CATCH SELECT ERROR_MESSAGE() END CATCH
     """
-    assert told(database, script) == [
+    assert output_of(database, script) == [
         [('The conversation handle "A1B2C3D4-0000-4000-8000-00000000000F" is not found.',)]
     ]
 
@@ -489,7 +489,7 @@ def test_keys_constraints_and_indexes_are_asked_before_they_are_dropped(database
         ALTER TABLE dbo.Child DROP CONSTRAINT FK_Child
     SELECT OBJECT_ID('FK_Child')
     """
-    found = [said for said in told(database, script) if isinstance(said, list)]
+    found = [said for said in output_of(database, script) if isinstance(said, list)]
     assert found == [
         [("FK_Child", "Parent", "CASCADE", "ParentId", "Id")],
         [("CK_Q", "C"), ("DF_Q", "D"), ("PK_Parent", "PK"), ("UQ_Code", "UQ")],

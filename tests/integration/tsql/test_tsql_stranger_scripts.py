@@ -1,4 +1,4 @@
-"""Values and errors that scripts of strangers expect: each row is the sample of a kind."""
+"""Results and errors of small T-SQL scripts: each row stands for a kind of script found in the wild."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from tsql_support import create_database, failing, told
+from tsql_support import create_database, failing, output_of
 
 OBJECTS = """
 CREATE TABLE A (Id int, X int, Txt varchar(5)); CREATE TABLE B (Id int, Y int)
@@ -139,7 +139,7 @@ def test_errors(scripts: sb.Database, script: str) -> None:
 
 @pytest.mark.parametrize("script", OUTPUT)
 def test_output(scripts: sb.Database, script: str) -> None:
-    assert told(scripts, script) == OUTPUT[script]
+    assert output_of(scripts, script) == OUTPUT[script]
 
 
 @pytest.mark.parametrize("script", LEVELS)
@@ -149,8 +149,8 @@ def test_level_and_state(scripts: sb.Database, script: str) -> None:
 
 
 def test_nested_len_is_translated_in_no_time(scripts: sb.Database) -> None:
-    depth = 40  # the text would double with each level
-    assert told(scripts, f"SELECT {'LEN(' * depth}'abc'{')' * depth}") == [[(1,)]]
+    depth = 40  # a translation that writes the argument twice would double its text at each level
+    assert output_of(scripts, f"SELECT {'LEN(' * depth}'abc'{')' * depth}") == [[(1,)]]
 
 
 def test_a_name_with_half_of_a_surrogate_pair(scripts: sb.Database) -> None:

@@ -22,7 +22,7 @@ from support import (
     query,
     state,
 )
-from tsql_support import told
+from tsql_support import output_of
 
 ENDS = """
 SET LOCK_TIMEOUT 20
@@ -143,12 +143,12 @@ LEFT = "SELECT (SELECT COUNT(*) FROM Said), (SELECT COUNT(*) FROM Noted), @@TRAN
 
 def said_by(database: sb.Database, script: str) -> list[object]:
     """Return the output of a script and the content of both tables, and empty the tables."""
-    return [*told(database, script), *told(database, LEFT + " DELETE Said DELETE Noted")]
+    return [*output_of(database, script), *output_of(database, LEFT + " DELETE Said DELETE Noted")]
 
 
 def test_insert_exec_is_one_statement(database: sb.Database) -> None:
     """The procedure's work goes with the INSERT, and without a transaction both are one."""
-    told(database, INSERT_EXEC)
+    output_of(database, INSERT_EXEC)
     assert said_by(database, "INSERT Said EXEC Say 1") == [[(1, 1, 0)]]
     for fails, number in (
         ("INSERT Said EXEC Say3", 213),
@@ -164,7 +164,7 @@ def test_insert_exec_is_one_statement(database: sb.Database) -> None:
 
 
 def test_insert_exec_in_a_transaction_is_undone_alone(database: sb.Database) -> None:
-    told(database, INSERT_EXEC)
+    output_of(database, INSERT_EXEC)
     script = "BEGIN TRAN INSERT Said EXEC Say 1 INSERT Said EXEC Say 1 SELECT @@TRANCOUNT COMMIT"
     assert said_by(database, script) == [2627, [(1,)], [(1, 1, 0)]]
     script = "BEGIN TRAN INSERT Said EXEC Say 1 INSERT Said EXEC Say3 SELECT 'never'"
@@ -172,7 +172,7 @@ def test_insert_exec_in_a_transaction_is_undone_alone(database: sb.Database) -> 
 
 
 def test_nothing_ends_the_transaction_of_an_insert_exec(database: sb.Database) -> None:
-    told(database, INSERT_EXEC)
+    output_of(database, INSERT_EXEC)
     count = "INSERT Noted EXEC ('SELECT @@TRANCOUNT BEGIN TRAN COMMIT')"
     script = f"{count} SELECT n FROM Noted BEGIN TRAN {count} COMMIT SELECT n FROM Noted"
     assert said_by(database, script) == [[(1,)], [(1,), (1,)], [(0, 2, 0)]]
@@ -184,14 +184,14 @@ def test_nothing_ends_the_transaction_of_an_insert_exec(database: sb.Database) -
 
 
 def test_insert_exec_is_not_nested(database: sb.Database) -> None:
-    told(database, INSERT_EXEC)
+    output_of(database, INSERT_EXEC)
     script = "INSERT Noted EXEC ('SELECT 1 INSERT Said EXEC Say 2 SELECT 3') SELECT n FROM Noted ORDER BY n"
     assert said_by(database, script) == [8164, [(1,), (3,)], [(0, 2, 0)]]
     assert said_by(database, "INSERT Said EXEC Say 1") == [[(1, 1, 0)]]
 
 
 def test_insert_exec_fires_triggers_once_and_leaves_the_identity(database: sb.Database) -> None:
-    told(
+    output_of(
         database,
         """CREATE TABLE Counted (id INT IDENTITY(5, 1), n INT) CREATE TABLE Fired (rows_of INT)
         GO
@@ -202,9 +202,9 @@ def test_insert_exec_fires_triggers_once_and_leaves_the_identity(database: sb.Da
         CREATE TRIGGER FiresInstead ON Seen INSTEAD OF INSERT AS INSERT Fired SELECT 10 * COUNT(*) FROM inserted""",
     )
     several = "EXEC ('SELECT 1 UNION ALL SELECT 2 SELECT NULL')"
-    assert told(database, f"INSERT Counted {several} SELECT @@ROWCOUNT, SCOPE_IDENTITY()") == [[(3, 7)]]
-    assert told(database, f"INSERT Seen {several} SELECT @@ROWCOUNT") == [[(3,)]]
-    assert told(database, "SELECT rows_of FROM Fired") == [[(3,), (30,)]]
+    assert output_of(database, f"INSERT Counted {several} SELECT @@ROWCOUNT, SCOPE_IDENTITY()") == [[(3, 7)]]
+    assert output_of(database, f"INSERT Seen {several} SELECT @@ROWCOUNT") == [[(3,)]]
+    assert output_of(database, "SELECT rows_of FROM Fired") == [[(3,), (30,)]]
 
 
 def test_insert_exec_takes_more_rows_than_one_statement_has_values(
@@ -213,7 +213,7 @@ def test_insert_exec_takes_more_rows_than_one_statement_has_values(
     monkeypatch.setattr("servicebroker.tsql.interpreter.queries._MAX_PARAMETERS", 100)
     many = "EXEC ('SELECT value, value + 1 FROM GENERATE_SERIES(1, 120)')"
     script = f"CREATE TABLE #Many (a INT, b INT) INSERT #Many {many} SELECT @@ROWCOUNT, SUM(b - a) FROM #Many"
-    assert told(database, script) == [[(120, 120)]]
+    assert output_of(database, script) == [[(120, 120)]]
 
 
 def test_table_variables_outlive_a_rollback(instance: sb.Instance) -> None:
@@ -238,9 +238,9 @@ def test_table_variables_outlive_a_rollback(instance: sb.Instance) -> None:
     SELECT Id, Loud, CAST(Body AS varchar(9)) FROM @log ORDER BY Id
     """)
     logged = [(1, 'BEGUN, "SO"', "<a/>"), (2, "FAILED", None)]
-    assert told(database, "EXEC Logged") == [logged]
-    assert told(database, "BEGIN TRAN; EXEC Logged") == [logged, 266]  # made inside of what was rolled back
-    assert told(database, """
+    assert output_of(database, "EXEC Logged") == [logged]
+    assert output_of(database, "BEGIN TRAN; EXEC Logged") == [logged, 266]  # made inside of what was rolled back
+    assert output_of(database, """
     DECLARE @t TABLE (a int); INSERT @t VALUES (1); DECLARE @p Pairs
     BEGIN TRAN; INSERT @t VALUES (2); SAVE TRAN half; DELETE @t WHERE a = 1; INSERT @p VALUES (1, 2); ROLLBACK TRAN half
     SELECT a FROM @t; UPDATE @t SET a = 3; ROLLBACK; SELECT a FROM @t; SELECT a, b FROM @p
@@ -256,7 +256,7 @@ def test_insert_exec_takes_values_of_all_types(database: sb.Database) -> None:
         "'20240203', '10:20', '20240203 10:20', '20240203', '20240203', 1, 9999999999, 1.5, 2.5, NEWID(), 0x12, '<a/>'"
     )
     columns = ", ".join(f"c{number} {of}" for number, of in enumerate(types.split(", ")))
-    told(database, f"CREATE TABLE Kinds ({columns}) CREATE TABLE Copied ({columns}) INSERT Kinds VALUES ({values})")
-    told(database, "INSERT Kinds DEFAULT VALUES")
-    assert told(database, "INSERT Copied EXEC('SELECT * FROM Kinds') SELECT @@ROWCOUNT") == [[(2,)]]
-    assert told(database, "SELECT * FROM Copied ORDER BY c6") == told(database, "SELECT * FROM Kinds ORDER BY c6")
+    output_of(database, f"CREATE TABLE Kinds ({columns}) CREATE TABLE Copied ({columns}) INSERT Kinds VALUES ({values})")
+    output_of(database, "INSERT Kinds DEFAULT VALUES")
+    assert output_of(database, "INSERT Copied EXEC('SELECT * FROM Kinds') SELECT @@ROWCOUNT") == [[(2,)]]
+    assert output_of(database, "SELECT * FROM Copied ORDER BY c6") == output_of(database, "SELECT * FROM Kinds ORDER BY c6")

@@ -8,7 +8,7 @@ import servicebroker as sb
 from servicebroker.tsql.results import RowCount
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import Message, TsqlError
-from tsql_support import create_database, told
+from tsql_support import create_database, output_of
 
 CAUGHT = "BEGIN TRY {} END TRY BEGIN CATCH {} END CATCH"
 NOTHING = "SET NOCOUNT OFF;"
@@ -107,7 +107,7 @@ def test_a_caller_catches_the_error_of_a_trigger(hall: sb.Database) -> None:
         hall.execute_tsql(f"ALTER TRIGGER Tr ON T AFTER INSERT AS BEGIN {body} END")
         script = """SET NOCOUNT ON; BEGIN TRAN; BEGIN TRY INSERT T VALUES (1); SELECT 0, 0; COMMIT END TRY
         BEGIN CATCH SELECT ERROR_NUMBER(), XACT_STATE(); IF @@TRANCOUNT > 0 ROLLBACK END CATCH"""
-        found[name] = [said for said in told(hall, script) if isinstance(said, list) and said]
+        found[name] = [said for said in output_of(hall, script) if isinstance(said, list) and said]
         expected[name] = [[(number, state if number else 0)]]
         hall.execute_tsql("DELETE T; DELETE Notes; DELETE Once")
     expected["raiserror"] = [[(50000, -1)]]
@@ -121,7 +121,7 @@ def test_a_caller_catches_the_error_of_a_trigger(hall: sb.Database) -> None:
     ):
         hall.execute_tsql(f"ALTER TRIGGER Tr ON T AFTER INSERT AS BEGIN {body} END")
         script = "BEGIN TRY INSERT T VALUES (1) END TRY BEGIN CATCH SELECT ERROR_NUMBER(), @@TRANCOUNT END CATCH"
-        assert told(hall, script)[-1] == [(number, 0)]
+        assert output_of(hall, script)[-1] == [(number, 0)]
     assert hall.execute_tsql("SELECT COUNT(*) FROM T").rows == [(0,)]
 
 

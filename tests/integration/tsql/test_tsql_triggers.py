@@ -6,7 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import create_database, told
+from tsql_support import create_database, output_of
 
 TABLES = """
 CREATE TABLE dbo.Doors (Number INT PRIMARY KEY);
@@ -125,5 +125,5 @@ def test_a_trigger_that_commits_leaves_nothing_behind(instance: sb.Instance) -> 
     CREATE TRIGGER Teller ON Sold AFTER INSERT AS INSERT Told SELECT Id FROM inserted; COMMIT
     """)
     for number in (1, 2):
-        assert told(shop, f"INSERT Sold VALUES ({number})") == [3609]
+        assert output_of(shop, f"INSERT Sold VALUES ({number})") == [3609]
     assert shop.execute_tsql("SELECT Id FROM Told ORDER BY Id").rows == [(1,), (2,)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from tsql_support import one, told
+from tsql_support import one, output_of
 
 SETUP = """
 CREATE USER Clerk WITHOUT LOGIN; CREATE USER Boss WITHOUT LOGIN; CREATE USER Friend WITHOUT LOGIN;
@@ -41,12 +41,12 @@ SELECT (SELECT COUNT(*) FROM sys.schemas WHERE name = 'Mine') +
 
 @pytest.fixture
 def office(database: sb.Database) -> sb.Database:
-    assert told(database, SETUP) == []
+    assert output_of(database, SETUP) == []
     return database
 
 
 def errors(database: sb.Database, text: str) -> list[int]:
-    return [said for said in told(database, text) if isinstance(said, int)]
+    return [said for said in output_of(database, text) if isinstance(said, int)]
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_who_may_act_as_the_owner_names_it(office: sb.Database, kind: str, owner
     ],
 )
 def test_an_owner_that_changes_nothing_is_told(office: sb.Database, text: str, what: str) -> None:
-    assert told(office, text) == [f"AUTHORIZATION Boss of a {what} changes nothing: dbo owns every {what}."]
-    assert told(office, text.replace("Boss", "dbo").replace("Mine", "Theirs").replace("SCHEMA A", "SCHEMA x A")) == []
+    assert output_of(office, text) == [f"AUTHORIZATION Boss of a {what} changes nothing: dbo owns every {what}."]
+    assert output_of(office, text.replace("Boss", "dbo").replace("Mine", "Theirs").replace("SCHEMA A", "SCHEMA x A")) == []
 
 
 def test_a_schema_named_after_an_owner_that_is_not_there(office: sb.Database) -> None:
-    assert told(office, "CREATE SCHEMA AUTHORIZATION Nobody") == [15151]
+    assert output_of(office, "CREATE SCHEMA AUTHORIZATION Nobody") == [15151]
     assert one(office, "SELECT COUNT(*) FROM sys.schemas WHERE name = 'Nobody'") == 0
 
 
@@ -136,7 +136,7 @@ def test_alter_authorization_takes_an_owner_that_is_there(office: sb.Database, t
 def test_the_owner_of_an_endpoint_is_a_login(instance: sb.Instance) -> None:
     master = instance.database("master", create=True)
     made = "CREATE ENDPOINT E {} STATE = STOPPED AS TCP (LISTENER_PORT = 4922) FOR SERVICE_BROKER"
-    assert told(master, made.format("AUTHORIZATION nobody")) == [15151]
+    assert output_of(master, made.format("AUTHORIZATION nobody")) == [15151]
     assert one(master, "SELECT COUNT(*) FROM sys.endpoints WHERE name = 'E'") == 0
     assert errors(master, made.format("AUTHORIZATION sa")) == []
     assert errors(master, "ALTER AUTHORIZATION ON ENDPOINT::E TO nobody") == [15151]
@@ -147,7 +147,7 @@ def test_the_owner_of_an_endpoint_is_a_login(instance: sb.Instance) -> None:
 @pytest.mark.parametrize("source", ["WITH SUBJECT = 's'", "FROM FILE = '/nowhere.cer' WITH PRIVATE KEY (FILE = '/k')"])
 def test_the_owner_of_a_certificate_in_master(instance: sb.Instance, source: str) -> None:
     master = instance.database("master", create=True)
-    assert told(master, f"CREATE CERTIFICATE Mine AUTHORIZATION Nobody {source}") == [15151]
+    assert output_of(master, f"CREATE CERTIFICATE Mine AUTHORIZATION Nobody {source}") == [15151]
     assert one(master, "SELECT COUNT(*) FROM sys.certificates WHERE name = 'Mine'") == 0
 
 
@@ -162,4 +162,4 @@ def test_the_owner_of_a_certificate_in_master(instance: sb.Instance, source: str
     ],
 )
 def test_authorization_belongs_to_create(office: sb.Database, text: str) -> None:
-    assert told(office, text) == [102]
+    assert output_of(office, text) == [102]

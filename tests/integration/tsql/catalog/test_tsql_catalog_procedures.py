@@ -10,7 +10,7 @@ import servicebroker as sb
 from servicebroker.tsql.check import check
 from servicebroker.tsql.interpreter.procedures.unsupported_procedures import ADVICE
 from servicebroker.tsql.results import ResultSet
-from tsql_support import create_database, told
+from tsql_support import create_database, output_of
 
 OBJECTS = """
 CREATE TABLE dbo.Goods (Id INT IDENTITY PRIMARY KEY, Name NVARCHAR(40) NOT NULL, Price DECIMAL(9, 2), Twice AS Price * 2);
@@ -127,12 +127,12 @@ def test_a_text_is_run_for_each_table_and_each_database(shop: sb.Database) -> No
         [("[dbo].[Goods]", 2)], [("[Depot].[Shelf]", 0)],
     ]  # fmt: skip
     some = "@command1 = N'PRINT \"~?\"', @replacechar = '~', @whereand = 'AND o.name LIKE ''G%'''"
-    assert told(shop, f"SET QUOTED_IDENTIFIER ON EXEC sys.sp_MSforeachtable {some}".replace('"', "''")) == [
+    assert output_of(shop, f"SET QUOTED_IDENTIFIER ON EXEC sys.sp_MSforeachtable {some}".replace('"', "''")) == [
         "[dbo].[Goods]?"
     ]
     here = "IF ''?'' LIKE ''ShownS%'' BEGIN USE [?]; SELECT DB_NAME(), COUNT(*) FROM sys.tables END"
-    assert told(shop, f"EXEC master..sp_MSforeachdb N'{here}'")[-1] == [("ShownShop", 2)]
-    listed = told(shop, "CREATE TABLE #d (n sysname) INSERT #d EXEC sp_MSforeachdb 'SELECT ''?''' SELECT n FROM #d")[-1]
+    assert output_of(shop, f"EXEC master..sp_MSforeachdb N'{here}'")[-1] == [("ShownShop", 2)]
+    listed = output_of(shop, "CREATE TABLE #d (n sysname) INSERT #d EXEC sp_MSforeachdb 'SELECT ''?''' SELECT n FROM #d")[-1]
     assert {("master",), ("ShownShop",)} <= set(listed)
 
 
@@ -142,7 +142,7 @@ def test_a_text_is_run_for_each_table_and_each_database(shop: sb.Database) -> No
 )
 def test_the_tables_are_chosen_as_by_sql_server(shop: sb.Database, condition: str) -> None:
     given = condition.replace("'", "''")
-    said = told(shop, f"EXEC sp_MSforeachtable 'PRINT ''?''', @whereand = 'AND {given}'")
+    said = output_of(shop, f"EXEC sp_MSforeachtable 'PRINT ''?''', @whereand = 'AND {given}'")
     assert said[0] == "[dbo].[Goods]"
     assert (len(said) == 2) is (condition == "o.id > 0")
 
@@ -150,7 +150,7 @@ def test_the_tables_are_chosen_as_by_sql_server(shop: sb.Database, condition: st
 def test_an_error_in_one_of_them_lets_the_others_run(shop: sb.Database) -> None:
     around = "@precommand = 'PRINT 1', @postcommand = 'PRINT 2'"
     script = f"EXEC sp_MSforeachtable 'SELEC ? FROM', @command2 = 'PRINT ''?''', {around}"
-    assert told(shop, script) == ["1", 102, "[dbo].[Goods]", 102, "[Depot].[Shelf]", "2"]
+    assert output_of(shop, script) == ["1", 102, "[dbo].[Goods]", 102, "[Depot].[Shelf]", "2"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.values.catalog_views import SYS_VIEWS, TSQL_VIEWS
 from servicebroker.tsql.translation.values.unsupported_views import refuse_unsupported_view
-from tsql_support import one, rows, told
+from tsql_support import one, rows, output_of
 
 
 def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
@@ -38,7 +38,7 @@ def test_monitoring_scripts_find_what_they_join(db: sb.Database) -> None:
     assert rows(db, "SELECT c.protocol_type FROM sys.dm_exec_connections c JOIN sys.dm_exec_sessions s "
                 "ON s.session_id = c.session_id WHERE c.session_id = @@SPID") == [("TSQL",)]  # fmt: skip
     assert one(db, "SELECT event_type FROM sys.dm_exec_input_buffer(@@SPID, NULL)") == "Language Event"
-    assert told(
+    assert output_of(
         db, "BEGIN TRAN; SELECT COUNT(*) FROM sys.dm_tran_session_transactions WHERE session_id = @@SPID; COMMIT"
     ) == [[(1,)]]
     for view in (
@@ -61,10 +61,10 @@ def test_a_session_finds_its_own_options(db: sb.Database) -> None:
     own = "FROM sys.{} WHERE session_id = @@SPID"
     options = "SELECT DB_NAME(database_id), transaction_isolation_level, lock_timeout, date_format, quoted_identifier "
     options += own.format("dm_exec_sessions")
-    assert told(db, options) == [[(db.name, 2, -1, "mdy", True)]]
+    assert output_of(db, options) == [[(db.name, 2, -1, "mdy", True)]]
     changed = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE; SET LOCK_TIMEOUT 5000; SET DATEFORMAT dmy; "
     requests = "SELECT DB_NAME(database_id), transaction_isolation_level " + own.format("dm_exec_requests")
-    assert told(db, changed + options + "; " + requests) == [[(db.name, 4, 5000, "dmy", True)], [(db.name, 4)]]
+    assert output_of(db, changed + options + "; " + requests) == [[(db.name, 4, 5000, "dmy", True)], [(db.name, 4)]]
 
 
 def test_sizes_of_tables_join_indexes_partitions_and_units(db: sb.Database) -> None:
@@ -92,7 +92,7 @@ def test_sizes_of_tables_join_indexes_partitions_and_units(db: sb.Database) -> N
                 "WHERE f.parent_object_id = OBJECT_ID('Pointing')") == [("uq_keyed",)]  # fmt: skip
     locks = "SELECT DISTINCT resource_type, request_mode, DB_NAME(resource_database_id) FROM sys.dm_tran_locks "
     locks += "WHERE request_session_id = @@SPID AND resource_associated_entity_id = OBJECT_ID('Heaped')"
-    assert told(db, f"SET NOCOUNT ON; BEGIN TRAN; DELETE Heaped; {locks}; ROLLBACK") == [[("OBJECT", "IX", db.name)]]
+    assert output_of(db, f"SET NOCOUNT ON; BEGIN TRAN; DELETE Heaped; {locks}; ROLLBACK") == [[("OBJECT", "IX", db.name)]]
 
 
 def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:
@@ -144,7 +144,7 @@ def test_a_procedure_may_speak_of_what_is_not_there(db: sb.Database) -> None:
     db.execute_tsql(
         "CREATE PROCEDURE AsksServer @all BIT AS IF @all = 1 SELECT * FROM sys.dm_os_tasks ELSE PRINT 'little'"
     )
-    assert told(db, "EXEC AsksServer 0 EXEC AsksServer 1") == ["little", 208]
+    assert output_of(db, "EXEC AsksServer 0 EXEC AsksServer 1") == ["little", 208]
     assert (
         rows(
             db, "SELECT p.query_plan FROM sys.dm_exec_query_stats s CROSS APPLY sys.dm_exec_query_plan(s.plan_handle) p"
@@ -221,7 +221,7 @@ def test_who_works_has_a_sid(db: sb.Database) -> None:
         "SELECT p.name FROM sys.databases d JOIN sys.server_principals p ON p.sid = d.owner_sid WHERE d.name = DB_NAME()",
     ) == [("sa",)]
     db.execute_tsql("CREATE LOGIN Sided WITH PASSWORD = 'Secret 1' CREATE USER Sided CREATE USER NoLogin WITHOUT LOGIN")
-    assert told(db, "EXECUTE AS LOGIN = 'Sided' SELECT SUSER_SNAME(SUSER_SID()) REVERT") == [[("Sided",)]]
-    assert told(db, "EXECUTE AS USER = 'NoLogin' SELECT COUNT(SUSER_SID()) REVERT") == [[(1,)]]
+    assert output_of(db, "EXECUTE AS LOGIN = 'Sided' SELECT SUSER_SNAME(SUSER_SID()) REVERT") == [[("Sided",)]]
+    assert output_of(db, "EXECUTE AS USER = 'NoLogin' SELECT COUNT(SUSER_SID()) REVERT") == [[(1,)]]
     db.execute_tsql("CREATE TABLE Sids (a int, sid varbinary(85) DEFAULT SUSER_SID()) INSERT Sids (a) VALUES (1)")
     assert rows(db, "SELECT COUNT(*) FROM Sids WHERE sid = SUSER_SID()") == [(1,)]

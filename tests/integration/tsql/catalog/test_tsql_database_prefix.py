@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.session import Session
-from tsql_support import one, rows, told
+from tsql_support import one, rows, output_of
 
 # the same objects in both databases, of other values
 OBJECTS = """
@@ -133,11 +133,11 @@ REFUSED = {
 def new_pair(instance: sb.Instance) -> sb.Database:
     """A database Here beside one that is called There; those that were there are dropped."""
     for name in ("Here", "There"):
-        told(instance.database("tempdb", create=True), f"DROP DATABASE IF EXISTS {name}")
+        output_of(instance.database("tempdb", create=True), f"DROP DATABASE IF EXISTS {name}")
     there = instance.database("There", create=True)
     here = instance.database("Here", create=True)
-    assert told(there, OBJECTS.format(n=100, type="int")) == []
-    assert told(here, OBJECTS.format(n=1, type="varchar(4)")) == []
+    assert output_of(there, OBJECTS.format(n=100, type="int")) == []
+    assert output_of(here, OBJECTS.format(n=1, type="varchar(4)")) == []
     there.execute_tsql("CREATE TYPE dbo.Rows_2 AS TABLE (C int)")
     return here
 
@@ -164,7 +164,7 @@ def shared_here(instance: sb.Instance, shared_pairs: list[sb.Database]) -> sb.Da
 
 
 def state(database: sb.Database) -> list[object]:
-    return told(database, STATE)
+    return output_of(database, STATE)
 
 
 def both(here: sb.Database) -> tuple[list[object], list[object]]:
@@ -175,7 +175,7 @@ def both(here: sb.Database) -> tuple[list[object], list[object]]:
 @pytest.mark.parametrize("statement", CHANGES_THERE)
 def test_a_statement_changes_the_database_that_it_names(here: sb.Database, statement: str) -> None:
     before = both(here)
-    told_errors = [said for said in told(here, CHANGES_THERE[statement]) if isinstance(said, int)]
+    told_errors = [said for said in output_of(here, CHANGES_THERE[statement]) if isinstance(said, int)]
     after = both(here)
     assert told_errors == []
     assert after[0] == before[0]
@@ -186,7 +186,7 @@ def test_a_statement_changes_the_database_that_it_names(here: sb.Database, state
 def test_what_may_not_name_another_database_changes_none(shared_here: sb.Database, statement: str) -> None:
     text, number = REFUSED[statement]
     before = both(shared_here)
-    assert told(shared_here, text) == [number]
+    assert output_of(shared_here, text) == [number]
     assert both(shared_here) == before
 
 
@@ -247,7 +247,7 @@ SHOWN = {
 @pytest.mark.parametrize("statement", SHOWN)
 def test_a_statement_shows_the_database_that_it_names(shared_here: sb.Database, statement: str) -> None:
     text, expected = SHOWN[statement]
-    said = told(shared_here, text)
+    said = output_of(shared_here, text)
     assert not [each for each in said if isinstance(each, int)]
     if isinstance(expected, str):
         assert expected in (said[0], said[0][0][0])
@@ -275,13 +275,13 @@ def test_the_caller_is_where_it_was(shared_here: sb.Database, ending: str, caugh
     call = f"EXEC There.sys.sp_executesql N'{ENDINGS[ending]}'"
     if caught:
         call = f"BEGIN TRY {call} END TRY BEGIN CATCH SELECT DB_NAME(), USER_NAME() END CATCH"
-    last = told(shared_here, f"{within} {call}\nGO\nIF @@TRANCOUNT > 0 ROLLBACK; SELECT DB_NAME(), USER_NAME()")
+    last = output_of(shared_here, f"{within} {call}\nGO\nIF @@TRANCOUNT > 0 ROLLBACK; SELECT DB_NAME(), USER_NAME()")
     assert last[-1] == [("Here", "dbo")]
     assert [said for said in last if isinstance(said, list) and len(said[0]) == 2 and said != [("Here", "dbo")]] == []
 
 
 def test_a_transaction_is_one_over_both(here: sb.Database) -> None:
-    said = told(
+    said = output_of(
         here,
         "BEGIN TRAN; DELETE dbo.Both; EXEC There.sys.sp_executesql N'DELETE dbo.Both; SELECT @@TRANCOUNT'; "
         "EXEC There..sp_rename 'dbo.Parent', 'Parents'; SELECT @@TRANCOUNT, DB_NAME(); ROLLBACK; "
@@ -291,7 +291,7 @@ def test_a_transaction_is_one_over_both(here: sb.Database) -> None:
 
 
 def test_a_rollback_inside_leaves_the_caller_here(here: sb.Database) -> None:
-    said = told(
+    said = output_of(
         here,
         "BEGIN TRAN; DELETE dbo.Both; EXEC There.sys.sp_executesql N'DELETE dbo.Both; ROLLBACK; SELECT DB_NAME()'; "
         "SELECT DB_NAME(), @@TRANCOUNT, (SELECT COUNT(*) FROM dbo.Both), (SELECT COUNT(*) FROM There.dbo.Both)",
@@ -305,7 +305,7 @@ def test_a_text_there_works_as_who_the_caller_is_there(here: sb.Database) -> Non
         "CREATE LOGIN porter WITH PASSWORD = 'x'; CREATE USER PorterHere FOR LOGIN porter; USE There; "
         "CREATE USER PorterThere FOR LOGIN porter; GRANT SELECT ON dbo.Both TO PorterThere"
     )
-    said = told(
+    said = output_of(
         here,
         "EXECUTE AS LOGIN = 'porter'\n"
         "EXEC There.sys.sp_executesql N'SELECT DB_NAME(), USER_NAME(), COUNT(*) FROM dbo.Both'\n"
@@ -340,7 +340,7 @@ def test_a_module_owns_nothing_in_another_database(here: sb.Database, statement:
     )
     there = here.instance.database("There")
     before = state(there)
-    said = told(here, "EXECUTE AS LOGIN = 'porter'; EXEC dbo.Reaches")
+    said = output_of(here, "EXECUTE AS LOGIN = 'porter'; EXEC dbo.Reaches")
     after = state(there)
     here.execute_tsql("DROP USER Porter; USE There; DROP USER Porter; DROP LOGIN porter")
     assert 229 in said
@@ -350,7 +350,7 @@ def test_a_module_owns_nothing_in_another_database(here: sb.Database, statement:
 def test_a_login_that_is_nobody_there_gets_nothing_done(here: sb.Database) -> None:
     here.execute_tsql("CREATE LOGIN stranger WITH PASSWORD = 'x'; CREATE USER Stranger FOR LOGIN stranger")
     for call in ("sys.sp_executesql N'DELETE dbo.Both'", ".sp_helptext 'dbo.Tells'", ".sp_help 'dbo.Both'"):
-        assert told(here, f"EXECUTE AS LOGIN = 'stranger'; EXEC There.{call}") == [916]
+        assert output_of(here, f"EXECUTE AS LOGIN = 'stranger'; EXEC There.{call}") == [916]
     here.execute_tsql("DROP USER Stranger; DROP LOGIN stranger")
 
 
@@ -358,7 +358,7 @@ def test_the_systems_databases_are_there_also_within_a_transaction(make_instance
     """The first use of one makes it, beside the transaction, and a ROLLBACK leaves it."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = instance.database("Shop", create=True)
-        said = told(
+        said = output_of(
             database,
             "BEGIN TRAN; CREATE TABLE dbo.T (I int); EXEC master..sp_who; "
             "EXEC tempdb.sys.sp_executesql N'SELECT DB_NAME()'; ROLLBACK; EXEC tempdb.sys.sp_executesql N'SELECT 5'",
@@ -370,7 +370,7 @@ def test_a_transaction_does_not_wait_for_itself(make_instance_url: Callable[...,
     """A transaction that holds the catalog cannot have a database made beside it: the database does not exist yet."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = instance.database("Shop", create=True)
-        said = told(database, "BEGIN TRAN; CREATE QUEUE dbo.Q; EXEC tempdb..sp_executesql N'SELECT 5'; ROLLBACK")
+        said = output_of(database, "BEGIN TRAN; CREATE QUEUE dbo.Q; EXEC tempdb..sp_executesql N'SELECT 5'; ROLLBACK")
         assert said in ([911], [[(5,)]])
 
 

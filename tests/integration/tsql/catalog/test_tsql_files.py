@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from tsql_support import one, rows, told
+from tsql_support import one, rows, output_of
 
 PATH = "/var/opt/mssql/data/"
 
@@ -30,7 +30,7 @@ def test_master_files_names_data_and_log(db: sb.Database, database: str, files: 
     assert rows(db, query) == files
     if database in ("Filed", "msdb"):
         assert (
-            told(db, f"USE {database}; SELECT name, physical_name FROM sys.database_files ORDER BY file_id")[-1]
+            output_of(db, f"USE {database}; SELECT name, physical_name FROM sys.database_files ORDER BY file_id")[-1]
             == files
         )
 

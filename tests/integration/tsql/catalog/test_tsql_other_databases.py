@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import servicebroker as sb
-from tsql_support import create_database, one, rows, told
+from tsql_support import create_database, one, rows, output_of
 
 TRIGGER = """
 CREATE TRIGGER dbo.{name} ON dbo.{table} {when} INSERT, UPDATE, DELETE AS
@@ -171,7 +171,7 @@ def test_a_trigger_works_as_who_the_caller_is_in_its_database(hall: sb.Database,
 def test_what_fails_in_a_trigger_there_leaves_the_caller_here(hall: sb.Database, value: int, number: int) -> None:
     """A dynamic text there has the clerk's own rights, and so has a table of the caller's database."""
     hall.execute_tsql("INSERT HallThere.dbo.Doors (V) VALUES (0)")
-    said = told(
+    said = output_of(
         hall,
         f"EXECUTE AS LOGIN = 'clerk'\nBEGIN TRY UPDATE HallThere.dbo.Doors SET V = {value} END TRY\n"
         "BEGIN CATCH SELECT ERROR_NUMBER() END CATCH\nGO\nIF @@TRANCOUNT > 0 ROLLBACK\n"
@@ -189,8 +189,8 @@ def test_triggers_of_two_databases_fire_each_other(hall: sb.Database) -> None:
 
 
 def test_a_login_that_is_nobody_there_fires_nothing(hall: sb.Database) -> None:
-    assert told(hall, "CREATE LOGIN stray WITH PASSWORD = 'x'; CREATE USER Stray FOR LOGIN stray") == []
-    assert told(hall, "EXECUTE AS LOGIN = 'stray'\nINSERT HallThere.dbo.Doors (V) VALUES (0)") == [916]
+    assert output_of(hall, "CREATE LOGIN stray WITH PASSWORD = 'x'; CREATE USER Stray FOR LOGIN stray") == []
+    assert output_of(hall, "EXECUTE AS LOGIN = 'stray'\nINSERT HallThere.dbo.Doors (V) VALUES (0)") == [916]
     assert one(hall, "SELECT COUNT(*) FROM HallThere.dbo.Doors") == 0
     hall.execute_tsql("DROP USER Stray; DROP LOGIN stray")
 
@@ -203,7 +203,7 @@ def test_a_login_that_is_nobody_there_fires_nothing(hall: sb.Database) -> None:
     ],
 )
 def test_a_trigger_is_made_in_the_database_of_its_table(hall: sb.Database, text: str) -> None:
-    assert told(hall, text) == [2108]
+    assert output_of(hall, text) == [2108]
     assert one(hall, "SELECT COUNT(*) FROM sys.triggers WHERE name = 'Far'") == 0
     hall.execute_tsql("USE HallThere; EXEC ('CREATE TRIGGER dbo.Near ON HallThere.dbo.Doors AFTER DELETE AS PRINT 1')")
 

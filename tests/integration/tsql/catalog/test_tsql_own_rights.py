@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.model.security.permissions import IMPLIED_BY, Kind
 from servicebroker.tsql.check import Verdict, check
-from tsql_support import create_database, rows, told
+from tsql_support import create_database, rows, output_of
 
 OBJECTS = """
 CREATE TABLE Goods (Id int) CREATE QUEUE Inbox CREATE SERVICE Shop ON QUEUE Inbox CREATE MESSAGE TYPE Order_
@@ -55,13 +55,13 @@ def shop(instance: sb.Instance) -> sb.Database:
 )
 def test_who_may(shop: sb.Database, asked: str, dbo: int | None, clerk: int | None, writer: int | None) -> None:
     query = f"SELECT HAS_PERMS_BY_NAME({asked})"
-    said = told(shop, f"{query} EXECUTE AS USER = 'Clerk' {query} REVERT EXECUTE AS USER = 'Writer' {query}")
+    said = output_of(shop, f"{query} EXECUTE AS USER = 'Clerk' {query} REVERT EXECUTE AS USER = 'Writer' {query}")
     assert said == [[(dbo,)], [(clerk,)], [(writer,)]]
 
 
 def test_it_answers_what_the_statement_does(shop: sb.Database) -> None:
     """By variables, in a transaction, and beside tables."""
-    said = told(
+    said = output_of(
         shop,
         """
         DECLARE @what sysname = N'DELETE', @name nvarchar(20) = N'Goods'
@@ -83,12 +83,12 @@ def test_what_is_mine_is_listed(shop: sb.Database) -> None:
     mine = "SELECT entity_name, permission_name FROM fn_my_permissions(N'Inbox', N'OBJECT') ORDER BY 2"
     every = sorted(name for kind, name in IMPLIED_BY if kind is Kind.QUEUE)
     assert rows(shop, mine) == [("Inbox", name) for name in every]
-    assert told(shop, f"EXECUTE AS USER = 'Clerk' {mine}") == [[("Inbox", "RECEIVE")]]
+    assert output_of(shop, f"EXECUTE AS USER = 'Clerk' {mine}") == [[("Inbox", "RECEIVE")]]
     server = "SELECT COUNT(*) FROM sys.fn_my_permissions(NULL, 'SERVER') p WHERE p.permission_name LIKE 'ALTER ANY%'"
     assert rows(shop, server) == [(sum(kind is Kind.SERVER and "ALTER ANY" in name for kind, name in IMPLIED_BY),)]
-    assert told(shop, f"EXECUTE AS USER = 'Writer' {server}") == [[(0,)]]
+    assert output_of(shop, f"EXECUTE AS USER = 'Writer' {server}") == [[(0,)]]
     whole = "SELECT DISTINCT entity_name FROM fn_my_permissions(NULL, 'DATABASE')"
-    assert told(shop, whole) == [[("OwnRights",)]]
+    assert output_of(shop, whole) == [[("OwnRights",)]]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_is_mine_is_listed(shop: sb.Database) -> None:
     ],
 )
 def test_what_cannot_be_asked(shop: sb.Database, query: str, number: int) -> None:
-    assert told(shop, query) == [number]
+    assert output_of(shop, query) == [number]
     assert [one.verdict for one in check(query)] == [Verdict.REFUSED]
 
 

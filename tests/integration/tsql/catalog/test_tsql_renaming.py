@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from tsql_support import rows, told
+from tsql_support import rows, output_of
 
 OBJECTS = """
 CREATE TABLE dbo.Orders (Id INT PRIMARY KEY, Amount DECIMAL(9, 2), Twice AS Amount * 2);
@@ -42,7 +42,7 @@ def shop(instance: sb.Instance) -> sb.Database:
 
 def undone(shop: sb.Database, script: str) -> list[Any]:
     """Return the output of a script that is rolled back."""
-    return told(shop, f"BEGIN TRAN;\n{script};\nROLLBACK")
+    return output_of(shop, f"BEGIN TRAN;\n{script};\nROLLBACK")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_new_spelling_is_shown(shop: sb.Database) -> None:
     ],
 )
 def test_what_is_refused(shop: sb.Database, script: str, number: int) -> None:
-    assert number in [each for each in told(shop, script) if isinstance(each, int)]
+    assert number in [each for each in output_of(shop, script) if isinstance(each, int)]
     assert rows(shop, "SELECT Id, Amount FROM Orders") == [(1, 5)]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from tsql_support import create_database, rows, told
+from tsql_support import create_database, rows, output_of
 
 OBJECTS = """
 CREATE TABLE dbo.Parcels (Id INT PRIMARY KEY, Place NVARCHAR(20));
@@ -73,7 +73,7 @@ def filled(depot: sb.Database) -> sb.Database:
     ],
 )  # fmt: skip
 def test_a_synonym_is_what_it_stands_for(filled: sb.Database, script: str, said: list[Any]) -> None:
-    assert [each for each in told(filled, script) if not isinstance(each, str)] == said
+    assert [each for each in output_of(filled, script) if not isinstance(each, str)] == said
 
 
 def test_receive_and_its_kin_take_a_synonym_of_a_queue(filled: sb.Database) -> None:
@@ -85,8 +85,8 @@ def test_receive_and_its_kin_take_a_synonym_of_a_queue(filled: sb.Database) -> N
         BEGIN TRAN; GET CONVERSATION GROUP @g FROM dbo.Q; ROLLBACK;
         WAITFOR (RECEIVE TOP (1) CAST(message_body AS VARCHAR(10)) FROM Q), TIMEOUT 1000;
     """
-    assert told(filled, script)[-1] == [("in",)]
-    assert next(found for found in told(filled, script) if isinstance(found, list)) == [(1,)]
+    assert output_of(filled, script)[-1] == [("in",)]
+    assert next(found for found in output_of(filled, script) if isinstance(found, list)) == [(1,)]
 
 
 def test_the_catalog_shows_synonyms(depot: sb.Database) -> None:

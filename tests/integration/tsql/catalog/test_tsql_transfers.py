@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from tsql_support import create_database, rows, told
+from tsql_support import create_database, rows, output_of
 
 OBJECTS = """
 CREATE SCHEMA Depot;
@@ -50,7 +50,7 @@ def depot(instance: sb.Instance) -> sb.Database:
     ],
 )  # fmt: skip
 def test_it_stands_in_the_other_schema(depot: sb.Database, script: str, last: list[Any] | int) -> None:
-    assert told(depot, f"BEGIN TRAN;\n{script};\nREVERT; ROLLBACK")[-1] == last
+    assert output_of(depot, f"BEGIN TRAN;\n{script};\nREVERT; ROLLBACK")[-1] == last
     assert rows(depot, "SELECT Id FROM dbo.Parcels") == [(1,)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import servicebroker as sb
-from tsql_support import one, told
+from tsql_support import one, output_of
 
 
 def test_blanks_that_fill_a_char_need_no_pattern(db: sb.Database) -> None:
@@ -27,11 +27,11 @@ def test_a_char_keeps_its_blanks_in_a_text(db: sb.Database) -> None:
         CREATE TABLE Padded (a char(5), b nchar(3)); INSERT Padded VALUES ('ab', N'c')
         SELECT a + b + '|', CONCAT(a, '|'), REPLACE(a, ' ', '-'), LEN(a), CAST(a AS binary(5)) FROM Padded WHERE a = 'ab'
         DECLARE @c char(4) = 'x'; SELECT @c + '|'"""
-    assert told(db, script) == [[("ab   c  |", "ab   |", "ab---", 2, b"ab   ")], [("x   |",)]]
+    assert output_of(db, script) == [[("ab   c  |", "ab   |", "ab---", 2, b"ab   ")], [("x   |",)]]
 
 
 def test_the_blanks_of_a_char_do_not_count_when_it_is_compared(db: sb.Database) -> None:
-    told(
+    output_of(
         db,
         """CREATE TABLE PaddedToo (a char(5), b nchar(3)) CREATE TABLE PaddedNames (a varchar(5))
         INSERT PaddedToo VALUES ('ab', N'c') INSERT PaddedNames VALUES ('ab')""",
@@ -44,4 +44,4 @@ def test_the_blanks_of_a_char_do_not_count_when_it_is_compared(db: sb.Database) 
         "CONCAT(a, b) = 'ab   c' AND UPPER(a) = 'AB'",
         "EXISTS (SELECT * FROM PaddedNames n WHERE n.a = p.a AND n.a = CAST(p.a AS varchar(9)))",
     ):
-        assert told(db, f"SELECT COUNT(*) FROM PaddedToo p WHERE {condition}") == [[(1,)]], condition
+        assert output_of(db, f"SELECT COUNT(*) FROM PaddedToo p WHERE {condition}") == [[(1,)]], condition

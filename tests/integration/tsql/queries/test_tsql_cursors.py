@@ -8,7 +8,7 @@ import servicebroker as sb
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.text_writer import postgres_schema
-from tsql_support import rows, told
+from tsql_support import rows, output_of
 
 
 def test_rows_are_changed_through_cursors(db: sb.Database) -> None:
@@ -27,7 +27,7 @@ def test_rows_are_changed_through_cursors(db: sb.Database) -> None:
     END
     SELECT * FROM Walked ORDER BY id
     UPDATE Walked SET v = 0 WHERE CURRENT OF c"""
-    assert told(db, script + "; CLOSE c; DEALLOCATE c; DROP TABLE Walked") == [[(1, 12), (3, 32)], 16930]
+    assert output_of(db, script + "; CLOSE c; DEALLOCATE c; DROP TABLE Walked") == [[(1, 12), (3, 32)], 16930]
 
 
 @pytest.mark.parametrize(
@@ -72,5 +72,5 @@ def test_a_row_that_others_have_changed_is_not_changed_through_a_cursor(db: sb.D
 )
 def test_cursors_that_only_read(db: sb.Database, cursor: str, number: int) -> None:
     script = f"CREATE TABLE #t (a int); INSERT #t VALUES (1); DECLARE c {cursor}; OPEN c; FETCH c; DELETE #t WHERE CURRENT OF c"
-    assert told(db, script) == [[(1,)], number]
-    assert told(db, "CREATE TABLE #t (a int); DELETE #t WHERE CURRENT OF c") == [16916]
+    assert output_of(db, script) == [[(1,)], number]
+    assert output_of(db, "CREATE TABLE #t (a int); DELETE #t WHERE CURRENT OF c") == [16916]

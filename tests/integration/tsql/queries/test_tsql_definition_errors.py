@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import create_database, told
+from tsql_support import create_database, output_of
 
 OBJECTS = """
 CREATE TABLE P (Id int NOT NULL CONSTRAINT PK_P PRIMARY KEY, Code varchar(9), X xml, N int CONSTRAINT DF_N DEFAULT 1,
@@ -127,10 +127,10 @@ def test_catch_handles_the_last_error(db: sb.Database) -> None:
     script = (
         "BEGIN TRY ALTER TABLE C ADD CONSTRAINT CK_P CHECK (Id > 0) END TRY BEGIN CATCH SELECT ERROR_NUMBER() END CATCH"
     )
-    assert told(db, script) == [[(1750,)]]
+    assert output_of(db, script) == [[(1750,)]]
 
 
 def test_a_name_is_free_in_another_schema_and_for_temporary_tables(db: sb.Database) -> None:
     columns = "(a int CONSTRAINT CK_P CHECK (a > 0), b int CONSTRAINT FK_C REFERENCES P (Id))"
-    assert told(db, f"CREATE TABLE #q {columns} CREATE TABLE #r {columns} INSERT #q VALUES (1, 99)") == []
-    assert told(db, f"CREATE SCHEMA Away\nGO\nCREATE TABLE Away.Q {columns}") == []
+    assert output_of(db, f"CREATE TABLE #q {columns} CREATE TABLE #r {columns} INSERT #q VALUES (1, 99)") == []
+    assert output_of(db, f"CREATE SCHEMA Away\nGO\nCREATE TABLE Away.Q {columns}") == []

@@ -6,7 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.session import Session
-from tsql_support import told
+from tsql_support import output_of
 
 LONG = "9" * 5000
 # a statement with {n} for the number, and how the error is numbered
@@ -89,11 +89,11 @@ def test_a_number_of_5000_digits_is_an_error_of_its_statement(digits: sb.Databas
     ids=["go", "go-twice", "width", "bigint", "binary", "zeros", "38-digits"],
 )
 def test_other_numbers_are_as_before(digits: sb.Database, text: str, said: list[object]) -> None:
-    assert told(digits, text) == said
+    assert output_of(digits, text) == said
 
 
 @pytest.mark.parametrize("form", ["%999999999d", "%.999999999d", "%*d"])
 def test_a_width_is_bounded_by_the_text_of_an_error(digits: sb.Database, form: str) -> None:
     values = "2000000000, 5" if "*" in form else "5"
-    (said,) = told(digits, f"RAISERROR ('{form}', 10, 1, {values})")
+    (said,) = output_of(digits, f"RAISERROR ('{form}', 10, 1, {values})")
     assert len(said) <= 2048

@@ -20,7 +20,7 @@ from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translator import Translation, tables_of, translate, translate_expression
 from servicebroker.tsql.types import DATETIME, INT, NVARCHAR, UNIQUEIDENTIFIER, VARBINARY, XML, SqlType
-from tsql_support import told
+from tsql_support import output_of
 
 HANDLE = UUID("1b6f7c8e-0f52-4d5e-9f3b-2a4c6e8d0f12")
 ORDERS = '<o xmlns="urn:o" id="7"><l n="1">a</l><l n="2">b&amp;c</l></o>'
@@ -40,7 +40,7 @@ FUNCTIONS = {"@@rowcount": 3, "db_name": "Shop", "error_message": "oops"}
 
 
 class Session:
-    """A connection that runs translations, as little as that takes."""
+    """A minimal session: runs translated T-SQL on one connection."""
 
     def __init__(self, url: str, database: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True, cursor_factory=psycopg.RawCursor)
@@ -53,7 +53,7 @@ class Session:
     def scope(self, text: str = "") -> Scope:
         scope = Scope(
             self.database,
-            {name: of for name, (of, _) in VARIABLES.items()},
+            {name: sql_type for name, (sql_type, _) in VARIABLES.items()},
             self.tables,
             FUNCTIONS,
             identity_insert=self.identity_insert,
@@ -67,21 +67,22 @@ class Session:
         return VARIABLES[name][1] if name in VARIABLES else FUNCTIONS[name]
 
     def run(self, text: str) -> Any:
-        """The rows of a result, or the count of rows."""
+        """Return the rows of a result, or the count of rows."""
         return self.perform(translate(text, self.scope(text)))
 
-    def perform(self, done: Translation) -> Any:
-        for lock in done.before:
+    def perform(self, translation: Translation) -> Any:
+        for lock in translation.before:
             self.connection.execute(lock.sql, [self.value(name) for name in lock.parameters])
-        if done.kind == "ddl":
-            psycopg.ClientCursor(self.connection).execute(done.sql)  # type: ignore[arg-type]
+        if translation.kind == "ddl":
+            psycopg.ClientCursor(self.connection).execute(translation.sql)  # type: ignore[arg-type]
             return None
-        cursor = self.connection.execute(done.sql, [self.value(name) for name in done.parameters])
-        return cursor.fetchall() if done.kind in ("rows", "assign") else cursor.rowcount
+        cursor = self.connection.execute(translation.sql, [self.value(name) for name in translation.parameters])
+        return cursor.fetchall() if translation.kind in ("rows", "assign") else cursor.rowcount
 
     def evaluate(self, text: str) -> object:
-        done = translate_expression(text, self.scope())
-        rows = self.connection.execute(done.sql, [self.value(name) for name in done.parameters]).fetchall()
+        translation = translate_expression(text, self.scope())
+        parameters = [self.value(name) for name in translation.parameters]
+        rows = self.connection.execute(translation.sql, parameters).fetchall()
         return rows[0][0]
 
 
@@ -275,7 +276,7 @@ _COSTLY = {
 
 
 @pytest.mark.parametrize("name", _COSTLY)
-def test_xml_is_read_in_time_by_its_length(session: Session, name: str) -> None:
+def test_xml_is_read_in_linear_time(session: Session, name: str) -> None:
     text, state = _COSTLY[name]
     session.connection.execute("set statement_timeout = '8s'")
     try:
@@ -294,9 +295,9 @@ def test_xml_is_read_in_time_by_its_length(session: Session, name: str) -> None:
         ("<!-->--><![CDATA[]]]]><?b?>?>x", "]]?>x"),
     ],
 )
-def test_what_xml_holds_is_read_once(session: Session, text: str, value: str) -> None:
-    ((said,),) = session.connection.execute("select tsql.xml_string(tsql.xml_tree($1))", [f"<a>{text}</a>"]).fetchall()
-    assert said == value
+def test_xml_references_are_decoded_once(session: Session, text: str, value: str) -> None:
+    ((decoded,),) = session.connection.execute("select tsql.xml_string(tsql.xml_tree($1))", [f"<a>{text}</a>"]).fetchall()
+    assert decoded == value
 
 
 @pytest.mark.parametrize(
@@ -586,21 +587,21 @@ def test_readpast_takes_what_nobody_holds(items: Session, instance: sb.Instance)
     other.connection.close()
 
 
-def test_what_reads_itself_stops_at_the_level_that_may_be_said(items: Session) -> None:
+def test_recursion_stops_at_maxrecursion(items: Session) -> None:
     numbers = "WITH r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r{}) SELECT {} FROM r"
     assert items.run(numbers.format(" WHERE n < 101", "MAX(n)")) == [(101,)]
     assert items.run(numbers.format("", "TOP (2) n")) == [(1,), (2,)]
     assert items.run(numbers.format(" WHERE n < 200", "MAX(n)") + " OPTION (MAXRECURSION 0)") == [(200,)]
-    for text, wanted in (
+    for text, number in (
         (numbers.format(" WHERE n < 102", "MAX(n)"), 530),
         (numbers.format("", "SUM(n)") + " OPTION (RECOMPILE, MAXRECURSION 5)", 530),
         (numbers.format("", "SUM(n)") + " OPTION (MAXRECURSION 32768)", 310),
     ):
-        with pytest.raises((TsqlError, psycopg.Error), match=f"Msg {wanted},"):
+        with pytest.raises((TsqlError, psycopg.Error), match=f"Msg {number},"):
             items.run(text)
 
 
-def test_what_reads_itself_has_the_types_of_its_first_rows(items: Session) -> None:
+def test_a_recursive_query_has_the_types_of_its_anchor(items: Session) -> None:
     text = """
     WITH d (day, y) AS (SELECT CAST('2026-11-02' AS date), 1
                         UNION ALL SELECT DATEADD(day, 1, day), y * 2 FROM d WHERE y < 4),
@@ -613,8 +614,8 @@ def test_what_reads_itself_has_the_types_of_its_first_rows(items: Session) -> No
     ]  # fmt: skip
 
 
-def test_a_null_of_the_first_rows_is_an_int_to_what_reads_itself(items: Session) -> None:
-    """Another type in the rows that follow is refused by name; a NULL there has that of the first rows."""
+def test_a_null_in_the_anchor_is_an_int(items: Session) -> None:
+    """If the recursive part has another type, the error names the column. A NULL there takes the anchor's type."""
     text = "WITH r (a, n) AS (SELECT {}, 1 UNION ALL SELECT {}, n + 1 FROM r WHERE n < 3) SELECT a FROM r"
     assert items.run(text.format("NULL", "n * 2")) == [(None,), (2,), (4,)]
     assert items.run(text.format("NULL", "a + 1")) == [(None,)] * 3
@@ -634,7 +635,7 @@ def test_a_null_of_the_first_rows_is_an_int_to_what_reads_itself(items: Session)
 
 def test_output_names_the_tables_that_are_joined(instance: sb.Instance) -> None:
     depot = instance.database("OutputDepot", create=True)
-    assert told(depot, """
+    assert output_of(depot, """
     CREATE TABLE Kept (Id int, Name varchar(9)); CREATE TABLE Asked (Id int, Why varchar(9))
     INSERT Kept VALUES (1, 'a'), (2, 'b'), (3, 'c'); INSERT Asked VALUES (1, 'old'), (2, 'new')
     DELETE k OUTPUT deleted.Name, q.Why FROM Kept k JOIN Asked q ON q.Id = k.Id WHERE q.Why = 'old'

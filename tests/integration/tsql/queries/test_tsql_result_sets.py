@@ -12,7 +12,7 @@ import servicebroker as sb
 from servicebroker.store.cluster import programs
 from servicebroker.tsql.check import Row, Verdict, check
 from servicebroker.tsql.translation.text_writer import postgres_schema
-from tsql_support import create_database, rows, told
+from tsql_support import create_database, rows, output_of
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_columns_are_as_the_caller_wants_them(db: sb.Database) -> None:
     ]
     said = db.execute_tsql("EXEC ('SELECT 5') WITH RESULT SETS ((t varchar(5) COLLATE Latin1_General_CI_AS NULL))")
     assert said.sets[0] == (("t",), [("5",)])
-    assert told(db, "EXEC Two WITH RECOMPILE, RESULT SETS UNDEFINED")[0] == [(1, "x")]
+    assert output_of(db, "EXEC Two WITH RECOMPILE, RESULT SETS UNDEFINED")[0] == [(1, "x")]
 
 
 @pytest.mark.parametrize(
@@ -44,22 +44,22 @@ def test_columns_are_as_the_caller_wants_them(db: sb.Database) -> None:
     ],
 )
 def test_result_sets_that_are_others(db: sb.Database, sets: str, number: int) -> None:
-    assert number in told(db, f"EXEC Two WITH RESULT SETS {sets}")
+    assert number in output_of(db, f"EXEC Two WITH RESULT SETS {sets}")
 
 
 def test_null_where_none_may_be(db: sb.Database) -> None:
-    assert told(db, "EXEC ('SELECT NULL') WITH RESULT SETS ((a int NOT NULL))") == [11553]
-    assert told(db, "EXEC ('SELECT 0x01') WITH RESULT SETS ((a date))") == [11538]
+    assert output_of(db, "EXEC ('SELECT NULL') WITH RESULT SETS ((a int NOT NULL))") == [11553]
+    assert output_of(db, "EXEC ('SELECT 0x01') WITH RESULT SETS ((a date))") == [11538]
 
 
 def test_dbcc_tells_of_sessions(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Open_ (a int)")
-    said = told(db, "DBCC OPENTRAN BEGIN TRAN INSERT Open_ VALUES (1) DBCC OPENTRAN WITH NO_INFOMSGS ROLLBACK")
+    said = output_of(db, "DBCC OPENTRAN BEGIN TRAN INSERT Open_ VALUES (1) DBCC OPENTRAN WITH NO_INFOMSGS ROLLBACK")
     assert said[0] == "No active open transactions."
     assert "Oldest active transaction" in said[2]
     ((kind, _, text),) = rows(db, "DECLARE @s int = @@SPID DBCC INPUTBUFFER (@s)")
     assert (kind, "dm_exec_input_buffer" in str(text)) == ("Language Event", True)
-    assert told(db, "DBCC INPUTBUFFER (32000)") == [7955]
+    assert output_of(db, "DBCC INPUTBUFFER (32000)") == [7955]
 
 
 def test_columns_take_the_collations_that_tools_write(db: sb.Database) -> None:
@@ -68,7 +68,7 @@ def test_columns_take_the_collations_that_tools_write(db: sb.Database) -> None:
         "b varchar(9) COLLATE Latin1_General_BIN2)"
     )
     db.execute_tsql(table + " ALTER TABLE Words ALTER COLUMN b varchar(10) COLLATE Latin1_General_100_CS_AI_SC")
-    assert told(db, "CREATE TABLE Others (a nvarchar(20) COLLATE Unheard_Of)") == [448]
+    assert output_of(db, "CREATE TABLE Others (a nvarchar(20) COLLATE Unheard_Of)") == [448]
     (found,) = check(table)
     assert (found.verdict, found.row) == (Verdict.DIFFERS, Row.COLLATIONS)
     assert [one.verdict for one in check("CREATE TABLE W (a varchar(9) COLLATE Latin1_General_BIN2)")] == [Verdict.RUNS]
@@ -87,39 +87,39 @@ def test_constraints_are_switched_off_and_on(instance: sb.Instance) -> None:
     bad = "INSERT Orders VALUES ((SELECT COUNT(*) FROM Orders), 7, -1)"
     columns = "SELECT is_disabled, is_not_trusted FROM"
     state = f"{columns} sys.foreign_keys UNION ALL {columns} sys.check_constraints"
-    assert told(db, bad) == [547]
-    assert told(db, "ALTER TABLE Orders NOCHECK CONSTRAINT FK_Customer " + bad.replace("-1", "1")) == []
+    assert output_of(db, bad) == [547]
+    assert output_of(db, "ALTER TABLE Orders NOCHECK CONSTRAINT FK_Customer " + bad.replace("-1", "1")) == []
     assert rows(db, state) == [(1, 1), (0, 0)]
     assert rows(db, "SELECT name, type FROM sys.objects WHERE type IN ('F', 'C') ORDER BY name") == [
         ("CK_Quantity", "C"),
         ("FK_Customer", "F"),
     ]
-    assert told(db, "ALTER TABLE dbo.Orders NOCHECK CONSTRAINT ALL " + bad) == []
+    assert output_of(db, "ALTER TABLE dbo.Orders NOCHECK CONSTRAINT ALL " + bad) == []
     assert "Quantity > 0" in str(rows(db, "SELECT definition FROM sys.check_constraints")[0][0]).title()
-    assert told(db, "ALTER TABLE Orders WITH CHECK CHECK CONSTRAINT ALL") == [547]
+    assert output_of(db, "ALTER TABLE Orders WITH CHECK CHECK CONSTRAINT ALL") == [547]
     assert rows(db, state) == [(1, 1), (1, 1)]
-    assert told(db, "ALTER TABLE Orders CHECK CONSTRAINT ALL " + bad) == [547]  # the constraint holds for new rows
+    assert output_of(db, "ALTER TABLE Orders CHECK CONSTRAINT ALL " + bad) == [547]  # the constraint holds for new rows
     assert rows(db, state) == [(0, 1), (0, 1)]
-    told(db, "DELETE Orders ALTER TABLE Orders WITH CHECK CHECK CONSTRAINT CK_Quantity, FK_Customer")
+    output_of(db, "DELETE Orders ALTER TABLE Orders WITH CHECK CHECK CONSTRAINT CK_Quantity, FK_Customer")
     assert rows(db, state) == [(0, 0), (0, 0)]
     assert rows(db, "SELECT delete_referential_action_desc FROM sys.foreign_keys") == [("CASCADE",)]
-    assert told(db, "ALTER TABLE Orders NOCHECK CONSTRAINT Nothing") == [4917]
+    assert output_of(db, "ALTER TABLE Orders NOCHECK CONSTRAINT Nothing") == [4917]
     key = (
         "DECLARE @s nvarchar(200) SELECT @s = 'ALTER TABLE Orders NOCHECK CONSTRAINT ' + name FROM sys.key_constraints"
     )
-    assert told(db, key + " WHERE parent_object_id = OBJECT_ID('Orders') EXEC (@s)") == [11415]
+    assert output_of(db, key + " WHERE parent_object_id = OBJECT_ID('Orders') EXEC (@s)") == [11415]
 
 
 def test_a_condition_of_several_lines_is_switched_on_again(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Cases (a int, CONSTRAINT CK_Case CHECK (CASE WHEN a > 0 THEN 1 ELSE 0 END = 1))")
-    assert told(db, "ALTER TABLE Cases NOCHECK CONSTRAINT ALL INSERT Cases VALUES (-1) DELETE Cases") == []
-    assert told(db, "ALTER TABLE Cases WITH CHECK CHECK CONSTRAINT ALL") == []
-    assert told(db, "INSERT Cases VALUES (-1)") == [547]
+    assert output_of(db, "ALTER TABLE Cases NOCHECK CONSTRAINT ALL INSERT Cases VALUES (-1) DELETE Cases") == []
+    assert output_of(db, "ALTER TABLE Cases WITH CHECK CHECK CONSTRAINT ALL") == []
+    assert output_of(db, "INSERT Cases VALUES (-1)") == [547]
     db.execute_tsql("DROP TABLE Cases")
 
 
 def test_a_procedure_that_is_not_there_is_told_once(db: sb.Database) -> None:
-    assert told(db, "EXEC dbo.NoSuch WITH RESULT SETS ((a int))") == [2812]
+    assert output_of(db, "EXEC dbo.NoSuch WITH RESULT SETS ((a int))") == [2812]
 
 
 _CAREFUL = """
@@ -132,20 +132,20 @@ PRINT 'after'
 def test_what_the_caller_does_not_take_ends_the_call(db: sb.Database) -> None:
     db.execute_tsql(_CAREFUL)
     call = "EXEC Careful WITH RESULT SETS ((a int))"
-    assert told(db, f"{call} PRINT 'next'") == [[(1,)], 11535, "next"]
+    assert output_of(db, f"{call} PRINT 'next'") == [[(1,)], 11535, "next"]
     caught = f"BEGIN TRY {call} END TRY BEGIN CATCH SELECT ERROR_NUMBER(), ERROR_PROCEDURE(), @@NESTLEVEL END CATCH"
-    assert told(db, caught) == [[(1,)], [(11535, None, 0)]]
+    assert output_of(db, caught) == [[(1,)], [(11535, None, 0)]]
     # of two EXEC, one inside the other, each tells its own
     db.execute_tsql(
         "CREATE PROCEDURE Around AS BEGIN TRY EXEC Careful WITH RESULT SETS ((a int), (b int)) END TRY "
         "BEGIN CATCH PRINT 'caught within' END CATCH"
     )
-    assert told(db, "EXEC Around WITH RESULT SETS ((a int, b int)) PRINT 'next'") == [11537, "next"]
+    assert output_of(db, "EXEC Around WITH RESULT SETS ((a int, b int)) PRINT 'next'") == [11537, "next"]
     db.execute_tsql(
         "ALTER PROCEDURE Around AS BEGIN TRY EXEC Careful WITH RESULT SETS ((a int)) END TRY "
         "BEGIN CATCH PRINT ERROR_NUMBER() END CATCH"
     )
-    assert told(db, "EXEC Around WITH RESULT SETS ((a bigint))") == [[(1,)], "11535"]
+    assert output_of(db, "EXEC Around WITH RESULT SETS ((a bigint))") == [[(1,)], "11535"]
 
 
 def test_a_message_that_the_caller_does_not_take_stays(db: sb.Database) -> None:
@@ -155,7 +155,7 @@ def test_a_message_that_the_caller_does_not_take_stays(db: sb.Database) -> None:
         "CREATE PROCEDURE Take AS BEGIN TRY RECEIVE message_body FROM Q END TRY BEGIN CATCH PRINT 'caught' END CATCH"
     )
     for script in ("EXEC Take WITH RESULT SETS NONE", "BEGIN TRAN EXEC Take WITH RESULT SETS NONE"):
-        assert told(db, script) == [11535]
+        assert output_of(db, script) == [11535]
         assert rows(db, "SELECT COUNT(*) FROM Q") == [(1,)]
 
 
@@ -239,12 +239,12 @@ def test_rows_that_nobody_was_told_of_are_there_still(instance: sb.Instance, cal
     db.execute_tsql("DROP TABLE IF EXISTS Jobs DROP PROCEDURE IF EXISTS Take, Add_, Change, TakeQuietly")
     db.execute_tsql(_TAKES)
     kept = [[(1, "a"), (2, "b"), (3, "c")]]
-    assert told(db, call) == [number]
-    assert told(db, "SELECT * FROM Jobs ORDER BY Id") == kept
+    assert output_of(db, call) == [number]
+    assert output_of(db, "SELECT * FROM Jobs ORDER BY Id") == kept
     if number > 1000:  # an error that ends the batch undoes the transaction
         script = f"BEGIN TRAN INSERT Jobs VALUES (N'mine') {call}\nPRINT @@TRANCOUNT SELECT Payload FROM Jobs ROLLBACK"
-        assert told(db, script) == [number, "1", [("a",), ("b",), ("c",), ("mine",)]]
-    assert told(db, "EXEC Take WITH RESULT SETS ((Id int, Payload nvarchar(9))) PRINT @@TRANCOUNT") == [[(1, "a")], "0"]
+        assert output_of(db, script) == [number, "1", [("a",), ("b",), ("c",), ("mine",)]]
+    assert output_of(db, "EXEC Take WITH RESULT SETS ((Id int, Payload nvarchar(9))) PRINT @@TRANCOUNT") == [[(1, "a")], "0"]
 
 
 def test_what_is_switched_off_follows_what_is_renamed(instance: sb.Instance) -> None:
@@ -259,7 +259,7 @@ def test_what_is_switched_off_follows_what_is_renamed(instance: sb.Instance) -> 
     db.execute_tsql("""
     EXEC sp_rename 'Goods', 'Wares'; EXEC sp_rename 'Wares.Id', 'Number', 'COLUMN'
     EXEC sp_rename 'Lines.Good', 'Ware', 'COLUMN'; EXEC sp_rename 'Lines.v', 'w', 'COLUMN'""")
-    assert told(db, "DROP TABLE Wares") == [3726]
+    assert output_of(db, "DROP TABLE Wares") == [3726]
     shown = """SELECT f.name, OBJECT_NAME(f.referenced_object_id), p.name, r.name, f.is_disabled FROM sys.foreign_keys f
     JOIN sys.foreign_key_columns c ON c.constraint_object_id = f.object_id
     JOIN sys.columns p ON p.object_id = c.parent_object_id AND p.column_id = c.parent_column_id
@@ -267,10 +267,10 @@ def test_what_is_switched_off_follows_what_is_renamed(instance: sb.Instance) -> 
     ORDER BY f.name"""
     assert rows(db, shown) == [("FK_Good", "Wares", "Ware", "Number", 1), ("FK_Odd", "Wares", "Odd", "Odd, name", 1)]
     assert "w > 0" in str(rows(db, "SELECT definition FROM sys.check_constraints")[0][0])
-    assert told(db, "INSERT Lines VALUES (7, 7, -1) DELETE Lines") == []
-    assert told(db, "ALTER TABLE Lines WITH CHECK CHECK CONSTRAINT ALL") == []
+    assert output_of(db, "INSERT Lines VALUES (7, 7, -1) DELETE Lines") == []
+    assert output_of(db, "ALTER TABLE Lines WITH CHECK CHECK CONSTRAINT ALL") == []
     bad = "INSERT Lines VALUES (7, NULL, 1) INSERT Lines VALUES (NULL, 7, 1) INSERT Lines VALUES (NULL, NULL, -1)"
-    assert told(db, bad) == [547, 547, 547]
+    assert output_of(db, bad) == [547, 547, 547]
     assert rows(db, shown)[0] == ("FK_Good", "Wares", "Ware", "Number", 0)
     db.execute_tsql("INSERT Wares VALUES (1, 2); INSERT Lines VALUES (1, 2, 1); DELETE Lines; DROP TABLE Lines, Wares")
 
@@ -285,7 +285,7 @@ def test_what_is_switched_off_follows_what_is_renamed(instance: sb.Instance) -> 
 )
 def test_the_last_error_of_a_text_is_its_return_code(db: sb.Database, script: str, said: list[object]) -> None:
     text = script.replace("'", "''")
-    assert told(db, f"DECLARE @r int EXEC @r = sp_executesql N'{text}' PRINT @r") == said
+    assert output_of(db, f"DECLARE @r int EXEC @r = sp_executesql N'{text}' PRINT @r") == said
 
 
 def test_a_dump_makes_tables_that_refer_to_each_other(make_instance_url: Callable[..., str]) -> None:
@@ -305,7 +305,7 @@ def test_a_dump_makes_tables_that_refer_to_each_other(make_instance_url: Callabl
         subprocess.run(
             [programs() / "psql", "-q", "-v", "ON_ERROR_STOP=1", url], input=made.stdout, text=True, check=True
         )
-        assert told(db, "DROP TABLE Two DROP TABLE One") == [3726, 3726]
+        assert output_of(db, "DROP TABLE Two DROP TABLE One") == [3726, 3726]
         db.execute_tsql("EXEC sp_rename 'Two', 'Second'; EXEC sp_rename 'Second.Id', 'Number', 'COLUMN'")
         db.execute_tsql("ALTER TABLE One CHECK CONSTRAINT ALL ALTER TABLE Second CHECK CONSTRAINT ALL")
-        assert told(db, "INSERT Second VALUES (1, NULL, 2) INSERT One VALUES (1, 2)") == [547, 547]
+        assert output_of(db, "INSERT Second VALUES (1, NULL, 2) INSERT One VALUES (1, 2)") == [547, 547]

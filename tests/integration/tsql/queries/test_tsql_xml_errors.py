@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.model.xml import NotXml, parse_content
 from servicebroker.model.xml_problems import TEXTS
-from tsql_support import failing, one, told
+from tsql_support import failing, one, output_of
 
 # text, number, line and character
 REFUSED = [
@@ -90,7 +90,7 @@ def test_postgresql_refuses_xml_with_number_and_place(db: sb.Database) -> None:
         )
         said = f"XML parsing: line {line}, character {character}, {TEXTS[number]}"
         expected.append((place, number, said))
-    found = [said[0] for said in told(db, "".join(parts)) if isinstance(said, list) and said]
+    found = [said[0] for said in output_of(db, "".join(parts)) if isinstance(said, list) and said]
     assert found == expected
 
 
@@ -134,7 +134,7 @@ def test_a_declared_encoding_is_that_of_the_type(db: sb.Database, place: str) ->
         body = forms[place].format(value, number)
         parts.append(f"BEGIN TRY; {body}; END TRY BEGIN CATCH; SELECT ERROR_NUMBER() AS x; END CATCH;\n")
         expected.append(refused if refused else f"<a>{'café' if chr(233) in value else 'b'}</a>")
-    found = [said[0][0] for said in told(db, "".join(parts)) if isinstance(said, list) and said]
+    found = [said[0][0] for said in output_of(db, "".join(parts)) if isinstance(said, list) and said]
     assert found == expected
 
 
@@ -144,9 +144,9 @@ def test_a_failed_conversion_to_xml_dooms_the_transaction(db: sb.Database, form:
     script = f"""SET XACT_ABORT OFF; BEGIN TRAN
     BEGIN TRY {form.format(value)} END TRY BEGIN CATCH SELECT XACT_STATE() AS x END CATCH
     IF @@TRANCOUNT > 0 ROLLBACK"""
-    assert [said for said in told(db, script) if isinstance(said, list)][-1:] == [[(-1,)]]
+    assert [said for said in output_of(db, script) if isinstance(said, list)][-1:] == [[(-1,)]]
     uncaught = f"BEGIN TRAN; {form.format(value)}; PRINT 'on'\nGO\nSELECT @@TRANCOUNT"
-    number, count = [said for said in told(db, uncaught) if said != []]
+    number, count = [said for said in output_of(db, uncaught) if said != []]
     assert (number in (9448, 9420, 6359), count) == (True, [(0,)])
 
 
@@ -204,5 +204,5 @@ def test_the_error_of_a_conversion_in_python_is_that_of_postgresql(db: sb.Databa
     ],
 )
 def test_no_control_character_gets_into_xml(db: sb.Database, query: str, found: object) -> None:
-    said = told(db, f"DECLARE @v nvarchar(9) = N'a' + NCHAR(11); {query}")
+    said = output_of(db, f"DECLARE @v nvarchar(9) = N'a' + NCHAR(11); {query}")
     assert said == ([found] if isinstance(found, int) else [[(found,)]])
