@@ -136,7 +136,7 @@ class Meddler(Worker):
                 "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints "
                 "join servicebroker.services s using (service_id) where s.name = %s and state = 'CO'"
             )
-            found = connection.execute(sql, (feed.far,)).fetchall()
+            found = connection.execute(sql, (feed.to_service,)).fetchall()
         if len(found) > 1:
             (handle, _), (_, group) = self.chance.sample(found, 2)
             feed.database.move_conversation(handle, group)
@@ -159,7 +159,7 @@ class Meddler(Worker):
         self.fleeting += 1
         number = self.fleeting if fleeting else -self.fleeting
         with feed.database.transaction() as transaction:
-            handle = transaction.begin_dialog(feed.near, feed.far, contract="Lines")
+            handle = transaction.begin_dialog(feed.from_service, feed.to_service, contract="Lines")
             send(transaction, handle, number, range(self.chance.randrange(1, 20)))
         return handle
 
@@ -211,7 +211,7 @@ def say_all_sizes(feed: Feed) -> Sent:
     for start in range(0, SHORT_CONVERSATIONS, 500):
         with feed.database.transaction() as transaction:
             for sender in range(start, start + 500):
-                handle = transaction.begin_dialog(feed.near, feed.far, contract="Lines")
+                handle = transaction.begin_dialog(feed.from_service, feed.to_service, contract="Lines")
                 transaction.send(handle, LINE, b'{"sender": %d, "n": 0}' % sender)
     long = feed.dialog()
     for start in range(0, LONG_MESSAGES, 10_000):

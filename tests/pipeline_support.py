@@ -22,22 +22,24 @@ def warehouse(instance: sb.Instance) -> sb.Database:
 
 
 class Feed:
-    """Two services with a queue each. Messages of `near` arrive in the `queue` of `far`, which a pipeline reads."""
+    """Two services with a queue each. Messages from `from_service` arrive in the `queue` of `to_service`, which a
+    pipeline reads.
+    """
 
     def __init__(self, database: sb.Database) -> None:
         number = next(_numbers)
         self.database = database
-        self.near, self.far = f"Near{number}", f"Far{number}"
-        self.back, self.queue = f"Back{number}", f"Queue{number}"
-        database.create_queue(self.back)
-        database.create_service(self.near, self.back)
+        self.from_service, self.to_service = f"Near{number}", f"Far{number}"
+        self.reply_queue, self.queue = f"Back{number}", f"Queue{number}"
+        database.create_queue(self.reply_queue)
+        database.create_service(self.from_service, self.reply_queue)
         self.options = {"instance": database.instance.url, "database": DATABASE, "queue": self.queue}
         self.create()
 
     def create(self) -> None:
         """Create the queue and its service, for the first time or after they were dropped."""
         self.database.create_queue(self.queue)
-        self.database.create_service(self.far, self.queue, ["Lines"])
+        self.database.create_service(self.to_service, self.queue, ["Lines"])
         with self.database.instance.connection() as connection:
             sql = "select queue_id from servicebroker.queues where name = %s"
             ((self.queue_id,),) = connection.execute(sql, (self.queue,)).fetchall()
@@ -45,7 +47,7 @@ class Feed:
 
     def dialog(self, *bodies: bytes) -> UUID:
         """Begin a conversation, and send messages with these bodies."""
-        handle = self.database.begin_dialog(self.near, self.far, contract="Lines")
+        handle = self.database.begin_dialog(self.from_service, self.to_service, contract="Lines")
         for body in bodies:
             self.database.send(handle, LINE, body)
         return handle
@@ -63,4 +65,4 @@ class Feed:
                 "select state, count(*) from servicebroker.conversation_endpoints e "
                 "join servicebroker.services s using (service_id) where s.name = %s group by 1"
             )
-            return dict(connection.execute(sql, (self.far,)).fetchall())
+            return dict(connection.execute(sql, (self.to_service,)).fetchall())

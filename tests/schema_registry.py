@@ -1,4 +1,4 @@
-"""A stand-in for a schema registry, which speaks HTTP."""
+"""A fake schema registry, which answers over HTTP."""
 
 import json
 import threading
@@ -6,50 +6,52 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class StandIn:
-    """Answers by path, and remembers what it was asked: path and authorization."""
+class FakeSchemaRegistry:
+    """Answers by path, and records the path and authorization of each request."""
 
     def __init__(self, port):
         self.answers = {"/schemas/types": ["AVRO", "JSON", "PROTOBUF"]}
-        self.asked = []
-        stand_in = self
+        self.requests = []
+        registry = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                stand_in.asked.append((self.path, self.headers["Authorization"]))
-                status, told = stand_in.answer(self.path)
+                registry.requests.append((self.path, self.headers["Authorization"]))
+                status, answer = registry.answer(self.path)
                 self.send_response(status)
                 if status == 302:
-                    self.send_header("Location", told)
-                body = told if isinstance(told, bytes) else json.dumps(told).encode()
+                    self.send_header("Location", answer)
+                body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *of):
+            def log_message(self, *arguments):
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def answer(self, path):
-        """Status and body: of what is told without a status it is 200."""
-        found = self.answers.get(path, (404, {"error_code": 40403, "message": "Schema not found"}))
-        return found if isinstance(found, tuple) else (200, found)
+        """Return status and body. An answer without a status has status 200."""
+        answer = self.answers.get(path, (404, {"error_code": 40403, "message": "Schema not found"}))
+        return answer if isinstance(answer, tuple) else (200, answer)
 
-    def has(self, number, kind, schema, references=()):
-        told = {"schema": schema if isinstance(schema, str) else json.dumps(schema), "references": list(references)}
-        self.answers[f"/schemas/ids/{number}"] = told if kind == "AVRO" else {**told, "schemaType": kind}
+    def add_schema(self, number, kind, schema, references=()):
+        """Answer requests for the schema of that number."""
+        answer = {"schema": schema if isinstance(schema, str) else json.dumps(schema), "references": list(references)}
+        self.answers[f"/schemas/ids/{number}"] = answer if kind == "AVRO" else {**answer, "schemaType": kind}
 
 
 @contextmanager
-def serving(port=0):
-    stand_in = StandIn(port)
-    thread = threading.Thread(target=stand_in.server.serve_forever, args=(0.01,))
+def run_registry(port=0):
+    """Run a registry in a thread."""
+    registry = FakeSchemaRegistry(port)
+    thread = threading.Thread(target=registry.server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield stand_in
+        yield registry
     finally:
-        stand_in.server.shutdown()
-        stand_in.server.server_close()
+        registry.server.shutdown()
+        registry.server.server_close()
         thread.join()

@@ -55,11 +55,11 @@ def test_control_messages_end_their_conversations_once(feed, reader):
     assert len(bodies(reader, start, end)) == 7
     assert reader.latestOffset(end, ALL) is end
     assert feed.far_states() == {"CD": 3, "CO": 1}
-    told = feed.database.receive(feed.back)
+    told = feed.database.receive(feed.reply_queue)
     assert [(m.message_type_name, m.conversation_handle) for m in told] == [(names.END_DIALOG, finished)]
     reader._stream(feed.queue)._acknowledged = None  # as after a restart
     assert reader.latestOffset(end, ALL) is end
-    assert feed.database.receive(feed.back) == []
+    assert feed.database.receive(feed.reply_queue) == []
     feed.database.send(going, "Line", b"still open")
 
 
@@ -92,7 +92,7 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
         "servicebroker.pipeline.stream.acknowledgement.MIN_TRUNCATE_ROWS", 1 if how == "truncate" else 50_000
     )
     with feed.database.transaction() as sending:
-        handles = [sending.begin_dialog(feed.near, feed.far, contract="Lines") for _ in range(dialogs)]
+        handles = [sending.begin_dialog(feed.from_service, feed.to_service, contract="Lines") for _ in range(dialogs)]
         sending.send(handles, LINE, b"shared" if how in ("share", "archive") else b"")
         sending.send(handles, "EndOfStream")
         sending.send(handles, LINE, b"")
@@ -117,7 +117,7 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
     assert sorted(ended.values()) == [dialogs * 2 // 15, *[dialogs // 3] * 3]
     assert (feed.far_states(), feed.left()) == ({"CD": dialogs}, 0)
     with feed.database.instance.connection() as connection:
-        told = f"select count(*), count(distinct conversation_handle) from warehouse_dbo.{feed.back}"
+        told = f"select count(*), count(distinct conversation_handle) from warehouse_dbo.{feed.reply_queue}"
         assert connection.execute(told).fetchone() == (dialogs, dialogs)
     if how == "archive":
         assert counted(feed, f"archived_{feed.queue_id}") == 3 * dialogs
@@ -245,7 +245,7 @@ def test_an_archive_goes_with_its_queue(database):
     reader = attach(feed, ack="archive")
     read_all(reader)
     reader.stop()
-    database.drop_service(feed.far)
+    database.drop_service(feed.to_service)
     database.drop_queue(feed.queue)
     with database.instance.connection() as connection:
         name = f"servicebroker.archived_{feed.queue_id}"

@@ -19,7 +19,7 @@ pytest.importorskip("pyspark")
 
 from deltalake import DeltaTable
 
-from schema_registry import serving
+from schema_registry import run_registry
 from servicebroker.model import names
 from servicebroker.pipeline.file import read_pipeline
 from servicebroker.store import locks
@@ -187,8 +187,8 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_quarantined(feed, 
         failed = until(events, "queue restarts")
         unreachable = f"The schema registry at 'http://127.0.0.1:{unused_port}' cannot be reached ("
         assert failed["reason"].startswith(unreachable)
-        with serving(unused_port) as registry:
-            registry.has(1, "JSON", {"properties": {"id": {"type": "integer"}}})
+        with run_registry(unused_port) as registry:
+            registry.add_schema(1, "JSON", {"properties": {"id": {"type": "integer"}}})
             assert until(events, "batch")["batch"] == 0
             assert list(events)[-1]["event"] == "run ends"
         assert run.wait(timeout=60) == 0, said
@@ -355,7 +355,7 @@ def test_a_pipeline_on_a_cluster_ends_conversations_with_bad_messages(feed, writ
     path = write(feed, rule='when_bad = "end conversation"\npartition_by = "_date"')
     told("run", path, "--once", "--master", "local-cluster[2,1,1024]")
     assert sorted(row["id"] for row in rows(path, "lines")) == [1, 2]
-    (message,) = feed.database.receive(feed.back)
+    (message,) = feed.database.receive(feed.reply_queue)
     assert (message.conversation_handle, message.message_type_name) == (bad, names.ERROR)
     assert "malformed" in message.message_body.decode("utf-16" if message.message_body[:1] == b"\xff" else "utf-8")
     assert feed.left() == 0

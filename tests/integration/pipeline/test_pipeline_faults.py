@@ -316,7 +316,7 @@ def test_a_queue_that_is_off_or_dropped_and_made_again_goes_on_while_it_runs(tmp
         database.alter_queue(changing.queue, status=True)
         until_landed(run)
         for _ in range(2):
-            database.drop_service(changing.far)
+            database.drop_service(changing.to_service)
             database.drop_queue(changing.queue)
             changing.create()
             sends(1, changing)

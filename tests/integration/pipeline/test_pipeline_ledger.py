@@ -149,7 +149,7 @@ class World:
                 "join servicebroker.services s on s.service_id = e.service_id where s.name = %s and far.state = 'CO' "
                 "order by e.conversation_id"
             )
-            found = connection.execute(sql, (self.feed.near,)).fetchall()
+            found = connection.execute(sql, (self.feed.from_service,)).fetchall()
         talks = {talk.handle: talk for talk in self.talks}
         return [(handle, group, talks[near]) for handle, group, near in found]
 
@@ -217,7 +217,7 @@ class World:
     def drop(self):
         """The queue is another one from now on."""
         self.settle()
-        self.database.drop_service(self.feed.far)
+        self.database.drop_service(self.feed.to_service)
         self.database.drop_queue(self.feed.queue)
         self.feed.create()
         self._prepare()

@@ -284,7 +284,7 @@ def test_the_notes_of_a_queue_go_with_it(feed, stream, database):
     with database.instance.connection() as connection:
         sql = "select count(*) from servicebroker.stream_offsets where queue_id = %s"
         assert connection.execute(sql, (feed.queue_id,)).fetchone() == (1,)
-        database.drop_service(feed.far)
+        database.drop_service(feed.to_service)
         database.drop_queue(feed.queue)
         assert connection.execute(sql, (feed.queue_id,)).fetchone() == (0,)
 

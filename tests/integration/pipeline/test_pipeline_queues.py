@@ -88,7 +88,7 @@ def test_a_pattern_finds_queues_that_come_later(database):
     assert reader.latestOffset(start, ALL) is start
     database.create_queue("Later")
     database.create_service("LaterFar", "Later", ["Lines"])
-    database.send(database.begin_dialog(feeds[0].near, "LaterFar", contract="Lines"), LINE, b"new")
+    database.send(database.begin_dialog(feeds[0].from_service, "LaterFar", contract="Lines"), LINE, b"new")
     end = reader.latestOffset(start, ALL)
     assert by_queue(reader, start, end) == {"Later": [b"new"]}
     assert reader.latestOffset(end, ALL) is end
@@ -110,14 +110,14 @@ def test_a_queue_that_is_dropped_and_made_again_under_its_reader_is_another_one(
     feed.dialog(b"a")
     reader = attach(feed)
     at = reader.latestOffset(reader.initialOffset(), ALL)
-    database.drop_service(feed.far)
+    database.drop_service(feed.to_service)
     database.drop_queue(feed.queue)
     with pytest.raises(
         InstanceError, match=f"queue '{feed.queue}' was dropped while it was read. A queue created since"
     ):
         reader.latestOffset(at, ALL)
     database.create_queue(feed.queue)
-    database.create_service(feed.far, feed.queue, ["Lines"])
+    database.create_service(feed.to_service, feed.queue, ["Lines"])
     with pytest.raises(InstanceError, match="was dropped while it was read"):
         reader.latestOffset(at, ALL)
     reader.stop()
@@ -139,7 +139,7 @@ def test_a_checkpoint_of_one_queue_is_none_of_several(feeds):
 
 
 def drop(feed):
-    feed.database.drop_service(feed.far)
+    feed.database.drop_service(feed.to_service)
     feed.database.drop_queue(feed.queue)
 
 

@@ -67,7 +67,7 @@ def test_every_column_arrives(feed, reader):
         assert (row["conversation_handle"], row["conversation_group_id"]) == connection.execute(
             sql, (handle,)
         ).fetchone()
-    assert (row["queue"], row["service_name"]) == (feed.queue, feed.far)
+    assert (row["queue"], row["service_name"]) == (feed.queue, feed.to_service)
     assert (row["service_contract_name"], row["message_type_name"]) == ("Lines", "Line")
     assert (row["message_sequence_number"], row["priority"], row["validation"]) == (0, 5, "N")
     assert row["message_body"] == b"\xff\x00"

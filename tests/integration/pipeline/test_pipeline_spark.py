@@ -187,7 +187,7 @@ def test_a_look_reads_the_queue_and_leaves_it(feed, spark):
     look = spark.read.format("servicebroker").options(**feed.options).load()
     assert [row.n for row in look.groupBy("service_name").agg(F.count("*").alias("n")).collect()] == [2]
     assert feed.left() == 2
-    empty = spark.read.format("servicebroker").options(**(feed.options | {"queue": feed.back})).load()
+    empty = spark.read.format("servicebroker").options(**(feed.options | {"queue": feed.reply_queue})).load()
     assert empty.count() == 0
 
 
@@ -253,7 +253,7 @@ def test_a_wrong_option_is_one_clear_sentence(feed, spark):
 
 def sender(feed, **more):
     place = {"instance": feed.options["instance"], "database": feed.options["database"]}
-    return place | {"fromService": feed.near, "toService": feed.far, "contract": "Lines", "messageType": LINE} | more
+    return place | {"fromService": feed.from_service, "toService": feed.to_service, "contract": "Lines", "messageType": LINE} | more
 
 
 def everything(feed):
@@ -265,7 +265,7 @@ def everything(feed):
 
 def test_a_batch_job_sends_its_rows_once_in_the_order_of_their_key(feed, spark):
     rows = spark.range(2_000).selectExpr("cast(id as string) as message_body", "id % 17 as customer")
-    options = sender(feed, sendId=f"job of {feed.near}", key="customer", conversations="3")
+    options = sender(feed, sendId=f"job of {feed.from_service}", key="customer", conversations="3")
     for _ in range(2):
         rows.repartition(4, "customer").sortWithinPartitions("customer").write.format("servicebroker").options(
             **options

@@ -1,4 +1,7 @@
-"""The writer against a real server, driven as Spark drives it, without Spark."""
+"""The writer against a real server, driven as Spark drives it, without Spark.
+
+Tasks stage rows in the table `writer_stage`; the driver's commit sends them as messages.
+"""
 
 import threading
 from datetime import UTC, datetime, timedelta
@@ -25,16 +28,16 @@ BODY = StructField("message_body", BinaryType())
 
 
 def options(feed, **more):
-    given = {
+    defaults = {
         "instance": feed.database.instance.url,
         "database": feed.database.name,
-        "fromService": feed.near,
-        "toService": feed.far,
+        "fromService": feed.from_service,
+        "toService": feed.to_service,
         "contract": "Lines",
         "messageType": LINE,
         "conversations": "2",
     }
-    return given | more
+    return defaults | more
 
 
 def rows(*values, **columns):
@@ -52,10 +55,10 @@ def received(feed, queue=None):
 
 
 def everything(feed):
-    found = []
+    received_messages = []
     while messages := received(feed):
-        found += messages
-    return found
+        received_messages += messages
+    return received_messages
 
 
 def staged(feed):
@@ -79,10 +82,10 @@ def test_a_batch_is_sent_once(feed):
 
 
 def test_an_old_copy_of_a_checkpoint_is_refused(feed):
-    """Spark repeats only the last batch: the rows of an earlier number are others, and would be lost."""
+    """Spark repeats only its last batch. An earlier number with new rows means an old checkpoint: dropping them loses data."""
     for batch in (6, 7):
         assert write(feed, rows(b"%d" % batch), writer="old", batch=batch)
-    with pytest.raises(InstanceError, match=r"Batch 7 of this query was sent already, .* goes on with batch 6: .* old"):
+    with pytest.raises(InstanceError, match=r"Batch 7 of this query was sent already, .* goes on with batch 6\. .* old"):
         write(feed, rows(b"new"), writer="old", batch=6)
     assert write(feed, rows(b"8"), writer="old", batch=8)
     assert bodies(everything(feed)) == [b"6", b"7", b"8"]
@@ -91,15 +94,15 @@ def test_an_old_copy_of_a_checkpoint_is_refused(feed):
 
 @pytest.mark.parametrize("again", [[b"a", b"c"], [b"ab", b""], [b"a"]])
 def test_a_batch_that_comes_back_with_other_rows_is_refused(feed, again):
-    """The rows of a copied checkpoint's next batch, of which there are as many, were taken for those that were sent."""
+    """Another batch with the same number of rows was once taken for the batch already sent."""
     writer = f"other bodies {again}"
     assert write(feed, rows(b"a", b"b"), writer=writer, batch=5)
     with pytest.raises(InstanceError, match=r"Batch 5 of .* with 2 rows, and its checkpoint has .* for that batch"):
         write(feed, rows(*again), writer=writer, batch=5)
-    assert not write(feed, rows(b"b", b"a"), writer=writer, batch=5)  # divided into tasks otherwise
+    assert not write(feed, rows(b"b", b"a"), writer=writer, batch=5)  # same rows, divided differently into tasks
     with feed.database.instance.connection() as connection:
         connection.execute("update servicebroker.writers set digest = 0 where writer = %s", (writer,))
-    assert not write(feed, rows(b"a", b"c"), writer=writer, batch=5)  # sent by a version that kept none
+    assert not write(feed, rows(b"a", b"c"), writer=writer, batch=5)  # sent by a version without digests
     assert bodies(everything(feed)) == [b"a", b"b"]
 
 
@@ -119,11 +122,11 @@ def test_two_commits_of_one_batch_at_once_send_it_once(feed):
     written = [write_rows(chosen, "q2", iter([rows(b"x", b"y")])) for _ in range(2)]
     together, results = threading.Barrier(2), []
 
-    def commit(one):
+    def commit(task_result):
         together.wait()
-        results.append(commit_rows(chosen, [one], 0, finish=False))
+        results.append(commit_rows(chosen, [task_result], 0, finish=False))
 
-    threads = [threading.Thread(target=commit, args=(one,)) for one in written]
+    threads = [threading.Thread(target=commit, args=(task_result,)) for task_result in written]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -132,7 +135,7 @@ def test_two_commits_of_one_batch_at_once_send_it_once(feed):
     assert bodies(everything(feed)) == [b"x", b"y"]
 
 
-def test_many_pieces_go_past_the_driver_in_order(feed, monkeypatch):
+def test_rows_staged_in_many_pieces_keep_their_order(feed, monkeypatch):
     monkeypatch.setattr("servicebroker.pipeline.staging.MAX_PIECE_MESSAGES", 10)
     numbers = [b"%d" % n for n in range(95)]
     write(feed, rows(*numbers[:50]), rows(*numbers[50:]), conversations="1", writer="pieces")
@@ -150,12 +153,12 @@ def test_equal_keys_share_a_conversation(feed):
     for message in everything(feed):
         by_conversation.setdefault(message.conversation_handle, []).append(int(message.message_body))
     assert len(by_conversation) <= 3
-    places = {}
+    conversations_of_key = {}
     for handle, numbers in by_conversation.items():
         assert numbers == sorted(numbers)
         for number in numbers:
-            places.setdefault(keys[number % 40], set()).add(handle)
-    assert all(len(handles) == 1 for handles in places.values())
+            conversations_of_key.setdefault(keys[number % 40], set()).add(handle)
+    assert all(len(handles) == 1 for handles in conversations_of_key.values())
 
 
 def test_a_conversation_is_replaced_and_ended_on_both_sides(feed):
@@ -170,9 +173,9 @@ def test_a_conversation_is_replaced_and_ended_on_both_sides(feed):
     write(feed, rows(b"c"), writer="recycled", batch=3, conversations="1", recycleAfter="100")
     with feed.database.instance.connection() as connection:
         sql = "select state from servicebroker.conversation_endpoints join servicebroker.services using (service_id)"
-        found = connection.execute(sql + " where name = %s order by 1", (feed.near,)).fetchall()
-        assert found == [("CO",)]
-    assert received(feed, feed.back) == []
+        states = connection.execute(sql + " where name = %s order by 1", (feed.from_service,)).fetchall()
+        assert states == [("CO",)]
+    assert received(feed, feed.reply_queue) == []
 
 
 def test_an_old_conversation_is_replaced(feed):
@@ -187,22 +190,22 @@ def test_an_old_conversation_is_replaced(feed):
 
 
 @pytest.fixture
-def elsewhere(feed):
-    """Return the changed options of a second start, and the feed at which its messages arrive."""
+def changed_options(feed):
+    """Return, for each kind of change: the options after a restart of the query, and the feed that then receives."""
     other = Feed(feed.database)
     feed.database.create_contract(f"Again {feed.queue}", {LINE: "INITIATOR", END_OF_STREAM: "INITIATOR"})
     feed.database.create_contract(f"Endless {feed.queue}", {LINE: "INITIATOR"})
-    feed.database.alter_service(feed.far, add_contracts=[f"Again {feed.queue}", f"Endless {feed.queue}"])
+    feed.database.alter_service(feed.to_service, add_contracts=[f"Again {feed.queue}", f"Endless {feed.queue}"])
     another = feed.database.instance.database(f"Another {feed.queue}", create=True)
     for name in (LINE, END_OF_STREAM):
         another.create_message_type(name)
     another.create_contract("Lines", {LINE: "INITIATOR", END_OF_STREAM: "INITIATOR"})
     another.create_queue("Back")
-    another.create_service(feed.near, "Back")
-    feed.database.grant("SEND", "public", service=feed.far)
+    another.create_service(feed.from_service, "Back")
+    feed.database.grant("SEND", "public", service=feed.to_service)
     return {
-        "toService": ({"toService": other.far}, other),
-        "fromService": ({"fromService": other.near}, feed),
+        "toService": ({"toService": other.to_service}, other),
+        "fromService": ({"fromService": other.from_service}, feed),
         "contract": ({"contract": f"Again {feed.queue}"}, feed),
         "contract without the end": ({"contract": f"Endless {feed.queue}"}, feed),
         "database": ({"database": another.name, "encryption": "off"}, feed),
@@ -210,11 +213,11 @@ def elsewhere(feed):
     }
 
 
-OTHERWISE = ["toService", "fromService", "contract", "contract without the end", "database", "encryption"]
+CHANGES = ["toService", "fromService", "contract", "contract without the end", "database", "encryption"]
 
 
 def in_use(feed, writer):
-    """Database, services, contract and encryption of the conversations that a writer has, as they were begun."""
+    """Return database, services, contract and encryption of the conversations that a writer uses."""
     sql = (
         'select d.name as database, s.name as "fromService", e.far_service as "toService", k.name as contract, '
         "case when e.encryption then 'on' else 'off' end as encryption from servicebroker.writer_conversations c "
@@ -229,51 +232,51 @@ def in_use(feed, writer):
         return cursor.execute(sql, (writer,)).fetchall()
 
 
-@pytest.mark.parametrize("what", OTHERWISE)
-def test_a_start_with_other_options_sends_on_no_conversation_of_the_old_ones(feed, elsewhere, what):
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_start_with_other_options_uses_new_conversations(feed, changed_options, change):
     """Earlier versions used the old conversations for up to an hour, to the former service."""
-    changed, far = elsewhere[what]
-    how = {"writer": f"otherwise {what} {feed.queue}", "conversations": "1"}
-    assert write(feed, rows(b"1"), **how)
+    changed, far = changed_options[change]
+    arguments = {"writer": f"otherwise {change} {feed.queue}", "conversations": "1"}
+    assert write(feed, rows(b"1"), **arguments)
     assert bodies(everything(feed)) == [b"1"]
-    assert write(feed, rows(b"2"), batch=1, **how, **changed)
-    said = {"encryption": "on"} | options(feed) | changed
-    (begun,) = in_use(feed, how["writer"])
-    assert begun == {key: said[key] for key in begun}
-    assert write(feed, rows(b"3"), batch=2, **how, **changed)
-    found = everything(feed) if far is feed else everything(feed) + everything(far)
-    ended, *sent = sorted(found, key=lambda message: message.message_type_name == LINE)
+    assert write(feed, rows(b"2"), batch=1, **arguments, **changed)
+    expected = {"encryption": "on"} | options(feed) | changed
+    (begun,) = in_use(feed, arguments["writer"])
+    assert begun == {key: expected[key] for key in begun}
+    assert write(feed, rows(b"3"), batch=2, **arguments, **changed)
+    messages = everything(feed) if far is feed else everything(feed) + everything(far)
+    ended, *sent = sorted(messages, key=lambda message: message.message_type_name == LINE)
     assert (ended.message_type_name, bodies(sent)) == (END_OF_STREAM, [b"2", b"3"])
     assert len({message.conversation_handle for message in sent}) == 1
-    assert write(feed, rows(b"4"), batch=3, **how)  # and back, with or without a message that ends the stream
+    assert write(feed, rows(b"4"), batch=3, **arguments)  # and back, with or without a message that ends the stream
     assert [m.message_body for m in everything(feed) if m.message_type_name == LINE] == [b"4"]
 
 
-def test_a_batch_that_was_sent_before_a_start_with_other_options_is_not_sent_again(feed, elsewhere):
-    """The batch is noted with its messages, all of them or none, whatever its target was."""
-    changed, far = elsewhere["toService"]
-    how = {"writer": f"once {feed.queue}", "conversations": "1"}
-    assert write(feed, rows(b"1", b"2"), **how)
-    assert not write(feed, rows(b"1", b"2"), **how, **changed)
+def test_a_batch_that_was_sent_before_a_start_with_other_options_is_not_sent_again(feed, changed_options):
+    """The batch number is stored in the transaction that sends its messages, for every target."""
+    changed, far = changed_options["toService"]
+    arguments = {"writer": f"once {feed.queue}", "conversations": "1"}
+    assert write(feed, rows(b"1", b"2"), **arguments)
+    assert not write(feed, rows(b"1", b"2"), **arguments, **changed)
     assert (bodies(everything(feed)), everything(far)) == ([b"1", b"2"], [])
 
 
-def test_a_batch_that_fails_on_the_way_to_another_service_leaves_the_old_conversation(feed, elsewhere):
-    changed, far = elsewhere["toService"]
-    how = {"writer": f"failing {feed.queue}", "conversations": "1"}
-    assert write(feed, rows(b"1"), **how)
+def test_a_failed_batch_to_another_service_keeps_the_old_conversation(feed, changed_options):
+    changed, far = changed_options["toService"]
+    arguments = {"writer": f"failing {feed.queue}", "conversations": "1"}
+    assert write(feed, rows(b"1"), **arguments)
     unheard = rows(b"2", b"3", message_type_name=pa.array([None, "Unheard"]))
     with pytest.raises(BrokerError):
-        write(feed, unheard, batch=1, **how, **changed)
+        write(feed, unheard, batch=1, **arguments, **changed)
     with pytest.raises(InstanceError, match="No route leads to 'Nowhere'"):
-        write(feed, rows(b"2"), batch=1, toService="Nowhere", **how)
+        write(feed, rows(b"2"), batch=1, toService="Nowhere", **arguments)
     assert (bodies(everything(feed)), everything(far)) == ([b"1"], [])
-    assert write(feed, rows(b"2"), batch=1, **how, **changed)
+    assert write(feed, rows(b"2"), batch=1, **arguments, **changed)
     assert ([m.message_type_name for m in everything(feed)], bodies(everything(far))) == ([END_OF_STREAM], [b"2"])
 
 
-def test_a_conversation_of_old_options_is_ended_though_no_row_comes_for_it(feed, elsewhere):
-    changed, far = elsewhere["toService"]
+def test_an_idle_conversation_of_old_options_is_ended(feed, changed_options):
+    changed, far = changed_options["toService"]
     keys, writer = pa.array([f"k{n}" for n in range(20)]), f"idle otherwise {feed.queue}"
     write(feed, rows(*[b"x"] * 20, k=keys), writer=writer, key="k", conversations="3")
     everything(feed)
@@ -283,8 +286,8 @@ def test_a_conversation_of_old_options_is_ended_though_no_row_comes_for_it(feed,
 
 
 @pytest.mark.parametrize(("slots", "hours", "ended"), [("1", 0, 2), ("3", 2, 3)], ids=["fewer", "old"])
-def test_a_conversation_that_no_row_comes_for_is_ended(feed, slots, hours, ended):
-    """Of a slot that the query has not any more, or whose keys do not come again."""
+def test_a_surplus_or_old_idle_conversation_is_ended(feed, slots, hours, ended):
+    """The conversation's slot was removed, or its keys no longer occur."""
     keys, writer = pa.array([f"k{n}" for n in range(20)]), f"idle {slots}"
     write(feed, rows(*[b"x"] * 20, k=keys), writer=writer, key="k", conversations="3")
     assert len({message.conversation_handle for message in everything(feed)}) == 3
@@ -298,16 +301,16 @@ def test_a_conversation_that_no_row_comes_for_is_ended(feed, slots, hours, ended
         assert connection.execute(left, (writer,)).fetchone() == (1,)
 
 
-@pytest.mark.parametrize("wanted", [False, True], ids=["idle", "wanted"])
-def test_a_conversation_that_cannot_take_the_end_message_ends_without_it(feed, caplog, wanted):
-    """After a start with another contract or endOfStream; no batch fails for it."""
+@pytest.mark.parametrize("has_rows", [False, True], ids=["idle", "in use"])
+def test_a_conversation_that_cannot_take_the_end_message_ends_without_it(feed, caplog, has_rows):
+    """After a restart with another contract or endOfStream, no batch fails for this reason."""
     keys, writer = pa.array([f"k{n}" for n in range(20)]), f"foreign {feed.queue}"
     write(feed, rows(*[b"x"] * 20, k=keys), writer=writer, key="k")
     old = {message.conversation_handle for message in everything(feed)}
     with feed.database.instance.connection() as connection:
         aged = "update servicebroker.writer_conversations set begun_at = %s where writer = %s"
         connection.execute(aged, (datetime.now(UTC) - timedelta(hours=2), writer))
-    again = rows(*[b"y"] * 20, k=keys) if wanted else rows(b"y", k=keys.slice(0, 1))
+    again = rows(*[b"y"] * 20, k=keys) if has_rows else rows(b"y", k=keys.slice(0, 1))
     assert write(feed, again, writer=writer, batch=1, key="k", endOfStream=sb.DEFAULT)
     ended = {m.conversation_handle for m in everything(feed) if m.message_type_name == sb.END_DIALOG}
     assert (ended, len(ended)) == (old, 2)
@@ -330,7 +333,7 @@ def test_a_conversation_that_its_target_has_ended_is_replaced(feed, caplog):
     (second,) = everything(feed)
     assert (second.message_body, second.conversation_handle != message.conversation_handle) == (b"b", True)
     assert "failed with error 9: no paper" in caplog.text
-    assert received(feed, feed.back) == []
+    assert received(feed, feed.reply_queue) == []
 
 
 def test_a_batch_job_ends_its_streams_and_is_sent_once(feed):
@@ -352,7 +355,7 @@ def test_a_send_id_knows_its_rows_however_they_are_divided(feed):
 
 
 @pytest.mark.parametrize(
-    ("again", "said"),
+    ("again", "complaint"),
     [
         (rows(b"a"), r"2 rows were sent under it on 20.*, these are 1\."),
         (rows(), r"2 rows were sent under it on 20.*, these are 0\."),
@@ -360,16 +363,16 @@ def test_a_send_id_knows_its_rows_however_they_are_divided(feed):
         (rows(b"a", b"b", message_type_name=pa.array([END_OF_STREAM, None])), "2 rows with other bodies or types"),
     ],
 )
-def test_a_send_id_that_comes_back_with_other_rows_is_refused(feed, again, said):
+def test_a_send_id_that_comes_back_with_other_rows_is_refused(feed, again, complaint):
     name = f"refused {feed.queue}"
     assert job(feed, name, rows(b"a", b"b"))
-    with pytest.raises(InstanceError, match=f"The sendId '{name}' was used for other rows: {said}"):
+    with pytest.raises(InstanceError, match=f"The sendId '{name}' was used for other rows: {complaint}"):
         job(feed, name, again)
     assert [m.message_body for m in everything(feed) if m.message_type_name == LINE] == [b"a", b"b"]
     assert not job(feed, name, rows(b"a", b"b"))
 
 
-def test_of_a_send_id_of_an_earlier_version_the_count_alone_is_known(feed):
+def test_a_send_id_of_an_earlier_version_is_compared_by_count(feed):
     with feed.database.instance.connection() as connection:
         connection.execute("insert into servicebroker.writers (writer, batch, messages) values ('sendId old', 0, 2)")
     with pytest.raises(InstanceError, match="2 rows were sent"):
@@ -394,7 +397,7 @@ def test_no_rows_are_no_batch(feed):
     assert job(feed, "empty at first", rows(b"a"))
 
 
-def test_what_failed_attempts_have_staged_is_collected(feed):
+def test_rows_staged_by_failed_attempts_are_deleted(feed):
     chosen = writer_options(options(feed))
     lost = write_rows(chosen, "zombie", iter([rows(b"never")]))
     assert (lost.staged.messages, staged(feed)) == (1, 1)
@@ -449,13 +452,13 @@ def test_a_queue_that_is_off_keeps_what_was_sent_waiting(feed):
     assert bodies(everything(feed)) == [b"a", b"b"]
 
 
-def takes_xml(feed):
-    """The options of a writer whose bodies have to be XML."""
+def require_xml(feed):
+    """Let the target accept XML bodies. Return the options of a writer that sends them."""
     database = feed.database
     if not defined(database, "message_types", "Xml"):
         database.create_message_type("Xml", "WELL_FORMED_XML")
         database.create_contract("Documents", {"Xml": "INITIATOR", END_OF_STREAM: "INITIATOR"})
-    database.alter_service(feed.far, add_contracts=["Documents"])
+    database.alter_service(feed.to_service, add_contracts=["Documents"])
     return {"contract": "Documents", "messageType": "Xml", "conversations": "1"}
 
 
@@ -469,63 +472,63 @@ def defined(database, table, name):
 @pytest.mark.parametrize("place", range(3))
 def test_a_body_that_breaks_its_type_fails_its_conversation_alone(feed, caplog, opened, place):
     """The other messages are sent, and the warning comes at once."""
-    how = takes_xml(feed) | {"writer": f"xml {opened} {place} {feed.queue}"}
+    arguments = require_xml(feed) | {"writer": f"xml {opened} {place} {feed.queue}"}
     if opened:
-        write(feed, rows(b"<first/>"), **how)
+        write(feed, rows(b"<first/>"), **arguments)
         assert bodies(everything(feed)) == [b"<first/>"]
     good = [b"<a/>", b"<b/>"]
-    write(feed, rows(*good[:place], b"<no xml", *good[place:]), batch=1, **how)
+    write(feed, rows(*good[:place], b"<no xml", *good[place:]), batch=1, **arguments)
     messages = everything(feed)
     assert errors(messages) == [-9616]
     assert [m.message_body for m in messages if not m.is_error] == good
     assert "failed with error -9615" in caplog.text
-    write(feed, rows(b"<c/>"), batch=2, **how)
+    write(feed, rows(b"<c/>"), batch=2, **arguments)
     assert bodies(everything(feed)) == [b"<c/>"]
-    assert received(feed, feed.back) == []
+    assert received(feed, feed.reply_queue) == []
 
 
 def test_every_body_breaks_its_type(feed):
-    how = takes_xml(feed)
-    write(feed, rows(b"<1", b"<2", b"<3"), writer="no xml", **how)
+    arguments = require_xml(feed)
+    write(feed, rows(b"<1", b"<2", b"<3"), writer="no xml", **arguments)
     messages = everything(feed)
     assert errors(messages) == [-9616] * 3
     assert len(messages) == 3
 
 
 def test_too_many_bodies_that_break_their_type(feed, monkeypatch):
-    """Each fails a conversation, and that holds locks."""
+    """Each invalid body fails one conversation, and a failed conversation holds locks until COMMIT."""
     monkeypatch.setattr(sending, "MAX_REFUSALS_PER_SLOT", 2)
-    how = takes_xml(feed) | {"writer": "all bad"}
+    arguments = require_xml(feed) | {"writer": "all bad"}
     with pytest.raises(InstanceError, match="2 conversations of it have failed"):
-        write(feed, rows(b"<a/>", b"<1", b"<2", b"<3", b"<4"), **how)
-    assert everything(feed) == received(feed, feed.back) == []
-    assert write(feed, rows(b"<a/>", b"<1", b"<2", b"<b/>"), **how)
+        write(feed, rows(b"<a/>", b"<1", b"<2", b"<3", b"<4"), **arguments)
+    assert everything(feed) == received(feed, feed.reply_queue) == []
+    assert write(feed, rows(b"<a/>", b"<1", b"<2", b"<b/>"), **arguments)
     assert [m.message_body for m in everything(feed) if not m.is_error] == [b"<a/>", b"<b/>"]
 
 
 def test_a_body_that_breaks_its_type_behind_others_that_wait(feed):
-    how = takes_xml(feed) | {"writer": "waiting"}
-    write(feed, rows(b"<first/>"), **how)
+    arguments = require_xml(feed) | {"writer": "waiting"}
+    write(feed, rows(b"<first/>"), **arguments)
     assert bodies(everything(feed)) == [b"<first/>"]
     feed.database.alter_queue(feed.queue, status=False)
-    write(feed, rows(b"<a/>", b"<no xml"), batch=1, **how)
+    write(feed, rows(b"<a/>", b"<no xml"), batch=1, **arguments)
     feed.database.alter_queue(feed.queue, status=True)
     messages = everything(feed)
     assert [m.message_body for m in messages if not m.is_error] == [b"<a/>"]
 
 
 def test_a_batch_whose_conversation_fails_is_not_sent(feed):
-    """The target does not take the contract: no row would do better."""
-    takes_xml(feed)
+    """The target refuses the contract, so every row would fail."""
+    require_xml(feed)
     with feed.database.instance.connection() as connection:
         sql = "select count(*) from servicebroker.writers where writer = 'refused'"
-        feed.database.alter_service(feed.far, drop_contracts=["Documents"])
+        feed.database.alter_service(feed.to_service, drop_contracts=["Documents"])
         with pytest.raises(InstanceError, match="not sent: its conversation failed with error -8408"):
             write(feed, rows(b"<a/>"), writer="refused", contract="Documents", messageType="Xml")
         assert connection.execute(sql).fetchone() == (0,)
-    assert everything(feed) == received(feed, feed.back) == []
-    how = takes_xml(feed)
-    assert write(feed, rows(b"<a/>"), writer="refused", **how)
+    assert everything(feed) == received(feed, feed.reply_queue) == []
+    arguments = require_xml(feed)
+    assert write(feed, rows(b"<a/>"), writer="refused", **arguments)
     assert bodies(everything(feed)) == [b"<a/>"]
 
 

@@ -20,7 +20,7 @@ import fastavro
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from pipeline_tables import NOON, QUEUE, batch, land, message, pipeline, table
-from schema_registry import serving
+from schema_registry import run_registry
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import schema_registry
 from servicebroker.pipeline.decoding import Column, Undecodable, registry_decoder
@@ -36,8 +36,8 @@ COLUMNS = (Column("id", "long"), Column("note", "string", is_optional=True))
 def registry(monkeypatch):
     for name in (URL, USER_INFO, TOKEN):
         monkeypatch.delenv(name, raising=False)
-    with serving() as stand_in:
-        yield stand_in
+    with run_registry() as registry:
+        yield registry
     fetch_schema.cache_clear()
 
 
@@ -84,7 +84,7 @@ def proto_file(name, package, *messages, imports=()):
 
 
 def has_proto(registry, number, file, references=()):
-    registry.has(number, "PROTOBUF", "message text that nobody here reads", references)
+    registry.add_schema(number, "PROTOBUF", "message text that nobody here reads", references)
     registry.answers[f"/schemas/ids/{number}?format=serialized"] = {
         "schemaType": "PROTOBUF",
         "schema": base64.b64encode(file.SerializeToString()).decode(),
@@ -104,21 +104,21 @@ LONG_TYPE, STRING_TYPE = 3, 9  # types of Protobuf's fields
 
 def test_each_body_is_read_by_the_schema_that_it_names(registry):
     old, new = avro_schema(("id", "int")), avro_schema(("note", "string"), ("id", "long"), ("more", "double"))
-    registry.has(1, "AVRO", old)
-    registry.has(70_000, "AVRO", new)
+    registry.add_schema(1, "AVRO", old)
+    registry.add_schema(70_000, "AVRO", new)
     reader = rule(registry, "avro").decoder()
     assert reader.decode(avro(1, old, {"id": 5})) == [5, None]
     assert reader.decode(avro(70_000, new, {"note": "n", "id": 2**40, "more": 1.5})) == [2**40, "n"]
     for _ in range(3):
         reader.decode(avro(1, old, {"id": 5}))
     assert pickle.loads(pickle.dumps(reader)).decode(avro(1, old, {"id": 6})) == [6, None]
-    assert [path for path, _ in registry.asked] == ["/schemas/ids/1", "/schemas/ids/70000"]
+    assert [path for path, _ in registry.requests] == ["/schemas/ids/1", "/schemas/ids/70000"]
 
 
 def test_a_schema_of_the_rule_reads_what_others_have_written(registry):
     written = avro_schema(("id", "int"), ("gone", "string"))
-    registry.has(1, "AVRO", written)
-    registry.has(2, "AVRO", avro_schema(("id", "string")))
+    registry.add_schema(1, "AVRO", written)
+    registry.add_schema(2, "AVRO", avro_schema(("id", "string")))
     read = avro_schema(("id", "long"))
     read["fields"].append({"name": "note", "type": ["null", "string"], "default": None})
     read["fields"].append({"name": "colour", "type": "string", "default": "red"})
@@ -134,7 +134,7 @@ def test_types_of_other_schemas_are_found(registry):
     city = avro_schema(("name", "string"), name="City")
     customer = avro_schema(("city", "City"), name="Customer")
     order = avro_schema(("id", "long"), ("customer", "Customer"))
-    registry.has(1, "AVRO", order, [{"name": "Customer", "subject": "a/customer", "version": 3}])
+    registry.add_schema(1, "AVRO", order, [{"name": "Customer", "subject": "a/customer", "version": 3}])
     registry.answers["/subjects/a%2Fcustomer/versions/3"] = {
         "schema": json.dumps(customer), "references": [{"name": "City", "subject": "city", "version": 1}]
     }  # fmt: skip
@@ -148,7 +148,7 @@ def test_types_of_other_schemas_are_found(registry):
 
 
 def test_json_keeps_the_schema_that_it_names(registry):
-    registry.has(1, "JSON", {"properties": {"lines": {"items": {"$ref": "line.json"}}}},
+    registry.add_schema(1, "JSON", {"properties": {"lines": {"items": {"$ref": "line.json"}}}},
                  [{"name": "line.json", "subject": "line", "version": 1}])  # fmt: skip
     registry.answers["/subjects/line/versions/1"] = {"schemaType": "JSON", "schema": '{"required": ["sku"]}'}
     reader = rule(registry, "json").decoder()
@@ -227,11 +227,11 @@ def test_what_protobuf_imports_is_found(registry):
     ],
 )
 def test_what_cannot_be_read_says_why(registry, format_, body, expected):
-    registry.has(1, "AVRO", avro_schema(("id", "long")))
-    registry.has(2, "JSON", True)
+    registry.add_schema(1, "AVRO", avro_schema(("id", "long")))
+    registry.add_schema(2, "JSON", True)
     has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG_TYPE)], [])))
-    registry.has(4, "AVRO", '"string"')
-    registry.has(5, "AVRO", "no schema")
+    registry.add_schema(4, "AVRO", '"string"')
+    registry.add_schema(5, "AVRO", "no schema")
     has_proto(registry, 6, proto_file("a.proto", "", ("Order", [("x", ".none.Such")], []), imports=["none.proto"]))
     assert reason(rule(registry, format_).decoder(), body) == expected
 
@@ -240,8 +240,8 @@ def test_what_cannot_be_read_says_why(registry, format_, body, expected):
 def test_whatever_the_bytes_are_it_reads_or_says_why(registry, seeded_random, format_):
     schema = avro_schema(("id", "long"), ("note", "string"))
     file = proto_file("a.proto", "", ("Order", [("id", LONG_TYPE), ("note", STRING_TYPE)], []))
-    registry.has(1, "AVRO", schema)
-    registry.has(2, "JSON", {"properties": {"id": {"minimum": 0}}})
+    registry.add_schema(1, "AVRO", schema)
+    registry.add_schema(2, "JSON", {"properties": {"id": {"minimum": 0}}})
     has_proto(registry, 3, file)
     body = {
         "avro": avro(1, schema, {"id": 5, "note": "n"}),
@@ -273,8 +273,8 @@ def test_a_number_that_nobody_knows_is_asked_for_once_and_read_when_it_is_known(
         ("unknown schema", "the registry has no schema 1: Schema not found")
     }
     assert len(quarantined) == 3
-    assert len(registry.asked) == 1
-    registry.has(1, "AVRO", schema)
+    assert len(registry.requests) == 1
+    registry.add_schema(1, "AVRO", schema)
     assert [(told.written, told.remaining) for told in replay(pipe)] == [(3, 0)]
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2]
 
@@ -304,7 +304,7 @@ def test_a_registry_that_does_not_answer_as_one_quarantines_nothing(registry, tm
 
 
 def test_a_registry_that_is_not_there_is_waited_for(registry, tmp_path):
-    with serving() as gone:
+    with run_registry() as gone:
         pass
     pipe = pipeline(tmp_path, rule(gone, "json"))
     with pytest.raises(InstanceError, match=r"cannot be reached .*refused.*\. Messages that need it are retried"):
@@ -326,14 +326,14 @@ def test_credentials_come_from_the_environment_and_go_to_the_registry_alone(
 ):
     monkeypatch.setenv(name, value)
     monkeypatch.setenv(URL, f"{registry.url}/")
-    with serving() as elsewhere:
+    with run_registry() as elsewhere:
         elsewhere.answers["/stolen"] = {"schema": "true", "schemaType": "JSON"}
         registry.answers["/schemas/ids/1"] = (302, f"{elsewhere.url}/stolen")
         reader = rule(registry, "json").decoder()
         with pytest.raises(InstanceError, match=f"redirects to another server, '{elsewhere.url}/stolen'"):
             reader.decode(headed(1, b'{"id": 1}'))
-        assert registry.asked == [("/schemas/ids/1", expected)]
-        assert elsewhere.asked == []
+        assert registry.requests == [("/schemas/ids/1", expected)]
+        assert elsewhere.requests == []
 
 
 @pytest.mark.parametrize("name", [USER_INFO, TOKEN])
@@ -346,7 +346,7 @@ def test_credentials_go_to_no_registry_that_only_a_file_names(registry, monkeypa
     registry.answers["/schemas/ids/1"] = (401, {"error_code": 401, "message": "Unauthorized"})
     with pytest.raises(InstanceError, match=f"go only to the registry that {URL} names there"):
         rule(registry, "json").decoder().decode(headed(1, b'{"id": 1}'))
-    assert registry.asked == [("/schemas/ids/1", None)]
+    assert registry.requests == [("/schemas/ids/1", None)]
 
 
 @pytest.mark.parametrize("place", ["file:///etc/hostname", "https://{host}/moved", "http://elsewhere.example/moved"])
@@ -357,7 +357,7 @@ def test_a_redirect_to_elsewhere_is_not_followed(registry, place):
 
 
 def test_a_redirect_within_the_registry_is_followed(registry):
-    registry.has(2, "JSON", "true")
+    registry.add_schema(2, "JSON", "true")
     registry.answers["/schemas/ids/1"] = (302, "/schemas/ids/2")
     assert fetch_schema(registry.url, 1).content == b"true"
     registry.answers["/schemas/ids/3"] = (302, "/schemas/ids/3")
@@ -380,27 +380,27 @@ def test_schemas_that_refer_to_each_other_in_a_circle_are_quarantined(registry, 
     refer(registry, "a", "b", "c")
     refer(registry, "b", "c", "a")
     refer(registry, "c", "a")
-    registry.has(1, "JSON", "true", [reference("a")])
+    registry.add_schema(1, "JSON", "true", [reference("a")])
     pipe = pipeline(tmp_path, rule(registry, "json"))
     land(pipe, "q", 0, batch(*(message(number, headed(1, b"{}")) for number in range(3))))
     assert {(row["reason"], "refers to itself" in row["detail"]) for row in table(pipe, "quarantine")} == {
         ("wrong schema", True)
     }
-    assert len(registry.asked) < 10
+    assert len(registry.requests) < 10
 
 
 def test_a_schema_that_needs_too_many_others_is_quarantined(registry):
     for number in range(200):
         refer(registry, f"n{number}")
         refer(registry, f"row{number}", f"row{number + 1}")
-    registry.has(1, "JSON", "true", [reference(f"n{number}") for number in range(200)])
-    registry.has(2, "JSON", "true", [reference("row0")])
+    registry.add_schema(1, "JSON", "true", [reference(f"n{number}") for number in range(200)])
+    registry.add_schema(2, "JSON", "true", [reference("row0")])
     reader = rule(registry, "json").decoder()
     for number, said in ((1, "more than 100 others"), (2, "more than 20 schemas refer to each other in a row")):
         with pytest.raises(Undecodable, match=said) as refused:
             reader.decode(headed(number, b"{}"))
         assert refused.value.reason == "wrong schema"
-    assert len(registry.asked) <= 2 + 100 + 20
+    assert len(registry.requests) <= 2 + 100 + 20
 
 
 @pytest.mark.parametrize(
@@ -470,4 +470,4 @@ def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, head
 def test_what_does_not_go_with_a_registry_is_refused(registry, given, said):
     with pytest.raises(ValueError, match=said):
         rule(registry, **given).decoder()
-    assert registry.asked == []
+    assert registry.requests == []
