@@ -5,8 +5,8 @@
   complete as it is shown.
 - `CHANGELOG.md` is a page, and `<!-- version -->` names the version with a link to it.
 - `<!-- screen: overview, What stands on it -->` is the picture `docs/screens/overview.png`. Those files are not kept: a
-  test in a real browser writes them (tests/integration/operations/test_dashboard_in_a_browser.py). Where there is no
-  browser the page has its words alone.
+  test in a real browser writes them (tests/integration/operations/test_dashboard_in_a_browser.py). Without a browser
+  the page has no pictures.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
     up = "../" * page.file.src_uri.count("/")
 
     def picture(found: re.Match[str]) -> str:
-        name, said = found.groups()
+        name, caption = found.groups()
         if not (SCREENS / f"{name}.png").exists():
             return ""
-        return f"![{said}]({up}screens/{name}.png){{ loading=lazy }}"
+        return f"![{caption}]({up}screens/{name}.png){{ loading=lazy }}"
 
     return _SETUP.sub(_setup, _SCREEN.sub(picture, markdown)).replace("<!-- version -->", _version(up))
 
@@ -56,7 +56,7 @@ def _version(up: str) -> str:
 
 
 def _setup(found: re.Match[str]) -> str:
-    """Return a closed block with the code that the page takes for granted."""
+    """Return a collapsed block with the code that the page's examples need."""
     code = _named_setups()[found["named"]] if found["named"] else found["text"]
     lines = "".join(f"    {line}".rstrip() + "\n" for line in code.strip("\n").split("\n"))
     title = "Set up: paste this first" if found["named"] else "Set up, continued"

@@ -1,6 +1,6 @@
 """Fixtures of pytest: an instance in memory, a database, its clock, and workers that a test runs step by step.
 
-They are there wherever servicebroker is installed. A fixture of a test's own with the same name takes their place.
+pytest loads them wherever servicebroker is installed. A fixture of a test suite with the same name replaces one.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def clock(broker: Instance) -> Clock:
 
 @pytest.fixture
 def run_worker_once(database: Database) -> Callable[[Worker], int]:
-    """A function that lets a worker take once from its queue in `database`, and returns the number of its messages.
+    """A function that runs a worker for one RECEIVE from its queue in `database`, and returns the number of messages.
 
-    Its policy judges failures. A message that waits for its retry is not taken.
+    The worker's policy handles failures. A message that waits for its retry is not received.
     """
     return database.run_worker_once
 
 
 @pytest.fixture
 def try_pipeline() -> Callable[[Path | str, str, Any], Trial]:
-    """A function that lets the rules of a pipeline file read a message, given its type and body. Nothing is started.
+    """A function that applies the rules of a pipeline file to one message, given its type and body, without Spark.
 
     Returns a `Trial` with `table` and `row`, or with the `reason` and `detail` of quarantine.
     """

@@ -15,7 +15,7 @@ from servicebroker.api.transaction import Transaction
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.operations.queues import Activation
-from servicebroker_lab.benchmarks.measured_system import System, Way, text_body
+from servicebroker_lab.benchmarks.measured_system import Implementation, System, text_body
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 
@@ -72,11 +72,11 @@ class Answering:
         if not self._done.wait(TIMEOUT_S):
             raise InstanceError(f"A benchmark is broken: {self._left} messages were not processed.")
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One, in the scenario `activation`."""
         settings = f"{PER_CONVERSATION} messages a conversation; an answer to each, then END"
-        way = Way(f"procedure of the form {self._form}", settings, self._fill, self._work)
-        return [way] if scenario == "activation" else []
+        implementation = Implementation(f"procedure of the form {self._form}", settings, self._fill, self._work)
+        return [implementation] if scenario == "activation" else []
 
     def _fill(self, messages: int) -> None:
         self._database.alter_queue(ANSWERING, activation="DROP")

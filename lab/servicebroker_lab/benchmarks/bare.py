@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
-from servicebroker_lab.benchmarks.measured_system import Way, text_body
+from servicebroker_lab.benchmarks.measured_system import Implementation, text_body
 from servicebroker_lab.benchmarks.scenarios import BARE
 from servicebroker_lab.benchmarks.servicebroker_system import READER_COUNT
 
@@ -21,10 +21,10 @@ class BareCommits:
         self.version = ".".join(map(str, divmod(self._connections[0].info.server_version, 10_000)))
         self._body = text_body().encode()
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One where each message is committed."""
-        one = Way("insert", "a bare commit: the bound of one connection", self._clear, self._insert)
-        several = Way(
+        one = Implementation("insert", "a bare commit: the bound of one connection", self._clear, self._insert)
+        several = Implementation(
             f"insert, {READER_COUNT} connections",
             "bare commits: the bound of so many",
             self._clear,

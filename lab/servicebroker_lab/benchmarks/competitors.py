@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from servicebroker.model.errors import InstanceError
-from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, LOOP_SENDS, Way, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, LOOP_SENDS, Implementation, batches, text_body
 
 if TYPE_CHECKING:
     from procrastinate import App
@@ -45,25 +45,31 @@ class Pgmq:
         self._holder = psycopg.connect(url)
         self._body = text_body()
 
-    def ways(self, scenario: str) -> list[Way]:
-        """Return the ways to do a scenario."""
+    def implementations(self, scenario: str) -> list[Implementation]:
+        """Return the implementations of a scenario."""
         return {
-            "send-one": [Way("pgmq.send", "psycopg, prepared", self.begin, self._send)],
-            "send-batch": [Way("pgmq.send_batch", f"{BATCH_MESSAGES:,} a batch", self.begin, self._send_batch)],
-            "send-loop": [Way("pgmq.send", f"{LOOP_SENDS} a transaction", self.begin, self._send_loop)],
-            "receive-one": [Way("pgmq.pop", "psycopg, prepared", self.fill_groups, self._pop)],
-            "receive-loop": [Way("pgmq.pop", f"{LOOP_SENDS} a transaction", self.fill_groups, self._pop_loop)],
+            "send-one": [Implementation("pgmq.send", "psycopg, prepared", self.begin, self._send)],
+            "send-batch": [
+                Implementation("pgmq.send_batch", f"{BATCH_MESSAGES:,} a batch", self.begin, self._send_batch)
+            ],
+            "send-loop": [Implementation("pgmq.send", f"{LOOP_SENDS} a transaction", self.begin, self._send_loop)],
+            "receive-one": [Implementation("pgmq.pop", "psycopg, prepared", self.fill_groups, self._pop)],
+            "receive-loop": [
+                Implementation("pgmq.pop", f"{LOOP_SENDS} a transaction", self.fill_groups, self._pop_loop)
+            ],
             "receive-batch": [
-                Way(
+                Implementation(
                     f"pgmq.read({BATCH_MESSAGES}) + delete",
                     "both in one transaction",
                     self.fill_groups,
                     self._read_and_delete,
                 )
             ],
-            "dialog": [Way("pgmq.send, pop, send, pop", "psycopg, prepared", self.begin, self._ask_and_answer)],
+            "dialog": [
+                Implementation("pgmq.send, pop, send, pop", "psycopg, prepared", self.begin, self._ask_and_answer)
+            ],
             "dialog-groups-answer": [
-                Way("pgmq.send, pop, send, pop", "psycopg, prepared", self.begin, self._ask_and_answer)
+                Implementation("pgmq.send, pop, send, pop", "psycopg, prepared", self.begin, self._ask_and_answer)
             ],
             "storage-held-read": [self._under("select 1")],
             "storage-held-write": [self._under("select pg_current_xact_id()")],
@@ -74,7 +80,7 @@ class Pgmq:
         self._holder.close()
         self._connection.close()
 
-    def _under(self, held_by: str) -> Way:
+    def _under(self, held_by: str) -> Implementation:
         """Return the way to read ten at a time, after 100 times as many were deleted that vacuum may not remove."""
 
         def prepare(messages: int) -> None:
@@ -92,7 +98,7 @@ class Pgmq:
             finally:
                 self._holder.rollback()
 
-        return Way("pgmq.read(10) + delete", "both in one transaction", prepare, work)
+        return Implementation("pgmq.read(10) + delete", "both in one transaction", prepare, work)
 
     def begin(self, messages: int) -> None:
         """Empty the queue."""
@@ -168,13 +174,15 @@ class PgQueuer:
         self._queries = SyncQueries(SyncPsycopgDriver(self._connection))
         self._body = text_body().encode()
 
-    def ways(self, scenario: str) -> list[Way]:
-        """Return the ways to enqueue."""
+    def implementations(self, scenario: str) -> list[Implementation]:
+        """Return the implementations of enqueueing."""
         settings = "SyncQueries, psycopg"
         return {
-            "send-one": [Way("enqueue", settings, self._clear, self._enqueue)],
+            "send-one": [Implementation("enqueue", settings, self._clear, self._enqueue)],
             "send-batch": [
-                Way("enqueue(lists)", f"{settings}, {BATCH_MESSAGES:,} a batch", self._clear, self._enqueue_lists)
+                Implementation(
+                    "enqueue(lists)", f"{settings}, {BATCH_MESSAGES:,} a batch", self._clear, self._enqueue_lists
+                )
             ],
         }.get(scenario, [])
 
@@ -222,20 +230,22 @@ class Procrastinate:
         self._loop.run(_open(self._worker_app))
         self._body = text_body()
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """Return the ways to defer and to work, with default settings and with the fastest ones."""
         own = "on an autocommit connection of one's own"
         return {
             "send-one": [
-                Way("defer", "defaults", self._clear, self._defer),
-                Way("defer, own connection", own, self._clear, self._defer_on_connection),
+                Implementation("defer", "defaults", self._clear, self._defer),
+                Implementation("defer, own connection", own, self._clear, self._defer_on_connection),
             ],
-            "send-batch": [Way("batch_defer", f"{BATCH_MESSAGES:,} a batch, {own}", self._clear, self._batch_defer)],
+            "send-batch": [
+                Implementation("batch_defer", f"{BATCH_MESSAGES:,} a batch, {own}", self._clear, self._batch_defer)
+            ],
             "worker": [self._worker(1)],
             "activation": [self._worker(1)],
             "workers": [self._worker(10)],
-            "dialog-job": [Way("defer, then worker", own, self._clear, self._do_jobs)],
-            "dialog-groups": [Way("defer, then worker", own, self._clear, self._do_jobs)],
+            "dialog-job": [Implementation("defer, then worker", own, self._clear, self._do_jobs)],
+            "dialog-groups": [Implementation("defer, then worker", own, self._clear, self._do_jobs)],
         }.get(scenario, [])
 
     def close(self) -> None:
@@ -245,10 +255,10 @@ class Procrastinate:
         self._connection.close()
         self._app.close()
 
-    def _worker(self, concurrency: int) -> Way:
+    def _worker(self, concurrency: int) -> Implementation:
         settings = "async task, delete_jobs=always, listen_notify=False, its own pool of 4 connections"
         work = partial(self._work, concurrency=concurrency)
-        return Way(f"worker, concurrency={concurrency}", settings, self._fill, work)
+        return Implementation(f"worker, concurrency={concurrency}", settings, self._fill, work)
 
     def _work(self, messages: int, concurrency: int = 1) -> int:
         _done.clear()

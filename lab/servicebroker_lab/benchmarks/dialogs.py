@@ -10,7 +10,7 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.transaction import Transaction
 from servicebroker.model.messages import Message
-from servicebroker_lab.benchmarks.measured_system import System, Way, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import Implementation, System, batches, text_body
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import JOBS_TOGETHER
 from servicebroker_lab.benchmarks.servicebroker_system import CONTRACT, INITIATOR, TARGET, TYPE
@@ -30,16 +30,24 @@ class Dialogs:
         self._database = set_up(instance)
         self._body = text_body().encode()
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """The whole, and each of its steps."""
         return {
-            "dialog": [Way("begin_dialog, send; receive, send, end; receive, end", "", self._begin, self._converse)],
-            "dialog-job": [Way("begin_dialog, send; receive, end; receive, end", "", self._begin, self._do_jobs)],
+            "dialog": [
+                Implementation("begin_dialog, send; receive, send, end; receive, end", "", self._begin, self._converse)
+            ],
+            "dialog-job": [
+                Implementation("begin_dialog, send; receive, end; receive, end", "", self._begin, self._do_jobs)
+            ],
             "dialog-groups": [self._together("begin_dialog, send; process: end; process: end", is_silent=True)],
             "dialog-groups-answer": [self._together("begin_dialog, send; process: send, end; process: end")],
-            "dialog-begin": [Way("begin_dialog, send", "one transaction", self._begin, self._ask_all)],
-            "dialog-answer": [Way("receive(top=1), send, end", "one transaction", self._fill, self._answer_all)],
-            "dialog-end": [Way("receive(top=2), end", "one transaction", self._fill_answered, self._finish_all)],
+            "dialog-begin": [Implementation("begin_dialog, send", "one transaction", self._begin, self._ask_all)],
+            "dialog-answer": [
+                Implementation("receive(top=1), send, end", "one transaction", self._fill, self._answer_all)
+            ],
+            "dialog-end": [
+                Implementation("receive(top=2), end", "one transaction", self._fill_answered, self._finish_all)
+            ],
         }.get(scenario, [])
 
     def close(self) -> None:
@@ -74,10 +82,10 @@ class Dialogs:
         done = sum(self._answer(is_silent=True) for _ in range(messages))
         return min(done, self._finish_all(messages))
 
-    def _together(self, what: str, *, is_silent: bool = False) -> Way:
+    def _together(self, what: str, *, is_silent: bool = False) -> Implementation:
         """Many conversations in each transaction, of the senders and of the workers on both sides."""
         options = f"groups={JOBS_TOGETHER}, as many begun in a transaction"
-        return Way(what, options, self._begin_together, partial(self._work_together, is_silent=is_silent))
+        return Implementation(what, options, self._begin_together, partial(self._work_together, is_silent=is_silent))
 
     def _begin_together(self, messages: int) -> None:
         self._begin(messages)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, System, Way, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, Implementation, System, batches, text_body
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 from servicebroker_lab.benchmarks.servicebroker_system import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE
@@ -28,15 +28,15 @@ class Verbs:
         self._instance = None if name == BASELINE else Instance(_as_role(owner.instance.url))
         self._opened: Database | None = None
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One in each scenario of the fence."""
         who = "as the owner" if self._instance is None else "as a restricted role"
-        ways = {
+        implementations = {
             "fence-send": ("until delivered", self._begin, self._send),
             "fence-send-batch": (f"{BATCH_MESSAGES:,} a batch, until delivered", self._begin, self._send_batches),
             "fence-receive": ("", self._fill, self._receive),
         }
-        return [Way(who, *ways[scenario])] if scenario in ways else []
+        return [Implementation(who, *implementations[scenario])] if scenario in implementations else []
 
     def close(self) -> None:
         """Leave what the role has opened."""

@@ -77,24 +77,24 @@ class Figures:
 
 
 class Meter:
-    """Takes samples over a connection of its own, of the work of all clients."""
+    """Measures work over a connection of its own: the server's sessions, and this process with its children."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._connection = psycopg.connect(url, autocommit=True, application_name=_METER)
 
-    def sample(self, work: Work, messages: int, *, watches: bool = False) -> Sample:
-        """Run `work` on a number of messages, and measure it. `watches`: also sample wait events.
+    def sample(self, work: Work, messages: int, *, samples_waits: bool = False) -> Sample:
+        """Run `work` on a number of messages, and measure it. `samples_waits`: also sample wait events.
 
         Raises:
-            InstanceError: it has handled another number of messages.
+            InstanceError: `work` has handled another number of messages.
         """
         gc.collect()
         wal, xid = self._position()
         server, client = self._sessions(), _processor_times(_clients())
         waits: Counter[str] = Counter()
         begin = time.perf_counter()
-        if watches:
+        if samples_waits:
             with self._watched(waits):
                 done = work(messages)
         else:
@@ -117,7 +117,7 @@ class Meter:
 
     def _sessions(self) -> dict[int, float]:
         """Return the processor time of each session."""
-        return _processor_times(process for (process,) in self._connection.execute(_BACKENDS))
+        return _processor_times(pid for (pid,) in self._connection.execute(_BACKENDS))
 
     @contextmanager
     def _watched(self, waits: Counter[str]) -> Iterator[None]:
@@ -139,7 +139,7 @@ class Meter:
 
 def _clients() -> Iterator[int]:
     """Yield this process and its children, except PostgreSQL servers."""
-    return (process for process, name in processes.family(os.getpid()) if not name.startswith("postgres"))
+    return (pid for pid, name in processes.family(os.getpid()) if not name.startswith("postgres"))
 
 
 def _processor_times(pids: Iterable[int]) -> dict[int, float]:
@@ -148,10 +148,10 @@ def _processor_times(pids: Iterable[int]) -> dict[int, float]:
 
 def _since(before: dict[int, float], after: dict[int, float]) -> float:
     """Return the processor time between two results of `_processor_times`."""
-    return sum(time - before.get(process, 0.0) for process, time in after.items())
+    return sum(time - before.get(pid, 0.0) for pid, time in after.items())
 
 
-def sample_elsewhere(work: Work, messages: int) -> Sample:
+def sample_without_postgresql(work: Work, messages: int) -> Sample:
     """Run `work` of a system without PostgreSQL on a number of messages, and measure it."""
     begin = time.perf_counter()
     done = work(messages)

@@ -1,4 +1,4 @@
-"""The interface of a measured system: its version, and its ways to do each scenario."""
+"""The interface of a measured system: its version, and its implementations of each scenario."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to do a scenario.
+class Implementation:
+    """An implementation of a scenario by one system.
 
     Attributes:
         label: the call, as users write it.
@@ -37,13 +37,13 @@ class Way:
 
 
 class System(Protocol):
-    """A system under test, open on the common server."""
+    """A system under test, connected to the PostgreSQL server that all systems share."""
 
     name: str
     version: str
 
-    def ways(self, scenario: str) -> list[Way]:
-        """Return the ways of a scenario; empty if the system is not compared there."""
+    def implementations(self, scenario: str) -> list[Implementation]:
+        """Return the implementations of a scenario; empty if the system is not compared there."""
 
     def close(self) -> None:
         """Close the connections."""

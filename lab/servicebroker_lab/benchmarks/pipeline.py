@@ -18,7 +18,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.store.running import execute
 from servicebroker_lab.benchmarks.jdbc import Jdbc
 from servicebroker_lab.benchmarks.measure import Meter, Sample, figures
-from servicebroker_lab.benchmarks.measured_system import Way, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import Implementation, batches, text_body
 from servicebroker_lab.benchmarks.processes import Memory
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.runner import Field, Progress, with_ratios
@@ -83,15 +83,15 @@ def compare_pipeline(
             lines = _of_a_running_query(name, pipeline, meter, messages, rounds, progress)
             return with_ratios(lines if jdbc else [*lines, Line(name, "jdbc", reason=NEEDS_JAR)], scenario)
         entrants = pipeline.entrants(name)
-        for _, way in entrants:
-            way.prepare(WARM_UP)
-            way.work(WARM_UP)
-        samples: dict[Way, list[Sample]] = {way: [] for _, way in entrants}
+        for _, implementation in entrants:
+            implementation.prepare(WARM_UP)
+            implementation.work(WARM_UP)
+        samples: dict[Implementation, list[Sample]] = {implementation: [] for _, implementation in entrants}
         for number in range(rounds):
-            for _, way in entrants:
-                progress(f"pipeline: round {number + 1} of {rounds}, {way.label}")
-                way.prepare(messages)
-                samples[way].append(meter.sample(way.work, messages))
+            for _, implementation in entrants:
+                progress(f"pipeline: round {number + 1} of {rounds}, {implementation.label}")
+                implementation.prepare(messages)
+                samples[implementation].append(meter.sample(implementation.work, messages))
     finally:
         if running is None:
             spark.stop()
@@ -100,7 +100,15 @@ def compare_pipeline(
     if jdbc:
         versions["jdbc"] = pipeline.jdbc_version
     lines = [
-        Line(name, system, versions[system], way.label, way.settings, figures(samples[way])) for system, way in entrants
+        Line(
+            name,
+            system,
+            versions[system],
+            implementation.label,
+            implementation.settings,
+            figures(samples[implementation]),
+        )
+        for system, implementation in entrants
     ]
     if "jdbc" in scenario.goals and jdbc is None:
         lines.append(Line(name, "jdbc", reason=NEEDS_JAR))
@@ -137,8 +145,12 @@ def _of_a_running_query(
     name: str, pipeline: Pipeline, meter: Meter, messages: int, rounds: int, progress: Progress
 ) -> list[Line]:
     """Batches of a stream once it has started, each beside a job of Spark's JDBC of as many rows."""
-    jobs = [(system, way) for system, way in pipeline.entrants(f"{PIPELINE}-stream") if system == "jdbc"]
-    samples: dict[Way, list[Sample]] = {way: [] for _, way in jobs}
+    jobs = [
+        (system, implementation)
+        for system, implementation in pipeline.entrants(f"{PIPELINE}-stream")
+        if system == "jdbc"
+    ]
+    samples: dict[Implementation, list[Sample]] = {implementation: [] for _, implementation in jobs}
     streams: list[Sample] = []
     seconds: list[float] = []
     for number in range(rounds):
@@ -146,9 +158,9 @@ def _of_a_running_query(
         pipeline.fill(messages * STEADY_BATCHES)
         streams.append(meter.sample(lambda count: pipeline.stream(count, messages), messages * STEADY_BATCHES))
         seconds += pipeline.seconds[1:]
-        for _, way in jobs:
-            way.prepare(messages)
-            samples[way].append(meter.sample(way.work, messages))
+        for _, implementation in jobs:
+            implementation.prepare(messages)
+            samples[implementation].append(meter.sample(implementation.work, messages))
     whole = figures(streams)
     settings = (
         f"{STEADY_BATCHES} batches, without the first; with it and the start of the query {whole.per_second:,.0f}/s"
@@ -157,8 +169,15 @@ def _of_a_running_query(
     return [
         Line(name, OURS, pipeline.version, "a batch of spark.readStream, to Parquet", settings, ours),
         *(
-            Line(name, system, pipeline.jdbc_version, way.label, way.settings, figures(samples[way]))
-            for system, way in jobs
+            Line(
+                name,
+                system,
+                pipeline.jdbc_version,
+                implementation.label,
+                implementation.settings,
+                figures(samples[implementation]),
+            )
+            for system, implementation in jobs
         ),
     ]
 
@@ -184,7 +203,7 @@ class Pipeline:
         self._jobs = 0
         spark.dataSource.register(AdbcSource)
 
-    def entrants(self, name: str) -> list[tuple[str, Way]]:
+    def entrants(self, name: str) -> list[tuple[str, Implementation]]:
         """Ours first."""
         return {
             PIPELINE: self._drains,
@@ -193,45 +212,54 @@ class Pipeline:
             f"{PIPELINE}-write": self._writes,
         }[name]()
 
-    def _batches(self) -> list[tuple[str, Way]]:
+    def _batches(self) -> list[tuple[str, Implementation]]:
         read = self._spark.read.format("servicebroker").options(**self._source())
         return [
-            (OURS, Way("spark.read, to Parquet", "by range", self.fill, self._timed(lambda: read.load()))),
+            (OURS, Implementation("spark.read, to Parquet", "by range", self.fill, self._timed(lambda: read.load()))),
             *self._peers(),
         ]
 
-    def _streams(self) -> list[tuple[str, Way]]:
+    def _streams(self) -> list[tuple[str, Implementation]]:
         return [
-            (OURS, Way("spark.readStream, to Parquet", "by range, AvailableNow", self.fill, self.stream)),
+            (OURS, Implementation("spark.readStream, to Parquet", "by range, AvailableNow", self.fill, self.stream)),
             *self._peers(),
         ]
 
-    def _peers(self) -> list[tuple[str, Way]]:
+    def _peers(self) -> list[tuple[str, Implementation]]:
         tasks = f"{self._spark.sparkContext.defaultParallelism} tasks, same rows"
-        jdbc = Way("JDBC batch to Parquet", tasks, self.fill, self._timed(self._rows_by_jdbc))
+        jdbc = Implementation("JDBC batch to Parquet", tasks, self.fill, self._timed(self._rows_by_jdbc))
         return [
             *([("jdbc", jdbc)] if self._jdbc else []),
-            ("spark", Way("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
-            ("parquet", Way("Parquet to Parquet", tasks, self._fill_copy, self._timed(self._copied_rows))),
+            ("spark", Implementation("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
+            ("parquet", Implementation("Parquet to Parquet", tasks, self._fill_copy, self._timed(self._copied_rows))),
         ]
 
-    def _writes(self) -> list[tuple[str, Way]]:
-        jdbc = Way("JDBC insert", "one bare table, no key, batches rewritten", self._prepare_rows, self.insert)
+    def _writes(self) -> list[tuple[str, Implementation]]:
+        jdbc = Implementation(
+            "JDBC insert", "one bare table, no key, batches rewritten", self._prepare_rows, self.insert
+        )
         return [
-            (OURS, Way("df.write, by key", "exactly once, 4 conversations", self._prepare_rows, self.send)),
+            (OURS, Implementation("df.write, by key", "exactly once, 4 conversations", self._prepare_rows, self.send)),
             *([("jdbc", jdbc)] if self._jdbc else []),
-            ("spark", Way("COPY in the tasks", "one bare table, no key", self._prepare_rows, self.copy_in)),
+            ("spark", Implementation("COPY in the tasks", "one bare table, no key", self._prepare_rows, self.copy_in)),
         ]
 
-    def _drains(self) -> list[tuple[str, Way]]:
+    def _drains(self) -> list[tuple[str, Implementation]]:
         tasks = f"{self._spark.sparkContext.defaultParallelism} tasks, same rows"
         return [
             (
                 OURS,
-                Way("drained into Delta", "exactly once, AvailableNow, parts, acknowledged", self.fill, self.drain),
+                Implementation(
+                    "drained into Delta", "exactly once, AvailableNow, parts, acknowledged", self.fill, self.drain
+                ),
             ),
-            ("spark", Way("ADBC batch read", f"to noop, {tasks}", self.fill, self._timed(self._rows, self.discard))),
-            ("spark", Way("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
+            (
+                "spark",
+                Implementation(
+                    "ADBC batch read", f"to noop, {tasks}", self.fill, self._timed(self._rows, self.discard)
+                ),
+            ),
+            ("spark", Implementation("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
         ]
 
     def fill(self, messages: int) -> None:

@@ -25,7 +25,7 @@ from servicebroker.api.shared.open import open_instance
 from servicebroker.broker.shares import cores
 from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks import processes
-from servicebroker_lab.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
+from servicebroker_lab.benchmarks.measure import Figures, Meter, figures, sample_without_postgresql
 from servicebroker_lab.benchmarks.measured_system import free_port
 from servicebroker_lab.benchmarks.rabbitmq import Shovelled, find_server
 from servicebroker_lab.benchmarks.report import OURS, Line
@@ -405,7 +405,9 @@ def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) ->
         return Line(name, RABBITMQ, reason="install rabbitmq-server")
     try:
         with closing(Shovelled(server, place, senders(batch))) as nodes:
-            samples = [sample_elsewhere(lambda count: nodes.carry(count, batch), messages) for _ in range(rounds)]
+            samples = [
+                sample_without_postgresql(lambda count: nodes.carry(count, batch), messages) for _ in range(rounds)
+            ]
     except ImportError:
         return Line(name, RABBITMQ, reason=NEEDS_EXTRA)
     label = f"two nodes and a shovel, quorum queues, publisher confirms, {UNSECURED}"

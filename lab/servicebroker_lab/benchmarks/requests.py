@@ -13,7 +13,7 @@ from importlib.metadata import version
 import servicebroker as sb
 from servicebroker.api.instance import Instance
 from servicebroker_lab.benchmarks.dialogs import REQUEST_QUEUE, set_up
-from servicebroker_lab.benchmarks.measured_system import System, Way, text_body
+from servicebroker_lab.benchmarks.measured_system import Implementation, System, text_body
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import AT_A_TIME
 from servicebroker_lab.benchmarks.sender_process import SenderProcess
@@ -37,12 +37,12 @@ class Requests:
         self._answerer: SenderProcess | None = None
         self._threads = ThreadPoolExecutor(AT_A_TIME)
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One at a time, and many."""
         beside = f"{_ANSWERER_COUNT} readers in a process beside it answer, groups={_GROUP_COUNT}"
         return {
-            "request-one": [Way("request", beside, self._begin, self._ask)],
-            "request": [Way("request", f"{AT_A_TIME} threads; {beside}", self._begin, self._ask_in_threads)],
+            "request-one": [Implementation("request", beside, self._begin, self._ask)],
+            "request": [Implementation("request", f"{AT_A_TIME} threads; {beside}", self._begin, self._ask_in_threads)],
         }.get(scenario, [])
 
     def close(self) -> None:

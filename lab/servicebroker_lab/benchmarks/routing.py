@@ -22,7 +22,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.routing import Address, Conversation, Route, RoutingTable, Site, classify
-from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, System, Way, free_port, text_body
+from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, Implementation, System, free_port, text_body
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 
@@ -44,10 +44,10 @@ class Choosing:
         )
         self._pick = random.Random(1).randrange
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One, in the scenario `routing`."""
-        way = Way("classify", f"{self._routes:,} routes", lambda messages: None, self._choose)
-        return [way] if scenario == "routing" else []
+        implementation = Implementation("classify", f"{self._routes:,} routes", lambda messages: None, self._choose)
+        return [implementation] if scenario == "routing" else []
 
     def close(self) -> None:
         """Do nothing: this system holds no resource."""
@@ -76,11 +76,11 @@ class Passing:
         self._east: Database | None = None
         self._handles: list[UUID] = []
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One, in the scenario `forwarding`."""
         settings = f"{'one forwarder' if self._is_forwarded else 'straight'}, {CONVERSATION_COUNT} conversations"
-        way = Way("send, receive(top=1000)", settings, self._prepare, self._pass)
-        return [way] if scenario == "forwarding" else []
+        implementation = Implementation("send, receive(top=1000)", settings, self._prepare, self._pass)
+        return [implementation] if scenario == "forwarding" else []
 
     def close(self) -> None:
         """End the daemons, and drop what was made."""

@@ -1,4 +1,4 @@
-"""Run a scenario: each way to do it in turn, round after round, on one server."""
+"""Run a scenario: each implementation in turn, round after round, on one server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servicebroker_lab.benchmarks.competitors import Pgmq, PgQueuer, Procrastina
 from servicebroker_lab.benchmarks.dialogs import dialog_systems
 from servicebroker_lab.benchmarks.fence import fence_systems
 from servicebroker_lab.benchmarks.measure import Figures, Meter, Sample, figures
-from servicebroker_lab.benchmarks.measured_system import System, Way
+from servicebroker_lab.benchmarks.measured_system import Implementation, System
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.requests import request_systems
 from servicebroker_lab.benchmarks.routing import network_systems
@@ -80,21 +80,34 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
 def compare(
     name: str, scenario: Scenario, field: Field, meter: Meter, *, messages: int, rounds: int, progress: Progress
 ) -> list[Line]:
-    """Measure all ways of a scenario, and return the lines with ratios."""
+    """Measure all implementations of a scenario, and return the lines with ratios."""
     base_name = name.removeprefix(f"{CPU}-")
-    entrants = [(system, way) for system in _in_order(scenario, field) for way in system.ways(base_name)]
-    samples: dict[Way, list[Sample]] = defaultdict(list)
+    entrants = [
+        (system, implementation)
+        for system in _in_order(scenario, field)
+        for implementation in system.implementations(base_name)
+    ]
+    samples: dict[Implementation, list[Sample]] = defaultdict(list)
     if scenario.is_of_cost:  # in short turns, so that other load of the machine affects all systems alike
         turns = max(1, min(_MAX_TURNS, messages // 100))
         messages, rounds = messages // turns, rounds * turns
     for number in range(rounds):
-        for system, way in _rotated(entrants, number):
-            progress(f"{name}: round {number + 1} of {rounds}, {system.name} {way.label}")
-            way.prepare(messages)
-            samples[way].append(meter.sample(way.work, messages, watches=name.startswith(SCALE)))
+        for system, implementation in _rotated(entrants, number):
+            progress(f"{name}: round {number + 1} of {rounds}, {system.name} {implementation.label}")
+            implementation.prepare(messages)
+            samples[implementation].append(
+                meter.sample(implementation.work, messages, samples_waits=name.startswith(SCALE))
+            )
     lines = [
-        Line(name, system.name, system.version, way.label, way.settings, figures(samples[way]))
-        for system, way in entrants
+        Line(
+            name,
+            system.name,
+            system.version,
+            implementation.label,
+            implementation.settings,
+            figures(samples[implementation]),
+        )
+        for system, implementation in entrants
     ]
     absent = [Line(name, peer, reason=field.missing[peer]) for peer in scenario.goals if peer in field.missing]
     return with_ratios([*lines, *absent], scenario)
@@ -128,7 +141,7 @@ def _in_order(scenario: Scenario, field: Field) -> Iterator[System]:
         yield from (system for system in field.systems if system.name == name)
 
 
-def _rotated(entrants: list[tuple[System, Way]], number: int) -> list[tuple[System, Way]]:
+def _rotated(entrants: list[tuple[System, Implementation]], number: int) -> list[tuple[System, Implementation]]:
     """Rotate the entrants by the round, so that a system does not always follow the same one."""
     first = number % len(entrants)
     return entrants[first:] + entrants[:first]

@@ -12,7 +12,7 @@ import psycopg
 
 from servicebroker.api.instance import Instance
 from servicebroker_lab.benchmarks.competitors import Pgmq
-from servicebroker_lab.benchmarks.measured_system import Way, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import Implementation, batches, text_body
 from servicebroker_lab.benchmarks.scenarios import SCALE
 from servicebroker_lab.benchmarks.sender_process import Job, SenderProcess
 from servicebroker_lab.benchmarks.servicebroker_system import (
@@ -55,7 +55,7 @@ class Scaled:
         self._system, self._which, self._job, self._url = system, which, job, url
         self._processes: list[SenderProcess] = []
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One for each verb and number of processes."""
         group, _, rest = scenario.partition("-")
         verb, _, many = rest.rpartition("-")
@@ -63,7 +63,7 @@ class Scaled:
             return []
         settings = f"{many} process{'' if many == '1' else 'es'}"
         prepare, work = self._prepare(verb, int(many)), self._work(verb, int(many))
-        return [Way(_LABELS[verb][self._which], settings, prepare, work)]
+        return [Implementation(_LABELS[verb][self._which], settings, prepare, work)]
 
     def close(self) -> None:
         """End the processes."""

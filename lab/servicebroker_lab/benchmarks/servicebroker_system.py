@@ -10,7 +10,7 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.engine.catalog.catalog import find_queue
 from servicebroker.store.running import run
-from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, LOOP_SENDS, Way, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, LOOP_SENDS, Implementation, batches, text_body
 
 DATABASE = "Benchmark"
 QUEUE = "TargetQueue"
@@ -33,18 +33,22 @@ class ServiceBroker:
             queue = run(connection, find_queue(instance.catalog, self.database.database_id, QUEUE))
         self.queue_id = queue.queue_id
 
-    def ways(self, scenario: str) -> list[Way]:
-        """Return the way to do a scenario."""
+    def implementations(self, scenario: str) -> list[Implementation]:
+        """Return the implementations of a scenario."""
         return {
-            "send-one": [Way("send", "", self.begin, self._send_one)],
-            "send-batch": [Way("send_batch", f"{BATCH_MESSAGES:,} a batch", self.begin, self._send_batch)],
-            "send-loop": [Way("send in a pipeline", f"{LOOP_SENDS} a transaction", self.begin, self._send_loop)],
-            "receive-one": [Way("receive(top=1)", "", self.fill, self._receive_one)],
-            "receive-loop": [Way("receive(top=1)", f"{LOOP_SENDS} a transaction", self.fill, self._receive_loop)],
-            "receive-batch": [Way(f"receive(top={BATCH_MESSAGES})", "", self.fill, self._receive_batch)],
-            "worker": [Way("process", "a transaction for each message", self.fill, self._work)],
+            "send-one": [Implementation("send", "", self.begin, self._send_one)],
+            "send-batch": [Implementation("send_batch", f"{BATCH_MESSAGES:,} a batch", self.begin, self._send_batch)],
+            "send-loop": [
+                Implementation("send in a pipeline", f"{LOOP_SENDS} a transaction", self.begin, self._send_loop)
+            ],
+            "receive-one": [Implementation("receive(top=1)", "", self.fill, self._receive_one)],
+            "receive-loop": [
+                Implementation("receive(top=1)", f"{LOOP_SENDS} a transaction", self.fill, self._receive_loop)
+            ],
+            "receive-batch": [Implementation(f"receive(top={BATCH_MESSAGES})", "", self.fill, self._receive_batch)],
+            "worker": [Implementation("process", "a transaction for each message", self.fill, self._work)],
             "workers": [
-                Way(
+                Implementation(
                     f"process, {READER_COUNT} readers",
                     f"threads, {GROUP_COUNT} groups",
                     self.fill_groups,

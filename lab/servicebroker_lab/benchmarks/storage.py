@@ -15,7 +15,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy, give_up_after
 from servicebroker.store import locks
 from servicebroker_lab.benchmarks.crowd import Crowd
-from servicebroker_lab.benchmarks.measured_system import Way, text_body
+from servicebroker_lab.benchmarks.measured_system import Implementation, text_body
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 from servicebroker_lab.benchmarks.servicebroker_system import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 
@@ -56,72 +56,86 @@ class Storage:
         self._body = text_body().encode()
         self._open = ExitStack()  # resources of the present condition
 
-    def subjects(self) -> dict[str, Way]:
-        """Return the measured way of each scenario."""
+    def subjects(self) -> dict[str, Implementation]:
+        """Return the measured implementation of each scenario."""
         receive = self.receive
         return {
-            "poison": Way(
+            "poison": Implementation(
                 "process(poison=policy)", "no message fails", self._rows, partial(self.work, give_up_after(3))
             ),
-            "storage-depth": Way("receive(top=1)", "10,000 times as deep", self._deep, receive),
-            "storage-groups": Way(
+            "storage-depth": Implementation("receive(top=1)", "10,000 times as deep", self._deep, receive),
+            "storage-groups": Implementation(
                 "receive(top=1)", "a group for each message", partial(self._fill_many, None), receive
             ),
-            "storage-locked": Way("receive(top=1)", "the oldest group, a long one, is locked", self._locked, receive),
-            "storage-held-read": Way(
+            "storage-locked": Implementation(
+                "receive(top=1)", "the oldest group, a long one, is locked", self._locked, receive
+            ),
+            "storage-held-read": Implementation(
                 "receive(top=10)", "an old transaction has read", partial(self._consumed, "select 1"), self.receive_tens
             ),
-            "storage-held-write": Way(
+            "storage-held-write": Implementation(
                 "receive(top=10)",
                 "an old transaction has written",
                 partial(self._consumed, "select pg_current_xact_id()"),
                 self.receive_tens,
             ),
-            "storage-crowd": Way(
+            "storage-crowd": Implementation(
                 "send, receive(top=1)",
                 "16 senders, 16 readers, each a process",
                 partial(self._crowded, 16),
                 self.run_crowd,
             ),
-            "storage-whole-group": Way(
+            "storage-whole-group": Implementation(
                 "receive()", "whole groups, a commit for each", self._dialogs, self.receive_groups
             ),
-            "storage-reuse-send": Way("send", "2 conversations", self._empty, partial(self.send_on, 2)),
-            "storage-reuse-receive": Way("receive()", "2 conversations", partial(self._sent, 2), self.receive_groups),
-            "storage-readers": Way(
+            "storage-reuse-send": Implementation("send", "2 conversations", self._empty, partial(self.send_on, 2)),
+            "storage-reuse-receive": Implementation(
+                "receive()", "2 conversations", partial(self._sent, 2), self.receive_groups
+            ),
+            "storage-readers": Implementation(
                 "receive(top=1)", "4 readers, 100 groups", partial(self._few, 100, 4), self.run_crowd
             ),
-            "storage-readers-one": Way(
+            "storage-readers-one": Implementation(
                 "receive(top=1)", "4 readers, 1 group", partial(self._few, 1, 4), self.run_crowd
             ),
         }
 
-    def baselines(self) -> dict[str, Way]:
+    def baselines(self) -> dict[str, Implementation]:
         """Return the baseline of each scenario."""
         receive = self.receive
-        held = Way("receive(top=10)", "no old transaction", partial(self._consumed, None), self.receive_tens)
+        held = Implementation("receive(top=10)", "no old transaction", partial(self._consumed, None), self.receive_tens)
         return {
-            "poison": Way("process", "no policy", self._rows, partial(self.work, None)),
-            "storage-depth": Way("receive(top=1)", "a shallow queue", partial(self._fill, GROUP_COUNT), receive),
-            "storage-groups": Way("receive(top=1)", "1,000 groups", partial(self._fill_many, GROUP_COUNT), receive),
-            "storage-locked": Way("receive(top=1)", "nothing is locked", partial(self._fill, GROUP_COUNT), receive),
+            "poison": Implementation("process", "no policy", self._rows, partial(self.work, None)),
+            "storage-depth": Implementation(
+                "receive(top=1)", "a shallow queue", partial(self._fill, GROUP_COUNT), receive
+            ),
+            "storage-groups": Implementation(
+                "receive(top=1)", "1,000 groups", partial(self._fill_many, GROUP_COUNT), receive
+            ),
+            "storage-locked": Implementation(
+                "receive(top=1)", "nothing is locked", partial(self._fill, GROUP_COUNT), receive
+            ),
             "storage-held-read": held,
             "storage-held-write": held,
-            "storage-crowd": Way(
+            "storage-crowd": Implementation(
                 "send, receive(top=1)",
                 "4 senders, 4 readers, each a process",
                 partial(self._crowded, 4),
                 self.run_crowd,
             ),
-            "storage-whole-group": Way("receive(top=1)", "a commit for each", self._dialogs, receive),
-            "storage-reuse-send": Way("begin_dialog, send", "one for each message", self._empty, self.send_anew),
-            "storage-reuse-receive": Way(
+            "storage-whole-group": Implementation("receive(top=1)", "a commit for each", self._dialogs, receive),
+            "storage-reuse-send": Implementation(
+                "begin_dialog, send", "one for each message", self._empty, self.send_anew
+            ),
+            "storage-reuse-receive": Implementation(
                 "receive()", "one for each message", partial(self._sent, None), self.receive_groups
             ),
-            "storage-readers": Way(
+            "storage-readers": Implementation(
                 "receive(top=1)", "1 reader, 100 groups", partial(self._few, 100, 1), self.run_crowd
             ),
-            "storage-readers-one": Way("receive(top=1)", "1 reader, 1 group", partial(self._few, 1, 1), self.run_crowd),
+            "storage-readers-one": Implementation(
+                "receive(top=1)", "1 reader, 1 group", partial(self._few, 1, 1), self.run_crowd
+            ),
         }
 
     def close(self) -> None:
@@ -258,15 +272,17 @@ class Storage:
 class Measured:
     """servicebroker under the conditions of a scenario, or of its baseline (by `name`)."""
 
-    def __init__(self, name: str, version: str, ways: dict[str, Way], close: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, version: str, implementations: dict[str, Implementation], close: Callable[[], None]
+    ) -> None:
         self.name = name
         self.version = version
-        self._ways = ways
+        self._implementations = implementations
         self._close = close
 
-    def ways(self, scenario: str) -> list[Way]:
-        """Return the way to do a scenario."""
-        return [self._ways[scenario]] if scenario in self._ways else []
+    def implementations(self, scenario: str) -> list[Implementation]:
+        """Return the implementations of a scenario."""
+        return [self._implementations[scenario]] if scenario in self._implementations else []
 
     def close(self) -> None:
         """Release the resources of the last condition."""

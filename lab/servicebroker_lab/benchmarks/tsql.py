@@ -10,7 +10,7 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.tokens import batches
-from servicebroker_lab.benchmarks.measured_system import System, Way, text_body
+from servicebroker_lab.benchmarks.measured_system import Implementation, System, text_body
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 
@@ -85,10 +85,10 @@ class Sending:
     def close(self) -> None:
         """Close nothing: the instance belongs to who opened it."""
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One, in the scenario `tsql-send`."""
         work = self._in_tsql if self.name == OURS else self._in_python
-        return [Way(self._label, "", self._empty, work)] if scenario == "tsql-send" else []
+        return [Implementation(self._label, "", self._empty, work)] if scenario == "tsql-send" else []
 
     def _empty(self, messages: int) -> None:
         while self._database.receive("TakingQueue"):
@@ -135,10 +135,10 @@ class Answering:
     def close(self) -> None:
         """Close nothing: the instance belongs to who opened it."""
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One, in the scenario `tsql-answer`."""
         work = self._in_tsql if self.name == OURS else self._in_python
-        return [Way(self._label, "", self._ask, work)] if scenario == "tsql-answer" else []
+        return [Implementation(self._label, "", self._ask, work)] if scenario == "tsql-answer" else []
 
     def _ask(self, messages: int) -> None:
         while self._database.receive("SendingQueue"):
@@ -177,10 +177,12 @@ class Calling:
     def close(self) -> None:
         """Close nothing: the instance belongs to who opened it."""
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One, in the scenario `tsql-catalog`."""
-        way = Way("EXEC", f"{self._procedures:,} procedures in the catalog", self._make, self._call)
-        return [way] if scenario == "tsql-catalog" else []
+        implementation = Implementation(
+            "EXEC", f"{self._procedures:,} procedures in the catalog", self._make, self._call
+        )
+        return [implementation] if scenario == "tsql-catalog" else []
 
     def _make(self, messages: int) -> None:
         if not self._made:
@@ -206,12 +208,12 @@ class Parsing:
     def close(self) -> None:
         """Do nothing: this system holds no resource."""
 
-    def ways(self, scenario: str) -> list[Way]:
+    def implementations(self, scenario: str) -> list[Implementation]:
         """One, in the scenario `tsql-parse`."""
-        way = Way(
+        implementation = Implementation(
             "batches, parse", f"a message is {MESSAGE_BYTES:,} bytes of a script", lambda messages: None, self._parse
         )
-        return [way] if scenario == "tsql-parse" else []
+        return [implementation] if scenario == "tsql-parse" else []
 
     def _parse(self, messages: int) -> int:
         left = messages * MESSAGE_BYTES

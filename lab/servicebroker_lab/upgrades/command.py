@@ -1,4 +1,4 @@
-"""`python -m servicebroker_lab.upgrades OLD`: two instances of an older version are upgraded while they talk."""
+"""`python -m servicebroker_lab.upgrades OLD`: upgrade two instances while they exchange messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def upgrades_command(
     messages: Annotated[int, typer.Option(help="Messages each way.")] = 10_000,
     as_json: JsonOption = False,
 ) -> None:
-    """Upgrade two instances in turn while they exchange messages; exit code 1 if one is lost, twice or out of order."""
+    """Upgrade two instances in turn while they exchange messages; exit code 1 unless all arrive once, in order."""
     source = old / "src"
     if not (source / "servicebroker").is_dir():
         raise typer.BadParameter(f"'{old}' is no checkout of servicebroker")
@@ -47,13 +47,13 @@ def upgrades_command(
         EmbeddedServer.start(Path(folder, "data")) as server,
     ):
         urls = [_database(server.url, name) for name in ("west", "east")]
-        found = run(urls, Path(folder), source.resolve(), messages // CONVERSATION_COUNT)
+        result = run(urls, Path(folder), source.resolve(), messages // CONVERSATION_COUNT)
     if as_json:
-        say_json(found)
+        say_json(result)
     else:
-        for name, value in found.items():
+        for name, value in result.items():
             say(f"{name}: {value}")
-    if not found["is_exact"]:
+    if not result["is_exact"]:
         raise typer.Exit(1)
 
 
@@ -71,9 +71,9 @@ class Side:
         """The address at which its daemon listens."""
         return f"TCP://127.0.0.1:{self.port}"
 
-    def make(self, service: str, far_service: str, address: str) -> None:
-        """Make its instance."""
-        self._ended(self._started(application.__file__, "make", self.url, service, far_service, address))
+    def create_instance(self, service: str, far_service: str, address: str) -> None:
+        """Create its instance, with a service and a route to the service at the address."""
+        self._wait_for(self._start_process(application.__file__, "make", self.url, service, far_service, address))
 
     def start(self) -> None:
         """Start daemon and program, and wait until the daemon listens."""
@@ -81,8 +81,8 @@ class Side:
         listen = ("--listen", f"127.0.0.1:{self.port}", "--encryption", "DISABLED")
         role, *arguments = self._role
         self._processes = [
-            self._started(*serve, *listen),
-            self._started(application.__file__, role, self.url, *arguments),
+            self._start_process(*serve, *listen),
+            self._start_process(application.__file__, role, self.url, *arguments),
         ]
         deadline = time.monotonic() + PROCESS_TIMEOUT_S
         while not _is_listened_to(self.port):
@@ -96,16 +96,16 @@ class Side:
         daemon, program = self._processes
         assert program.stdin is not None
         program.stdin.close()
-        self._ended(program)
+        self._wait_for(program)
         daemon.send_signal(signal.SIGTERM)
-        self._ended(daemon)
+        self._wait_for(daemon)
         self._processes = []
 
     def upgrade(self, source: Path) -> None:
-        """Stop all, bring the schema up to date, and start again with another version."""
+        """Stop daemon and program, upgrade the schema, and start again with another version."""
         self.stop()
         self._source = source
-        self._ended(self._started("-m", "servicebroker.cli.main", "init", "--instance", self.url))
+        self._wait_for(self._start_process("-m", "servicebroker.cli.main", "init", "--instance", self.url))
         self.start()
 
     def check(self) -> None:
@@ -124,22 +124,22 @@ class Side:
             process.wait()
 
     def rows(self, text: str) -> list[tuple[object, ...]]:
-        """Ask its database."""
+        """Run a query in its database."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             return connection.execute(text.encode()).fetchall()
 
     def count(self, table: str) -> int:
-        """Count what its program has noted."""
+        """Count the rows of a table that its program has written."""
         ((count,),) = self.rows(f"select count(*) from public.{table}")
         assert isinstance(count, int)
         return count
 
     def numbers(self, table: str) -> list[list[int]]:
-        """Return the noted numbers of each conversation, in their order."""
+        """Return the recorded numbers of each conversation, in the order of their rows."""
         rows = self.rows(f"select array_agg(number order by place) from public.{table} group by conversation")
         return [list(numbers) for (numbers,) in rows if isinstance(numbers, list)]
 
-    def _started(self, *words: str) -> subprocess.Popen[str]:
+    def _start_process(self, *words: str) -> subprocess.Popen[str]:
         with self._log.open("a") as log:
             return subprocess.Popen(
                 [sys.executable, *words],
@@ -150,7 +150,7 @@ class Side:
                 text=True,
             )
 
-    def _ended(self, process: subprocess.Popen[str]) -> None:
+    def _wait_for(self, process: subprocess.Popen[str]) -> None:
         if process.wait(PROCESS_TIMEOUT_S):
             raise self._failure()
         if process.stdin is not None:
@@ -161,17 +161,18 @@ class Side:
 
 
 def run(urls: Sequence[str], folder: Path, old: Path, count: int) -> dict[str, object]:
-    """Upgrade west after a third of the messages and east after two thirds. Return the ledger.
+    """Upgrade west after a third of the messages and east after two thirds.
 
     `urls` are of two empty databases, `old` is the folder of the older package, `count` the messages of a conversation.
+    Returns the counts, the schema versions, the seconds, and `is_exact`.
     """
     new, began = Path(servicebroker.__file__).parents[1], time.monotonic()
     west = Side("west", urls[0], folder, old, ("send", str(count)))
     east = Side("east", urls[1], folder, old, ("answer",))
     total = count * CONVERSATION_COUNT
     try:
-        west.make(WEST, EAST, east.address)
-        east.make(EAST, WEST, west.address)
+        west.create_instance(WEST, EAST, east.address)
+        east.create_instance(EAST, WEST, west.address)
         before = west.rows("select max(number) from servicebroker.migrations")
         for side in (west, east):
             side.start()
@@ -186,14 +187,14 @@ def run(urls: Sequence[str], folder: Path, old: Path, count: int) -> dict[str, o
         for side in (west, east):
             side.kill()
     whole = [list(range(count))] * CONVERSATION_COUNT
-    ledger = {"sent": west.numbers("sent"), "taken": east.numbers("taken"), "answered": west.numbers("taken")}
+    numbers = {"sent": west.numbers("sent"), "taken": east.numbers("taken"), "answered": west.numbers("taken")}
     return {
-        **{name: sum(map(len, numbers)) for name, numbers in ledger.items()},
+        **{name: sum(map(len, lists)) for name, lists in numbers.items()},
         "waiting": [side.rows("select count(*) from servicebroker.transmission_queue")[0][0] for side in (west, east)],
         "schema_before": before[0][0],
         "schema_after": west.rows("select max(number) from servicebroker.migrations")[0][0],
         "seconds": round(time.monotonic() - began),
-        "is_exact": all(numbers == whole for numbers in ledger.values()),
+        "is_exact": all(lists == whole for lists in numbers.values()),
     }
 
 
@@ -204,7 +205,7 @@ def _database(server: str, name: str) -> str:
 
 
 def _free_port() -> int:
-    """Return a free port that an endpoint may have: a dynamic one may not."""
+    """Return a free port below the dynamic range: an endpoint refuses dynamic ports, so port 0 does not help."""
     while True:
         port = random.SystemRandom().randrange(*PORT_RANGE)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -218,7 +219,7 @@ def _is_listened_to(port: int) -> bool:
 
 
 def _wait(west: Side, east: Side, answers: int) -> None:
-    """Wait until west has got so many answers."""
+    """Wait until west has received that many answers."""
     deadline = time.monotonic() + STEP_TIMEOUT_S
     while west.count("taken") < answers:
         west.check()

@@ -245,7 +245,8 @@ def _run_import(name: str, work: Callable[[], object]) -> None:
         work()
     except Exception as problem:
         raise InstanceError(
-            f"The procedures of '{name}' cannot be imported ({type(problem).__name__}: {problem})."
+            f"The procedures of '{name}' cannot be imported ({type(problem).__name__}: {problem}). Correct the module, "
+            "or its name after --procedures."
         ) from problem
 
 

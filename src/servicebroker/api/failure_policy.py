@@ -1,6 +1,8 @@
 # Made from aio/failure_policy.py by tools/make_sync.py: change that file, then run `make sync`.
 """Failures of a procedure: roll back to a savepoint, count the failure, and ask the retry policy for a verdict.
 
+A *turn* is one call of the procedure, with its messages, behind a savepoint (`turns.py`).
+
 A verdict says what happens to the failed message: `Retry`, `SetAside` (a dead letter), `EndWithError`, `Reply` or
 `Ignore`.
 
@@ -117,7 +119,7 @@ class FailureHandler:
         except (psycopg.Error, ServiceBrokerError) as problem:
             if not self._is_fault_of_messages(connection, problem, is_processed=is_processed):
                 raise
-        return len(messages) or len(self._processed)
+        return len(messages) or len(self._processed)  # none received: COMMIT of the processed ones was refused
 
     def commit(self, connection: DirectConnection) -> None:
         """Send the deferred COMMIT, since no RECEIVE follows."""
@@ -166,7 +168,7 @@ class FailureHandler:
                 turn.run(procedure)
             except BaseException as problem:
                 if stop.is_stop(problem):
-                    transaction._is_counted = False
+                    transaction._is_counted = False  # by poison detection, which counts rollbacks
                     raise
                 failure = as_exception(problem)
                 tracing.fail(transaction._processing, failure)
@@ -206,12 +208,11 @@ class FailureHandler:
         if connection.closed:
             poison.forget_commit(connection)
             return bool(messages) and self._note_lost(messages, problem)
-        if is_processed or poison.forget_commit(connection):  # this COMMIT, or the deferred one, was refused
+        if is_processed or poison.forget_commit(connection):  # this COMMIT, or the deferred one was refused
             self._remember_failure(messages, problem)
             return True
-        if len(messages) > 1 and is_transaction_conflict(
-            problem
-        ):  # caused by another transaction, or by one of the messages
+        # caused by another transaction, or by one of the messages
+        if len(messages) > 1 and is_transaction_conflict(problem):
             self._singles_left = len(messages)
             return True
         return False
@@ -261,7 +262,7 @@ class FailureHandler:
         previous = transaction._do(self._engine.find_failures(message)) or FailureRecord(0, now, text)
         record = previous._replace(failures=previous.failures + 1)
         failure = Failure(message, problem, record.failures, record.first_failed_at, record.first_error, now)
-        verdict = self._judge(failure, stop)
+        verdict = self._ask_policy(failure, stop)
         if isinstance(verdict, Retry):
             self._failing.add(message.conversation_handle)
             queue_id = self._queue_id()
@@ -279,7 +280,7 @@ class FailureHandler:
             turn.undo()
             self._carry_out(transaction, failure, record, SetAside())
 
-    def _judge(self, failure: Failure, stop: StopDetector) -> Verdict:
+    def _ask_policy(self, failure: Failure, stop: StopDetector) -> Verdict:
         """Return the verdict of the policy. If the policy raises an exception, use the default policy."""
         try:
             return checked_verdict(self._policy(failure))
@@ -294,7 +295,7 @@ class FailureHandler:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
         if is_of_schedule(message):
-            firing = transaction.run(TakeTurn.of(message))  # undone with the handler's work
+            firing = transaction.run(TakeTurn.of(message))  # again: the handler's own was rolled back with its work
             message = (firing and firing.given(message)) or message
             if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and continues
                 verdict = SetAside()

@@ -306,9 +306,11 @@ def _backup_certificate(instance: Network, operation: operations.BackupCertifica
 
 def _open(instance: Network, certificate: TransportCertificate, password: str | None) -> PrivateKey:
     """Return the private key of a certificate, from the key folder."""
-    file = (instance.key_folder()).find(certificate.facts.thumbprint)
+    folder = instance.key_folder()
+    file = folder.find(certificate.facts.thumbprint)
     if file is None:
-        raise BrokerError(15556, f"certificate '{certificate.name}'")
+        hint = f"The key folder {folder.path} has no file for it: open the instance with the right key folder (--keys)."
+        raise BrokerError(15556, f"certificate '{certificate.name}'", hint=hint)
     if certificate.by_password:
         password = checked_password("DECRYPTION BY PASSWORD", password)
     elif password is not None:

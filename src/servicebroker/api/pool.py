@@ -42,8 +42,10 @@ class ConversationPool:
 
     Transactions that send with the same key run one after the other. The last message of a conversation has the type
     `end_of_stream` (EMPTY, sent by the initiator). The target ends its side when it receives that message; `target`
-    makes a procedure for this. A program must call `answer` repeatedly: it sends `end_of_stream` when the time of a
-    conversation has passed, and ends this side.
+    makes a procedure for this.
+
+    A program must call `answer` repeatedly. It handles the DialogTimers, EndDialogs and Errors of the conversations:
+    it sends `end_of_stream` when the time of a conversation has passed, and ends this side.
 
     Args:
         database: the database of `from_service`.
@@ -211,7 +213,7 @@ class ConversationPool:
     ) -> UUID:
         if is_idle(transaction.connection):
             raise InstanceError("A pool sends only inside a transaction: begin a transaction on the connection first.")
-        session = self._session(transaction, key)
+        session = self._slot_key(transaction, key)
         handle, sent = transaction._do(recycling.use_conversation(self._address, session, messages))
         for _ in range(MAX_ATTEMPTS):
             if handle is None:
@@ -232,7 +234,7 @@ class ConversationPool:
             f"SEND failed on {MAX_ATTEMPTS} conversations in a row, at last with: {refused}"
         ) from refused
 
-    def _session(self, transaction: JoinedTransaction, key: str | None) -> str:
+    def _slot_key(self, transaction: JoinedTransaction, key: str | None) -> str:
         if key is not None:
             return f"key {names.checked('pool key', key)}"
         if self._turns is not None:

@@ -115,7 +115,7 @@ class JoinedTransaction(Verbs):
             InstanceError: the transaction is still open.
         """
         if not self.connection.closed and not is_idle(self.connection):
-            raise InstanceError("The transaction is still open: its group locks live until it ends.")
+            raise InstanceError("Commit or roll back first: a transaction holds its group locks until it ends.")
         with translated():
             session_locks.release(self.connection)
             if not self.connection.closed and not self.connection.autocommit:

@@ -86,13 +86,14 @@ class ShareProcess(RemoteRelay):
         try:
             if self._hear() != PROGRAM:
                 raise Unstartable(
-                    "Another version was installed since the daemon began, so no process can join it: start it again."
+                    "Another version was installed since the daemon began, so it can start no process: restart "
+                    "servicebroker serve."
                 )
             self._session = self._hear()
             self.take(self._hear())
         except ProcessExited as gone:
             if self._process.wait() >= 0:  # the process was not killed
-                raise Unstartable(f"A process {self.ending} as it began.") from gone
+                raise Unstartable(f"A process {self.ending} at its start. The log has the cause.") from gone
             raise
         self._is_ready = True
 

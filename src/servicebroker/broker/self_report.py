@@ -18,11 +18,11 @@ class SelfReport:
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._reports: dict[Subject, DaemonReport] = {}
-        self._shown: list[DaemonReport] | None = None
+        self._written: list[DaemonReport] | None = None
 
     def tell(self, subject: Subject, report: str) -> bool:
         """Set the report of a subject; '' removes it. Returns whether it has changed."""
-        if self._about(subject) == report:
+        if self._report_on(subject) == report:
             return False
         if report:
             self._reports[subject] = DaemonReport(subject, report, self._clock())
@@ -34,12 +34,15 @@ class SelfReport:
         """Return whether the subject has a report."""
         return subject in self._reports
 
-    def _about(self, subject: Subject) -> str:
+    def _report_on(self, subject: Subject) -> str:
         return self._reports[subject].report if subject in self._reports else ""
 
     def write(self, connection: psycopg.Connection[Any], *, anew: bool = False) -> None:
-        """Write the reports if one has changed. `anew`: write them in any case, for a new session with another pid."""
+        """Write the reports if one has changed.
+
+        `anew`: write them in any case. A new session needs this, since the rows belong to a pid.
+        """
         reports = list(self._reports.values())
-        if anew or reports != self._shown:
+        if anew or reports != self._written:
             show(connection, "daemon_reports", DaemonReport._fields, reports)
-            self._shown = reports
+            self._written = reports

@@ -1,7 +1,7 @@
 """Shell completion of the names of queues, services and databases.
 
 Completion must be fast, change nothing and print nothing. It connects to a server that runs already, never upgrades the
-schema, and offers no names if it cannot connect. Everybody who may create a queue chooses names, and zsh evaluates
+schema, and offers no names if it cannot connect. Any user who may create a queue chooses its name, and zsh evaluates
 the offered words. So only names without characters that are special in a shell are offered.
 """
 
@@ -18,7 +18,7 @@ import typer
 DEFAULT_INSTANCE = "servicebroker-data"  # a folder
 TIMEOUT_MS = 1000  # a user takes a longer wait for a hanging shell
 _PLAIN = re.compile(r"[\w./:@%+,][\w./:@%+,-]*")  # every shell reads it as one word, and not as an option
-_NAMES = {
+_NAMES = {  # each query gets both parameters: $1 the database, $2 the first id that is no system object
     "queue": (
         "select case q.schema_name when 'dbo' then q.name else q.schema_name || '.' || q.name end "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) where q.queue_id >= $2 "

@@ -78,7 +78,7 @@ class Health:
             return ""
         age_s = time.monotonic() - self._heartbeat_at
         if age_s > self._heartbeat_timeout_s:
-            return f"The program's loop has not turned for {age_s:.0f} seconds."
+            return f"The program's main loop has not completed a round for {age_s:.0f} seconds."
         return ""
 
     def readiness(self) -> str:

@@ -108,9 +108,7 @@ COMMANDS = {
     ),
     "tsql": CommandSource("tsql", "app", "T-SQL scripts: check which statements run here."),
     "route": CommandSource("route", "app", "Routes: the addresses of services, and why a message takes one."),
-    "send": CommandSource(
-        "messages", "send", "Send one message, on a new dialog or on a conversation, and print its handle."
-    ),
+    "send": CommandSource("messages", "send", "Send one message on a new or an existing conversation."),
     "receive": CommandSource(
         "messages",
         "receive",
@@ -214,10 +212,19 @@ def single_command(command: Callable[..., None], name: str | None = None) -> typ
 
 def _finish_help(name: str, command: Any) -> None:
     """Add the example to the help of a command and of its subcommands, and hide the values of flags."""
-    _hide_values_of_flags(command.get_params(typer.Context(command)))
-    command.epilog = f"Example: servicebroker {EXAMPLES[name]}" if name in EXAMPLES else None
+    parameters = command.get_params(typer.Context(command))
+    _hide_values_of_flags(parameters)
+    command.epilog = f"Example: servicebroker {_example(name, parameters)}" if name in EXAMPLES else None
     for subcommand_name, subcommand in getattr(command, "commands", {}).items():
         _finish_help(f"{name} {subcommand_name}", subcommand)
+
+
+def _example(name: str, parameters: list[Any]) -> str:
+    """Return the example of a command, with `--database` if it needs one. The page sets a variable instead."""
+    example = EXAMPLES[name]
+    has_database = {"-d", "--database"}.intersection(example.split())
+    needs_database = any(parameter.name == "database" and parameter.required for parameter in parameters)
+    return f"{example} --database Shop" if needs_database and not has_database else example
 
 
 def _hide_values_of_flags(parameters: list[Any]) -> None:

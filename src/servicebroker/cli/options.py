@@ -56,7 +56,8 @@ KeysOption = Annotated[
         "--keys",
         envvar="SERVICEBROKER_KEYS",
         metavar="DIR",
-        help="The folder of private keys. Default: `keys` in the data folder; for a URL a folder of the user.",
+        help="The folder of private keys. Default: `keys` in the data folder; for a URL "
+        "`~/.local/share/servicebroker/` and the instance's identifier.",
     ),
 ]
 HealthOption = Annotated[

@@ -181,7 +181,10 @@ class ObservedInstance(CachedSource):
                 if inspected is None:
                     raise InstanceError("The version of the schema could not be read: nothing was done. Try again.")
                 for finding in judge_schema(inspected.schema, this_version()):
-                    raise InstanceError(f"The schema: {finding.problem} No action can be taken here. {finding.advice}")
+                    raise InstanceError(
+                        "The dashboard can only show this instance, because of the number of its schema. "
+                        f"{finding.problem} {finding.advice}"
+                    )
                 self._instance = open_instance(self.target, upkeep=None)
             return self._instance
 

@@ -20,7 +20,9 @@ class ServiceBrokerError(Exception):
     """The base of all errors of this package. Long texts are cut to a maximum length."""
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(cut(argument, LONGEST_TEXT) if isinstance(argument, str) else argument for argument in arguments))
+        super().__init__(
+            *(cut(argument, LONGEST_TEXT) if isinstance(argument, str) else argument for argument in arguments)
+        )
 
 
 class InstanceError(ServiceBrokerError):
@@ -36,7 +38,7 @@ class Unreachable(InstanceError):
 
 
 class NotAdopted(InstanceError):
-    """The data folder or database holds a copy of an instance. `servicebroker instance adopt` makes it one of its own."""
+    """The data folder or database holds a copy of an instance: `servicebroker instance adopt` decides what it is."""
 
 
 class NoInstance(InstanceError):

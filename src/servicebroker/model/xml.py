@@ -53,7 +53,9 @@ codecs.register_error(_NO_CHARACTER_HANDLER, lambda problem: ("\ufffe", problem.
 
 
 def parse(content: bytes) -> etree._Element:
-    """Return the root of a document. Its byte order mark or declaration gives the encoding; UTF-16 is recognized without either.
+    """Return the root of a document.
+
+    Its byte order mark or declaration gives the encoding; UTF-16 is recognized without either.
 
     Raises:
         etree.XMLSyntaxError: the document is not well-formed, or exceeds libxml2's limits of size and depth.
@@ -87,7 +89,9 @@ def parse_content(body: bytes) -> etree._Element:
     start = _begin(body, coding)
     opened, closed = _wrapper_tags(coding)
     try:
-        content = etree.fromstring(b"".join((body[:start], opened, body[start:], closed)), _parser(coding.parser_encoding))
+        content = etree.fromstring(
+            b"".join((body[:start], opened, body[start:], closed)), _parser(coding.parser_encoding)
+        )
     except etree.XMLSyntaxError as problem:
         raise _not_well_formed(problem, body, start, coding) from None
     _check_depth(body, coding)
@@ -295,7 +299,9 @@ class SchemaCollection:
         texts = {locations[XML_NAMESPACE]: _schema(XML_NAMESPACE, _XML_ATTRIBUTES)}
         for namespace, documents in members.items():
             names = [f"{locations[namespace]}/{number}" for number, _ in enumerate(documents)]
-            texts[locations[namespace]] = _schema(namespace, "".join(f'<xs:include schemaLocation="{n}"/>' for n in names))
+            texts[locations[namespace]] = _schema(
+                namespace, "".join(f'<xs:include schemaLocation="{n}"/>' for n in names)
+            )
             for name, document in zip(names, documents, strict=True):
                 texts[name] = _with_locations(document.content, locations)
         imports = "".join(_import(namespace, locations[namespace]) for namespace in members)

@@ -178,7 +178,7 @@ class CreateTransportCertificate(_NewCertificate, Definition[bytes]):
     Args:
         authorization: the login of a peer with this certificate; the login needs CONNECT on the endpoint. Without a
             login, every peer with the certificate may connect.
-        subject: "CN=...", or a plain name, for a new certificate. Default: its name. The subject proves nothing.
+        subject: "CN=...", or a plain name, for a new certificate. Default: its name. Peers do not check it.
         start_date: the start of a new certificate's validity, with a time zone. Default: now; clocks of peers may be 10
             minutes behind.
         encryption_password: encrypts the private key. The endpoint cannot use the key before `alter_certificate` has

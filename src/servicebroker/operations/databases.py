@@ -16,16 +16,17 @@ class AlterDatabase(Definition[None]):
     Args:
         enable_broker: deliver messages, also those that wait in the transmission queue.
         disable_broker: let messages from and to this database wait in the transmission queue.
-        new_broker: set a new broker identifier, and remove every conversation without a message to its peer.
+        new_broker: set a new broker identifier, and remove every conversation. Their peers are not notified.
         error_broker_conversations: fail every conversation with the Error -9719, and its peer with -9720.
         honor_broker_priority: whether transmission to other instances follows the priorities.
-        trustworthy: whether T-SQL that runs as a user of the database (EXECUTE AS USER, modules, activation) has the
-            identity of the user's login in other databases, and dbo that of dbo. Otherwise it is guest there. Only
+        trustworthy: whether T-SQL that runs as a user of the database (EXECUTE AS USER, modules, activation) acts in
+            other databases as the user's login, and dbo as dbo. Otherwise it acts there as guest. Only
             administrators may change this.
-        read_only: whether writes into the database are refused with 3906, also in PostgreSQL; delivery stops meanwhile.
-            False is READ_WRITE.
-        no_wait: refuse `enable_broker`, `new_broker` and `read_only` (5070) if a running transaction has sent or
-            received messages in the database. Default: wait for the end of such transactions.
+        read_only: whether writes into the database are refused with 3906, also in PostgreSQL; delivery stops
+            meanwhile. READ_ONLY or READ_WRITE in T-SQL.
+        no_wait: fail with 5070 if a running transaction has sent or received messages in the database. Applies to
+            enabling the broker, a new broker identifier and read-only. Default: wait for the end of such
+            transactions.
         rollback_after: terminate the sessions of such transactions after this number of seconds; 0 is ROLLBACK
             IMMEDIATE.
 

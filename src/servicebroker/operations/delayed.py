@@ -16,7 +16,7 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessages(Operation[list[DelayedMessage]]):
-    """List delayed messages, and the messages queued behind them on their conversations, the next due one first.
+    """List delayed messages, and the messages queued behind them on their conversations, ordered by due time.
 
     Args:
         handle: a conversation; None for all conversations of the database.

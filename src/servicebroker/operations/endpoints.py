@@ -18,9 +18,9 @@ class CreateEndpoint(Definition[str | None]):
         listener_port: the TCP port, 1024 to 32767.
         listener_ip: the IP address to listen on; "ALL" for all addresses.
         state: STARTED, STOPPED (no connections in either direction) or DISABLED (peers get an error).
-        authentication: CERTIFICATE, optionally with the name of a certificate of this instance; WINDOWS, optionally
-            with NTLM, KERBEROS or NEGOTIATE (all three use the domain of this instance); or both, in the order in which
-            they are tried. Default: CERTIFICATE; WINDOWS for an instance in a domain without a certificate of its own.
+        authentication: CERTIFICATE, WINDOWS, or both; the first named is tried first. CERTIFICATE may name a
+            certificate of this instance. WINDOWS may name NTLM, KERBEROS or NEGOTIATE: all use its domain. Default:
+            CERTIFICATE; WINDOWS for an instance in a domain without a certificate of its own.
         encryption: the encryption of connections: REQUIRED, SUPPORTED or DISABLED.
         message_forwarding: ENABLED forwards messages for other instances, DISABLED refuses them.
         message_forward_size: the memory for messages in forwarding, in MB.
@@ -53,7 +53,8 @@ class AlterEndpoint(Definition[str | None]):
         listener_port: as for `create_endpoint`.
         listener_ip: as for `create_endpoint`.
         state: as for `create_endpoint`.
-        authentication: as for `create_endpoint`.
+        authentication: CERTIFICATE, WINDOWS, or both; the first named is tried first. CERTIFICATE may name a
+            certificate of this instance. WINDOWS may name NTLM, KERBEROS or NEGOTIATE: all use its domain.
         encryption: as for `create_endpoint`.
         message_forwarding: as for `create_endpoint`.
         message_forward_size: as for `create_endpoint`.

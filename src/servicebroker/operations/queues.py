@@ -74,10 +74,10 @@ class AlterQueue(Definition[None]):
 
     Args:
         name: `queue` or `schema.queue`.
-        status: OFF (False): RECEIVE raises 9617, and sent messages wait in the transmission queue. ON (True): these
-            messages are delivered in order.
-        retention: True keeps later received and sent messages visible until their conversation ends. False keeps
-            messages that are retained already until then.
+        status: whether the queue is on. While it is off, RECEIVE fails with 9617, and sent messages wait in the
+            transmission queue. Once it is on, these messages are delivered in order.
+        retention: whether messages that are received and sent from now on stay visible until their conversation ends.
+            Messages retained already stay until then in any case.
         poison_message_handling: whether five rollbacks in a row of receiving transactions disable the queue.
         activation: fields other than None change the activation; "DROP" removes it.
         rebuild: free the unused disk space of the queue's tables. Readers and senders wait meanwhile.

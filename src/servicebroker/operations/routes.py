@@ -43,7 +43,7 @@ class CreateRoute(Definition[None]):
 class AlterRoute(Definition[None]):
     """ALTER ROUTE: change clauses. The change applies to waiting messages, too.
 
-    A service, an instance or a lifetime cannot be removed: drop the route and create it again.
+    The service, the broker identifier and the lifetime cannot be reset: drop the route and create it again.
 
     Args:
         name: the name of the route, case-insensitive.
@@ -68,7 +68,7 @@ class AlterRoute(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropRoute(Named, Definition[None]):
-    """DROP ROUTE. Conversations without another matching route wait.
+    """DROP ROUTE. Messages of conversations that no other route matches wait.
 
     Raises:
         BrokerError: 15151 no such route.

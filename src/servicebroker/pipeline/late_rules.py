@@ -89,7 +89,9 @@ def _write_late(pipeline: Pipeline, rule: MessageRule) -> int:
             unreadable_files.extend(quarantine.write(unreadable) if unreadable.num_rows else ())
             yield rows
 
-    parts = newest_rows(table, readable()) if rule.key else readable()  # a key may occur in several queues
+    parts = (
+        newest_rows(table, readable()) if rule.key else readable()
+    )  # one key may come from several queues: keep its newest row
     files = [file for rows in parts if rows.num_rows for file in table.write(rows)]
     if unreadable_files:
         quarantine.commit(unreadable_files, f"replay {uuid.uuid4()}", 0)

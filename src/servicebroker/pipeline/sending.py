@@ -149,9 +149,9 @@ def _record_batch(sender: Sender, batch: int, staged: Sequence[Staged], messages
     difference = "other rows" if count == messages else f"{messages:,}"
     progress = f"goes on with batch {batch}" if last > batch else f"has {difference} for that batch"
     raise InstanceError(
-        f"Batch {last} of this query was sent already, with {count:,} rows, and its checkpoint {progress}: it is an "
-        "old copy, or not the only one. Nothing is sent: start the query with a new checkpoint location, after looking "
-        "which of its rows were sent."
+        f"Batch {last} of this query was sent already, with {count:,} rows, and its checkpoint {progress}. The "
+        "checkpoint is an old copy, or two queries use it. Nothing was sent. Find out which rows were sent, then start "
+        "the query with a new checkpoint location."
     )
 
 

@@ -347,7 +347,7 @@ class Connection:
             is_forwarded = frame.kind is FrameKind.FORWARDED
             return [Arrived(frame.body, is_forwarded)] if frame.is_intact else [Corrupted(len(frame.body))]
         if not frame.is_intact:
-            raise WireError(11235, f"the body of a {frame.kind.name} was changed under way")
+            raise WireError(11235, f"the body of a {frame.kind.name} was corrupted in transit")
         try:
             return self._take_control(frame, now)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:

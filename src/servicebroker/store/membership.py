@@ -206,7 +206,10 @@ class Membership:
         """
         domain = Domain(folder.absolute())
         if token is not None and not token.is_of(domain.authority.thumbprint):
-            raise DomainError(f"The token is not one of the domain {domain.name} in {folder}.")
+            raise DomainError(
+                f"The token is not one of the domain {domain.name} in {folder}: get one of that domain from its owner "
+                "(servicebroker domain invite)."
+            )
         self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
         if token is None:
             if not domain.holds_key:

@@ -16,8 +16,8 @@ import psycopg
 class StatementCounts:
     """Calls and seconds by the name of the statement. Any thread may use it.
 
-    Counting takes no lock, because each statement is counted. So the counts only grow, and `take` stores separately how
-    much it has returned.
+    `add` runs for every statement, so it takes no lock. Counts are never reset: `_taken` has how much `take` has
+    returned.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class StatementCounts:
         self._lock = threading.Lock()  # one caller of `take` or `put_back` at a time
 
     def add_all(self, counts: dict[str, tuple[int, float]]) -> None:
-        """Add statements that another process has run for this one."""
+        """Add statements that a child process has run for this process."""
         for name, (calls, seconds) in counts.items():
             count = self._counts.setdefault(name, [0, 0.0])
             count[0] += calls
@@ -40,14 +40,14 @@ class StatementCounts:
 
     def take(self) -> dict[str, tuple[int, float]]:
         """Return the counts since the last call."""
-        found = {}
+        increments = {}
         with self._lock:
             for name, (calls, seconds) in list(self._counts.items()):
                 before = self._taken.get(name, (0, 0.0))
                 if calls > before[0]:
-                    found[name] = int(calls - before[0]), seconds - before[1]
+                    increments[name] = int(calls - before[0]), seconds - before[1]
                     self._taken[name] = calls, seconds
-        return found
+        return increments
 
     def put_back(self, counts: dict[str, tuple[int, float]]) -> None:
         """Return counts that could not be written; the next `take` includes them."""
@@ -57,19 +57,19 @@ class StatementCounts:
                 self._taken[name] = before[0] - calls, before[1] - seconds
 
 
-Place = tuple[bytes, bytes, bytes]  # a database: the host and port of the server, and the name
+Place = tuple[bytes, bytes, bytes]  # identifies a database: the host and port of the server, and the name
 
-_REMEMBERED = "servicebroker_statement_counts"  # of a connection
+_CACHE_ATTRIBUTE = "servicebroker_statement_counts"  # the attribute of a connection that holds its counts
 _COUNTS: dict[Place, StatementCounts] = defaultdict(StatementCounts)
 os.register_at_fork(after_in_child=_COUNTS.clear)  # the parent writes the counts from before the fork
 
 
 def counts_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> StatementCounts:
     """Return the counts of the connection's database, cached on the connection for speed."""
-    remembered = connection.__dict__
-    counts: StatementCounts | None = remembered.get(_REMEMBERED)
+    attributes = connection.__dict__
+    counts: StatementCounts | None = attributes.get(_CACHE_ATTRIBUTE)
     if counts is None:
-        counts = remembered[_REMEMBERED] = counts_at(place_of(connection))
+        counts = attributes[_CACHE_ATTRIBUTE] = counts_at(place_of(connection))
     return counts
 
 

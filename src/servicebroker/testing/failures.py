@@ -128,8 +128,8 @@ def _failed(transaction: Transaction, message: Message, problem: Exception, poli
         memory.retry_at[message.conversation_group_id] = now + timedelta(seconds=verdict.after)
         if record.failures > MAX_TRIES_AT_ONCE and verdict.after == 0:
             raise InstanceError(
-                f"The policy has retried a message {record.failures} times at the same time of the clock: let it "
-                "return another verdict, or Retry with a pause."
+                f"The policy has retried a message {record.failures} times without an advance of the test clock: "
+                "return Retry with a pause, SetAside or Ignore."
             )
         raise PutBack
     memory.failures.pop(_key(message), None)

@@ -48,7 +48,7 @@ _BY_LANGUAGE = {
 }  # fmt: skip
 ORDERS = ("mdy", "dmy", "ymd", "ydm", "myd", "dym")
 
-# the order for conversions on assignment, which know no session
+# the session's date order, for conversions on assignment, which get no session
 DATE_ORDER: ContextVar[str] = ContextVar("date_order", default="mdy")
 
 _ZERO = datetime(1900, 1, 1)  # the date of a text without one
@@ -75,7 +75,7 @@ _TIME = re.compile(
 )
 _NUMBERS = re.compile(r"(\d{1,4})\s*([-/.])\s*(\d{1,2})\s*\2\s*(\d{1,4})")
 _DIGITS = re.compile(r"\d{4}|\d{6}|\d{8}")
-_NAMED = re.compile(r"\d{1,4}|[A-Za-z]{3,9}")
+_WORD = re.compile(r"\d{1,4}|[A-Za-z]{3,9}")
 
 
 def settings_of_language(name: str) -> DateSettings | None:
@@ -86,7 +86,7 @@ def settings_of_language(name: str) -> DateSettings | None:
 def parse_date_text(text: str, *, is_legacy: bool) -> datetime:
     """Return the date and time in a text without an offset.
 
-    `is_legacy` is True for datetime and smalldatetime, which read 2024-02-03 by the order too.
+    `is_legacy`: for datetime and smalldatetime, where DATEFORMAT decides between month and day in 2024-02-03 too.
 
     Raises:
         ValueError: the text has no date and no time, or one that does not exist.
@@ -121,11 +121,11 @@ def _parse_day(text: str, *, is_legacy: bool) -> datetime:
         return datetime(_whole_year(year, len(text) - 4 if len(text) > 4 else 4), month, day)
     numbers = _NUMBERS.fullmatch(text)
     if numbers is not None:
-        return _ordered(numbers[1], numbers[3], numbers[4], is_legacy=is_legacy)
-    return _named(text)
+        return _parse_numeric_date(numbers[1], numbers[3], numbers[4], is_legacy=is_legacy)
+    return _parse_month_name_date(text)
 
 
-def _ordered(*written: str, is_legacy: bool) -> datetime:
+def _parse_numeric_date(*written: str, is_legacy: bool) -> datetime:
     """Return the date of three numbers. A year of four digits may come first or last, whatever the order."""
     order = DATE_ORDER.get()
     day_first = order.index("d") < order.index("m")
@@ -139,10 +139,10 @@ def _ordered(*written: str, is_legacy: bool) -> datetime:
     return datetime(_whole_year(int(parts["y"]), len(parts["y"])), int(parts["m"]), int(parts["d"]))
 
 
-def _named(text: str) -> datetime:
+def _parse_month_name_date(text: str) -> datetime:
     """Return the date of a text with the name of a month: Feb 3, 2024; 3 February 2024; 03-Feb-2024; 2024 Feb."""
     words = re.split(r"[\s,/.-]+", text.strip(" ,"))
-    if not 2 <= len(words) <= 3 or not all(_NAMED.fullmatch(word) for word in words):
+    if not 2 <= len(words) <= 3 or not all(_WORD.fullmatch(word) for word in words):
         raise ValueError(text)
     names = [word.lower() for word in words if word.isalpha()]
     numbers = [word for word in words if not word.isalpha()]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-MUTATOR = "tsql_modify"  # replaces modify() in an expression of SET, the only place that allows it
+MUTATOR = "tsql_modify"  # replaces the method name modify of xml in SET, the only clause that allows it
 
 
 @dataclass(frozen=True, slots=True)

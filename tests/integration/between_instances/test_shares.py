@@ -439,7 +439,7 @@ HINDRANCES = pytest.mark.parametrize(
             "The daemon cannot start another process: [Errno 11] Resource temporarily unavailable.",
         ),
         (processes, "PROGRAM", [], "Another version was installed since the daemon began"),
-        (processes, "MODULE", "no_such_module", "A process ended with exit code 1 as it began."),
+        (processes, "MODULE", "no_such_module", "A process ended with exit code 1 at its start."),
     ],
     ids=["none", "another version", "broken"],
 )

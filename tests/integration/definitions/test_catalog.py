@@ -39,15 +39,15 @@ def test_each_database_has_a_guid_of_its_own_that_stays(instance: sb.Instance) -
     instance.database("GuidB", create=True)
     before = guids()
     assert len(set(before)) == 2
-    with sb.open(instance.url) as again:
-        again.database("guida", create=True)
+    with sb.open(instance.url) as second_instance:
+        second_instance.database("guida", create=True)
     assert guids() == before
 
 
 def test_a_database_is_found_without_regard_to_case(instance: sb.Instance) -> None:
-    made = instance.database("CaSe", create=True)
-    assert instance.database("case").database_id == made.database_id
-    assert instance.database("CASE", create=True).database_id == made.database_id
+    created = instance.database("CaSe", create=True)
+    assert instance.database("case").database_id == created.database_id
+    assert instance.database("CASE", create=True).database_id == created.database_id
 
 
 def test_msdb_is_always_there(instance: sb.Instance) -> None:
@@ -65,8 +65,8 @@ def test_a_database_that_does_not_exist(instance: sb.Instance) -> None:
 
 
 def test_a_database_made_by_many_threads_is_made_once(instance: sb.Instance) -> None:
-    made = [in_thread(instance.database, "Contested", create=True) for _ in range(6)]
-    assert len({future.result(10).database_id for future in made}) == 1
+    futures = [in_thread(instance.database, "Contested", create=True) for _ in range(6)]
+    assert len({future.result(10).database_id for future in futures}) == 1
 
 
 @pytest.mark.feature(11, 44)
@@ -129,7 +129,7 @@ def test_a_contract_needs_its_types_and_an_initiator(database: sb.Database) -> N
 
 
 @pytest.mark.feature(12)
-def test_a_contract_says_who_sends_what_for_ever(database: sb.Database) -> None:
+def test_a_contract_fixes_who_sends_each_type(database: sb.Database) -> None:
     database.create_contract("//says", {ORDER: "INITIATOR", REPLY: "TARGET", MARK: "ANY"})
     text = (
         "select t.name, u.is_sent_by_initiator, u.is_sent_by_target from sys.service_contract_message_usages u "
@@ -152,9 +152,9 @@ def test_a_contract_says_who_sends_what_for_ever(database: sb.Database) -> None:
     assert not hasattr(database, "alter_contract")
     with refused(2714, "//says"):
         database.create_contract("//says", {ORDER: "ANY"})
-    for wrong, number in (({ORDER: "TARGET"}, 8492), ([(ORDER, "ANY"), (ORDER, "TARGET")], 8403)):
-        with refused(number):
-            database.create_contract("//wrong", wrong)
+    for usages, error_number in (({ORDER: "TARGET"}, 8492), ([(ORDER, "ANY"), (ORDER, "TARGET")], 8403)):
+        with refused(error_number):
+            database.create_contract("//wrong", usages)
     with refused(3716, "//says"):
         database.drop_contract("//says")
     database.drop_service("//says")
@@ -195,12 +195,12 @@ ODD_NAMES = ["we\"ird'queue", "größe 大", "x" * 128, "SELECT", "{id}$1%s\\", 
 
 @pytest.mark.feature(25)
 def test_a_queue_can_be_read_under_its_own_name(instance: sb.Instance, database: sb.Database) -> None:
-    for place, name in enumerate(ODD_NAMES[:-1]):
-        written = "[" + name.replace("]", "]]") + "]"
-        database.create_queue(written)
+    for index, name in enumerate(ODD_NAMES[:-1]):
+        quoted_name = "[" + name.replace("]", "]]") + "]"
+        database.create_queue(quoted_name)
         service = f"{name[:100]} service"
-        database.create_service(service, written, [CONTRACT])
-        database.send(begin(database, service), ORDER, b"%d" % place)
+        database.create_service(service, quoted_name, [CONTRACT])
+        database.send(begin(database, service), ORDER, b"%d" % index)
         schema, view = query(
             database,
             "select postgres_schema, postgres_name from servicebroker.queues where database_id = %s and name = %s",
@@ -213,9 +213,9 @@ def test_a_queue_can_be_read_under_its_own_name(instance: sb.Instance, database:
         with instance.connection() as connection:
             text = "select message_body, service_name, status from {}.{}"
             rows = connection.execute(sql.SQL(text).format(sql.Identifier(schema), sql.Identifier(view))).fetchall()
-        assert rows == [(b"%d" % place, service, 1)]
-        (message,) = database.receive(written)
-        assert message.message_body == b"%d" % place
+        assert rows == [(b"%d" % index, service, 1)]
+        (message,) = database.receive(quoted_name)
+        assert message.message_body == b"%d" % index
     with refused(2714):
         database.create_queue("select")
 
@@ -263,7 +263,7 @@ def test_a_queue_that_is_refused(database: sb.Database) -> None:
         database.receive("NoQueue")
 
 
-def test_a_database_whose_name_is_kept_by_postgresql(instance: sb.Instance) -> None:
+def test_a_database_name_like_a_reserved_schema(instance: sb.Instance) -> None:
     for name in ("pg", "pg_catalog", "information"):
         database = instance.database(name, create=True)
         database.create_queue("schema.Q")

@@ -1,6 +1,6 @@
 """The search of the site: the words that newcomers know lead to the right page first.
 
-The site is built once, and the program that answers in the browser runs in Node.
+The site is built once, and its search worker (JavaScript) runs in Node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytest.importorskip("material")
 pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")]
 
 ROOT = Path(__file__).parents[3]
-FIRST = {
+FIRST_RESULT = {
     "dead letter": "how-to/dead-letters/",
     "timeout": "how-to/retry/",
     "retry": "how-to/retry/",
@@ -37,25 +37,26 @@ FIRST = {
     "rabbitmq": "how-to/coming-from/",
     "request": "how-to/request-and-reply/",
 }
-ASK = """
+SEARCH_SCRIPT = """
 const fs = require("fs"), vm = require("vm"), path = require("path");
 const [site, queries] = [process.argv[1], JSON.parse(process.argv[2])];
 const folder = path.join(site, "assets/javascripts/workers");
 const file = fs.readdirSync(folder).find((name) => name.endsWith(".min.js"));
 const index = JSON.parse(fs.readFileSync(path.join(site, "search/search_index.json"), "utf8"));
-const heard = [], answers = [];
+const listeners = [], answers = [];
 const scope = {
-  addEventListener: (kind, listener) => heard.push(listener), postMessage: (said) => answers.push(said), console,
+  addEventListener: (kind, listener) => listeners.push(listener), postMessage: (data) => answers.push(data),
+  console,
 };
 scope.self = scope;
 vm.runInNewContext(fs.readFileSync(path.join(folder, file), "utf8"), scope);
-const tell = async (said) => { for (const listener of heard) await listener({ data: said }); return answers.at(-1); };
+const post = async (data) => { for (const listener of listeners) await listener({ data }); return answers.at(-1); };
 (async () => {
-  await tell({ type: 0, data: { ...index, options: { suggest: false } } });
-  const found = {};
+  await post({ type: 0, data: { ...index, options: { suggest: false } } });  // 0: load the index, 2: query
+  const results = {};
   for (const query of queries)
-    found[query] = (await tell({ type: 2, data: query })).data.items.map((page) => page[0].location);
-  console.log(JSON.stringify(found));
+    results[query] = (await post({ type: 2, data: query })).data.items.map((page) => page[0].location);
+  console.log(JSON.stringify(results));
 })();
 """
 
@@ -69,9 +70,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_words_lead_to_the_right_page_first(site: Path) -> None:
-    asked = ["node", "-e", ASK, str(site), json.dumps(list(FIRST))]
-    found = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
-    assert {query: next(iter(pages), "").partition("#")[0] for query, pages in found.items()} == FIRST
+    command = ["node", "-e", SEARCH_SCRIPT, str(site), json.dumps(list(FIRST_RESULT))]
+    results = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert {query: next(iter(pages), "").partition("#")[0] for query, pages in results.items()} == FIRST_RESULT
 
 
 def test_pages_for_those_who_change_the_product_are_not_searched(site: Path) -> None:

@@ -105,7 +105,7 @@ def test_switching_a_queue(database: sb.Database, browser: Browser) -> None:
 
 
 def test_acts_that_cannot_be_undone_ask_first(database: sb.Database, browser: Browser) -> None:
-    """The button is below a second press, and names the object."""
+    """Each such button appears after a first click, and its label names the object."""
     handle = begin(database)
     database.send(handle, ORDER, b"1")
     database.process(STOCK_QUEUE, lambda tx, messages: 1 / 0, poison=lambda failure: sb.SetAside())
@@ -167,12 +167,12 @@ def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: B
             "i/0/conversations",
             "i/0/statements",
             "i/0/dead-letters",
-        ):  # some of all conversations
+        ):  # these pages list only some conversations, so the name may be missing
             assert MARKUP in page.text_content(), path
     assert MARKUP in browser.text("i/0/conversation", handle=far)
     assert "ON" in browser.press(
         browser.page("i/0/queue", database=database.name, queue=f"dbo.{queue}"), "switch"
-    )  # a form carries the name as it is
+    )  # the form posts the name unescaped
 
 
 def test_of_a_large_body_the_beginning_is_fetched(database: sb.Database, browser: Browser) -> None:

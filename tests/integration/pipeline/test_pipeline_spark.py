@@ -253,7 +253,11 @@ def test_a_wrong_option_is_one_clear_sentence(feed, spark):
 
 def sender(feed, **more):
     place = {"instance": feed.options["instance"], "database": feed.options["database"]}
-    return place | {"fromService": feed.from_service, "toService": feed.to_service, "contract": "Lines", "messageType": LINE} | more
+    return (
+        place
+        | {"fromService": feed.from_service, "toService": feed.to_service, "contract": "Lines", "messageType": LINE}
+        | more
+    )
 
 
 def everything(feed):

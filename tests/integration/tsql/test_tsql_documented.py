@@ -7,7 +7,7 @@ import re
 import pytest
 
 import servicebroker as sb
-from tsql_support import create_database, failing, rows, output_of
+from tsql_support import create_database, failing, output_of, rows
 
 _COUNT = iter(range(1000))
 

@@ -10,7 +10,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import one, rows, output_of
+from tsql_support import one, output_of, rows
 
 D = Decimal
 
@@ -30,7 +30,10 @@ def test_defaults_are_called_as_they_were_named(db: sb.Database) -> None:
     assert one(db, "SELECT name FROM sys.objects WHERE type = 'D' AND name LIKE 'DF[_][_]Kept[_][_]b[_][_]%'")
     assert one(db, "SELECT OBJECT_NAME(OBJECT_ID('dbo.DF_Kept_c', 'D'))") == "DF_Kept_c"
     assert output_of(db, "ALTER TABLE Kept ADD DEFAULT 1 FOR a") == [1781, 1750]
-    assert output_of(db, "IF OBJECT_ID('DF_Kept_c') IS NOT NULL ALTER TABLE Kept DROP CONSTRAINT DF_Kept_c, DF_Kept_a") == []
+    assert (
+        output_of(db, "IF OBJECT_ID('DF_Kept_c') IS NOT NULL ALTER TABLE Kept DROP CONSTRAINT DF_Kept_c, DF_Kept_a")
+        == []
+    )
     db.execute_tsql("""
     DECLARE @name sysname, @sql nvarchar(max)
     SELECT @name = d.name FROM sys.default_constraints d JOIN sys.columns c ON c.default_object_id = d.object_id
@@ -73,9 +76,9 @@ def test_select_into_keeps_the_types(db: sb.Database) -> None:
     assert rows(db, "SELECT h, SQL_VARIANT_PROPERTY(h, 'BaseType'), d, DATALENGTH(d) FROM Copy") == [
         (7, "int", "ab   ", 10)
     ]
-    assert output_of(db, "INSERT Copy (f, j, k) VALUES ('y', 'm', 0x01); SELECT MAX(n), SCOPE_IDENTITY() FROM Copy") == [
-        [(6, 6)]
-    ]
+    assert output_of(
+        db, "INSERT Copy (f, j, k) VALUES ('y', 'm', 0x01); SELECT MAX(n), SCOPE_IDENTITY() FROM Copy"
+    ) == [[(6, 6)]]
 
 
 def test_temporary_tables_may_have_any_name(db: sb.Database) -> None:
@@ -95,9 +98,9 @@ def test_the_sign_of_an_escape_is_one(db: sb.Database) -> None:
     assert sorted(rows(db, found)) == [("50%",), ("5_0",)]
     for sign in ("''", "'~~'"):
         assert output_of(db, f"SELECT v FROM Said WHERE v LIKE '%~%' ESCAPE {sign}") == [506]
-        assert output_of(db, f"DECLARE @sign varchar(5) = {sign}; SELECT v FROM Said WHERE v LIKE '%~%' ESCAPE @sign") == [
-            506
-        ]
+        assert output_of(
+            db, f"DECLARE @sign varchar(5) = {sign}; SELECT v FROM Said WHERE v LIKE '%~%' ESCAPE @sign"
+        ) == [506]
 
 
 def test_what_is_not_there_says_what_it_is(db: sb.Database) -> None:
@@ -272,7 +275,9 @@ def test_xml_of_a_schema_collection_is_xml(db: sb.Database) -> None:
 def test_dbo_may_be_said_to_grant(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Granted (a int)")
     assert (
-        output_of(db, "GRANT SELECT ON [dbo].[Granted] TO [public] AS [dbo]; REVOKE SELECT ON Granted FROM public AS dbo")
+        output_of(
+            db, "GRANT SELECT ON [dbo].[Granted] TO [public] AS [dbo]; REVOKE SELECT ON Granted FROM public AS dbo"
+        )
         == []
     )
     assert output_of(db, "GRANT SELECT ON Granted TO public AS nobody") == [40515]
@@ -396,7 +401,9 @@ def test_unique_columns_hold_one_null(db: sb.Database) -> None:
 
 
 def test_sysname_takes_no_null_of_itself(db: sb.Database) -> None:
-    assert output_of(db, "CREATE TABLE Called (a int, b sysname, c sysname NULL); INSERT Called (a) VALUES (1)") == [515]
+    assert output_of(db, "CREATE TABLE Called (a int, b sysname, c sysname NULL); INSERT Called (a) VALUES (1)") == [
+        515
+    ]
     assert output_of(db, "INSERT Called (a, b) VALUES (1, 'x')") == []
 
 

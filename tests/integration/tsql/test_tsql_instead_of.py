@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from tsql_support import create_database, rows, output_of
+from tsql_support import create_database, output_of, rows
 
 TABLES = """
 CREATE TABLE dbo.People (Id INT PRIMARY KEY, Name NVARCHAR(20) NOT NULL);

@@ -15,7 +15,7 @@ from servicebroker.cli.main import app
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import error_number, one, texts, output_of
+from tsql_support import error_number, one, output_of, texts
 
 LEAVING = """
 DECLARE @n INT = 0

@@ -6,7 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from tsql_support import create_database, rows, output_of
+from tsql_support import create_database, output_of, rows
 
 _COUNT = iter(range(1000))
 

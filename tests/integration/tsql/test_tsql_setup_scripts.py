@@ -60,7 +60,9 @@ def test_a_program_of_query_notifications_gets_its_permissions(database: sb.Data
     GRANT VIEW ANY COLUMN MASTER KEY DEFINITION TO public
     """
     assert [said for said in output_of(database, script) if isinstance(said, int)] == []
-    assert output_of(database, "GRANT RECEIVE ON Nowhere TO Watcher GRANT RECEIVE ON sys.objects TO Watcher")[:1] == [15151]
+    assert output_of(database, "GRANT RECEIVE ON Nowhere TO Watcher GRANT RECEIVE ON sys.objects TO Watcher")[:1] == [
+        15151
+    ]
     assert output_of(database, "GRANT CONTROL ON QueryNotificationErrorsQueue TO Watcher") == [9663]
 
 

@@ -256,7 +256,11 @@ def test_insert_exec_takes_values_of_all_types(database: sb.Database) -> None:
         "'20240203', '10:20', '20240203 10:20', '20240203', '20240203', 1, 9999999999, 1.5, 2.5, NEWID(), 0x12, '<a/>'"
     )
     columns = ", ".join(f"c{number} {of}" for number, of in enumerate(types.split(", ")))
-    output_of(database, f"CREATE TABLE Kinds ({columns}) CREATE TABLE Copied ({columns}) INSERT Kinds VALUES ({values})")
+    output_of(
+        database, f"CREATE TABLE Kinds ({columns}) CREATE TABLE Copied ({columns}) INSERT Kinds VALUES ({values})"
+    )
     output_of(database, "INSERT Kinds DEFAULT VALUES")
     assert output_of(database, "INSERT Copied EXEC('SELECT * FROM Kinds') SELECT @@ROWCOUNT") == [[(2,)]]
-    assert output_of(database, "SELECT * FROM Copied ORDER BY c6") == output_of(database, "SELECT * FROM Kinds ORDER BY c6")
+    assert output_of(database, "SELECT * FROM Copied ORDER BY c6") == output_of(
+        database, "SELECT * FROM Kinds ORDER BY c6"
+    )

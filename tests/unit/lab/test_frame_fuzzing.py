@@ -1,4 +1,4 @@
-"""The fuzzer of frames: a sample of its cases, and that it finds what it is there for."""
+"""Run a sample of the frame fuzzer's cases, and check that it notices two removed limits."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ CASE_COUNT, STEP_COUNT = 20, 100
 
 
 def test_sequences_of_frames_break_nothing() -> None:
-    sums: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for number in range(CASE_COUNT):
         outcome = judge(number, STEP_COUNT)
         assert not isinstance(outcome, Failure), outcome
-        sums += outcome
-    assert sums["frames"] > CASE_COUNT * STEP_COUNT
-    assert {"refused with 10928", "refused with 11235", "refused with 11210"} <= sums.keys()
+        totals += outcome
+    assert totals["frames"] > CASE_COUNT * STEP_COUNT
+    # a limit, a malformed frame, an unknown service
+    assert {"refused with 10928", "refused with 11235", "refused with 11210"} <= totals.keys()
 
 
 @pytest.mark.parametrize(
-    ("of", "name", "broken", "problem"),
+    ("owner", "name", "broken", "problem"),
     [
         (MessageOpener, "_over_budget", lambda *_: None, "openings"),
         (Incoming, "_is_shaped", lambda *_: 1 / 0, "ZeroDivisionError"),
     ],
 )
-def test_a_bound_that_is_gone_is_found(
-    monkeypatch: pytest.MonkeyPatch, of: type, name: str, broken: object, problem: str
+def test_the_fuzzer_notices_a_removed_limit(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: object, problem: str
 ) -> None:
-    monkeypatch.setattr(of, name, broken)
-    monkeypatch.setattr(trials, "BUDGET", trials.BUDGET._replace(openings=2))
+    monkeypatch.setattr(owner, name, broken)
+    monkeypatch.setattr(
+        trials, "BUDGET", trials.BUDGET._replace(openings=2)
+    )  # conversations without a delivered message
     outcomes = [judge(number, STEP_COUNT) for number in range(3)]
     assert any(isinstance(one, Failure) and problem in one.problem for one in outcomes), outcomes

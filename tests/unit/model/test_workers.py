@@ -1,4 +1,4 @@
-"""Workers as values: what is registered, what is refused, and what becomes of failures by default."""
+"""Worker objects without a database: registration, refused arguments, the default failure policy."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ NOW = datetime.now(UTC)
 
 def failure(error: Exception, count: int) -> sb.Failure:
     message: Any = None
-    return sb.Failure(message, error, count, NOW, "", NOW)
+    return sb.Failure(message, error, count, first_failed_at=NOW, first_error="", now=NOW)
 
 
-def test_by_default_it_is_tried_ever_later_and_then_set_aside() -> None:
-    judge = sb.Worker("Q").poison
-    verdicts = [judge(failure(ValueError(), count)) for count in range(1, 7)]
+def test_the_default_policy_retries_with_growing_pauses_and_then_sets_aside() -> None:
+    policy = sb.Worker("Q").poison
+    verdicts = [policy(failure(ValueError(), count)) for count in range(1, 7)]
     assert verdicts == [*(sb.Retry(after) for after in (1, 2, 4, 8, 16)), sb.SetAside()]
 
 
-def test_no_second_try_where_none_can_help() -> None:
-    judge = sb.Worker("Q").poison
-    assert judge(failure(sb.BrokerError(8429, "DI"), 1)) == sb.SetAside()
-    assert judge(failure(sb.BrokerError(8426, "x"), 1)) == sb.SetAside()
-    assert judge(failure(sb.BrokerError(1205, 1, "lock"), 1)) == sb.Retry(1)
+def test_the_default_policy_does_not_retry_a_permanent_error() -> None:
+    policy = sb.Worker("Q").poison
+    assert policy(failure(sb.BrokerError(8429, "DI"), 1)) == sb.SetAside()
+    assert policy(failure(sb.BrokerError(8426, "x"), 1)) == sb.SetAside()
+    assert policy(failure(sb.BrokerError(1205, 1, "lock"), 1)) == sb.Retry(1)
 
 
 def test_a_pause_doubles_up_to_a_minute() -> None:
-    judge = sb.give_up_after(1_000_000, pause=10)
-    assert [judge(failure(ValueError(), count)).after for count in (1, 2, 3, 4, 9_999)] == [10, 20, 40, 60, 60]
+    policy = sb.give_up_after(1_000_000, pause=10)
+    assert [policy(failure(ValueError(), count)).after for count in (1, 2, 3, 4, 9_999)] == [10, 20, 40, 60, 60]
     assert sb.give_up_after(2, pause=300)(failure(ValueError(), 2)) == sb.Retry(300)
     assert sb.give_up_after(2)(failure(ValueError(), 2)) == sb.Retry(0)
 
@@ -72,7 +72,7 @@ def test_refused_arguments(make: Any) -> None:
         make()
 
 
-def test_the_other_form_is_refused() -> None:
+def test_a_blocking_handler_is_refused_under_asyncio() -> None:
     worker = sb.Worker("Q")
     worker.on()(lambda tx, message: None)
     worker.check(is_async=False)

@@ -32,59 +32,59 @@ def ask(port: int, path: str) -> tuple[int, str]:
             return refused.code, refused.read().decode()
 
 
-def hangs(health: Health) -> None:
+def make_hang(health: Health) -> None:
     health.begin(None)
     health._heartbeat_at = -module.HEARTBEAT_TIMEOUT_S
 
 
-def lacks_processes(health: Health) -> None:
+def remove_processes(health: Health) -> None:
     health.begin(None)
     health.is_working = never
 
 
 @pytest.mark.parametrize(
-    ("happens", "is_ending", "live", "ready"),
+    ("prepare", "is_ending", "live", "ready"),
     [
         (lambda health: None, False, "", "has not begun"),
         (lambda health: health.begin(None), False, "", ""),
         (lambda health: health.begin(None), True, "", "is ending"),
         (lambda health: health.begin(NOWHERE), False, "", "PostgreSQL gives no answer: see the log"),
-        (lacks_processes, False, "", "are missing"),
-        (hangs, False, "has not turned", "has not turned"),
-        (hangs, True, "", "is ending"),
+        (remove_processes, False, "", "are missing"),
+        (make_hang, False, "has not completed a round", "has not completed a round"),
+        (make_hang, True, "", "is ending"),
     ],
 )
-def test_what_probes_are_told(happens: Callable[[Health], None], is_ending: bool, live: str, ready: str) -> None:
+def test_probe_answers(prepare: Callable[[Health], None], is_ending: bool, live: str, ready: str) -> None:
     health = Health(lambda: is_ending)
-    happens(health)
-    for said, expected in ((health.liveness(), live), (health.readiness(), ready)):
-        assert (expected in said) if expected else (said == "")
+    prepare(health)
+    for answer, expected in ((health.liveness(), live), (health.readiness(), ready)):
+        assert (expected in answer) if expected else (answer == "")
 
 
-def test_a_loop_that_may_wait_for_connections_has_longer() -> None:
+def test_a_loop_that_waits_for_connections_has_a_longer_timeout() -> None:
     health = Health(never, TURN_TIMEOUT_S)
     health._heartbeat_at = time.monotonic() - 2 * CONNECTION_TIMEOUT_S - 1
     assert health.liveness() == ""
     health._heartbeat_at = time.monotonic() - TURN_TIMEOUT_S - 1
-    assert "has not turned" in health.liveness()
+    assert "has not completed a round" in health.liveness()
 
 
 def test_postgres_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(module, "_select_one", lambda url: asked.append(url) or "")
+    urls: list[str] = []
+    monkeypatch.setattr(module, "_select_one", lambda url: urls.append(url) or "")
     health = Health(never)
     health.begin(NOWHERE)
     assert [health.readiness() for _ in range(10)] == [""] * 10
-    assert asked == [NOWHERE]
+    assert urls == [NOWHERE]
 
 
 def test_a_silent_postgres_holds_one_probe(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Others are answered at once, so that liveness has a place. The log has the reason once, and probes never."""
+    """Other probes get an answer at once, so no liveness probe waits. The log has the reason once, an answer never."""
     silent = threading.Event()
 
     def ask_silent(url: str) -> str:
         silent.wait(10)
-        return "role shop"
+        return 'password authentication failed for role "shop"'
 
     monkeypatch.setattr(module, "_select_one", ask_silent)
     monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.05)
@@ -95,11 +95,11 @@ def test_a_silent_postgres_holds_one_probe(monkeypatch: pytest.MonkeyPatch, capl
     assert {health.readiness() for _ in range(20)} == {module.NO_ANSWER}
     assert time.monotonic() - begun < 1
     silent.set()
-    while "role shop" not in caplog.text:
+    while 'role "shop"' not in caplog.text:
         time.sleep(0.01)
     for _ in range(3):
         assert health.readiness() == module.NO_ANSWER
-    assert caplog.text.count("role shop") == 1
+    assert caplog.text.count('role "shop"') == 1
     monkeypatch.setattr(module, "_select_one", lambda url: "")
     while health.readiness():
         time.sleep(0.01)
@@ -117,6 +117,6 @@ def test_answers(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("address", ["everywhere", "127.0.0.1:70000"])
-def test_an_address_that_is_none(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(sb.BrokerError, match="--health"), health_served(address, never):
         pass

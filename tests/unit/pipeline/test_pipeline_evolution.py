@@ -44,7 +44,7 @@ def body(number, text, **more):
         (pa.field("x", pa.decimal128(9, 2)), pa.field("x", pa.decimal128(9, 3)), r"decimal\(9,2\) and cannot"),
         (pa.field("x", pa.decimal128(9, 2)), pa.field("x", pa.decimal128(8, 2)), r"become decimal\(8,2\)"),
         (pa.field("x", pa.list_(pa.int64())), pa.field("x", pa.string()), "is array<"),
-        (pa.field("X", pa.int64()), pa.field("x", pa.int64()), "a column 'X', which most readers cannot tell from 'x'"),
+        (pa.field("X", pa.int64()), pa.field("x", pa.int64()), "a column 'X', which differs from 'x' only in case"),
         (pa.field("y", pa.int64()), pa.field("x", pa.int64()), """'x' is new.+whose rows have no value.+"long\\?\""""),
         (pa.field("y", pa.int64(), nullable=False), pa.field("o", pa.int64()), "'y' of the table 't' must not be null"),
     ],

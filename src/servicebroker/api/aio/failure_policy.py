@@ -1,5 +1,7 @@
 """Failures of a procedure: roll back to a savepoint, count the failure, and ask the retry policy for a verdict.
 
+A *turn* is one call of the procedure, with its messages, behind a savepoint (`turns.py`).
+
 A verdict says what happens to the failed message: `Retry`, `SetAside` (a dead letter), `EndWithError`, `Reply` or
 `Ignore`.
 
@@ -117,7 +119,7 @@ class AsyncFailureHandler:
         except (psycopg.Error, ServiceBrokerError) as problem:
             if not await self._is_fault_of_messages(connection, problem, is_processed=is_processed):
                 raise
-        return len(messages) or len(self._processed)
+        return len(messages) or len(self._processed)  # none received: COMMIT of the processed ones was refused
 
     async def commit(self, connection: AsyncDirectConnection) -> None:
         """Send the deferred COMMIT, since no RECEIVE follows."""
@@ -168,7 +170,7 @@ class AsyncFailureHandler:
                 await turn.run(procedure)
             except BaseException as problem:
                 if stop.is_stop(problem):
-                    transaction._is_counted = False
+                    transaction._is_counted = False  # by poison detection, which counts rollbacks
                     raise
                 failure = as_exception(problem)
                 tracing.fail(transaction._processing, failure)
@@ -210,12 +212,11 @@ class AsyncFailureHandler:
         if connection.closed:
             poison.forget_commit(connection)
             return bool(messages) and self._note_lost(messages, problem)
-        if is_processed or poison.forget_commit(connection):  # this COMMIT, or the deferred one, was refused
+        if is_processed or poison.forget_commit(connection):  # this COMMIT, or the deferred one was refused
             self._remember_failure(messages, problem)
             return True
-        if len(messages) > 1 and is_transaction_conflict(
-            problem
-        ):  # caused by another transaction, or by one of the messages
+        # caused by another transaction, or by one of the messages
+        if len(messages) > 1 and is_transaction_conflict(problem):
             self._singles_left = len(messages)
             return True
         return False
@@ -265,7 +266,7 @@ class AsyncFailureHandler:
         previous = await transaction._do(self._engine.find_failures(message)) or FailureRecord(0, now, text)
         record = previous._replace(failures=previous.failures + 1)
         failure = Failure(message, problem, record.failures, record.first_failed_at, record.first_error, now)
-        verdict = self._judge(failure, stop)
+        verdict = self._ask_policy(failure, stop)
         if isinstance(verdict, Retry):
             self._failing.add(message.conversation_handle)
             queue_id = await self._queue_id()
@@ -283,7 +284,7 @@ class AsyncFailureHandler:
             await turn.undo()
             await self._carry_out(transaction, failure, record, SetAside())
 
-    def _judge(self, failure: Failure, stop: StopDetector) -> Verdict:
+    def _ask_policy(self, failure: Failure, stop: StopDetector) -> Verdict:
         """Return the verdict of the policy. If the policy raises an exception, use the default policy."""
         try:
             return checked_verdict(self._policy(failure))
@@ -300,7 +301,9 @@ class AsyncFailureHandler:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
         if is_of_schedule(message):
-            firing = await transaction.run(TakeTurn.of(message))  # undone with the handler's work
+            firing = await transaction.run(
+                TakeTurn.of(message)
+            )  # again: the handler's own was rolled back with its work
             message = (firing and firing.given(message)) or message
             if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and continues
                 verdict = SetAside()

@@ -309,9 +309,11 @@ async def _backup_certificate(instance: AsyncNetwork, operation: operations.Back
 
 async def _open(instance: AsyncNetwork, certificate: TransportCertificate, password: str | None) -> PrivateKey:
     """Return the private key of a certificate, from the key folder."""
-    file = (await instance.key_folder()).find(certificate.facts.thumbprint)
+    folder = await instance.key_folder()
+    file = folder.find(certificate.facts.thumbprint)
     if file is None:
-        raise BrokerError(15556, f"certificate '{certificate.name}'")
+        hint = f"The key folder {folder.path} has no file for it: open the instance with the right key folder (--keys)."
+        raise BrokerError(15556, f"certificate '{certificate.name}'", hint=hint)
     if certificate.by_password:
         password = checked_password("DECRYPTION BY PASSWORD", password)
     elif password is not None:

@@ -102,7 +102,12 @@ class AsyncVerbs(ABC):
 
     async def _run_definition(self, operation: Operation[T]) -> T:
         """Refuse an operation without a runner; a database overrides this, and runs definitions."""
-        raise BrokerError(402, "operation", shown(operation), "a verb of servicebroker.operations")
+        raise BrokerError(
+            402,
+            "operation",
+            shown(operation),
+            "one that a transaction can run, such as Send or Receive; run definitions on a database",
+        )
 
     def _note_verb(self) -> None:  # noqa: B027 # only a transaction counts its rollback
         """Note that a statement runs, so that a rollback of its transaction is counted."""

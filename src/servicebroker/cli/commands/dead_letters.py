@@ -68,7 +68,9 @@ def list_(
         bool, typer.Option("--grouped", help="Count dead letters by queue, message type and kind of error.")
     ] = False,
     top: Annotated[int, typer.Option(min=1, help="The maximum number of messages.")] = 20,
-    after: Annotated[int, typer.Option(metavar="N", min=0, help="Only dead letters with a greater number.")] = 0,
+    after: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Only dead letters after number N, to page through a long list.")
+    ] = 0,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
@@ -245,7 +247,7 @@ def discard(
     queue: QueueOption = None,
     message_type: TypeOption = None,
     error: ErrorOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, with a filter.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With a filter: do not ask for confirmation.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """Delete dead letters."""

@@ -56,7 +56,7 @@ def cancel(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel delayed messages of a conversation: they are never delivered. Later messages get their numbers."""
+    """Cancel delayed messages of a conversation: they are never delivered. Later ones move up to the freed numbers."""
     with (
         open_database(instance, database) as opened,
         audited(opened, "CANCEL DELAYED MESSAGES", conversation, number=number) as transaction,

@@ -135,7 +135,7 @@ def revoke(member: MemberArgument, folder: FolderOption = None) -> None:
 
 @app.command()
 def answer(folder: FolderOption = None) -> None:
-    """Issue the certificates that members have requested, as the daemons of the key's owner do every second."""
+    """Issue the certificates that members have requested. A daemon of the key's owner does the same every second."""
     domain = _domain(folder)
     domain.check_key()
     say(f"{domain.answer(system_time())} answered.")

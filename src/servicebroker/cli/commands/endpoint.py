@@ -52,7 +52,7 @@ def show(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fals
 @app.command()
 @takes(CreateEndpoint, options=_OPTIONS, defaults={"state": "STARTED", "listener_ip": LOOPBACK})
 def create(operation: CreateEndpoint, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """CREATE ENDPOINT ... FOR SERVICE_BROKER: create the endpoint, started unless --state is another one.
+    """CREATE ENDPOINT ... FOR SERVICE_BROKER: create the endpoint. It is STARTED unless --state is given.
 
     Without --ip only programs of this machine can connect; --ip ALL listens on all interfaces.
     """

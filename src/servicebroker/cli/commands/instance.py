@@ -55,7 +55,9 @@ IdentifierOption = Annotated[
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The copy, as pg_dump -Fc makes it.")]
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The file of the copy, in the custom format of pg_dump (-Fc).")
+]
 
 
 def init(

@@ -47,7 +47,7 @@ def send(
     from_service: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="SERVICE", help="Begin a dialog from this service.", autocompletion=complete_service
+            "--from", metavar="SERVICE", help="Begin a conversation from this service.", autocompletion=complete_service
         ),
     ] = None,
     to_service: Annotated[
@@ -81,7 +81,7 @@ def send(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Send one message, on a new dialog or on a conversation, and print its handle."""
+    """Send one message on a new or an existing conversation, and print the conversation's handle."""
     if (conversation is None) == (from_service is None or to_service is None):
         raise InstanceError("Give --from and --to for a new dialog, or --conversation for an existing one.")
     if conversation is not None and (priority is not None or idempotency_key is not None):

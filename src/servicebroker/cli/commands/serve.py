@@ -84,7 +84,9 @@ def serve(
     activation_interval: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", callback=finite, help="Seconds between the starts of readers of a queue under load."
+            metavar="SECONDS",
+            callback=finite,
+            help="While a queue is under load, start one more reader after this many seconds.",
         ),
     ] = READER_INTERVAL_S,
     alert_command: Annotated[
@@ -95,7 +97,8 @@ def serve(
         ),
     ] = None,
     alert_webhook: Annotated[
-        str | None, typer.Option(metavar="URL", help="The URL to which the event is posted as JSON.")
+        str | None,
+        typer.Option(metavar="URL", help="When poison detection disables a queue, POST the event as JSON to this URL."),
     ] = None,
     patience: ShutdownTimeoutOption = shutdown.SHUTDOWN_TIMEOUT_S,
     metrics: Annotated[

@@ -31,7 +31,11 @@ PASSWORD_VARIABLE = "SERVICEBROKER_MASTER_KEY_PASSWORD"
 
 DatabaseOption = Annotated[
     str | None,
-    typer.Option("--database", metavar="NAME", help="Certificates of users of this database, for dialog security."),
+    typer.Option(
+        "--database",
+        metavar="NAME",
+        help="Certificates of users of this database (dialog security), not those of the instance.",
+    ),
 ]
 UserOption = Annotated[
     str | None,

@@ -50,7 +50,7 @@ def alter_remote_service_binding(definer: Definer, operation: AlterRemoteService
     remote_id = None if operation.user is None else (yield from _find_remote(user, operation.user))
     rows = yield SQL("alter_remote_service_binding", (definer.database_id, name, remote_id, anonymous))
     if not rows:
-        raise BrokerError(15151, "alter", "remote service binding", name)
+        raise BrokerError(15151, "alter", "remote service binding", name, hint="See sys.remote_service_bindings.")
 
 
 def drop_remote_service_binding(definer: Definer, operation: DropRemoteServiceBinding) -> Steps[None]:
@@ -58,10 +58,11 @@ def drop_remote_service_binding(definer: Definer, operation: DropRemoteServiceBi
     name = operation.name
     yield from rights.authorize(definer.user, operation.permission, rights.remote_service_binding(name))
     rows = yield SQL(
-        "drop_remote_service_binding", (definer.database_id, names.checked("remote service binding", name))
+        "drop_remote_service_binding",
+        (definer.database_id, names.checked("remote service binding", name)),
     )
     if not rows:
-        raise BrokerError(15151, "drop", "remote service binding", name)
+        raise BrokerError(15151, "drop", "remote service binding", name, hint="See sys.remote_service_bindings.")
     yield rights.forget_permissions(definer.database_id, Kind.REMOTE_SERVICE_BINDING, rows[0][0])
 
 

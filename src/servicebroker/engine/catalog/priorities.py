@@ -63,7 +63,7 @@ def drop_broker_priority(definer: Definer, operation: DropBrokerPriority) -> Ste
 def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int | None, int | None, str | None]]:
     rows = yield SQL("find", (database_id, names.checked("conversation priority", name)))
     if not rows:
-        raise BrokerError(15151, action, "conversation priority", name)
+        raise BrokerError(15151, action, "conversation priority", name, hint="See sys.conversation_priorities.")
     return rows[0][0], rows[0][1], rows[0][2], rows[0][3]
 
 

@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP ROUTE (docs/reference/rules.md#routes). Parked messages are routed again at once."""
+"""CREATE, ALTER and DROP ROUTE (docs/reference/rules.md#routes). Each routes waiting (parked) messages again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAXIMUM_TEXT = 256  # characters of an address, a service name and a broker iden
 
 
 def create_route(definer: Definer, operation: CreateRoute) -> Steps[list[UUID]]:
-    """Insert the route, and look for missing targets again.
+    """Insert the route, and route the waiting messages again.
 
     Returns the conversations that another session has locked: the caller runs `deliver_conversation` for each.
     """
@@ -116,18 +116,21 @@ def explain_route(
     if not isinstance(service, str) or not service or "\0" in service or not names.is_encodable(service):
         raise BrokerError(402, "SERVICE_NAME", shown(service), "the name of a service")
     instance = _identifier("", broker_instance)
-    located = yield from find_topology([service], now)
-    outside = yield from located.routes(catalog, located.msdb)
+    topology = yield from find_topology([service], now)
+    msdb_routes = yield from topology.routes(catalog, topology.msdb)
     mirrors = yield from find_explanations()
     if database_id is None:
-        site = located.site_of(located.msdb)
-        return explain(Conversation(service, instance), outside, outside, site, now, mirrors)
-    own = located.find(database_id)
-    table = yield from located.routes(catalog, own)
-    return explain(Conversation(service, instance, own.broker), table, outside, located.site_of(own), now, mirrors)
+        location = topology.site_of(topology.msdb)
+        return explain(Conversation(service, instance), msdb_routes, msdb_routes, location, now, mirrors)
+    database = topology.find(database_id)
+    table = yield from topology.routes(catalog, database)
+    return explain(
+        Conversation(service, instance, database.broker), table, msdb_routes, topology.site_of(database), now, mirrors
+    )
 
 
 def _changed(definer: Definer, now: datetime) -> Steps[list[UUID]]:
+    """Renew the caches of routes, and route the waiting messages again. Returns as `create_route`."""
     database_id = definer.database_id
     yield renew_routes(database_id)
     yield forget_unused()

@@ -19,7 +19,7 @@ SQL = SqlFile(__file__)
 
 
 _COLUMNS = "address, mirror_address, principal, system, timeline, evidence, explanation"
-_IS_LED_TO = (
+_HAS_ROUTE = (
     "exists (select from servicebroker.routes r "
     "where lower(r.address) = lower(p.address) and lower(r.mirror_address) = lower(p.mirror_address))"
 )
@@ -28,7 +28,8 @@ _IS_LED_TO = (
 class Row(NamedTuple):
     """A stored pair. `principal` is the primary's address, None while unknown; `explanation` has the reason.
 
-    `evidence` is the primary's signature of cluster and timeline (protocol/mirroring.py).
+    `system` is the system identifier of the PostgreSQL cluster, `evidence` the primary's signature of it and the
+    timeline (protocol/mirroring.py).
     """
 
     address: str
@@ -53,7 +54,7 @@ def pairs() -> Steps[list[Elsewhere]]:
     """
     rows = yield Statement(
         "mirrored_pairs.pairs",
-        f"select {_COLUMNS} from servicebroker.mirrored_pairs p where {_IS_LED_TO}",
+        f"select {_COLUMNS} from servicebroker.mirrored_pairs p where {_HAS_ROUTE}",
     )
     return [_pair(Row(*row)) for row in rows]
 
@@ -82,7 +83,7 @@ def save(rows: Sequence[Row], now: datetime) -> Statement:
         "insert into servicebroker.mirrored_pairs as p "
         f"({_COLUMNS}, since) select p.*, $8 "
         "from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::text[]) "
-        f"as p ({_COLUMNS}) where {_IS_LED_TO} "
+        f"as p ({_COLUMNS}) where {_HAS_ROUTE} "
         "on conflict (address, mirror_address) do update set principal = excluded.principal, "
         "system = excluded.system, "
         "timeline = case when p.system = excluded.system then greatest(p.timeline, excluded.timeline) "
@@ -103,7 +104,7 @@ def forget_unused() -> Statement:
     """Delete pairs to which no route leads any more, so that a new route starts without old values."""
     return Statement(
         "mirrored_pairs.forget_unused",
-        f"delete from servicebroker.mirrored_pairs p where not {_IS_LED_TO}",
+        f"delete from servicebroker.mirrored_pairs p where not {_HAS_ROUTE}",
     )
 
 
@@ -116,7 +117,7 @@ def _pair(row: Row) -> Elsewhere:
 def read_role() -> Steps[RoleReport]:
     """Return the server's role, its timeline, and whether its commits wait for a synchronous standby.
 
-    The returned role of a server that is no standby is certain only after the commit of a `proof`.
+    The role PRINCIPAL is certain only after the commit of a `proof`, which waits for the synchronous standby.
     """
     rows = yield SQL("read_role")
     is_standby, system, timeline, is_synchronous = rows[0]

@@ -174,7 +174,9 @@ def reader_of(where: str, annotation: Any, message_type: str, *, is_batch: bool)
     """
     wanted = _item_of(where, annotation) if is_batch else annotation
     if isinstance(wanted, str):
-        raise BrokerError(402, where, f"'{wanted}'", "one whose names its module imports at run time, not only under TYPE_CHECKING")
+        raise BrokerError(
+            402, where, f"'{wanted}'", "one whose names its module imports at run time, not only under TYPE_CHECKING"
+        )
     if _is_message(wanted):
         return _itself
     is_message = get_origin(wanted) is Message

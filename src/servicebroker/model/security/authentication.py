@@ -70,7 +70,7 @@ def parse_authentication(given: object) -> tuple[Authentication, str | None]:
         raise BrokerError(
             5838,
             hint="Write WINDOWS [NTLM | KERBEROS | NEGOTIATE], CERTIFICATE or CERTIFICATE and the name of one of this "
-            "instance, or both; the first one is tried first.",
+            "instance, or both; the first named is tried first.",
         )
     protocol = (found["protocol1"] or found["protocol2"] or "NEGOTIATE").upper()
     name = found["certificate1"] or found["certificate2"]

@@ -48,7 +48,7 @@ class Undecodable(Exception):
 
 def too_many_values() -> Undecodable:
     """Return the error for a body with more than `MAX_VALUES` values."""
-    return Undecodable("too many values", f"the body has more than {MAX_VALUES:,}")
+    return Undecodable("too many values", f"the body has more than {MAX_VALUES:,} values")
 
 
 class Column(NamedTuple):

@@ -97,8 +97,8 @@ def plan_change(
         elif field.name.lower() in names_by_lower_case:
             existing = names_by_lower_case[field.name.lower()]
             raise InstanceError(
-                f"The table '{name}' has a column '{existing}', which most readers cannot tell from '{field.name}': "
-                f"call the column '{existing}', or give it another name."
+                f"The table '{name}' has a column '{existing}', which differs from '{field.name}' only in case: "
+                f"name the pipeline's column '{existing}', or give it another name."
             )
         elif has_rows and field.name not in nullable:
             raise InstanceError(

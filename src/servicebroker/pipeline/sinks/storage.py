@@ -65,7 +65,7 @@ def folder_at(text: str, base: Path) -> Folder:
     if parts.password is not None or (parts.username is not None and parts.scheme != "abfss"):
         raise ValueError("credentials belong in the environment, not in a URL")
     if parts.query or parts.fragment:
-        raise ValueError("a URL of tables ends with their path, and credentials belong in the environment")
+        raise ValueError("remove ?... and #... from the URL of tables; credentials belong in the environment")
     if not parts.hostname:
         raise ValueError(f"'{text}' names no bucket, container or host")
     return StoreFolder(text.rstrip("/"))

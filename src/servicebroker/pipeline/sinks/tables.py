@@ -191,8 +191,8 @@ def has_batch(location: TableLocation, table: TableVersion, batch: Batch) -> boo
     if last > number:
         raise InstanceError(
             f"The {location.kind} table '{location}' has batch {last} of this query already, and its checkpoint goes "
-            f"on with batch {number}: it is an old copy, or not the only one. Start the query with a new checkpoint "
-            "location, after checking which messages of the queue the table holds."
+            f"on with batch {number}. The checkpoint is an old copy, or two queries use it. Check which messages of "
+            "the queue the table holds, then start the query with a new checkpoint location."
         )
     table.make_batch_durable(query)
     return True

@@ -155,9 +155,9 @@ def read(data: bytes) -> Facts:
         certificate = x509.load_pem_x509_certificate(data) if is_pem else x509.load_der_x509_certificate(data)
         facts = facts_of(certificate)
     except ValueError:
-        raise BrokerError(15208) from None
+        raise BrokerError(15208, hint="It must be a certificate in PEM or DER.") from None
     if len(facts.der) > MAX_CERTIFICATE_BYTES:
-        raise BrokerError(15208)
+        raise BrokerError(15208, hint=f"The certificate has more than {MAX_CERTIFICATE_BYTES:,} bytes.")
     return facts
 
 

@@ -82,7 +82,9 @@ def test_who_may_act_as_the_owner_names_it(office: sb.Database, kind: str, owner
 )
 def test_an_owner_that_changes_nothing_is_told(office: sb.Database, text: str, what: str) -> None:
     assert output_of(office, text) == [f"AUTHORIZATION Boss of a {what} changes nothing: dbo owns every {what}."]
-    assert output_of(office, text.replace("Boss", "dbo").replace("Mine", "Theirs").replace("SCHEMA A", "SCHEMA x A")) == []
+    assert (
+        output_of(office, text.replace("Boss", "dbo").replace("Mine", "Theirs").replace("SCHEMA A", "SCHEMA x A")) == []
+    )
 
 
 def test_a_schema_named_after_an_owner_that_is_not_there(office: sb.Database) -> None:

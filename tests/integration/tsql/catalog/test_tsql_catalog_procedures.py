@@ -132,7 +132,9 @@ def test_a_text_is_run_for_each_table_and_each_database(shop: sb.Database) -> No
     ]
     here = "IF ''?'' LIKE ''ShownS%'' BEGIN USE [?]; SELECT DB_NAME(), COUNT(*) FROM sys.tables END"
     assert output_of(shop, f"EXEC master..sp_MSforeachdb N'{here}'")[-1] == [("ShownShop", 2)]
-    listed = output_of(shop, "CREATE TABLE #d (n sysname) INSERT #d EXEC sp_MSforeachdb 'SELECT ''?''' SELECT n FROM #d")[-1]
+    listed = output_of(
+        shop, "CREATE TABLE #d (n sysname) INSERT #d EXEC sp_MSforeachdb 'SELECT ''?''' SELECT n FROM #d"
+    )[-1]
     assert {("master",), ("ShownShop",)} <= set(listed)
 
 

@@ -9,7 +9,7 @@ from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.values.catalog_views import SYS_VIEWS, TSQL_VIEWS
 from servicebroker.tsql.translation.values.unsupported_views import refuse_unsupported_view
-from tsql_support import one, rows, output_of
+from tsql_support import one, output_of, rows
 
 
 def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
@@ -92,7 +92,9 @@ def test_sizes_of_tables_join_indexes_partitions_and_units(db: sb.Database) -> N
                 "WHERE f.parent_object_id = OBJECT_ID('Pointing')") == [("uq_keyed",)]  # fmt: skip
     locks = "SELECT DISTINCT resource_type, request_mode, DB_NAME(resource_database_id) FROM sys.dm_tran_locks "
     locks += "WHERE request_session_id = @@SPID AND resource_associated_entity_id = OBJECT_ID('Heaped')"
-    assert output_of(db, f"SET NOCOUNT ON; BEGIN TRAN; DELETE Heaped; {locks}; ROLLBACK") == [[("OBJECT", "IX", db.name)]]
+    assert output_of(db, f"SET NOCOUNT ON; BEGIN TRAN; DELETE Heaped; {locks}; ROLLBACK") == [
+        [("OBJECT", "IX", db.name)]
+    ]
 
 
 def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:

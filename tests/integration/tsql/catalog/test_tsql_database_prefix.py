@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.session import Session
-from tsql_support import one, rows, output_of
+from tsql_support import one, output_of, rows
 
 # the same objects in both databases, of other values
 OBJECTS = """

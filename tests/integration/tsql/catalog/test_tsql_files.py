@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from tsql_support import one, rows, output_of
+from tsql_support import one, output_of, rows
 
 PATH = "/var/opt/mssql/data/"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import servicebroker as sb
-from tsql_support import create_database, one, rows, output_of
+from tsql_support import create_database, one, output_of, rows
 
 TRIGGER = """
 CREATE TRIGGER dbo.{name} ON dbo.{table} {when} INSERT, UPDATE, DELETE AS

@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.model.security.permissions import IMPLIED_BY, Kind
 from servicebroker.tsql.check import Verdict, check
-from tsql_support import create_database, rows, output_of
+from tsql_support import create_database, output_of, rows
 
 OBJECTS = """
 CREATE TABLE Goods (Id int) CREATE QUEUE Inbox CREATE SERVICE Shop ON QUEUE Inbox CREATE MESSAGE TYPE Order_

@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from tsql_support import rows, output_of
+from tsql_support import output_of, rows
 
 OBJECTS = """
 CREATE TABLE dbo.Orders (Id INT PRIMARY KEY, Amount DECIMAL(9, 2), Twice AS Amount * 2);

@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import check
-from tsql_support import create_database, rows, output_of
+from tsql_support import create_database, output_of, rows
 
 OBJECTS = """
 CREATE TABLE dbo.Parcels (Id INT PRIMARY KEY, Place NVARCHAR(20));

@@ -8,7 +8,7 @@ import servicebroker as sb
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.text_writer import postgres_schema
-from tsql_support import rows, output_of
+from tsql_support import output_of, rows
 
 
 def test_rows_are_changed_through_cursors(db: sb.Database) -> None:

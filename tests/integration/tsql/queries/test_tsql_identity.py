@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from tsql_support import one, rows, output_of
+from tsql_support import one, output_of, rows
 
 
 def test_select_into_counts(db: sb.Database) -> None:

@@ -296,7 +296,9 @@ def test_xml_is_read_in_linear_time(session: Session, name: str) -> None:
     ],
 )
 def test_xml_references_are_decoded_once(session: Session, text: str, value: str) -> None:
-    ((decoded,),) = session.connection.execute("select tsql.xml_string(tsql.xml_tree($1))", [f"<a>{text}</a>"]).fetchall()
+    ((decoded,),) = session.connection.execute(
+        "select tsql.xml_string(tsql.xml_tree($1))", [f"<a>{text}</a>"]
+    ).fetchall()
     assert decoded == value
 
 

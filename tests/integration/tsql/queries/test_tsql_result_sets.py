@@ -12,7 +12,7 @@ import servicebroker as sb
 from servicebroker.store.cluster import programs
 from servicebroker.tsql.check import Row, Verdict, check
 from servicebroker.tsql.translation.text_writer import postgres_schema
-from tsql_support import create_database, rows, output_of
+from tsql_support import create_database, output_of, rows
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,10 @@ def test_rows_that_nobody_was_told_of_are_there_still(instance: sb.Instance, cal
     if number > 1000:  # an error that ends the batch undoes the transaction
         script = f"BEGIN TRAN INSERT Jobs VALUES (N'mine') {call}\nPRINT @@TRANCOUNT SELECT Payload FROM Jobs ROLLBACK"
         assert output_of(db, script) == [number, "1", [("a",), ("b",), ("c",), ("mine",)]]
-    assert output_of(db, "EXEC Take WITH RESULT SETS ((Id int, Payload nvarchar(9))) PRINT @@TRANCOUNT") == [[(1, "a")], "0"]
+    assert output_of(db, "EXEC Take WITH RESULT SETS ((Id int, Payload nvarchar(9))) PRINT @@TRANCOUNT") == [
+        [(1, "a")],
+        "0",
+    ]
 
 
 def test_what_is_switched_off_follows_what_is_renamed(instance: sb.Instance) -> None:

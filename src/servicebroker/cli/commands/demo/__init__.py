@@ -18,7 +18,11 @@ from servicebroker.cli.output import say, say_json
 def demo(
     source: Annotated[
         Path | None,
-        typer.Option("--input", metavar="FILE", help="The file to send. Default: a log file of this machine."),
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="The file to send. Default: a readable log in /var/log, else a text of Python.",
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="The folder of the instance, the checkpoint and the table.")

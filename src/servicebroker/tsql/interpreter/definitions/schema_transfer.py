@@ -48,7 +48,7 @@ def _transfer(machine: Machine, statement: Definition) -> None:
     target, name, database = statement.name.object, statement.clauses["object"], machine.context.database
     machine.transactions.check_not_doomed()
     if not machine.context.ask(schema(target)(database.user)):
-        raise BrokerError(15151, "alter", "schema", target)
+        raise BrokerError(15151, "alter", "schema", target, hint="TRANSFER needs ALTER on the target schema.")
     machine.context.ask(authorize(database.user, "ALTER SCHEMA", schema(target)))
     source = find_object(machine, Name(("", *name.parts)[-2:]))
     if source is None or name.database.lower() not in ("", database.name.lower()):

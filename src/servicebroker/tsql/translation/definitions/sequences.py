@@ -26,7 +26,7 @@ def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
     clauses, sql_type = _read_clauses(writer, reader, qualified_name, "CREATE")
     low, high = _type_bounds(sql_type, qualified_name)
     least, most = (
-        _check_bound(clauses.get(clause), qualified_name, (low, high)[at], (low, high))
+        _check_bound(clause, clauses.get(clause), qualified_name, (low, high)[at], (low, high))
         for at, clause in enumerate(("MINVALUE", "MAXVALUE"))
     )
     step = clauses.get("INCREMENT") or 1
@@ -94,13 +94,15 @@ def _type_bounds(sql_type: SqlType, qualified_name: ObjectName) -> tuple[int, in
     return WHOLE[sql_type.name]
 
 
-def _check_bound(value: int | None, qualified_name: ObjectName, otherwise: int, bounds: tuple[int, int]) -> int:
+def _check_bound(
+    clause: str, value: int | None, qualified_name: ObjectName, otherwise: int, bounds: tuple[int, int]
+) -> int:
     if value is None:
         return otherwise
     if not bounds[0] <= value <= bounds[1]:
         raise TsqlError(
             11708,
-            f"An invalid value was specified for argument '{value}' for the given data type of '{qualified_name}'.",
+            f"An invalid value was specified for argument '{clause}' for the given data type of '{qualified_name}'.",
         )
     return value
 

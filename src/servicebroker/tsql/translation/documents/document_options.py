@@ -14,7 +14,7 @@ _DOCUMENT_MODES = frozenset({"RAW", "AUTO", "PATH"})
 
 
 class UnknownColumns(TsqlError):
-    """The translation needs columns that are unknown: a view of PostgreSQL's own, or a table that was not looked up."""
+    """The translation needs columns that are unknown: a view of PostgreSQL, or a table missing from the cache."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
@@ -24,7 +24,7 @@ class UnknownColumns(TsqlError):
 
 
 class DocumentRows(NamedTuple):
-    """The query: its columns, and its text with the columns named c0, c1, ..."""
+    """A query whose rows become the document: its columns, and its text with the columns named c0, c1, ..."""
 
     outputs: list[Output]
     text: str
@@ -60,9 +60,9 @@ def translate_rows(writer: Writer, node: exp.Expression) -> DocumentRows:
     Raises:
         UnknownColumns: 40515 a star over unknown columns.
     """
-    plain = node.copy()
-    plain.set("for_", None)
-    translated = write_query(writer, plain)
+    query = node.copy()
+    query.set("for_", None)
+    translated = write_query(writer, query)
     if translated.outputs is None:
         raise UnknownColumns("A star in a query with FOR XML or FOR JSON")
     names = ", ".join(f"c{number}" for number in range(len(translated.outputs)))

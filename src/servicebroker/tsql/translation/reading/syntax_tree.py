@@ -391,7 +391,9 @@ def _read_parse(tokens: Tokens, at: int) -> tuple[set[int], dict[int, str]]:
     if not has_culture:
         return set(), changed
     if tokens.kinds[closing - 1] != STRING or string_value(culture).lower() not in ("", "en", "en-us"):
-        raise unsupported(f"{words[at]} USING {culture[:40]}", "Write the text as en-US has it.", tokens.line(at))
+        raise unsupported(
+            f"{words[at]} USING {culture[:40]}", "Write numbers and dates in the format of en-US.", tokens.line(at)
+        )
     return {closing - 2, closing - 1}, changed
 
 
