@@ -212,14 +212,16 @@ def test_each_view_runs_with_the_rights_of_its_reader(database: sb.Database) -> 
 
 def test_the_setting_names_the_database_that_is_shown(database: sb.Database, instance: sb.Instance) -> None:
     other = define_standard_set(instance.database("SysOther", create=True))
-    for one in (database, other):
-        open_dialog(one)
-        one.send(begin(one, "//test/nowhere"), ORDER, b"waits")
-        one.create_broker_priority("Any")
-        define_validation(one)
-        define_security(one)
-        one.create_event_notification("Told", on_queue=STOCK_QUEUE, events="QUEUE_ACTIVATION", to_service=ORDERS)
-        one.add_role_member("db_owner", "App")
+    for each_database in (database, other):
+        open_dialog(each_database)
+        each_database.send(begin(each_database, "//test/nowhere"), ORDER, b"waits")
+        each_database.create_broker_priority("Any")
+        define_validation(each_database)
+        define_security(each_database)
+        each_database.create_event_notification(
+            "Told", on_queue=STOCK_QUEUE, events="QUEUE_ACTIVATION", to_service=ORDERS
+        )
+        each_database.add_role_member("db_owner", "App")
     both = {database.name, other.name}
     for view in OF_DATABASES:
         text = sql.SQL("select distinct broker_database from sys.{}").format(sql.Identifier(view))
@@ -328,9 +330,9 @@ def test_a_migration_that_fails_leaves_the_instance_to_the_version_before(
 
 @pytest.mark.feature(1)
 def test_databases(instance: sb.Instance) -> None:
-    one, two = (instance.database(name, create=True) for name in ("SysOne", "SysTwo"))
-    (first,), (second,) = rows(one, "databases"), rows(two, "databases")
-    assert (first.name, first.database_id, first.is_broker_enabled) == ("SysOne", one.database_id + 3, 1)
+    first_database, second_database = (instance.database(name, create=True) for name in ("SysOne", "SysTwo"))
+    (first,), (second,) = rows(first_database, "databases"), rows(second_database, "databases")
+    assert (first.name, first.database_id, first.is_broker_enabled) == ("SysOne", first_database.database_id + 3, 1)
     assert first.is_honor_broker_priority_on == 0
     assert first.service_broker_guid != second.service_broker_guid
     with sb.open(instance.url) as again:
@@ -475,20 +477,20 @@ def test_a_dialog_that_converses(database: sb.Database) -> None:
         transaction.send(target, REPLY, b"1")
         transaction.send(target, REPLY, b"2")
         ((xact,),) = transaction.connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
-    one, two = endpoint(database, initiator), endpoint(database, target)
-    assert one.conversation_id == two.conversation_id
-    assert one.conversation_handle != two.conversation_handle
-    assert (one.is_initiator, two.is_initiator) == (1, 0)
-    assert (one.state_desc, two.state_desc) == ("CONVERSING", "CONVERSING")
-    assert (one.far_service, two.far_service) == (STOCK, ORDERS)
-    assert one.far_broker_instance == two.far_broker_instance == identifier(database)
-    assert one.conversation_group_id != two.conversation_group_id
-    assert one.lifetime == two.lifetime
+    initiator_row, target_row = endpoint(database, initiator), endpoint(database, target)
+    assert initiator_row.conversation_id == target_row.conversation_id
+    assert initiator_row.conversation_handle != target_row.conversation_handle
+    assert (initiator_row.is_initiator, target_row.is_initiator) == (1, 0)
+    assert (initiator_row.state_desc, target_row.state_desc) == ("CONVERSING", "CONVERSING")
+    assert (initiator_row.far_service, target_row.far_service) == (STOCK, ORDERS)
+    assert initiator_row.far_broker_instance == target_row.far_broker_instance == identifier(database)
+    assert initiator_row.conversation_group_id != target_row.conversation_group_id
+    assert initiator_row.lifetime == target_row.lifetime
     assert numbers(database, initiator) == (1, 2, -1)
     assert numbers(database, target) == (2, 1, -1)
-    assert two.last_send_tran_id == xact.to_bytes(6, "big")
+    assert target_row.last_send_tran_id == xact.to_bytes(6, "big")
     groups = {row.conversation_group_id for row in rows(database, "conversation_groups")}
-    assert groups == {one.conversation_group_id, two.conversation_group_id}
+    assert groups == {initiator_row.conversation_group_id, target_row.conversation_group_id}
 
 
 def test_a_dialog_between_two_databases_has_one_endpoint_in_each(instance: sb.Instance, database: sb.Database) -> None:

@@ -160,8 +160,8 @@ def test_error_broker_conversations(two: tuple[sb.Database, sb.Database]) -> Non
     assert errors(far.receive(STOCK_QUEUE) + far.receive(STOCK_QUEUE)) == [-9719, -9719]
     with refused(8429, "ER"):
         far.send(initiator, ORDER, b"x")
-    for one in (initiator, target, handle):
-        far.end_conversation(one)
+    for each_handle in (initiator, target, handle):
+        far.end_conversation(each_handle)
 
 
 @pytest.mark.feature(6)

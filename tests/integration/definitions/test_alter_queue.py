@@ -469,8 +469,8 @@ def test_ends_of_both_sides_while_queues_go_off_and_on(
                 tried(lambda handle=handle, error=error: database.end_conversation(handle, error=error), 8426, 8427)
 
     switchers = [in_thread(switch, queue, seeded_random.random()) for queue in (STOCK_QUEUE, ORDERS_QUEUE)]
-    for one in [in_thread(live, seeded_random.random()) for _ in range(4)]:
-        one.result(60)
+    for future in [in_thread(live, seeded_random.random()) for _ in range(4)]:
+        future.result(60)
     stop.set()
     for switcher in switchers:
         switcher.result(60)

@@ -88,9 +88,9 @@ def test_the_compose_file() -> None:
     services = told["services"]
     for name, service in services.items():
         assert set(service.get("depends_on", {})) <= set(services), name
-        assert {one.partition(":")[0] for one in service.get("volumes", ())} <= set(told["volumes"]), name
+        assert {row.partition(":")[0] for row in service.get("volumes", ())} <= set(told["volumes"]), name
     assert services["worker"]["environment"]["SERVICEBROKER_DATABASE"] == "Shop"
-    commands = [shlex.split(one) for one in services["prepare"]["command"][2].split(" && ")]
+    commands = [shlex.split(line) for line in services["prepare"]["command"][2].split(" && ")]
     for words in [*commands, services["serve"]["command"], services["worker"]["command"]]:
         understood(words)
     (pod,) = [yaml.safe_load(block) for block in blocks("yaml") if block.startswith("containers:")]

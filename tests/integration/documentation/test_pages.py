@@ -18,12 +18,12 @@ STORIES = [page for page in PAGES if page.startswith("docs/stories/")]
 
 
 def follow(page: str, folder: Path) -> None:
-    for one in (folder, *folder.parents[:2]):
-        one.chmod(0o755)  # an embedded server of root runs as somebody else, who has to come through
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(0o755)  # an embedded server started by root runs as another user, who needs access
     here = folder / "fresh"
     here.mkdir()
-    with newcomer(here) as one:
-        one.do(page)
+    with newcomer(here) as session:
+        session.do(page)
 
 
 COMMANDS = "docs/reference/commands.md"  # an example of each command, Spark among them

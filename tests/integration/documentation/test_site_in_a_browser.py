@@ -53,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[s
     subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "-d", str(folder)], cwd=ROOT, check=True)
     with Server(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever).start()
-        pages = [f"{one.parent.relative_to(folder)}/" for one in sorted(folder.rglob("index.html"))]
+        pages = [f"{file.parent.relative_to(folder)}/" for file in sorted(folder.rglob("index.html"))]
         yield f"http://127.0.0.1:{server.server_port}", [page for page in pages if not page.startswith("decisions/")]
         server.shutdown()
 

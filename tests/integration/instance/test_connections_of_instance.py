@@ -58,8 +58,12 @@ def test_who_gets_no_connection_hears_what_the_server_says(
     url = make_instance_url()
     with sb.Instance(url, upkeep=None, connections=2) as instance:
         database = define_standard_set(instance.database("Shop", create=True))
-        with database.transaction() as one, database.transaction() as two, pytest.raises(sb.InstanceError) as refused:
-            begin(one), begin(two)
+        with (
+            database.transaction() as first,
+            database.transaction() as second,
+            pytest.raises(sb.InstanceError) as refused,
+        ):
+            begin(first), begin(second)
             database.send(begin(database), ORDER, b"one")
         assert "all 2 connections of this instance are in use" in str(refused.value)
     elsewhere = psycopg.conninfo.make_conninfo(url, dbname="postgres")
@@ -67,8 +71,8 @@ def test_who_gets_no_connection_hears_what_the_server_says(
         database = instance.database("Shop")
         handle = begin(database)
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
-        with database.transaction() as one, database.transaction() as two:
-            begin(one), begin(two)
+        with database.transaction() as first, database.transaction() as second:
+            begin(first), begin(second)
             other.execute(f'alter database "{name}" allow_connections false')
             try:
                 with pytest.raises(sb.InstanceError) as refused:

@@ -288,7 +288,7 @@ def test_an_instance_of_the_last_landed_version_is_upgraded_with_all_it_holds(
         script = "DECLARE @n INT; EXEC Count_Orders @n OUTPUT; INSERT Orders (Body) VALUES (NULL); SELECT dbo.Twice(@n)"
         results = shop.execute_tsql(script)
         assert results.rows == [(2,)]
-        assert [one.text for one in results.messages] == ["one more"]
+        assert [message.text for message in results.messages] == ["one more"]
         shop.create_event_notification(  # names are unique on their queue since
             "Told", on_queue="OrdersQueue", events="BROKER_QUEUE_DISABLED", to_service=landed_copy.KNOWN
         )

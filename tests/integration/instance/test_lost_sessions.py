@@ -133,8 +133,8 @@ def test_so_is_one_of_asyncio(proxy: ForgetfulProxy) -> None:
 def test_a_statement_that_only_takes_long_is_left_alone(proxy: ForgetfulProxy) -> None:
     with sb.open(proxy.url) as instance, standard_database(instance).transaction() as transaction:
         begun = time.monotonic()
-        ((one,),) = transaction.connection.execute("select 1 from pg_sleep(2)").fetchall()
-        assert one == 1
+        ((value,),) = transaction.connection.execute("select 1 from pg_sleep(2)").fetchall()
+        assert value == 1
         assert time.monotonic() - begun >= 2
 
 

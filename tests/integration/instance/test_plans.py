@@ -169,7 +169,7 @@ def test_the_search_when_the_oldest_groups_are_locked(database: sb.Database) -> 
 _WRITES = [enqueue.send, enqueue.send_answer, enqueue.send_batch, enqueue.send_many, enqueue.tell_peer]
 
 
-@pytest.mark.parametrize("write", _WRITES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("write", _WRITES, ids=lambda function: function.__name__)
 def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callable[[int], str]) -> None:
     number = queue_number(database, STOCK_QUEUE)
     found, _ = planned(database, f"explain (generic_plan) {write(number)}")
@@ -235,7 +235,7 @@ def test_send_to_another_instance_asks_its_queue_where_it_looks_at_the_endpoint(
     assert not [step for step in steps if "Join" in step or "hashed" in step]
 
 
-@pytest.mark.parametrize("write", _WRITES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("write", _WRITES, ids=lambda function: function.__name__)
 def test_so_it_does_where_there_is_only_one(make_instance_url: Callable[..., str], write: Callable[[int], str]) -> None:
     """A session keeps the plan it has made then, however many come after it."""
     with sb.open(make_instance_url(1), upkeep=None) as instance:
@@ -246,7 +246,7 @@ def test_so_it_does_where_there_is_only_one(make_instance_url: Callable[..., str
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
 
 
-@pytest.mark.parametrize("write", _WRITES[:4], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("write", _WRITES[:4], ids=lambda function: function.__name__)
 def test_whether_the_queue_takes_messages_is_no_step_of_the_plan(
     filled: sb.Database, write: Callable[[int], str]
 ) -> None:

@@ -54,7 +54,9 @@ def blocking(database: sb.Database) -> dict[str, str]:
     """Return the findings of doctor about publications."""
     result = CliRunner().invoke(command, ["doctor", "--instance", database.instance.url, "--json"])
     findings = json.loads(result.output)["findings"]
-    return {one["subject"]: one["problem"] for one in findings if one["subject"].startswith("publication")}
+    return {
+        finding["subject"]: finding["problem"] for finding in findings if finding["subject"].startswith("publication")
+    }
 
 
 @pytest.mark.parametrize("retention", [False, True])

@@ -69,5 +69,5 @@ def test_each_kind_of_failure_is_found(
     monkeypatch.setattr(trials, "CPU_LIMIT_S", 0.1)
     monkeypatch.setattr(trials, "CASE_TIMEOUT_S", 1.0)
     found = list(trial("avro", range(2), judge))
-    assert [one.number for one in found if isinstance(one, Failure)] == [0, 1]
-    assert all(problem in one.problem for one in found if isinstance(one, Failure))
+    assert [outcome.number for outcome in found if isinstance(outcome, Failure)] == [0, 1]
+    assert all(problem in outcome.problem for outcome in found if isinstance(outcome, Failure))

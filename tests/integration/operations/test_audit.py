@@ -46,7 +46,7 @@ def shown(*arguments: str) -> Any:
 
 
 def test_no_definition_is_without_a_face(database: sb.Database) -> None:
-    before = {one.number for one in acts(database)}  # the fixture's own, in transactions of one statement
+    before = {entry.number for entry in acts(database)}  # the fixture's own, in transactions of one statement
     database.instance.database("Two", create=True)
     with Session(database) as session:
         for text in (
@@ -57,10 +57,12 @@ def test_no_definition_is_without_a_face(database: sb.Database) -> None:
             "CREATE LOGIN l WITH PASSWORD = 'Xy1!Xy1!Xy1!'", "CREATE USER u FOR LOGIN l", "GRANT CREATE QUEUE TO u",
         ):  # fmt: skip
             session.execute(text)
-    found = [one for one in acts(database) if one.number not in before]
-    assert {"CREATE SCHEMA", "DROP SCHEMA", "CREATE TYPE", "ALTER MODULE", "DROP MODULE"} <= {one.act for one in found}
-    assert [one for one in found if not one.client_kind] == []
-    assert {one.principal for one in found if one.act.endswith((" MODULE", " TYPE", " SCHEMA"))} == {"dbo"}
+    found = [entry for entry in acts(database) if entry.number not in before]
+    assert {"CREATE SCHEMA", "DROP SCHEMA", "CREATE TYPE", "ALTER MODULE", "DROP MODULE"} <= {
+        entry.act for entry in found
+    }
+    assert [entry for entry in found if not entry.client_kind] == []
+    assert {entry.principal for entry in found if entry.act.endswith((" MODULE", " TYPE", " SCHEMA"))} == {"dbo"}
     assert [one.client_kind for one in found if one.subject == "Two" and one.act == "CREATE DATABASE"] == ["Python"]
 
 
@@ -84,7 +86,9 @@ def test_every_face_is_known(database: sb.Database) -> None:
     assert (made.act, made.client_kind, made.principal, made.before) == ("CREATE QUEUE", "Python", "dbo", None)
     assert made.after is not None
     assert made.after["name"] == "ByPython"
-    changes = {(one.act, one.client_kind, one.subject): (one.before, one.after) for one in acts(database, "ALTER")}
+    changes = {
+        (entry.act, entry.client_kind, entry.subject): (entry.before, entry.after) for entry in acts(database, "ALTER")
+    }
     off = {"is_receive_enabled": False, "is_enqueue_enabled": False}
     on = {"is_receive_enabled": True, "is_enqueue_enabled": True}
     assert changes["ALTER QUEUE", "T-SQL", "dbo.ByTsql"] == (on, off)
@@ -108,9 +112,9 @@ def test_each_definition_is_noted_with_names(database: sb.Database) -> None:
     database.revoke("RECEIVE", "U", queue="Q")
     database.drop_service("S")
     database.alter(honor_broker_priority=True)
-    found = [(one.act, one.subject) for one in reversed(acts(database)) if one.number > last]
+    found = [(entry.act, entry.subject) for entry in reversed(acts(database)) if entry.number > last]
     others = ("ALTER DATABASE", "DROP SERVICE", "DROP CONTRACT OF SERVICE")
-    assert [one for one in found if one[0] not in others and "CONNECT" not in one[1]] == [
+    assert [change for change in found if change[0] not in others and "CONNECT" not in change[1]] == [
         ("CREATE MESSAGE TYPE", "M"),
         ("CREATE CONTRACT", "C"),
         ("CREATE MESSAGE TYPE OF CONTRACT", "C M"),
@@ -128,7 +132,7 @@ def test_each_definition_is_noted_with_names(database: sb.Database) -> None:
     ]
     assert ("ALTER DATABASE", "Test") in found
     assert ("DROP SERVICE", "S") in found
-    assert {one.principal for one in acts(database) if one.number > last} == {"dbo"}
+    assert {entry.principal for entry in acts(database) if entry.number > last} == {"dbo"}
 
 
 def test_what_is_undone_or_refused_is_not_there(database: sb.Database) -> None:
@@ -147,14 +151,14 @@ def test_nothing_secret_is_written(database: sb.Database) -> None:
         session.execute(
             "CREATE USER Anna WITHOUT LOGIN; CREATE CERTIFICATE MyCert AUTHORIZATION Anna WITH SUBJECT = 'x'"
         )
-    written = json.dumps([one._asdict() for one in acts(database)], default=str)
+    written = json.dumps([entry._asdict() for entry in acts(database)], default=str)
     assert "MakesKeys" in written
     assert "sesame" not in written
     assert "\\x" not in written
     (key,) = acts(database, "MASTER KEY")[-1:]
     assert key.after is not None
     assert key.after["by_password"] == "***"
-    assert {one.act for one in acts(database, "MyCert")} == {"CREATE CERTIFICATE"}
+    assert {entry.act for entry in acts(database, "MyCert")} == {"CREATE CERTIFICATE"}
 
 
 def test_what_operators_do_with_conversations_and_messages(database: sb.Database) -> None:
@@ -175,13 +179,13 @@ def test_what_operators_do_with_conversations_and_messages(database: sb.Database
     other, _ = open_dialog(database)
     ended = CliRunner().invoke(app, ["poison", "end", str(other), "--database", "Test", "--instance", url])
     assert ended.exit_code == 0, ended.output
-    found = [(one.act, one.client_kind, one.after) for one in reversed(acts(database, str(handle)))]
+    found = [(entry.act, entry.client_kind, entry.after) for entry in reversed(acts(database, str(handle)))]
     assert found == [
         ("BEGIN CONVERSATION TIMER", "dashboard", {"seconds": "60"}),
         ("MOVE CONVERSATION", "dashboard", {"group": str(group)}),
         ("END CONVERSATION WITH ERROR", "dashboard", {"code": "7", "text": "enough"}),
     ], "what was refused (the second end) is not there"
-    assert [one.act for one in acts(database, str(other))] == ["END CONVERSATION WITH ERROR"]
+    assert [entry.act for entry in acts(database, str(other))] == ["END CONVERSATION WITH ERROR"]
 
 
 def test_replayed_and_discarded_messages_without_their_bodies(database: sb.Database) -> None:
@@ -193,14 +197,14 @@ def test_replayed_and_discarded_messages_without_their_bodies(database: sb.Datab
         raise ValueError("no")
 
     database.process(STOCK_QUEUE, refuse, poison=lambda failure: sb.SetAside())
-    first, second = (one.set_aside_id for one in database.set_aside_messages())
+    first, second = (letter.set_aside_id for letter in database.set_aside_messages())
     database.replay_message(first)
     database.discard_message(second)
-    found = {one.act: one for one in acts(database, "MESSAGE") if one.act.endswith("MESSAGE")}
+    found = {entry.act: entry for entry in acts(database, "MESSAGE") if entry.act.endswith("MESSAGE")}
     assert set(found) == {"REPLAY MESSAGE", "DISCARD MESSAGE"}
     assert found["REPLAY MESSAGE"].after is not None
     assert found["REPLAY MESSAGE"].after["conversation_handle"]
-    assert "secret" not in json.dumps([one._asdict() for one in found.values()], default=str)
+    assert "secret" not in json.dumps([entry._asdict() for entry in found.values()], default=str)
 
 
 def test_it_is_searched_and_told(database: sb.Database) -> None:

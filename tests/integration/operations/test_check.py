@@ -269,7 +269,7 @@ def test_what_a_superuser_has_changed_is_noticed(watched: sb.Database, statement
     with psycopg.connect(watched.instance.url) as connection:
         assert run(connection, changed(100)) == []
         connection.execute(statement.format(**values).encode())
-        found = [changes_of(*one) for one in run(connection, changed(100))]
+        found = [changes_of(*difference) for difference in run(connection, changed(100))]
         connection.rollback()
     assert any(said in text for text in found), found
     assert len(found) <= 4

@@ -300,7 +300,7 @@ def test_one_viewer_does_not_take_all_streams(site: Site) -> None:
     mine, other = site.sign_in(), site.sign_in()
     with ExitStack() as held:
         opened = [held.enter_context(closing(site.stream(mine))) for _ in range(55)]
-        assert Counter(status(head(one)) for one in opened) == {200: 10, 429: 45}
+        assert Counter(status(head(connection)) for connection in opened) == {200: 10, 429: 45}
         assert status(head(held.enter_context(closing(site.stream(other))))) == 200
 
 
@@ -308,7 +308,7 @@ def test_who_has_most_streams_gives_way(site: Site) -> None:
     with ExitStack() as held:
         many = [site.sign_in() for _ in range(5)]
         opened = [held.enter_context(closing(site.stream(cookie))) for cookie in many for _ in range(10)]
-        assert {status(head(one)) for one in opened} == {200}
+        assert {status(head(connection)) for connection in opened} == {200}
         assert status(head(held.enter_context(closing(site.stream(site.sign_in()))))) == 200
         eventually(lambda: ended(opened[0]))
         assert not any(map(ended, opened[1:]))

@@ -23,7 +23,7 @@ def test_a_closed_conversation_is_no_trouble(database: sb.Database, browser: Bro
     database.end_conversation(far)
     for page, severity in ((handle, "warning"), (far, "note")):
         shown_findings = browser.page("i/0/conversation", handle=page).xpath("//ul[@class='findings']/li")
-        assert [one.get("class") for one in shown_findings] == [severity]
+        assert [finding.get("class") for finding in shown_findings] == [severity]
     assert browser.page("i/0/conversation", handle=far).xpath(f"//main{TROUBLE[1:]}") == []
     said = CliRunner().invoke(
         command,
@@ -39,13 +39,13 @@ def test_conversations_are_listed_by_age_active_ones_first(database: sb.Database
     def handles(**asked: str) -> list[str]:
         page = browser.page("i/0/conversations", service=STOCK, **asked)
         shown_handles = page.xpath("//tbody//th//a/@title")
-        return [one for one in shown_handles if one in {str(first), str(second), str(third)}]
+        return [handle for handle in shown_handles if handle in {str(first), str(second), str(third)}]
 
     active = [str(second), str(third)]
-    assert [one for one in handles() if one in active] == active
-    assert [one for one in handles(order="newest") if one in active] == active[::-1]
+    assert [handle for handle in handles() if handle in active] == active
+    assert [handle for handle in handles(order="newest") if handle in active] == active[::-1]
     page = browser.page("i/0/conversations", service=STOCK)
-    states = [words(one) for one in page.xpath("//td[@data-label='State']")]
+    states = [words(element) for element in page.xpath("//td[@data-label='State']")]
     assert set(states) <= set(STATE_WORDS.values())
     assert states.index("conversing") == 0
 
@@ -77,7 +77,9 @@ def test_delayed_messages_and_schedules_are_no_trouble(database: sb.Database, br
 def test_a_mistyped_target_is_removed_by_a_button(database: sb.Database, browser: Browser) -> None:
     handle = begin(database, f"{STOCK}s")
     database.send(handle, ORDER, b"1")
-    (form,) = [one for one in browser.page("").xpath("//form") if words(one) == f"Remove conversation {handle}"]
+    (form,) = [
+        element for element in browser.page("").xpath("//form") if words(element) == f"Remove conversation {handle}"
+    ]
     answer = browser.send_form(form.action, dict(form.form_values()))
     assert "is removed" in answer.text
     assert state(database, handle) is None
@@ -85,8 +87,8 @@ def test_a_mistyped_target_is_removed_by_a_button(database: sb.Database, browser
 
 def test_a_trail_begins_with_a_button(database: sb.Database, browser: Browser) -> None:
     handle, other = sent(database, (ORDER, b"1")), sent(database, (ORDER, b"1"))
-    for one in (handle, other):
-        page = browser.page("i/0/conversation", handle=one)
+    for each_handle in (handle, other):
+        page = browser.page("i/0/conversation", handle=each_handle)
         assert "are recorded from now on" in browser.press(page, "record-trail")
     database.send(handle, ORDER, b"2")
     (row,) = browser.page("i/0/conversation", handle=handle).xpath("//ol[@class='life']/li")

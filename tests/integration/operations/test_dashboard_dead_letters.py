@@ -25,7 +25,7 @@ def test_dead_letters_are_grouped_and_filtered(database: sb.Database, browser: B
         return [words(row)[:60] for row in page.xpath("//table//tr[contains(@data-key, 'database=')]")]
 
     kinds = ("KeyError: *", "ValueError: cannot read b'*'")
-    assert [one.startswith(kind) for one, kind in zip(groups(), kinds, strict=True)] == [True, True]
+    assert [group.startswith(kind) for group, kind in zip(groups(), kinds, strict=True)] == [True, True]
     assert len(groups(kind=kinds[0])) == len(groups(error="CANNOT READ")) == len(groups(message_type=ORDER)) == 1
     assert groups(error="nothing like it") == []
     for letter in database.set_aside_messages():
@@ -69,14 +69,14 @@ def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Brow
     for body in (b"1", b"2", b"3"):
         poisoned(database, body)
     page = browser.page("i/0/dead-letters")
-    (handle,) = {one.conversation_handle for one in database.set_aside_messages()[:1]}
+    (handle,) = {letter.conversation_handle for letter in database.set_aside_messages()[:1]}
     database.end_conversation(handle)
     forms = page.xpath("//form[contains(@action, '/replay-chosen')]")
     ours = [form.fields["database"] for form in forms].index(database.name)
     assert "newest is 'x'; it must be a number" in browser.press(page, "replay-chosen", ours, newest="x")
     poisoned(database, b"4")  # after the page, whose button names three
     assert "3 messages are in their queues again." in browser.press(page, "replay-chosen", ours)
-    found = sorted(str(one) for _ in range(3) for one in bodies(database.receive(STOCK_QUEUE)))
+    found = sorted(str(body) for _ in range(3) for body in bodies(database.receive(STOCK_QUEUE)))
     assert found == ["b'1'", "b'2'", "b'3'"]
     page = browser.page("i/0/dead-letters", database=database.name)
     assert "1 message is discarded." in browser.press(page, "discard-chosen")
@@ -86,7 +86,7 @@ def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Brow
 def by_two(browse: Callable[..., Browser], act: str, path: str, **asked: object) -> list[str]:
     """Two people look at a page, and both press the same at once; what each is told."""
     people = [browse(), browse()]
-    pages = [one.page(path, **asked) for one in people]
+    pages = [answer.page(path, **asked) for answer in people]
     said: list[str] = []
     together(*(partial(lambda who: said.append(people[who].press(pages[who], act)), who) for who in (0, 1)))
     return said
@@ -100,7 +100,9 @@ def test_of_two_people_who_act_on_one_message_one_does(
 ) -> None:
     poisoned(database, b"bad")
     said = by_two(browse, act, "i/0/dead-letters")
-    assert [sum(text in one for one in said) for text in (done, "must be that of a message that is set aside")] == [
+    assert [
+        sum(text in answer for answer in said) for text in (done, "must be that of a message that is set aside")
+    ] == [
         1,
         1,
     ]
@@ -109,7 +111,7 @@ def test_of_two_people_who_act_on_one_message_one_does(
 
 def test_of_two_people_who_end_a_conversation_one_does(database: sb.Database, browse: Callable[..., Browser]) -> None:
     said = by_two(browse, "end", "i/0/conversation", handle=sent(database, (ORDER, b"1")))
-    assert [sum(text in one for one in said) for text in ("has ended on this side", "is not found")] == [
+    assert [sum(text in answer for answer in said) for text in ("has ended on this side", "is not found")] == [
         1,
         1,
     ], said

@@ -44,12 +44,12 @@ def test_a_rate_is_what_has_risen_by_the_time_that_has_passed(monkeypatch: pytes
 
 def test_many_viewers_are_one_question(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_cache, "FRESH_S", 60.0)
-    one, looks_ = snapshot_cache.ObservedInstance(database.instance.url), []
+    observed, looks_ = snapshot_cache.ObservedInstance(database.instance.url), []
     for _ in range(5):
-        assert one.read("page", lambda instance: looks_.append(1) or {"n": len(looks_)}).facts == {"n": 1}
-    one.invalidate()
-    assert one.read("page", lambda instance: {"n": 2}).facts == {"n": 2}
-    one.close()
+        assert observed.read("page", lambda instance: looks_.append(1) or {"n": len(looks_)}).facts == {"n": 1}
+    observed.invalidate()
+    assert observed.read("page", lambda instance: {"n": 2}).facts == {"n": 2}
+    observed.close()
 
 
 def test_what_is_slow_to_see_is_shown_as_it_was_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,14 +166,18 @@ def test_each_page_fits_runs_no_markup_and_can_be_read_by_everybody(
         if signed_in.execute_script("return window.hit"):
             found.append(f"{page} ran markup")
         if AXE.exists():
-            found += [f"{page}: {one}" for one in violations(signed_in)]
+            found += [f"{page}: {violation}" for violation in violations(signed_in)]
     assert found == []
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core")
 def test_a_page_that_cannot_be_read_is_found(chromium: Any) -> None:
     chromium.get("data:text/html,<p style='color:lightgrey;background:white'>pale</p><img src=x>")
-    assert {one.partition(":")[0] for one in violations(chromium)} >= {"color-contrast", "image-alt", "html-has-lang"}
+    assert {violation.partition(":")[0] for violation in violations(chromium)} >= {
+        "color-contrast",
+        "image-alt",
+        "html-has-lang",
+    }
 
 
 def test_what_comes_is_seen_within_two_seconds(signed_in: Any, address: str, database: sb.Database) -> None:

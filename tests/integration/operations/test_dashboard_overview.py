@@ -60,7 +60,7 @@ def test_a_queue_that_nobody_reads_stands_out_as_doctor_judges(
     growing(database, monkeypatch)
     assert row().get("class") == "trouble"
     assert "stuck Nobody receives: 1 message" in words(row())
-    keys = [one.get("class") for one in browser.page("i/0/queues").xpath("//tbody/tr")]
+    keys = [element.get("class") for element in browser.page("i/0/queues").xpath("//tbody/tr")]
     assert keys == sorted(keys, key=["trouble", "warning", "note"].index)
     assert "Nobody receives: 1 message" in browser.text("i/0/workers")
     assert database.receive(STOCK_QUEUE)
@@ -81,7 +81,9 @@ def test_a_finding_has_a_button_for_what_it_advises(
     assert f"The queue {queue} is ON" in answer.text
     database.alter(disable_broker=True)
     page = browser.page("")
-    (form,) = [one for one in page.xpath("//form") if words(one).strip() == f"Enable the broker of {database.name}"]
+    (form,) = [
+        element for element in page.xpath("//form") if words(element).strip() == f"Enable the broker of {database.name}"
+    ]
     assert "is enabled" in browser.send_form(form.action, dict(form.form_values())).text
 
 
@@ -100,7 +102,7 @@ def test_a_session_is_ended_after_a_question(
         text = browser.text("i/0/workers")
         assert re.search(rf"{pid} \S.* {ORDER} of {str(handle)[:8]}", text), text
         page = browser.page("")
-        (form,) = [one for one in page.xpath("//form") if words(one).strip() == f"End session {pid}"]
+        (form,) = [element for element in page.xpath("//form") if words(element).strip() == f"End session {pid}"]
         assert form.getparent().tag == "details"
         answer = browser.send_form(form.action, dict(form.form_values()))
         assert f"The session {pid} has ended." in words(html.fromstring(answer.text))

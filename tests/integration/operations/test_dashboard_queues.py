@@ -115,7 +115,7 @@ def test_acts_that_cannot_be_undone_ask_first(database: sb.Database, browser: Br
         browser.page("i/0/conversation", handle=handle),
         browser.page("i/0/dead-letters"),
     ]
-    asked = [words(one) for page in pages for one in page.xpath("//details[contains(@class, 'asks')]//button")]
+    asked = [words(element) for page in pages for element in page.xpath("//details[contains(@class, 'asks')]//button")]
     assert asked == [
         f"Switch off dbo.{STOCK_QUEUE}",
         f"End {handle}",
@@ -215,6 +215,6 @@ def test_bodies_of_a_multicast_are_shown(database: sb.Database, browser: Browser
     ],
 )
 def test_how_a_body_is_shown(validation: str, head: bytes | None, size: int, kind: str, text: str) -> None:
-    one = shown(validation, head, size)
-    assert (one.kind, one.omitted_bytes) == (kind, size - len(head or b""))
-    assert text in one.text
+    view = shown(validation, head, size)
+    assert (view.kind, view.omitted_bytes) == (kind, size - len(head or b""))
+    assert text in view.text

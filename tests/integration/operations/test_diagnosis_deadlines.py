@@ -44,7 +44,7 @@ def found(url: str) -> list[dict[str, str]]:
 
 
 def problems(url: str, subject: str) -> list[str]:
-    return [one["problem"] for one in found(url) if one["subject"] == subject]
+    return [finding["problem"] for finding in found(url) if finding["subject"] == subject]
 
 
 def rows(url: str, text: str) -> list[tuple[Any, ...]]:
@@ -87,7 +87,7 @@ def test_nothing_waits_for_a_standby_that_has_gone(primary: Server) -> None:
             assert time.monotonic() - began < 10
             assert text, arguments
             assert code == (arguments[0] == "doctor"), (arguments, text)
-        (said,) = [one for one in problems(url, "PostgreSQL") if "synchronous standby" in one]
+        (said,) = [problem for problem in problems(url, "PostgreSQL") if "synchronous standby" in problem]
         assert "(standby), which is not connected; 1 session waits, the first for " in said
         began = time.monotonic()
         sb.open(url, upkeep=None).close()
@@ -95,7 +95,7 @@ def test_nothing_waits_for_a_standby_that_has_gone(primary: Server) -> None:
         primary.set_synchronous("")
         sender.join(20)
         assert not sender.is_alive()
-        assert not [one for one in problems(url, "PostgreSQL") if "synchronous standby" in one]
+        assert not [problem for problem in problems(url, "PostgreSQL") if "synchronous standby" in problem]
         assert [message.body for message in database.receive(STOCK_QUEUE)] == [b"x"]
 
 
@@ -108,7 +108,7 @@ def test_doctor_looks_at_a_server_that_no_application_may_use(make_instance_url:
     rows(url, f"alter database {name} set servicebroker.allow_data_loss = off")
     with pytest.raises(sb.InstanceError, match="synchronous_commit are off"):
         sb.open(url)
-    told = {(one["subject"], one["problem"].partition(":")[0]) for one in found(url)}
+    told = {(finding["subject"], finding["problem"].partition(":")[0]) for finding in found(url)}
     assert {("PostgreSQL", "synchronous_commit is off"), ("PostgreSQL", "fsync is off")} <= told
     assert ("queue Test.dbo.StockQueue", "It is OFF, with 0 messages") in told
 
@@ -128,8 +128,8 @@ def test_the_schema_of_another_version_stays_as_it_is(make_instance_url: Callabl
     assert said.startswith("It is number 9999, of a newer servicebroker than this one")
     rows(url, "drop view sys.events; alter table servicebroker.routes rename to paths")
     unseen = problems(url, "doctor")
-    assert any("The query of the network failed: relation" in one for one in unseen)
-    assert "PostgreSQL" in {one["subject"] for one in found(url)}  # the rest is told
+    assert any("The query of the network failed: relation" in problem for problem in unseen)
+    assert "PostgreSQL" in {finding["subject"] for finding in found(url)}  # the rest is told
 
 
 def test_a_lock_on_a_table_cuts_the_looks_that_need_it(
@@ -141,18 +141,18 @@ def test_a_lock_on_a_table_cuts_the_looks_that_need_it(
     url = make_instance_url(1)
     with psycopg.connect(url) as holder:
         holder.execute("lock table servicebroker.routes")
-        told = {one["subject"]: one["problem"] for one in found(url) if one["subject"] != "doctor"}
+        told = {finding["subject"]: finding["problem"] for finding in found(url) if finding["subject"] != "doctor"}
         assert "has locked servicebroker.routes for itself" in told[f"session {holder.info.backend_pid}"]
         unseen = problems(url, "doctor")
         assert "The query of the network failed: another session holds a lock that it needs." in unseen
-        assert not any("queues" in one for one in unseen)
+        assert not any("queues" in problem for problem in unseen)
         holder.rollback()
         holder.execute("lock table servicebroker.conversation_endpoints")
         code, text = invoked(url, "status", "--json")
-        assert (code, "queues" in {one["subject"] for one in json.loads(text)["unseen"]}) == (1, True)
+        assert (code, "queues" in {problem["subject"] for problem in json.loads(text)["unseen"]}) == (1, True)
         code, text = invoked(url, "check", "--json")
         assert code == 1
-        assert "ownership and rights" not in {one["subject"] for one in json.loads(text)["unseen"]}
+        assert "ownership and rights" not in {problem["subject"] for problem in json.loads(text)["unseen"]}
     assert problems(url, "doctor") == []
 
 
@@ -180,7 +180,7 @@ def test_a_daemon_of_another_version_is_named(make_instance_url: Callable[..., s
         site.serve()
         reported = "select report from servicebroker.daemon_reports where subject = 'version'"
         eventually(lambda: rows(site.url, reported) == [(this_version(),)])
-        assert not any("this is" in one for one in problems(site.url, "servicebroker serve"))
+        assert not any("this is" in problem for problem in problems(site.url, "servicebroker serve"))
         rows(site.url, "update servicebroker.daemon_reports set report = 'of before' where subject = 'version'")
         assert f"It is of before, and this is {this_version()}." in problems(site.url, "servicebroker serve")
     finally:
@@ -191,9 +191,10 @@ def test_a_deleted_log_is_named_until_the_server_begins_another_one(tmp_path: Pa
     folder = tmp_path / "data"
     sb.open(folder, upkeep=None).close()
     with sb.open(folder, upkeep=None):
-        assert not any("Its log" in one for one in problems(str(folder), "PostgreSQL"))
+        assert not any("Its log" in problem for problem in problems(str(folder), "PostgreSQL"))
         (folder / "postgresql.log").unlink()
         assert any(
-            f"Its log '{folder}/postgresql.log' was deleted" in one for one in problems(str(folder), "PostgreSQL")
+            f"Its log '{folder}/postgresql.log' was deleted" in problem
+            for problem in problems(str(folder), "PostgreSQL")
         )
-    assert not any("Its log" in one for one in problems(str(folder), "PostgreSQL"))
+    assert not any("Its log" in problem for problem in problems(str(folder), "PostgreSQL"))

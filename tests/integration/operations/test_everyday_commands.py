@@ -76,7 +76,7 @@ def test_queues_and_services() -> None:
     assert ["//test/Extra", "Extra", "DEFAULT"] in [line.split() for line in run("service", "list").splitlines()]
     run("queue", "alter", "Extra", "--off", "--no-retention")
     assert ["Extra", "0", "OFF", "//test/Extra"] in [line.split() for line in run("queue", "list").splitlines()]
-    (row,) = [one for one in json.loads(run("queue", "list", "--json"))["queues"] if one["queue"] == "Extra"]
+    (row,) = [row for row in json.loads(run("queue", "list", "--json"))["queues"] if row["queue"] == "Extra"]
     assert (row["is_on"], row["retention"], row["services"]) == (False, False, ["//test/Extra"])
     run("service", "drop", "//test/Extra")
     run("queue", "drop", "Extra")
@@ -87,7 +87,7 @@ def test_databases() -> None:
     run("database", "create", "Extra")
     run("database", "create", "extra", "--exist-ok")
     run("database", "alter", "Extra", "--off", "--honor-broker-priority")
-    (row,) = [one for one in json.loads(run("database", "list", "--json"))["databases"] if one["database"] == "Extra"]
+    (row,) = [row for row in json.loads(run("database", "list", "--json"))["databases"] if row["database"] == "Extra"]
     assert (row["is_broker_enabled"], row["is_honor_broker_priority_on"]) == (False, True)
     shown = [line.split() for line in run("database", "list").splitlines()]
     assert ["Extra", row["service_broker_guid"], "disabled"] in shown
@@ -260,14 +260,14 @@ WRONG_USAGE: list[tuple[list[str], str]] = [  # said by whoever reads the option
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), WRONG_USAGE, ids=[" ".join(one) for one, _ in WRONG_USAGE])
+@pytest.mark.parametrize(("arguments", "words"), WRONG_USAGE, ids=[" ".join(usage) for usage, _ in WRONG_USAGE])
 def test_wrong_usage_is_told_from_the_rest(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())
 
 
-@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[" ".join(one) for one, _ in MISTAKES])
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[" ".join(usage) for usage, _ in MISTAKES])
 def test_a_mistake_is_one_sentence(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

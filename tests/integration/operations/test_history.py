@@ -190,7 +190,7 @@ def test_the_background_writes_it_and_status_and_the_dashboard_tell(make_instanc
         send(database, handle, 50)
         look(database)
         told = CliRunner().invoke(app, ["status", "--since", "1h", "--json", "--instance", url], catch_exceptions=False)
-        stock = next(one for one in json.loads(told.stdout)["history"] if one["queue"] == STOCK[1])
+        stock = next(row for row in json.loads(told.stdout)["history"] if row["queue"] == STOCK[1])
         rates = stock["servicebroker_enqueued_messages_per_second"]
         assert round(sum(rate or 0 for rate in rates) * stock["seconds"]) >= 50
         told = CliRunner().invoke(app, ["status", "--since", "10min", "--instance", url], catch_exceptions=False)

@@ -83,7 +83,11 @@ def evil(fresh_instance: sb.Instance, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def unsafe(text: str) -> set[str]:
     """The characters in it that are a terminal's orders, line ends beside ours, or direction marks."""
-    return {one for one in text if one != "\n" and unicodedata.category(one) in ("Cc", "Cf", "Zl", "Zp", "Cs")}
+    return {
+        character
+        for character in text
+        if character != "\n" and unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Cs")
+    }
 
 
 @pytest.mark.parametrize("terminal", [False, True])

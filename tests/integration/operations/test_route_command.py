@@ -45,15 +45,15 @@ def test_routes_are_created_shown_altered_and_dropped(database: sb.Database) -> 
     assert "UTC (expired)" in said("list", *to)
     said("drop", "Old", *to)
     assert json.loads(said("alter", "far", *to, "--address", "TCP://farther:4022", "--json"))["done"] == "altered"
-    routes = {one["name"]: one for one in json.loads(said("list", *to, "--json"))["routes"]}
+    routes = {row["name"]: row for row in json.loads(said("list", *to, "--json"))["routes"]}
     assert set(routes) == {"AutoCreatedLocal", "Far"}
     assert (routes["Far"]["address"], routes["Far"]["remote_service_name"]) == ("TCP://farther:4022", NOWHERE)
-    assert {one["broker_database"] for one in json.loads(said("list", "--json"))["routes"]} >= {name, "msdb"}
+    assert {row["broker_database"] for row in json.loads(said("list", "--json"))["routes"]} >= {name, "msdb"}
     said("create", "Harbour", *to, "--service", NOWHERE, "--address", "TCP://far:4022")
     assert "Did you mean 'Harbour'?" in str(route("drop", "Harbor", *to).exception)
     said("drop", "Harbour", *to)
     said("drop", "Far", *to)
-    assert [one["name"] for one in json.loads(said("list", *to, "--json"))["routes"]] == ["AutoCreatedLocal"]
+    assert [row["name"] for row in json.loads(said("list", *to, "--json"))["routes"]] == ["AutoCreatedLocal"]
     said("drop", "AutoCreatedLocal", *to)
     assert "No routes: no message can be delivered." in said("list", *to)
 

@@ -45,7 +45,7 @@ def test_processes_add_up_what_they_have_run(make_instance_url: Callable[..., st
     assert after - calls == 50
     assert 0 < microseconds / after < 1_000_000
     told = CliRunner().invoke(app, ["status", "--statements", "--json", "--instance", url], catch_exceptions=False)
-    shown = {one["name"]: one["calls"] for one in json.loads(told.stdout)["statements"]}
+    shown = {row["name"]: row["calls"] for row in json.loads(told.stdout)["statements"]}
     assert shown["conversation.send"] == after
     told = CliRunner().invoke(app, ["status", "--statements", "--instance", url], catch_exceptions=False)
     assert re.search(rf"conversation\.send +{after} ", told.stdout)

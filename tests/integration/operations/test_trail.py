@@ -79,21 +79,21 @@ def test_the_life_of_a_conversation(database: sb.Database) -> None:
     found = events(database, handle)
     assert found == events(database, far)
     sides = {handle: "near", far: "far"}
-    said = [f"{sides[one.handle]} {describe_event(one)}" for one in found]
-    first = [one for one in said if "state" not in one]
+    lines = [f"{sides[event.handle]} {describe_event(event)}" for event in found]
+    first = [line for line in lines if "state" not in line]
     assert first[:2] == [
         f"far 3 messages, 0 to 2 of type {ORDER}: arrived in its queue",
         f"far 3 messages, 0 to 2 of type {ORDER}: left its queue",
     ]
     assert f"near message 0 of type {REPLY}: arrived in its queue" in first
     assert f"near message 1 of type {END_DIALOG}: arrived in its queue" in first
-    assert any(one.startswith("near timer set for ") for one in said)
-    assert "near state CO -> DI" in said
-    assert sum("left its queue" in one and one.startswith("near") for one in said) == 1, (
+    assert any(line.startswith("near timer set for ") for line in lines)
+    assert "near state CO -> DI" in lines
+    assert sum("left its queue" in line and line.startswith("near") for line in lines) == 1, (
         "what was rolled back is not there"
     )
-    (came,) = [one for one in found if one.what == "R" and one.handle == far]
-    (answered,) = [one for one in found if one.what == "A" and one.handle == handle and one.first == 0]
+    (came,) = [event for event in found if event.what == "R" and event.handle == far]
+    (answered,) = [event for event in found if event.what == "A" and event.handle == handle and event.first == 0]
     assert came.transaction == answered.transaction, "received and answered in one transaction"
     with TestClient(Dashboard([database.instance.url], token=None), base_url="http://127.0.0.1") as browser:
         page = browser.get(f"/i/0/conversation?handle={handle}").text
@@ -109,7 +109,7 @@ def test_chosen_services_and_conversations_and_a_share(database: sb.Database) ->
     database.create_service("Other", "OtherQueue", [])
     command(database, "on", "--service", f"Test.{STOCK}")
     handle, far = open_dialog(database)
-    assert {one.handle for one in events(database, handle)} == {far}
+    assert {event.handle for event in events(database, handle)} == {far}
     command(database, "on", "--conversation", str(handle))
     second, _ = open_dialog(database)
     assert events(database, second) == []
@@ -120,7 +120,7 @@ def test_chosen_services_and_conversations_and_a_share(database: sb.Database) ->
     followed = 0
     for _ in range(40):
         third, _ = open_dialog(database)
-        sides = {one.handle for one in events(database, third)}
+        sides = {event.handle for event in events(database, third)}
         assert len(sides) in (0, 2), "both sides or none"
         followed += bool(sides)
     assert 5 < followed < 35
@@ -141,7 +141,7 @@ def test_failures_and_waiting_are_events_too(database: sb.Database) -> None:
     database.alter_queue(STOCK_QUEUE, status=False)
     database.send(handle, ORDER, b"y")
     database.alter_queue(STOCK_QUEUE, status=True)
-    found = [(one.what, one.first, one.detail) for one in events(database, handle) if one.what in "FPWL"]
+    found = [(event.what, event.first, event.detail) for event in events(database, handle) if event.what in "FPWL"]
     assert any(what == "P" and "no such order" in detail for what, _, detail in found)
     assert [what for what, number, _ in found if number == 1] == ["W", "L"]
 
@@ -182,7 +182,7 @@ def test_a_transaction_that_holds_a_queue_is_waited_for(database: sb.Database, m
 
 
 def test_runs_are_merged() -> None:
-    one = Event(datetime.now(UTC), 7, uuid4(), "A", 0, 0, 1, "T", "")
-    run_of = [one, one._replace(first=1, last=4, messages=4), one._replace(first=6, last=6)]
+    answered = Event(datetime.now(UTC), 7, uuid4(), "A", 0, 0, 1, "T", "")
+    run_of = [answered, answered._replace(first=1, last=4, messages=4), answered._replace(first=6, last=6)]
     assert [(event.first, event.last, event.messages) for event in merged(run_of)] == [(0, 4, 5), (6, 6, 1)]
-    assert len(merged([one, one._replace(first=1, last=1, transaction=8)])) == 2
+    assert len(merged([answered, answered._replace(first=1, last=1, transaction=8)])) == 2

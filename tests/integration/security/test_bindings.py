@@ -99,11 +99,11 @@ def sides(database: sb.Database, tmp_path: Path) -> Sides:
     far = define_standard_set(database.instance.database(f"{database.name}Far", create=True))
     found = Sides(database, far, f"//{far.name}/Stock", tmp_path)
     far.create_service(found.service, STOCK_QUEUE, [CONTRACT])
-    for one, owner, other in ((database, "Seller", "Keeper"), (far, "Keeper", "Seller")):
-        one.create_master_key(PASSWORD)
-        one.create_user(owner)
-        one.create_user(other)
-        one.create_certificate(owner, authorization=owner)
+    for place, owner, other in ((database, "Seller", "Keeper"), (far, "Keeper", "Seller")):
+        place.create_master_key(PASSWORD)
+        place.create_user(owner)
+        place.create_user(other)
+        place.create_certificate(owner, authorization=owner)
     database.alter_authorization("Seller", service=ORDERS)
     far.alter_authorization("Keeper", service=found.service)
     database.create_remote_service_binding("ToStock", to_service=found.service, user="Keeper")

@@ -42,7 +42,7 @@ def told(shop: sb.Database, *arguments: str) -> Any:
 
 def doctor(shop: sb.Database) -> dict[str, str]:
     found = told(shop, "doctor")["findings"]
-    return {one["subject"]: one["problem"] for one in found if one["subject"] != "PostgreSQL"}
+    return {finding["subject"]: finding["problem"] for finding in found if finding["subject"] != "PostgreSQL"}
 
 
 def imported(shop: sb.Database, name: str, days: float, login: str | None = None) -> None:
@@ -69,7 +69,7 @@ def test_those_of_the_transport(shop: sb.Database) -> None:
     assert {*doctor(shop)} == {"certificate mine", "certificate gone"}
     assert "expires on" in doctor(shop)["certificate mine"]
     assert "has expired on" in doctor(shop)["certificate gone"]
-    assert [one["name"] for one in told(shop, "status")["expiring_certificates"]] == ["mine", "gone"]
+    assert [certificate["name"] for certificate in told(shop, "status")["expiring_certificates"]] == ["mine", "gone"]
     seen = scraped(shop)
     assert seen["expiring_certificates"] == 2
     assert 89 < seen['certificate_seconds_left{certificate="partner-new",database="",user=""}'] / 86_400 < 91
@@ -101,9 +101,14 @@ def test_those_of_dialog_security(shop: sb.Database) -> None:
     assert {*doctor(shop)} == {"certificate Owner1", "certificate Far1", "certificate Sender1"}
     assert "the user Owner in Shop and expires on" in doctor(shop)["certificate Owner1"]
     assert scraped(shop)["expiring_certificates"] == 3
-    assert {one["user"] for one in told(shop, "status")["expiring_certificates"]} == {"Owner", "Far", "Sender"}
+    assert {certificate["user"] for certificate in told(shop, "status")["expiring_certificates"]} == {
+        "Owner",
+        "Far",
+        "Sender",
+    }
     used = {
-        one["name"]: one["is_used"] for one in told(shop, "certificate", "list", "--database", "Shop")["certificates"]
+        certificate["name"]: certificate["is_used"]
+        for certificate in told(shop, "certificate", "list", "--database", "Shop")["certificates"]
     }
     assert used == {"Owner1": True, "Far1": True, "Sender1": True, "Idle1": True, "Well1": False, "Well2": True}
 
@@ -129,7 +134,9 @@ def test_which_one_is_shown_is_told(shop: sb.Database) -> None:
     instance.create_certificate("locked", encryption_password="Pa55 of the key")
     instance.create_certificate("first")
     instance.create_certificate("second")
-    used = {one["name"]: one["is_used"] for one in told(shop, "certificate", "list")["certificates"]}
+    used = {
+        certificate["name"]: certificate["is_used"] for certificate in told(shop, "certificate", "list")["certificates"]
+    }
     assert used == {"early": False, "locked": False, "first": True, "second": False}
     shown = (
         CliRunner().invoke(command, ["certificate", "list", "--instance", instance.url], env={"COLUMNS": "200"}).stdout
@@ -137,5 +144,7 @@ def test_which_one_is_shown_is_told(shop: sb.Database) -> None:
     assert "(not yet valid)" in shown
     assert "under a password" in shown
     instance.create_endpoint("e", listener_port=4022, authentication="CERTIFICATE second")
-    used = {one["name"]: one["is_used"] for one in told(shop, "certificate", "list")["certificates"]}
+    used = {
+        certificate["name"]: certificate["is_used"] for certificate in told(shop, "certificate", "list")["certificates"]
+    }
     assert used == {"early": False, "locked": False, "first": False, "second": True}

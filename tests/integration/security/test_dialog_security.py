@@ -114,8 +114,8 @@ def test_full_security(pair: Pair, tmp_path: Path) -> None:
     pair.east.database.send(message.conversation_handle, REPLY, "again")
     for site in (pair.west, pair.east):
         site.round([])
-        assert [one.exchange for one in headers(site)] == [None]
-        assert [one.is_secured for one in headers(site)] == [True]
+        assert [header.exchange for header in headers(site)] == [None]
+        assert [header.is_secured for header in headers(site)] == [True]
     pair.rounds()
     # a session key is that of one conversation
     talk(pair, "another")
@@ -151,7 +151,7 @@ def test_anonymous_security(pair: Pair, tmp_path: Path) -> None:
     (message,) = pair.east.database.receive(STOCK_QUEUE)
     pair.east.database.send(message.conversation_handle, REPLY, SECRET)
     pair.east.round([])
-    assert [(one.is_secured, one.exchange) for one in headers(pair.east)] == [(True, None)]
+    assert [(header.is_secured, header.exchange) for header in headers(pair.east)] == [(True, None)]
     assert not any(SECRET.encode() in frame for frame in pair.east.out.frames)
     pair.rounds()
     assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [SECRET.encode()]
@@ -178,14 +178,14 @@ def test_encryption_off_and_no_binding_is_no_security(pair: Pair, tmp_path: Path
     pair.east.database.grant("SEND", "public", service=STOCK)
     begin(pair)
     pair.west.round([])
-    assert [(one.is_secured, one.exchange) for one in headers(pair.west)] == [(False, None)]
+    assert [(header.is_secured, header.exchange) for header in headers(pair.west)] == [(False, None)]
     pair.rounds()
     assert arrived(pair) == [b"0"]
     # a binding secures a conversation whatever ENCRYPTION says
     introduce(pair, tmp_path)
     begin(pair)
     pair.west.round([])
-    assert [one.is_secured for one in headers(pair.west)] == [True]
+    assert [header.is_secured for header in headers(pair.west)] == [True]
     pair.rounds()
     assert arrived(pair) == [b"0"]
 
@@ -517,7 +517,9 @@ def test_every_changed_message_is_dropped_and_sent_again(
                 changed.append(bytes(bits))
         pair.west.out.frames = deque()
         pair.east.round(changed)
-        assert not any(one.acknowledgement and one.acknowledgement.below > number for one in headers(pair.east))
+        assert not any(
+            header.acknowledgement and header.acknowledgement.below > number for header in headers(pair.east)
+        )
         pair.pass_time(70)
         pair.rounds(3)
     assert arrived(pair) == expected
@@ -592,7 +594,7 @@ def test_certificates_are_replaced_without_loss(pair: Pair, tmp_path: Path) -> N
     introduce(pair, tmp_path, suffix=" 2027")
     waiting = talk(pair, "waiting")
     pair.west.round([])
-    exchange = next(one.exchange for one in headers(pair.west) if one.exchange)
+    exchange = next(header.exchange for header in headers(pair.west) if header.exchange)
     newest = "select thumbprint from sys.certificates where name = %s"
     assert query(west, newest, "orders 2027") == [(exchange.source,)]
     assert query(west, newest, "stock 2027!") == [(exchange.destination,)]
@@ -683,7 +685,7 @@ def test_unsecured_frames_do_not_enter_a_secured_conversation(
     pair.rounds()
     tampered(pair, lambda header: header)
     assert arrived(pair) == [b"one"]
-    assert Kind.FAILURE not in {one.kind for one in headers(pair.east)}
+    assert Kind.FAILURE not in {header.kind for header in headers(pair.east)}
 
 
 # ---------------------------------------------------------------- old copies

@@ -48,7 +48,7 @@ def test_every_statement_on_every_object(town: Town) -> None:
         names = names_of(town, mallory)
         texts = [*hostile_role.statements(found, names), *hostile_role.at_large(names)]
         tried = hostile_role.attempt(mallory, texts)
-        done = {one.statement for one in tried if not one.sqlstate}
+        done = {attempt.statement for attempt in tried if not attempt.sqlstate}
         # Allowed acts: to read and lock its own key, GRANT and REVOKE with a warning and no effect, to be itself.
         harmless = re.compile(
             r"(select|table|copy|declare|explain|create|do) .*servicebroker_fence\.caller|grant |revoke |"
@@ -56,7 +56,7 @@ def test_every_statement_on_every_object(town: Town) -> None:
             r"set local session authorization default; set role mallory"
         )
         assert {text for text in done if not harmless.match(text)} == set()
-        states = Counter(one.sqlstate for one in tried)
+        states = Counter(attempt.sqlstate for attempt in tried)
         assert states["42501"] > 0.75 * len(tried), states
         assert hostile_role.digest(owner) == before
     # the statements are real ones: where the owner runs them, most are done
@@ -65,7 +65,7 @@ def test_every_statement_on_every_object(town: Town) -> None:
             [t for t in found.tables if ".permissions" in t[0]], [], found.functions[-1:], ["sys"]
         )
         tried = hostile_role.attempt(owner, list(hostile_role.statements(some, names)), undo=True)
-        worked = [one.statement for one in tried if not one.sqlstate]
+        worked = [attempt.statement for attempt in tried if not attempt.sqlstate]
         assert len(worked) > 25
         raise ZeroDivisionError  # undo it all
 
@@ -132,7 +132,7 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
         sums = hostile_role.digest(owner)
         functions = hostile_role.executable(mallory)
         assert {name for name, _ in functions if name.startswith("servicebroker.")} == set()
-        fenced = [one for one in functions if one[0].startswith("servicebroker_fence.")]
+        fenced = [function for function in functions if function[0].startswith("servicebroker_fence.")]
         assert len(fenced) > 20
         calls = list(hostile_role.calls(fenced, pool(town, own, alices), seeded_random, 60))
         for text in calls[:: len(calls) // 3]:  # with a savepoint, in a transaction, on a snapshot of before
@@ -143,8 +143,8 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
         assert SECRET.decode() not in said
         keys = owner.execute("select key::text from servicebroker.fenced_roles where postgres_role = %s", (ALICE,))
         assert not any(key in said for (key,) in keys.fetchall())
-        assert Counter(one.sqlstate for one in tried)[""] > len(tried) / 4  # most refusals are rows
-        assert not {one for one in tried if one.sqlstate.startswith(("XX", "58"))}
+        assert Counter(row.sqlstate for row in tried)[""] > len(tried) / 4  # most refusals are rows
+        assert not {attempt for attempt in tried if attempt.sqlstate.startswith(("XX", "58"))}
         after = hostile_role.digest(owner)
         changed = {name.split(".")[1] for name in sums if name in after and sums[name] != after[name] and "." in name}
         beside = {"waiting_readers", "savepoint_probes", "queues", "events_to_post", "audit"}
@@ -191,7 +191,11 @@ class Mallory(Thread):
             found, names = hostile_role.objects(owner), names_of(self.town, owner)
         texts = [*hostile_role.statements(found, names), *hostile_role.at_large(names)]
         with psycopg.connect(self.town.mallory, autocommit=True) as mallory:
-            functions = [one for one in hostile_role.executable(mallory) if one[0].startswith("servicebroker_fence.")]
+            functions = [
+                function
+                for function in hostile_role.executable(mallory)
+                if function[0].startswith("servicebroker_fence.")
+            ]
             while not self.over.is_set():
                 if not self.may.is_set():
                     self.rests.set()
@@ -202,7 +206,7 @@ class Mallory(Thread):
                 )
                 self.heard.add(said)
                 self.tried += len(tried)
-                self.done += sum(not one.sqlstate for one in tried)
+                self.done += sum(not attempt.sqlstate for attempt in tried)
                 self.tried += len(hostile_role.attempt(mallory, self.chance.sample(texts, 20), undo=True))
                 for channel in ("servicebroker", "servicebroker_delivery", "servicebroker_activation"):
                     payload = self.chance.choice(["0", "-1", "x" * 100, "9" * 30])
@@ -460,10 +464,10 @@ def test_a_role_with_rights_on_tables_works_on_them(
                 app = deployed.database("Shop")
                 app.begin_dialog(echo, echo)
                 assert app.receive(names.SYSTEM_SERVICES[0][1]) == []
-            (rights,) = [one for one in instance.show_rights() if one.role == role]
+            (rights,) = [row for row in instance.show_rights() if row.role == role]
             assert len(rights.direct) > 50
             findings = run_on(instance, gather(instance.clock()))
-            (finding,) = [one for one in judge(findings) if one.subject == f"role {role}"]
+            (finding,) = [finding for finding in judge(findings) if finding.subject == f"role {role}"]
             assert f"servicebroker rights grant {role}" in finding.advice
             instance.grant_rights(role, database="Shop")
             with sb.open(as_role(url, role)) as fenced:

@@ -299,7 +299,7 @@ def test_a_role_has_so_much_waiting_on_a_conversation(
     upkeep_of(fence)  # delivered, and not received
     assert said in refused(fence, "send", handle, sb.DEFAULT, b"y")
     received = fence.database.receive("Own", conversation_handle=far_handle(fence.database, handle))
-    assert [one.message_body or b"" for one in received] == bodies
+    assert [message.message_body or b"" for message in received] == bodies
     fence.call("send", handle, sb.DEFAULT, b"y")
     fence.database.end_conversation(handle, cleanup=True)
 

@@ -225,7 +225,7 @@ def test_a_role_delays_and_cancels_messages_of_its_own_only(town: Town) -> None:
         assert bank.send(handles, "//bank/Order", b"4", delay=timedelta(hours=2)) == [3, 0]
         bank.end_conversation(handles[0])
         assert bank.get_transmission_status(handles[0]) == waiting.DELAYED
-        assert [one.message_sequence_number for one in bank.delayed_messages(handles[0])] == [0, 1, 2, 3, 4]
+        assert [message.message_sequence_number for message in bank.delayed_messages(handles[0])] == [0, 1, 2, 3, 4]
         assert bank.cancel_delayed(handles[0], 2) == 1
         for run, number in (
             (lambda: bank.delayed_messages(), 5011),
@@ -247,7 +247,7 @@ def test_a_role_delays_and_cancels_messages_of_its_own_only(town: Town) -> None:
         assert bank.cancel_delayed(handles[0]) == 2
         delivered(town)
         assert Counter(in_queue(town, "Den")) - before == Counter([b"1", None])
-    assert [one.bytes for one in town.database.delayed_messages(alices)] == [len(SECRET)]
+    assert [message.bytes for message in town.database.delayed_messages(alices)] == [len(SECRET)]
 
 
 def test_a_role_has_schedules_of_its_own_queues_only(town: Town) -> None:
@@ -266,5 +266,5 @@ def test_a_role_has_schedules_of_its_own_queues_only(town: Town) -> None:
         ):
             with refused(number):
                 run()
-    assert [one.name for one in town.database.schedules()] == ["job"]
+    assert [schedule.name for schedule in town.database.schedules()] == ["job"]
     town.database.drop_schedule("Mallory", "job")

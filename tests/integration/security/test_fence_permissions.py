@@ -90,7 +90,10 @@ def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str
                 major = chance.choice(places.get(right[0], [on.major_id, 70_005]))
                 grantee = chance.choice([70_001, 70_002, PUBLIC_ID])
                 entry = Entry(right[0], major, grantee, right[1], chance.choice([GRANT, GRANT, GRANT, DENY]))
-                entries = [*(one for one in entries if one[:4] != entry[:4]), entry]  # one of each, as the table has
+                entries = [
+                    *(old for old in entries if old[:4] != entry[:4]),
+                    entry,
+                ]  # one entry per key, as in the table
             for entry in entries:
                 connection.execute(
                     "insert into servicebroker.permissions values (%s, %s, %s, %s, 1, %s, %s)",
@@ -215,6 +218,6 @@ def test_doctor_names_who_holds_a_lock_of_ours(town: Town) -> None:
         found = judge(run(owner, gather(later)))
         holder.execute("select pg_advisory_unlock(%s, 0)", (locks.PARKED_DELIVERY,))
         sending.result(30)
-    (finding,) = [one for one in found if "the broker's lock of delivery" in one.problem]
+    (finding,) = [finding for finding in found if "the broker's lock of delivery" in finding.problem]
     assert "forgotten" in finding.problem
     assert "pg_terminate_backend" in finding.advice

@@ -139,7 +139,7 @@ def judged(town: Town) -> list[Finding]:
 
 
 def of_locks(findings: list[Finding]) -> list[Finding]:
-    return [one for one in findings if "lock" in one.problem]
+    return [finding for finding in findings if "lock" in finding.problem]
 
 
 def said(url: str, *arguments: str) -> str:
@@ -240,8 +240,8 @@ def test_a_restricted_roles_policy_puts_a_message_back(town: Town) -> None:
     (kept,) = town.database.set_aside_messages()
     assert kept.message_body == b"bad"
     assert query(town.database, "select from pg_locks where locktype = 'advisory'") == []
-    for one in (handle, asked.conversation_handle):
-        town.database.end_conversation(one)
+    for each_handle in (handle, asked.conversation_handle):
+        town.database.end_conversation(each_handle)
 
 
 def test_a_restricted_role_keeps_the_lock_of_no_group_that_it_has_not(town: Town) -> None:
@@ -280,7 +280,7 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
         ):
             stranger.execute("select pg_advisory_unlock_all()")
             stranger.execute(f"select pg_advisory_{how}(%s, %s)", (number, key))  # type: ignore[call-overload]
-            (holder,) = [one for one in of_locks(judged(plain)) if one.subject.startswith("session")]
+            (holder,) = [finding for finding in of_locks(judged(plain)) if finding.subject.startswith("session")]
             assert holder.subject == f"session {stranger.info.backend_pid}"
             assert STRANGER in holder.problem
             assert f"1 lock of the broker ({word})" in holder.problem
@@ -323,7 +323,7 @@ def test_an_owner_without_the_functions_is_told_what_to_do(plain: Town) -> None:
         try:
             with pytest.raises(sb.InstanceError, match="servicebroker rights locks"):
                 plain.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-            assert any("may not take" in one.problem for one in of_locks(judged(plain)))
+            assert any("may not take" in finding.problem for finding in of_locks(judged(plain)))
             assert said(plain.database.instance.url, "rights", "locks", "--sql") == printed
         finally:
             connection.execute(printed)  # type: ignore[call-overload]
@@ -413,8 +413,8 @@ def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None
     with superuser(town) as connection, psycopg.connect(town.restricted, autocommit=True) as restricted:
         give_functions(connection, to=RESTRICTED)
         restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG_CHANGE,))
-        found = [one for one in of_locks(judged(town)) if one.subject.startswith("session")]
-        assert [RESTRICTED in one.problem and "(definitions)" in one.problem for one in found] == [True]
+        found = [finding for finding in of_locks(judged(town)) if finding.subject.startswith("session")]
+        assert [RESTRICTED in finding.problem and "(definitions)" in finding.problem for finding in found] == [True]
         restricted.execute("select pg_advisory_unlock_all()")
         town.database.instance.grant_rights(RESTRICTED)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -493,7 +493,7 @@ def test_a_prepared_transaction_that_holds_a_lock_is_named(small: str) -> None:
             stranger.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG_CHANGE,))
             stranger.execute("prepare transaction 'kept for ever'")
         found = judge(run(owner, gather(instance.clock())))
-        (holder,) = [one for one in found if one.subject == "transaction kept for ever"]
+        (holder,) = [finding for finding in found if finding.subject == "transaction kept for ever"]
         assert f"The role {STRANGER} has prepared it since" in holder.problem
         assert "(definitions)" in holder.problem
         owner.execute("rollback prepared 'kept for ever'")
@@ -509,7 +509,7 @@ def test_who_fills_the_servers_room_for_locks_is_named(small: str) -> None:
     ):
         stranger.execute("select pg_advisory_lock(i) from generate_series(1, 2500) i")
         found = judge(run(owner, gather(instance.clock())))
-        (hoarder,) = [one for one in found if "locks that the server has room for" in one.problem]
+        (hoarder,) = [finding for finding in found if "locks that the server has room for" in finding.problem]
         assert hoarder.subject == f"session {stranger.info.backend_pid}"
         assert STRANGER in hoarder.problem
 
@@ -529,6 +529,8 @@ def test_a_room_for_notifications_that_gets_full_is_told(small: str) -> None:
                 while True:
                     stranger.execute("select pg_notify('everything', repeat('x', 7000) || random())")
             found = judge(run(owner, gather(instance.clock())))
-            assert [one.subject for one in found if "queue of notifications is" in one.problem] == ["PostgreSQL"]
+            assert [finding.subject for finding in found if "queue of notifications is" in finding.problem] == [
+                "PostgreSQL"
+            ]
             with pytest.raises(psycopg.errors.ProgramLimitExceeded), database.transaction() as transaction:
                 transaction.connection.execute("select servicebroker.send(%s, %s, 'x')", (handle, ORDER))

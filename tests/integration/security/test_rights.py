@@ -358,8 +358,8 @@ def test_doctor_tells_a_restricted_role_of_its_own(shop: sb.Database, url: str) 
     assert getattr(done.exception, "number", 0) == 8426
     for queue in ("OrdersQueue", "StockQueue"):
         shop.alter_queue(queue, status=True)
-    for one in (handle, foreign):
-        shop.end_conversation(one, cleanup=True)
+    for each_handle in (handle, foreign):
+        shop.end_conversation(each_handle, cleanup=True)
 
 
 def test_a_role_that_is_nobody_is_guest(shop: sb.Database, url: str) -> None:

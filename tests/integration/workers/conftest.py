@@ -1,4 +1,4 @@
-"""Fixtures of the tests of workers and activation."""
+"""Fixtures for the tests of workers and activation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servicebroker.activation import procedures
 
 @pytest.fixture
 def nothing_left(database: sb.Database) -> Iterator[None]:
-    """The queues of a test start no procedures of the next one."""
+    """Check that no queue activates procedures in the next test."""
     yield
     procedures._registered.clear()
     with database.instance.connection() as connection:

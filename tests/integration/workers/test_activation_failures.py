@@ -1,4 +1,4 @@
-"""Activation when something fails: procedures, processes, sessions, users, and what the system lacks."""
+"""Activation after failures of procedures, processes, sessions and users, and without resources of the system."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_a_process_that_is_killed_before_its_first_receive_is_started_again(
     eventually((tmp_path / "got").exists, 30)
     assert (tmp_path / "got").read_bytes() == b"x"
     assert (tmp_path / "calls").read_text().startswith("xxx")
-    first, second = [one.created for one in caplog.records if "its process ended with code -9" in one.getMessage()]
+    first, second = [
+        record.created for record in caplog.records if "its process ended with code -9" in record.getMessage()
+    ]
     assert second - first >= 0.4, "after a pause"
 
 
@@ -68,7 +70,7 @@ def test_a_session_that_is_killed_before_its_first_receive_is_followed_by_anothe
     assert seen.calls >= 3
 
 
-def fails_once(function: Any, problem: Exception, applies: Any = lambda *_: True) -> Any:
+def fail_once(function: Any, problem: Exception, applies: Any = lambda *_: True) -> Any:
     failed: list[Any] = []
 
     def failing(*arguments: Any, **options: Any) -> Any:
@@ -84,26 +86,26 @@ def fails_once(function: Any, problem: Exception, applies: Any = lambda *_: True
 def test_what_the_system_lacks_once_is_tried_again(
     active: sb.Database, tmp_path: Path, lacks: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "calls").write_text("xx")  # let it live from now on
+    (tmp_path / "calls").write_text("xx")  # stop killing it
     is_process = lacks in ("process", "file")
     (tmp_path / "lacking.py").write_text(KILLED if is_process else KILLED.replace(', worker="process"', ""))
     procedures.load([str(tmp_path / "lacking.py")])
     problem = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
     if lacks == "process":
-        monkeypatch.setattr(child.subprocess, "Popen", fails_once(subprocess.Popen, problem))
+        monkeypatch.setattr(child.subprocess, "Popen", fail_once(subprocess.Popen, problem))
     elif lacks == "file":
-        monkeypatch.setattr(child.os, "pipe", fails_once(os.pipe, OSError(errno.EMFILE, "Too many open files")))
+        monkeypatch.setattr(child.os, "pipe", fail_once(os.pipe, OSError(errno.EMFILE, "Too many open files")))
     elif lacks == "thread":
         problem = RuntimeError("can't start new thread")
         of_task = lambda thread: PROCEDURE in thread.name  # noqa: E731
-        monkeypatch.setattr(threading.Thread, "start", fails_once(threading.Thread.start, problem, of_task))
+        monkeypatch.setattr(threading.Thread, "start", fail_once(threading.Thread.start, problem, of_task))
     else:
-        monkeypatch.setattr(task, "connect", fails_once(task.connect, psycopg.OperationalError("too many clients")))
+        monkeypatch.setattr(task, "connect", fail_once(task.connect, psycopg.OperationalError("too many clients")))
     send(active, "x")
     switch_on(active)
     eventually((tmp_path / "got").exists, 30)
     assert (tmp_path / "calls").read_text().startswith("xxx")
-    assert [one for one in caplog.records if "cannot be started: " in one.getMessage()]
+    assert [record for record in caplog.records if "cannot be started: " in record.getMessage()]
 
 
 @pytest.mark.feature(174)
@@ -147,7 +149,7 @@ def _exit_once(seen: Seen, problem: type[BaseException]) -> None:
 def test_a_procedure_that_exits_has_failed_and_others_go_on(
     active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture, *, problem: type[BaseException], is_async: bool
 ) -> None:
-    """Also all coroutines that run in the same event loop, which such an exception stops."""
+    """Such an exception stops the event loop, and with it all coroutines that run there. All must go on."""
 
     def stock(database: sb.Database) -> None:
         with database.transaction() as tx:
@@ -235,8 +237,8 @@ def test_what_a_procedure_puts_out_is_logged(active: sb.Database, caplog: pytest
             call.database.receive(call.queue)
 
     caplog.set_level(logging.INFO, "servicebroker")
-    found: dict[str, Procedure] = {"[dbo].[usp_Talks]": Talks()}
-    with sb.activate(active.instance, resolvers=[lambda database, name: found.get(name)], interval=0.4):
+    by_name: dict[str, Procedure] = {"[dbo].[usp_Talks]": Talks()}
+    with sb.activate(active.instance, resolvers=[lambda database, name: by_name.get(name)], interval=0.4):
         switch_on(active, procedure_name="usp_Talks")
         send(active, "x")
         eventually(lambda: said(caplog, 9724, "forty-two"))
@@ -245,7 +247,7 @@ def test_what_a_procedure_puts_out_is_logged(active: sb.Database, caplog: pytest
 def test_a_message_that_always_fails_switches_the_queue_off(
     active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rollbacks of activated readers count, one call after the other."""
+    """Rollbacks of activated readers count for poison detection, call by call."""
 
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:

@@ -1,4 +1,4 @@
-"""The counters of activation: each moves with its action, for procedures in threads and in processes of their own."""
+"""The counters of activation: each counts its event, for procedures in threads and in processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stock(database):
 """
 
 
-def value(name: str) -> float:
+def counter_value(name: str) -> float:
     return metrics.REGISTRY.get_sample_value(f"servicebroker_{name}_total") or 0.0
 
 
@@ -57,16 +57,16 @@ def test_a_reader_more_than_may_run_is_counted(active: sb.Database) -> None:
         go_on.wait(60)
 
     switch_on(active)
-    before, invoked = value("task_limit_reached"), value("stored_procedures_invoked")
+    before, invoked = counter_value("task_limit_reached"), counter_value("stored_procedures_invoked")
     with sb.activate(active.instance, interval=0.1):
         send(active, "taken")
-        eventually(lambda: value("stored_procedures_invoked") == invoked + 1)
-        assert value("task_limit_reached") == before
+        eventually(lambda: counter_value("stored_procedures_invoked") == invoked + 1)
+        assert counter_value("task_limit_reached") == before
         send(active, "waits")
-        eventually(lambda: value("task_limit_reached") >= before + 2)  # once in each interval
-        assert value("stored_procedures_invoked") == invoked + 1
+        eventually(lambda: counter_value("task_limit_reached") >= before + 2)  # once in each interval
+        assert counter_value("stored_procedures_invoked") == invoked + 1
         go_on.set()
-        eventually(lambda: value("stored_procedures_invoked") >= invoked + 2)
+        eventually(lambda: counter_value("stored_procedures_invoked") >= invoked + 2)
 
 
 @pytest.mark.feature(200)
@@ -78,13 +78,15 @@ def test_calls_and_those_that_raise_are_counted(active: sb.Database) -> None:
             raise ValueError("as asked")
 
     switch_on(active)
-    invoked, errors = value("stored_procedures_invoked"), value("activation_errors")
+    invoked, errors = counter_value("stored_procedures_invoked"), counter_value("activation_errors")
     with sb.activate(active.instance, interval=0.1):
         send(active, "fine")
-        eventually(lambda: value("stored_procedures_invoked") >= invoked + 2)  # the second finds nothing
-        assert value("activation_errors") == errors
+        eventually(
+            lambda: counter_value("stored_procedures_invoked") >= invoked + 2
+        )  # the second call finds an empty queue
+        assert counter_value("activation_errors") == errors
         send(active, "raise")
-        eventually(lambda: value("activation_errors") == errors + 1)
+        eventually(lambda: counter_value("activation_errors") == errors + 1)
 
 
 @pytest.mark.feature(200)
@@ -92,13 +94,13 @@ def test_calls_in_processes_of_their_own_are_counted(active: sb.Database, tmp_pa
     file = tmp_path / "counted_procedures.py"
     file.write_text(PROCEDURES)
     switch_on(active)
-    invoked, errors = value("stored_procedures_invoked"), value("activation_errors")
+    invoked, errors = counter_value("stored_procedures_invoked"), counter_value("activation_errors")
     with sb.activate(active.instance, procedures=[str(file)], interval=0.1):
         send(active, "fine")
-        eventually(lambda: value("stored_procedures_invoked") == invoked + 2)
-        assert value("activation_errors") == errors
+        eventually(lambda: counter_value("stored_procedures_invoked") == invoked + 2)
+        assert counter_value("activation_errors") == errors
         send(active, "raise")
-        eventually(lambda: value("activation_errors") == errors + 1)
+        eventually(lambda: counter_value("activation_errors") == errors + 1)
         send(active, "die")
-        eventually(lambda: value("activation_errors") == errors + 2)
-    assert value("stored_procedures_invoked") >= invoked + 4
+        eventually(lambda: counter_value("activation_errors") == errors + 2)
+    assert counter_value("stored_procedures_invoked") >= invoked + 4

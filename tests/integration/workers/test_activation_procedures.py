@@ -1,4 +1,4 @@
-"""Procedures that queues start: their forms, what they are given, their rights, and what they leave open."""
+"""Activated procedures: their forms, arguments and rights, and the transactions that they leave open."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_groups_share_a_transaction(active: sb.Database, seen: Seen) -> None:
 
 @pytest.mark.parametrize("form", ["message", "batch", "transaction", "database"])
 def test_coroutine_functions(active: sb.Database, seen: Seen, form: Any) -> None:
-    """Each form, as a coroutine function."""
+    """Activation awaits a coroutine function of each form."""
 
     async def take(transaction: Any, messages: Any) -> None:
         messages = messages if isinstance(messages, list) else [messages]
@@ -129,7 +129,7 @@ def test_a_generator_function_is_no_procedure(form: Any) -> None:
 def test_a_result_that_is_work_not_done_undoes_the_transaction(
     active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The messages had been received and committed, and the coroutine had never run."""
+    """A procedure that returns a coroutine has not run it, so its messages must go back to the queue."""
 
     async def work(messages: list[sb.Message]) -> None:
         seen.bodies += bodies(messages)
@@ -186,7 +186,7 @@ def test_an_open_transaction_at_the_end_is_undone(
 
 @pytest.mark.feature(177)
 def test_a_procedure_has_no_rights_in_the_instance(active: sb.Database, seen: Seen, caplog: Any) -> None:
-    """The procedure acts as a user of its database; another database admits it as guest alone. Nothing is signed."""
+    """The procedure acts as a user of its database. Another database admits it as guest only: nothing is signed."""
     other = active.instance.database("Elsewhere", create=True)
     told: list[Exception] = []
 
@@ -239,7 +239,7 @@ def test_tsql_of_a_procedure_is_guest_in_another_database(active: sb.Database, s
 @pytest.mark.feature(169)
 @pytest.mark.parametrize(("execute_as", "expected"), [("SELF", "dbo"), ("Clerk", "Clerk"), ("OWNER", "Manager")])
 def test_execute_as(active: sb.Database, seen: Seen, execute_as: str, expected: str) -> None:
-    """The procedure works as that user, with its permissions and no others."""
+    """The procedure runs as the user of EXECUTE AS, with the permissions of that user only."""
     told: list[str] = []
 
     @sb.procedure(PROCEDURE, form="database")

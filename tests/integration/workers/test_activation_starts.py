@@ -1,4 +1,4 @@
-"""Activation starts readers: by an arrival, a timer, a switch, as many as are allowed, as the monitor says."""
+"""Activation starts readers: causes (arrival, timer, ALTER QUEUE), their number, and the states of the monitor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_arrival_starts_a_reader(active: sb.Database, seen: Seen) -> None:
 
 @pytest.mark.feature(168, 170, 212)
 def test_readers_join_one_by_one_and_never_more_than_allowed(active: sb.Database, seen: Seen) -> None:
-    """One more after each interval while messages remain, and MAX_QUEUE_READERS at most."""
+    """Start one more reader after each interval while messages remain, and MAX_QUEUE_READERS at most."""
     starts: list[float] = []
 
     @sb.procedure(PROCEDURE, form="transaction")
@@ -90,17 +90,17 @@ def test_the_states_of_the_monitor(active: sb.Database, seen: Seen) -> None:
     eventually(lambda: (monitor(active) or ("",))[0] == "INACTIVE")
     send(active, "one", "two", "three")
     eventually(lambda: (monitor(active) or ("",))[0] == "NOTIFIED")
-    found = monitor(active)
-    assert found is not None
-    assert found[2] is not None
-    assert found[1] is None
+    row = monitor(active)
+    assert row is not None
+    assert row[2] is not None
+    assert row[1] is None
     may_receive.set()
     eventually(lambda: (monitor(active) or ("",))[0] == "RECEIVES_OCCURRING")
     seen.go_on.set()
     eventually(lambda: (monitor(active) or ("",))[0] == "INACTIVE")
-    found = monitor(active)
-    assert found is not None
-    assert found[1] is not None, "a RECEIVE came back empty"
+    row = monitor(active)
+    assert row is not None
+    assert row[1] is not None, "a RECEIVE came back empty"
     active.alter_queue(STOCK_QUEUE, status=False)
     eventually(lambda: monitor(active) is None)
     active.alter_queue(STOCK_QUEUE, status=True)
@@ -109,7 +109,7 @@ def test_the_states_of_the_monitor(active: sb.Database, seen: Seen) -> None:
 
 @pytest.mark.feature(170)
 def test_draining_a_group_with_where_keeps_no_further_reader_away(active: sb.Database, seen: Seen) -> None:
-    """That it is empty says nothing of the rest of the queue."""
+    """An empty result for one group does not mean that the queue is empty."""
 
     @sb.procedure(PROCEDURE, form="database")
     def stock(database: sb.Database) -> None:
@@ -123,15 +123,17 @@ def test_draining_a_group_with_where_keeps_no_further_reader_away(active: sb.Dat
     send(active, "x", conversations=2)
     switch_on(active, max_queue_readers=2)
     eventually(lambda: seen.running == 2)
-    found = monitor(active)
-    assert found is not None
-    assert found[1] is None
+    row = monitor(active)
+    assert row is not None
+    assert row[1] is None
     seen.go_on.set()
     eventually(lambda: seen.running == 0)
 
 
 @pytest.mark.feature(172)
-def test_who_drains_a_group_with_where_and_exits_is_called_again(database: sb.Database, seen: Seen) -> None:
+def test_a_procedure_that_drains_a_group_with_where_and_exits_is_called_again(
+    database: sb.Database, seen: Seen
+) -> None:
     @sb.procedure(PROCEDURE, form="transaction")
     def stock(transaction: sb.Transaction) -> None:
         messages = transaction.receive(STOCK_QUEUE, top=1)
@@ -147,7 +149,7 @@ def test_who_drains_a_group_with_where_and_exits_is_called_again(database: sb.Da
 
 @pytest.mark.feature(170)
 def test_which_empty_results_count(active: sb.Database) -> None:
-    """Of RECEIVE without WHERE and of GET CONVERSATION GROUP."""
+    """Empty results of RECEIVE without WHERE and of GET CONVERSATION GROUP count, and no others."""
     active.send(begin(active), ORDER, b"x")
     (message,) = active.receive(STOCK_QUEUE)
     switch_on(active)
@@ -164,7 +166,7 @@ def test_which_empty_results_count(active: sb.Database) -> None:
     eventually(lambda: (monitor(active) or (0, None))[1] is not None)
 
 
-def test_who_waits_in_receive_is_shown_and_served_first(active: sb.Database, seen: Seen) -> None:
+def test_a_reader_that_waits_in_receive_is_shown_and_served_first(active: sb.Database, seen: Seen) -> None:
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
         seen.bodies.append(message.message_body)
@@ -181,7 +183,7 @@ def test_who_waits_in_receive_is_shown_and_served_first(active: sb.Database, see
 def test_a_procedure_that_never_receives_is_not_started_again(
     active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """28087, and stuck, until somebody executes RECEIVE or the activation is switched off and on."""
+    """The log has 28087, and no reader starts until a RECEIVE, or until activation is switched off and on."""
 
     @sb.procedure(PROCEDURE, form="database")
     def stock(database: sb.Database) -> None:
@@ -218,10 +220,10 @@ def test_switching_it_on_with_messages_there_starts_it(active: sb.Database, seen
     assert time.monotonic() - began < 2
 
 
-def test_who_is_started_is_whom_the_queue_names_now(
+def test_activation_starts_the_current_procedure_of_the_queue(
     active: sb.Database, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue gets another procedure between the look at its messages and what follows from that."""
+    """The queue gets another procedure between the poll of its messages and the start of a reader."""
     called: list[str] = []
     poll_queue, altered = monitors.poll_queue, threading.Event()
 
@@ -233,15 +235,15 @@ def test_who_is_started_is_whom_the_queue_names_now(
     def new(transaction: sb.Transaction, message: sb.Message) -> None:
         called.append("new")
 
-    def looked(queue_id: int, now: datetime, running: int) -> Steps[monitors.QueueState]:
-        found = yield from poll_queue(queue_id, now, running)
-        if found.seen.receivable and not altered.is_set():
+    def poll_and_alter(queue_id: int, now: datetime, running: int) -> Steps[monitors.QueueState]:
+        polled = yield from poll_queue(queue_id, now, running)
+        if polled.seen.receivable and not altered.is_set():
             switch_on(active, procedure_name="usp_New")
             altered.set()
-        return found
+        return polled
 
     switch_on(active)
-    monkeypatch.setattr(monitors, "poll_queue", looked)
+    monkeypatch.setattr(monitors, "poll_queue", poll_and_alter)
     send(active, "x")
     eventually(lambda: called)
     assert altered.is_set()
@@ -250,7 +252,7 @@ def test_who_is_started_is_whom_the_queue_names_now(
 
 @pytest.mark.feature(14)
 def test_raising_the_number_of_readers_starts_one_at_once(database: sb.Database, seen: Seen) -> None:
-    """Lowering it, switching the activation off, or another procedure, stop none that runs."""
+    """A lower number, switching activation off, or another procedure stops no running reader."""
     stops: list[str] = []
 
     @sb.procedure(PROCEDURE, form="transaction")
@@ -368,7 +370,7 @@ def tasks(database: sb.Database) -> list[tuple[Any, ...]]:
 
 @pytest.mark.feature(87)
 def test_a_conversation_timer_starts_the_procedure(active: sb.Database, seen: Seen) -> None:
-    """With no other traffic: it fires by itself, and its message is an arrival."""
+    """The timer fires without other traffic, and its message counts as an arrival."""
     handle = begin(active)
     active.send(handle, ORDER, b"x")
     switch_on(active, status=False)
@@ -385,7 +387,7 @@ def test_a_conversation_timer_starts_the_procedure(active: sb.Database, seen: Se
 
 
 def test_two_processes_that_activate_share_a_queue_s_readers(active: sb.Database, seen: Seen) -> None:
-    """One of them has the queue; the other takes over when that has gone."""
+    """One process activates the queue. The other takes over when the first one has stopped."""
 
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
@@ -404,7 +406,7 @@ def test_two_processes_that_activate_share_a_queue_s_readers(active: sb.Database
 
 @pytest.mark.feature(191, 193)
 def test_a_queue_that_was_switched_off_goes_on_where_it_was(active: sb.Database, seen: Seen) -> None:
-    """While it is off no reader is started and what comes waits; STATUS = ON brings the monitor and a new count."""
+    """While the queue is off, no reader starts and messages wait. STATUS = ON starts the monitor and a new count."""
     healed = threading.Event()
 
     @sb.procedure(PROCEDURE)
@@ -419,7 +421,7 @@ def test_a_queue_that_was_switched_off_goes_on_where_it_was(active: sb.Database,
     handle = begin(active)
     active.send(handle, ORDER, b"0")
     switch_on(active)
-    for calls in (5, 10):  # of the first time, and of the second: the count begins anew
+    for calls in (5, 10):  # five for each STATUS = ON: the count of rollbacks restarts
         eventually(lambda: query(active, enabled, number) == [(0, 0)])
         eventually(lambda: monitor(active) is None and tasks(active) == [])
         assert calls <= seen.calls <= calls + 2
@@ -446,7 +448,7 @@ def test_a_queue_that_was_switched_off_goes_on_where_it_was(active: sb.Database,
 
 
 def test_a_procedure_has_a_message_within_milliseconds(active: sb.Database, seen: Seen) -> None:
-    """Of SEND's commit: 10 ms where a reader waits, 100 ms where one must be started; the best of some medians."""
+    """After the commit of SEND: 10 ms if a reader waits, 100 ms if one must be started; the best of some medians."""
     times: list[float] = []
 
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:

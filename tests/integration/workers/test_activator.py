@@ -1,4 +1,4 @@
-"""`servicebroker activator`: external activation, with programs between a minimum and a maximum."""
+"""`servicebroker activator`: external activation, with a minimum and a maximum number of programs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def configuration(database: sb.Database, folder: Path, **program: Any) -> Path:
     return path
 
 
-def started(folder: Path) -> int:
+def count_starts(folder: Path) -> int:
     return len(list(folder.glob("started-*")))
 
 
@@ -73,17 +73,17 @@ def test_programs_start_on_notifications_between_minimum_and_maximum(
     with Command("activator", path, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         line = next(line for line in process.stderr if "/readyz" in line)
-        eventually(lambda: started(tmp_path) == 1)  # the minimum
+        eventually(lambda: count_starts(tmp_path) == 1)  # the minimum
         with urllib.request.urlopen(line.split()[-3].replace("/livez", "/readyz"), timeout=20) as answer:
             assert answer.read() == b"ok\n"
         for number in range(4):
             watched.send(begin(watched), ORDER, f"message-{number}")
-        eventually(lambda: started(tmp_path) == 2)
+        eventually(lambda: count_starts(tmp_path) == 2)
         text = "select count(*) from sys.conversation_endpoints where is_system = 1 and broker_database = %s"
         assert query(watched, text, watched.name) == [(1,)]
         (tmp_path / "hold").unlink()
         eventually(lambda: len(list(tmp_path.glob("message-*"))) == 4)
-        eventually(lambda: started(tmp_path) >= 3)  # they have left, and the minimum is kept
+        eventually(lambda: count_starts(tmp_path) >= 3)  # the others have ended, and the minimum is kept
         process.send_signal(signal.SIGTERM)
         log = process.stderr.read()
         assert process.wait(30) == 0
@@ -93,11 +93,11 @@ def test_programs_start_on_notifications_between_minimum_and_maximum(
 
 
 def test_programs_that_do_not_end_are_killed_together(watched: sb.Database, tmp_path: Path) -> None:
-    """With what they have started, when the patience is over: once for all of them."""
+    """The children of the programs are killed, too. One timeout (patience) holds for all programs."""
     stubborn = ["sh", "-c", f"trap '' TERM; touch {tmp_path}/started-$$; sleep 600; true"]
     path = configuration(watched, tmp_path, command=stubborn, min=2, max=2)
     with Command("activator", path, "--patience", "0.5", stderr=subprocess.PIPE) as process:
-        eventually(lambda: started(tmp_path) == 2)
+        eventually(lambda: count_starts(tmp_path) == 2)
         begins = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
@@ -107,11 +107,11 @@ def test_programs_that_do_not_end_are_killed_together(watched: sb.Database, tmp_
 
 
 def test_programs_end_with_an_activator_that_is_killed(watched: sb.Database, tmp_path: Path) -> None:
-    """With what they have started, in whatever session."""
+    """The children of the programs end, too, whatever session they are in."""
     both = f"touch {tmp_path}/started-$$; setsid sh -c 'touch {tmp_path}/started-$$; sleep 600; true'; true"
     path = configuration(watched, tmp_path, command=["sh", "-c", both], min=2, max=2)
     with Command("activator", path, stderr=subprocess.PIPE) as process:
-        eventually(lambda: started(tmp_path) == 4)
+        eventually(lambda: count_starts(tmp_path) == 4)
         process.send_signal(signal.SIGKILL)
         process.wait(30)
     programs = [int(file.name.split("-")[1]) for file in tmp_path.glob("started-*")]

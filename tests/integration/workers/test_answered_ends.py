@@ -1,4 +1,4 @@
-"""Workers that answer ends without a handler, for many conversations at a time."""
+"""Workers that answer EndDialog messages without a handler, for many conversations at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.both_faces
 
 
 class Reader:
-    """A worker of many groups that notes what its handlers got."""
+    """A worker with many groups per transaction that records the messages of its handlers."""
 
     def __init__(self, *, answers_ends: bool = True) -> None:
         self.seen: list[str | bytes | None] = []
@@ -29,8 +29,8 @@ class Reader:
         self.seen.append(message.message_body if message.message_type_name == ORDER else message.message_type_name)
 
 
-def ended(database: sb.Database, count: int) -> list[UUID]:
-    """Conversations whose only message is an EndDialog: the handles of their targets."""
+def create_ended(database: sb.Database, count: int) -> list[UUID]:
+    """Create conversations whose only message is an EndDialog. Return the handles of their targets."""
     handles = [begin_with(database, b"%d" % number) for number in range(count)]
     targets = [far_handle(database, handle) for handle in handles]
     assert len(database.receive(STOCK_QUEUE, groups=count)) == count
@@ -40,17 +40,17 @@ def ended(database: sb.Database, count: int) -> list[UUID]:
 
 
 def finish(database: sb.Database, reader: Reader) -> Counter[str]:
-    """Let the worker empty the queue. Returns the statements that it took."""
+    """Let the worker empty the queue. Return how often each statement was executed."""
     count: Counter[str] = Counter()
-    left = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
+    message_count = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
     with pytest.MonkeyPatch.context() as patch, database.working(reader.worker):
         patch.setattr(StatementCounts, "add", lambda self, name, seconds: count.update([name]))
-        eventually(lambda: query(database, left) == [(0,)])
+        eventually(lambda: query(database, message_count) == [(0,)])
     return count
 
 
 def rows_of(database: sb.Database, handles: list[UUID]) -> list[tuple[object, ...]]:
-    """All that the endpoints of the targets say but for their names and times."""
+    """Return the rows of the targets' endpoints without names and times."""
     return query(
         database,
         "select state, is_initiator, send_sequence, receive_sequence, dialog_timer, far_handle, far_queue_id, "
@@ -60,9 +60,9 @@ def rows_of(database: sb.Database, handles: list[UUID]) -> list[tuple[object, ..
 
 
 def test_ends_are_answered_together_and_leave_what_single_ones_leave(database: sb.Database) -> None:
-    singly = ended(database, 3)
+    singly = create_ended(database, 3)
     finish(database, Reader(answers_ends=False))
-    together = ended(database, 20)
+    together = create_ended(database, 20)
     reader = Reader()
     count = finish(database, reader)
     assert reader.seen == []
@@ -98,7 +98,7 @@ def test_messages_before_an_end_come_first(database: sb.Database) -> None:
 
 
 def test_an_error_reaches_its_handler(database: sb.Database) -> None:
-    targets = ended(database, 2)
+    targets = create_ended(database, 2)
     handle = begin_with(database, b"1")
     assert len(database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle))) == 1
     database.end_conversation(handle, error=(77, "no"))
@@ -111,7 +111,7 @@ def test_an_error_reaches_its_handler(database: sb.Database) -> None:
 
 def test_what_is_retained_goes_as_with_every_end(database: sb.Database) -> None:
     database.alter_queue(STOCK_QUEUE, retention=True)
-    targets = ended(database, 3)
+    targets = create_ended(database, 3)
     reader = Reader()
     finish(database, reader)
     assert [state(database, target) for target in targets] == ["CD"] * 3
@@ -120,7 +120,7 @@ def test_what_is_retained_goes_as_with_every_end(database: sb.Database) -> None:
 
 
 def test_a_timer_that_fires_meanwhile_goes_with_the_conversation(database: sb.Database) -> None:
-    targets = ended(database, 2)
+    targets = create_ended(database, 2)
     database.begin_conversation_timer(targets[0], 3600)
     reader = Reader()
     finish(database, reader)
@@ -133,7 +133,7 @@ def test_a_timer_that_fires_meanwhile_goes_with_the_conversation(database: sb.Da
 def test_after_a_deadlock_ends_are_answered_singly(
     database: sb.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    targets = ended(database, 3)
+    targets = create_ended(database, 3)
     tried: list[int] = []
 
     def answer_ends(queue_id: int, messages: list[sb.Message], now: datetime) -> Steps[list[UUID]]:

@@ -1,4 +1,4 @@
-"""`servicebroker dead-letters`: messages that were set aside, one, several and all of a filter."""
+"""`servicebroker dead-letters`: list, replay, export and discard one, several, or all of a filter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS = [("ValueError: no part *", 3), ("KeyError: *", 1)]
 
 @pytest.fixture
 def run(database: sb.Database) -> Run:
-    """Runs `servicebroker dead-letters ...` on the database; what it printed."""
+    """Return a function that runs `servicebroker dead-letters ...` on the database and returns its output."""
 
     def call(*words: object, code: int = 0, typed: str | None = None) -> str:
         arguments = ["dead-letters", *map(str, words), "--database", database.name]
@@ -35,7 +35,7 @@ def run(database: sb.Database) -> Run:
 
 @pytest.fixture
 def letters(database: sb.Database) -> list[int]:
-    """Four dead letters: three of one kind of error, one of another."""
+    """Create four dead letters: three of one kind of error, one of another."""
 
     def failing(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
         body = messages[0].message_body
@@ -43,14 +43,14 @@ def letters(database: sb.Database) -> list[int]:
 
     database.send_batch(begin(database), ORDER, [b"1", b"2", b"3", b"4"])
     database.process(STOCK_QUEUE, failing, poison=lambda failure: sb.SetAside())
-    return [one.set_aside_id for one in database.set_aside_messages()]
+    return [letter.set_aside_id for letter in database.set_aside_messages()]
 
 
 def test_the_list_has_filters_pages_and_groups(database: sb.Database, run: Run, letters: list[int]) -> None:
     first, second, third, fourth = letters
 
     def listed(*options: object) -> list[int]:
-        return [one["set_aside_id"] for one in json.loads(run("list", "--json", *options))["messages"]]
+        return [row["set_aside_id"] for row in json.loads(run("list", "--json", *options))["messages"]]
 
     assert listed() == letters
     assert listed("--error", "NO PART 2") == [second]
@@ -58,9 +58,9 @@ def test_the_list_has_filters_pages_and_groups(database: sb.Database, run: Run, 
     assert listed("--type", "//other", "--queue", STOCK_QUEUE) == []
     assert listed("--queue", ORDERS_QUEUE) == []
     assert listed("--top", 2, "--after", first) == [second, third]
-    shown = run("list", "--top", 3)
-    assert "ValueError: no part 3" in shown
-    assert f"There are more: --after {third}" in shown
+    listed_groups = run("list", "--top", 3)
+    assert "ValueError: no part 3" in listed_groups
+    assert f"There are more: --after {third}" in listed_groups
     groups = json.loads(run("list", "--grouped", "--json"))["groups"]
     assert [(group["error_kind"], group["messages"]) for group in groups] == GROUPS
     assert "ValueError: no part *" in run("list", "--grouped")
@@ -90,15 +90,15 @@ def test_one_several_and_all_are_replayed(
 
 
 def test_one_that_is_refused_stays_and_the_others_go_on(database: sb.Database, run: Run, letters: list[int]) -> None:
-    told = run("replay", letters[0], 123456, letters[1], code=1)
-    assert "Dead letter 123456 was not replayed" in told
-    assert [one.set_aside_id for one in database.set_aside_messages()] == letters[2:]
+    output = run("replay", letters[0], 123456, letters[1], code=1)
+    assert "Dead letter 123456 was not replayed" in output
+    assert [letter.set_aside_id for letter in database.set_aside_messages()] == letters[2:]
 
 
 def test_bodies_are_exported_and_letters_discarded(run: Run, letters: list[int], tmp_path: Path) -> None:
-    one = tmp_path / "one"
-    assert "1 byte" in run("export", letters[1], "--to", one)
-    assert one.read_bytes() == b"2" == run("export", letters[1]).encode()
+    target = tmp_path / "one"
+    assert "1 byte" in run("export", letters[1], "--to", target)
+    assert target.read_bytes() == b"2" == run("export", letters[1]).encode()
     run("export", "--type", ORDER, "--to", tmp_path / "all")
     assert sorted(int(file.name) for file in (tmp_path / "all").iterdir()) == letters
     run("discard", letters[0])

@@ -1,4 +1,4 @@
-"""Answers of a handler to its group travel with the next group's savepoint, unless something else was to be found."""
+"""A handler's answers are sent with the next group's savepoint, unless a lookup has to come first."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Handler = Callable[[sb.Transaction, list[sb.Message]], None]
 
 @pytest.fixture
 def warm(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> sb.Database:
-    """A database whose process has answered before, so that the way back is cached."""
+    """Return a database whose process has answered before, so that it has cached the reply target."""
     for module in (api.deferred_answers, api.aio.deferred_answers):
         monkeypatch.setattr(module, "_PAUSE_S", 0.0)
     begin_with(database, b"first")
     assert database.process(STOCK_QUEUE, answer, groups=50) == 1
-    assert received(database) == ["first", "end"]
+    assert receive_answers(database) == ["first", "end"]
     return database
 
 
@@ -37,28 +37,28 @@ def answer(tx: sb.Transaction, messages: list[sb.Message]) -> None:
     tx.end_conversation(messages[0].conversation_handle)
 
 
-def received(database: sb.Database) -> list[str]:
-    found: list[str] = []
+def receive_answers(database: sb.Database) -> list[str]:
+    answers: list[str] = []
     while messages := database.receive(ORDERS_QUEUE, groups=100):
-        found += ["end" if message.is_end_dialog else (message.message_body or b"").decode() for message in messages]
-    return found
+        answers += ["end" if message.is_end_dialog else (message.message_body or b"").decode() for message in messages]
+    return answers
 
 
-def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of statements and commands in each round trip with answers that have waited."""
+def record_round_trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the number of statements and commands in each round trip that contains deferred answers."""
     sizes: list[int] = []
     plain = PreparedStatements.together
 
-    def noted(self: PreparedStatements, connection: object, sent: list[object]) -> object:
+    def record_size(self: PreparedStatements, connection: object, sent: list[object]) -> object:
         sizes.append(len(sent))
         return plain(self, connection, sent)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PreparedStatements, "together", noted)
+    monkeypatch.setattr(PreparedStatements, "together", record_size)
     return sizes
 
 
 def test_answers_leave_with_the_next_savepoint(warm: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, numbers = exchanges(monkeypatch), []
+    sizes, numbers = record_round_trips(monkeypatch), []
     for number in range(4):
         begin_with(warm, b"%d" % number, b"more")
 
@@ -67,9 +67,9 @@ def test_answers_leave_with_the_next_savepoint(warm: sb.Database, monkeypatch: p
         tx.end_conversation(messages[0].conversation_handle)
 
     assert warm.process(STOCK_QUEUE, take, groups=50, top=2) == 8
-    assert sizes == [6, 6, 6, 3]  # two SENDs and END, with RELEASE, SAVEPOINT and the take of the next group
+    assert sizes == [6, 6, 6, 3]  # two SENDs and END, then RELEASE, SAVEPOINT and the RECEIVE of the next group
     assert numbers == [0, 1] * 4
-    assert received(warm) == [text for number in range(4) for text in (str(number), "more", "end")]
+    assert receive_answers(warm) == [text for number in range(4) for text in (str(number), "more", "end")]
 
 
 def close_queue(database: sb.Database, theirs: UUID, own: UUID) -> None:
@@ -100,7 +100,7 @@ def test_a_verb_that_finds_something_else_runs_at_once(
     expected: list[str],
     is_last: bool,
 ) -> None:
-    """Its group alone is undone, the procedure runs once more, and an error is raised where it is called."""
+    """Only that group is rolled back, and the procedure runs again. An error is raised where the verb is called."""
     theirs = [begin_with(warm, b"%d" % number) for number in range(2 if is_last else 3)]
     seen: list[bytes | None] = []
     results: list[int] = []
@@ -126,7 +126,7 @@ def test_a_verb_that_finds_something_else_runs_at_once(
     assert (seen[:3], results) == ([b"0", b"1", b"1"], outcome)
     warm.alter_queue(ORDERS_QUEUE, status=True)
     others = [text for number in (0, 2)[: len(theirs) - 1] for text in (str(number), "end")]
-    assert sorted(received(warm)) == sorted(others + expected)
+    assert sorted(receive_answers(warm)) == sorted(others + expected)
 
 
 def test_what_a_handler_does_between_finds_its_answer_sent(warm: sb.Database) -> None:
@@ -149,7 +149,7 @@ def test_what_a_handler_does_between_finds_its_answer_sent(warm: sb.Database) ->
     assert far_handle(warm, ours)
     assert warm.process(STOCK_QUEUE, take, groups=50) == 2
     assert seen == [(1,), (3,)]
-    assert received(warm) == ["0", "end", "1", "end"]
+    assert receive_answers(warm) == ["0", "end", "1", "end"]
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -173,11 +173,11 @@ def test_a_handler_that_fails_after_its_answer_sends_nothing(warm: sb.Database, 
 
     assert warm.process(STOCK_QUEUE, take, groups=50, poison=judge) >= 4
     assert [failure.message.message_body for failure in failures] == [b"2"]
-    assert received(warm) == ["0", "end", "1", "end", "3", "end"]
+    assert receive_answers(warm) == ["0", "end", "1", "end", "3", "end"]
 
 
 def test_no_lock_outlives_the_transaction(warm: sb.Database) -> None:
-    """All locks of the session are free after the transaction."""
+    """All locks of the session are released after the transaction."""
     for number in range(3):
         begin_with(warm, b"%d" % number)
     assert warm.process(STOCK_QUEUE, answer, groups=50) == 3

@@ -1,4 +1,4 @@
-"""Policies of failures: the engine and the double do the same with each verdict."""
+"""Failure policies: the engine and the test double do the same with each verdict."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from servicebroker.testing import open as open_double
 from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, define_standard_set, refused
 
 
-class Place(NamedTuple):
-    """A database of either kind, and the clock of its instance."""
+class System(NamedTuple):
+    """A database of the engine or of the double, and the clock of its instance."""
 
     database: Any
     clock: Clock
 
 
 @pytest.fixture(params=["engine", "double"])
-def place(request: pytest.FixtureRequest, make_instance_url: Callable[..., str]) -> Iterator[Place]:
+def system(request: pytest.FixtureRequest, make_instance_url: Callable[..., str]) -> Iterator[System]:
     clock = Clock()
     opened: Any
     if request.param == "engine":
@@ -31,11 +31,11 @@ def place(request: pytest.FixtureRequest, make_instance_url: Callable[..., str])
     with opened as instance:
         database = instance.database("Test", create=True)
         define_standard_set(database)
-        yield Place(database, clock)
+        yield System(database, clock)
 
 
 class Handler:
-    """Fails for bodies that begin with x, or for so many calls, and answers others."""
+    """Fails for bodies that begin with x, at most `failures` times, and answers all others."""
 
     def __init__(self, failures: int = 1_000_000) -> None:
         self.failures = failures
@@ -53,157 +53,164 @@ class Handler:
                 raise ValueError("no such item")
 
 
-def send(place: Place, *sent: bytes) -> Any:
-    handle = place.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+def send(system: System, *sent: bytes) -> Any:
+    handle = system.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
     for body in sent:
-        place.database.send(handle, ORDER, body)
+        system.database.send(handle, ORDER, body)
     return handle
 
 
-def answers(place: Place) -> list[tuple[str, bytes | None]]:
-    found = []
-    while messages := place.database.receive(ORDERS_QUEUE):
-        found += [(message.message_type_name.rpartition("/")[2], message.message_body) for message in messages]
-    return found
+def receive_answers(system: System) -> list[tuple[str, bytes | None]]:
+    answers = []
+    while messages := system.database.receive(ORDERS_QUEUE):
+        answers += [(message.message_type_name.rpartition("/")[2], message.message_body) for message in messages]
+    return answers
 
 
-def letters(place: Place) -> list[tuple[str, bytes | None, int, str]]:
-    return [(one.queue, one.message_body, one.failures, one.error) for one in place.database.set_aside_messages()]
+def list_dead_letters(system: System) -> list[tuple[str, bytes | None, int, str]]:
+    return [
+        (letter.queue, letter.message_body, letter.failures, letter.error)
+        for letter in system.database.set_aside_messages()
+    ]
 
 
-def process(place: Place, handler: Handler, policy: sb.Policy, **options: Any) -> int:
-    done: int = place.database.process(STOCK_QUEUE, handler, poison=policy, **options)
+def process(system: System, handler: Handler, policy: sb.Policy, **options: Any) -> int:
+    done: int = system.database.process(STOCK_QUEUE, handler, poison=policy, **options)
     return done
 
 
-def test_a_retry_that_succeeds(place: Place) -> None:
-    send(place, b"x", b"2")
+def test_a_retry_that_succeeds(system: System) -> None:
+    send(system, b"x", b"2")
     handler, counts = Handler(2), []
 
     def again(failure: sb.Failure) -> sb.Verdict:
         counts.append((failure.count, failure.first_error, str(failure.error)))
         return sb.Retry()
 
-    process(place, handler, again)
+    process(system, handler, again)
     assert handler.calls == [b"x", b"x", b"x", b"2"]
     assert counts == [(1, "ValueError: no such item", "no such item"), (2, "ValueError: no such item", "no such item")]
-    assert answers(place) == [("Reply", b"answer to x"), ("Reply", b"answer to 2")]
+    assert receive_answers(system) == [("Reply", b"answer to x"), ("Reply", b"answer to 2")]
 
 
-def test_each_delivery_is_counted(place: Place) -> None:
-    send(place, b"x", b"2")
-    assert process(place, Handler(2), lambda failure: sb.Retry()) == 4
-    send(place, b"x", b"2", b"3")
-    assert process(place, Handler(1), lambda failure: sb.Ignore(), top=3) == 6
+def test_each_delivery_is_counted(system: System) -> None:
+    send(system, b"x", b"2")
+    assert process(system, Handler(2), lambda failure: sb.Retry()) == 4
+    send(system, b"x", b"2", b"3")
+    assert process(system, Handler(1), lambda failure: sb.Ignore(), top=3) == 6
 
 
-def test_numbers_of_dead_letters_are_checked(place: Place) -> None:
-    assert place.database.set_aside_messages(after=0) == []
+def test_numbers_of_dead_letters_are_checked(system: System) -> None:
+    assert system.database.set_aside_messages(after=0) == []
     for after in (False, -1, "1", 0.0, None):
         with refused(402, "after"):
-            place.database.set_aside_messages(after=after)
+            system.database.set_aside_messages(after=after)
 
 
-def test_a_retry_waits_for_its_time_and_others_do_not(place: Place) -> None:
-    send(place, b"x", b"2")
-    send(place, b"3")
+def test_a_retry_waits_for_its_time_and_others_do_not(system: System) -> None:
+    send(system, b"x", b"2")
+    send(system, b"3")
     handler = Handler(1)
-    process(place, handler, lambda failure: sb.Retry(after=10))
-    assert (handler.calls, answers(place)) == ([b"x", b"3"], [("Reply", b"answer to 3")])
-    place.clock.jump(seconds=9)
-    assert process(place, handler, lambda failure: sb.Retry(after=10)) == 0
-    place.clock.jump(seconds=1)
-    process(place, handler, lambda failure: sb.Retry(after=10))
-    assert answers(place) == [("Reply", b"answer to x"), ("Reply", b"answer to 2")]
+    process(system, handler, lambda failure: sb.Retry(after=10))
+    assert (handler.calls, receive_answers(system)) == ([b"x", b"3"], [("Reply", b"answer to 3")])
+    system.clock.jump(seconds=9)
+    assert process(system, handler, lambda failure: sb.Retry(after=10)) == 0
+    system.clock.jump(seconds=1)
+    process(system, handler, lambda failure: sb.Retry(after=10))
+    assert receive_answers(system) == [("Reply", b"answer to x"), ("Reply", b"answer to 2")]
 
 
-def test_the_conversation_ends_with_an_error(place: Place) -> None:
-    send(place, b"x", b"2")
-    process(place, Handler(), lambda failure: sb.EndWithError(700, "sold out"))
-    ((kind, body),) = answers(place)
+def test_the_conversation_ends_with_an_error(system: System) -> None:
+    send(system, b"x", b"2")
+    process(system, Handler(), lambda failure: sb.EndWithError(700, "sold out"))
+    ((kind, body),) = receive_answers(system)
     assert (kind, sb.read_error(body)) == ("Error", (700, "sold out"))
-    assert letters(place) == []
+    assert list_dead_letters(system) == []
 
 
-def test_a_dead_letter_is_replayed_and_discarded(place: Place) -> None:
-    handle = send(place, b"x1", b"2")
+def test_a_dead_letter_is_replayed_and_discarded(system: System) -> None:
+    handle = send(system, b"x1", b"2")
     handler = Handler(2)
-    process(place, handler, sb.give_up_after(1, sb.SetAside()))
-    assert letters(place) == [(f"dbo.{STOCK_QUEUE}", b"x1", 2, "ValueError: no such item")]
-    assert place.database.set_aside_messages(ORDERS_QUEUE) == []
-    (letter,) = place.database.set_aside_messages(STOCK_QUEUE)
+    process(system, handler, sb.give_up_after(1, sb.SetAside()))
+    assert list_dead_letters(system) == [(f"dbo.{STOCK_QUEUE}", b"x1", 2, "ValueError: no such item")]
+    assert system.database.set_aside_messages(ORDERS_QUEUE) == []
+    (letter,) = system.database.set_aside_messages(STOCK_QUEUE)
     assert (letter.far_service, letter.message_type_name) == (ORDERS, ORDER)
     assert "in __call__" in letter.traceback
-    (group,) = place.database.dead_letter_groups()
+    (group,) = system.database.dead_letter_groups()
     assert group[:4] == (f"dbo.{STOCK_QUEUE}", ORDER, "ValueError: no such item", 1)
-    assert place.database.dead_letter_groups(ORDERS_QUEUE) == []
-    found = {"error": "NO SUCH", "message_type": ORDER, "limit": 5}
+    assert system.database.dead_letter_groups(ORDERS_QUEUE) == []
+    filters = {"error": "NO SUCH", "message_type": ORDER, "limit": 5}
     none = {"error": "other"}, {"message_type": "Reply"}, {"after": letter.set_aside_id}
-    assert place.database.set_aside_messages(**found) == [letter]
-    assert [place.database.set_aside_messages(**options) for options in none] == [[], [], []]
-    assert place.database.replay_message(letter.set_aside_id) is None
-    assert letters(place) == []
-    process(place, handler, lambda failure: sb.SetAside())
-    assert [body for _, body in answers(place)] == [b"answer to 2", b"answer to x1"]
+    assert system.database.set_aside_messages(**filters) == [letter]
+    assert [system.database.set_aside_messages(**options) for options in none] == [[], [], []]
+    assert system.database.replay_message(letter.set_aside_id) is None
+    assert list_dead_letters(system) == []
+    process(system, handler, lambda failure: sb.SetAside())
+    assert [body for _, body in receive_answers(system)] == [b"answer to 2", b"answer to x1"]
 
     handler.failures = 1
-    place.database.send(handle, ORDER, b"x3")
-    process(place, handler, lambda failure: sb.SetAside())
-    (letter,) = place.database.set_aside_messages()
-    place.database.end_conversation(handle)
-    process(place, handler, lambda failure: sb.SetAside())
-    again = place.database.replay_message(letter.set_aside_id, body=b"3, mended")
+    system.database.send(handle, ORDER, b"x3")
+    process(system, handler, lambda failure: sb.SetAside())
+    (letter,) = system.database.set_aside_messages()
+    system.database.end_conversation(handle)
+    process(system, handler, lambda failure: sb.SetAside())
+    again = system.database.replay_message(letter.set_aside_id, body=b"3, mended")
     assert again not in (None, handle)
-    process(place, handler, lambda failure: sb.SetAside())
-    assert [body for _, body in answers(place)] == [b"answer to 3, mended"]
+    process(system, handler, lambda failure: sb.SetAside())
+    assert [body for _, body in receive_answers(system)] == [b"answer to 3, mended"]
 
     handler.failures = 1
-    place.database.send(again, ORDER, b"x4")
-    process(place, handler, lambda failure: sb.SetAside())
-    (letter,) = place.database.set_aside_messages()
-    place.database.discard_message(letter.set_aside_id)
-    assert letters(place) == []
-    for verb in (place.database.discard_message, place.database.replay_message):
+    system.database.send(again, ORDER, b"x4")
+    process(system, handler, lambda failure: sb.SetAside())
+    (letter,) = system.database.set_aside_messages()
+    system.database.discard_message(letter.set_aside_id)
+    assert list_dead_letters(system) == []
+    for verb in (system.database.discard_message, system.database.replay_message):
         with refused(402, "set aside"):
             verb(letter.set_aside_id)
 
 
-def test_what_is_ignored_or_answered(place: Place) -> None:
-    send(place, b"x1")
-    process(place, Handler(), lambda failure: sb.Ignore())
-    send(place, b"x2")
-    process(place, Handler(), lambda failure: sb.Reply(REPLY, b"later"))
-    assert (answers(place), letters(place)) == ([("Reply", b"later")], [])
+def test_what_is_ignored_or_answered(system: System) -> None:
+    send(system, b"x1")
+    process(system, Handler(), lambda failure: sb.Ignore())
+    send(system, b"x2")
+    process(system, Handler(), lambda failure: sb.Reply(REPLY, b"later"))
+    assert (receive_answers(system), list_dead_letters(system)) == ([("Reply", b"later")], [])
 
 
-def test_a_verdict_that_fails_becomes_a_dead_letter(place: Place) -> None:
-    send(place, b"x1", b"2")
-    process(place, Handler(), lambda failure: sb.Reply("//test/Nothing", b""))
-    assert [body for _, body, _, _ in letters(place)] == [b"x1"]
-    assert answers(place) == [("Reply", b"answer to 2")]
+def test_a_verdict_that_fails_becomes_a_dead_letter(system: System) -> None:
+    send(system, b"x1", b"2")
+    process(system, Handler(), lambda failure: sb.Reply("//test/Nothing", b""))
+    assert [body for _, body, _, _ in list_dead_letters(system)] == [b"x1"]
+    assert receive_answers(system) == [("Reply", b"answer to 2")]
 
 
-def test_a_policy_that_fails_gives_way_to_the_default_one(place: Place) -> None:
+def test_a_policy_that_fails_gives_way_to_the_default_one(system: System) -> None:
     def broken(failure: sb.Failure) -> sb.Verdict:
         raise LookupError
 
-    send(place, b"x1")
+    send(system, b"x1")
     for pause in (0, 1, 2, 4, 8, 16):
-        place.clock.jump(seconds=pause)
-        process(place, Handler(), broken)
-    assert [(body, failures) for _, body, failures, _ in letters(place)] == [(b"x1", 6)]
+        system.clock.jump(seconds=pause)
+        process(system, Handler(), broken)
+    assert [(body, failures) for _, body, failures, _ in list_dead_letters(system)] == [(b"x1", 6)]
 
 
 @pytest.mark.parametrize("options", [{"top": 10}, {"top": 10, "groups": 5}], ids=["top", "groups"])
-def test_of_a_batch_only_what_fails_is_set_aside(place: Place, options: dict[str, int]) -> None:
-    send(place, b"1", b"x2", b"3")
-    send(place, b"4")
-    process(place, Handler(), lambda failure: sb.SetAside(), **options)
-    assert [body for _, body, _, _ in letters(place)] == [b"x2"]
-    assert sorted(body or b"" for _, body in answers(place)) == [b"answer to 1", b"answer to 3", b"answer to 4"]
+def test_of_a_batch_only_what_fails_is_set_aside(system: System, options: dict[str, int]) -> None:
+    send(system, b"1", b"x2", b"3")
+    send(system, b"4")
+    process(system, Handler(), lambda failure: sb.SetAside(), **options)
+    assert [body for _, body, _, _ in list_dead_letters(system)] == [b"x2"]
+    assert sorted(body or b"" for _, body in receive_answers(system)) == [
+        b"answer to 1",
+        b"answer to 3",
+        b"answer to 4",
+    ]
 
 
-def test_nothing_of_it_counts_as_poison(place: Place) -> None:
-    send(place, b"x")
-    process(place, Handler(8), lambda failure: sb.Retry())
-    assert answers(place) == [("Reply", b"answer to x")]
+def test_nothing_of_it_counts_as_poison(system: System) -> None:
+    send(system, b"x")
+    process(system, Handler(8), lambda failure: sb.Retry())
+    assert receive_answers(system) == [("Reply", b"answer to x")]

@@ -1,4 +1,4 @@
-"""Every way in which a handler ends is a failure of its message: the policy judges it, the reader and queue go on."""
+"""Whatever ends a handler is a failure of its message. The policy decides; the reader and the queue go on."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ Messages = list[sb.Message]
 
 
 class SilentError(Exception):
-    """Its text raises."""
+    """An exception whose `str()` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 class NoTextError(Exception):
-    """Its text is no text."""
+    """An exception whose `str()` returns no string."""
 
     def __str__(self) -> str:
         return 7  # type: ignore[return-value]
 
 
 class EndlessError(Exception):
-    """Its text recurses."""
+    """An exception whose `str()` recurses without end."""
 
     def __str__(self) -> str:
         return str(self)
@@ -80,12 +80,12 @@ ENDS: dict[str, Callable[[], BaseException]] = {
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Half a character in the log is nothing that processes of a test run can tell each other."""
+    """Keep lone surrogates out of the captured log: pytest-xdist cannot send them between processes."""
     caplog.set_level(logging.CRITICAL + 1, "servicebroker")
 
 
 def send(database: sb.Database, *texts: bytes) -> None:
-    """Each on a conversation of its own."""
+    """Send each body on a conversation of its own."""
     for text in texts:
         database.send(begin(database), ORDER, text)
 
@@ -117,7 +117,7 @@ def test_a_worker_goes_on_whatever_its_handler_ends_by(database: sb.Database, na
     with database.working(worker):
         send(database, b"bad", b"good", b"bad", b"good")
         eventually(lambda: len(done) == 2 and len(database.set_aside_messages()) == 2)
-    assert [one.failures for one in database.set_aside_messages()] == [3, 3]
+    assert [letter.failures for letter in database.set_aside_messages()] == [3, 3]
     assert is_on(database)
 
 
@@ -126,7 +126,7 @@ def test_a_worker_goes_on_whatever_its_handler_ends_by(database: sb.Database, na
 def test_an_asyncio_worker_goes_on_whatever_its_handler_ends_by(
     make_instance_url: Callable[..., str], name: str
 ) -> None:
-    """Not behind the portal, which has tasks of its own between the worker and a handler."""
+    """No blocking portal is used: it has tasks of its own between the worker and a handler."""
     done: list[bytes | None] = []
 
     async def run(url: str) -> None:
@@ -146,7 +146,7 @@ def test_an_asyncio_worker_goes_on_whatever_its_handler_ends_by(
                     await database.send(handle, ORDER, body)
                 while not done or not await database.set_aside_messages():
                     await asyncio.sleep(0.01)
-            assert [one.failures for one in await database.set_aside_messages()] == [3]
+            assert [letter.failures for letter in await database.set_aside_messages()] == [3]
 
     asyncio.run(run(make_instance_url(1)))
     assert done == [b"good"]
@@ -154,7 +154,7 @@ def test_an_asyncio_worker_goes_on_whatever_its_handler_ends_by(
 
 @pytest.mark.parametrize("name", sorted(ENDS.keys() - {"KeyboardInterrupt", "SystemExit"}))
 def test_process_judges_whatever_a_procedure_ends_by(database: sb.Database, name: str) -> None:
-    """Ctrl-C and sys.exit in the main thread are the owner's stop of `process`, and end it; see below."""
+    """Ctrl-C and sys.exit in the main thread are different: they stop `process`. The next test has them."""
     send(database, b"bad", b"good")
     done: list[bytes | None] = []
 
@@ -173,7 +173,7 @@ def test_the_owners_stop_ends_process_and_puts_the_message_back_uncounted(
     database: sb.Database, problem: type[BaseException]
 ) -> None:
     send(database, b"bad")
-    for _ in range(7):  # more than switch a queue off
+    for _ in range(7):  # more often than poison detection allows
         with pytest.raises(problem):
             database.process(
                 STOCK_QUEUE, lambda transaction, messages: raising(problem()), poison=lambda failure: sb.Ignore()
@@ -221,7 +221,7 @@ def test_a_task_of_a_handler_that_is_cancelled_is_a_failure_and_the_owners_cance
             running.cancel()  # and is in a hurry now
             with pytest.raises(asyncio.CancelledError):
                 await running
-            assert [one.message_body for one in await database.set_aside_messages()] == [b"bad"]
+            assert [letter.message_body for letter in await database.set_aside_messages()] == [b"bad"]
             (again,) = await database.receive(STOCK_QUEUE)  # the message in progress is back, uncounted
             assert again.message_body == b"waits"
 
@@ -284,7 +284,7 @@ def test_a_log_that_fails_ends_nobody(database: sb.Database) -> None:
 
 
 class Later:
-    """An object that is called, and has the work done later."""
+    """A callable object that returns a coroutine, so that its work is not done when it returns."""
 
     async def __call__(self, tx: object, given: object) -> None:
         raise AssertionError("nobody awaits this")
@@ -353,16 +353,17 @@ def test_a_result_that_stands_for_work_not_done_is_a_failure(database: sb.Databa
 
 @pytest.fixture
 def parents(database: sb.Database) -> Iterator[tuple[str, str]]:
-    """Two tables; that a row of the second has its parent is looked at when its transaction commits."""
-    one, two = f"parents_{database.database_id}", f"children_{database.database_id}"
+    """Create two tables with a deferred foreign key: COMMIT checks that a child's parent exists."""
+    parent_table, child_table = f"parents_{database.database_id}", f"children_{database.database_id}"
     with database.instance.connection() as connection:
-        connection.execute(f"create table {one} (id int primary key)".encode())
+        connection.execute(f"create table {parent_table} (id int primary key)".encode())
         connection.execute(
-            f"create table {two} (id int references {one} deferrable initially deferred, body bytea)".encode()
+            f"create table {child_table} (id int references {parent_table} deferrable initially deferred, "
+            "body bytea)".encode()
         )
-    yield one, two
+    yield parent_table, child_table
     with database.instance.connection() as connection:
-        connection.execute(f"drop table {two}, {one}".encode())
+        connection.execute(f"drop table {child_table}, {parent_table}".encode())
 
 
 @pytest.mark.both_faces
@@ -387,8 +388,8 @@ def test_a_commit_that_is_refused_is_a_failure_of_its_message(
         send(database, b"bad", b"good", b"bad", b"good")
         eventually(lambda: query(database, f"select count(*) from {children}") == [(2,)])
         eventually(lambda: len(database.set_aside_messages()) == 2)
-    assert {one.failures for one in database.set_aside_messages()} == {3}
-    assert all("foreign key" in one.error for one in database.set_aside_messages())
+    assert {letter.failures for letter in database.set_aside_messages()} == {3}
+    assert all("foreign key" in letter.error for letter in database.set_aside_messages())
     assert is_on(database)
     assert query(database, f"select distinct body from {children}") == [(b"good",)]
 
@@ -404,7 +405,7 @@ def test_process_judges_a_refused_commit(database: sb.Database, parents: tuple[s
 
     database.process(STOCK_QUEUE, procedure, top=1, poison=lambda failure: sb.SetAside())
     assert query(database, f"select body from {children}") == [(b"good",)]
-    assert [one.message_body for one in database.set_aside_messages()] == [b"bad"]
+    assert [letter.message_body for letter in database.set_aside_messages()] == [b"bad"]
     assert is_on(database)
 
 
@@ -441,7 +442,7 @@ def test_a_handler_that_ruins_its_transaction_costs_its_message(database: sb.Dat
 
 
 def test_a_handler_that_outlasts_the_idle_timeout_switches_no_queue_off(database: sb.Database) -> None:
-    """The server ends its sessions: the policy counts that, and poison detection would punish the whole queue."""
+    """The server ends the session of each call. The policy counts the failures; poison detection must not."""
     worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry() if failure.count < 4 else sb.SetAside())
     tries: list[int] = []
 
@@ -475,7 +476,7 @@ def test_a_reply_that_a_late_rollback_undoes_is_not_sent(database: sb.Database, 
 
 
 def test_a_handler_of_a_namespace_without_name_has_its_policy(database: sb.Database) -> None:
-    """As `exec` makes it: where the exception came from is found out for the log only."""
+    """`exec` creates such namespaces. The origin of an exception is looked up for the log only."""
     space: dict[str, Any] = {"fail": raising, "problem": ValueError("no")}
     exec("def inner():\n    fail(problem)\ndef order(tx, message):\n    inner()", space)
     del space["__builtins__"]
@@ -497,7 +498,7 @@ def test_a_handler_of_a_namespace_without_name_has_its_policy(database: sb.Datab
     "setting", ["set default_transaction_read_only = on", "set session characteristics as transaction read only"]
 )
 def test_a_handler_that_makes_its_session_read_only_stops_no_reader(database: sb.Database, setting: str) -> None:
-    """A setting of the session outlives the transaction: the reader begins anew in another session."""
+    """A setting of the session outlives the transaction, so the reader continues in another session."""
     done: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE)
 

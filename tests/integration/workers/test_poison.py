@@ -1,4 +1,4 @@
-"""Automatic poison detection: five rollbacks of transactions that received switch the queue off."""
+"""Automatic poison detection: five rolled back transactions with a RECEIVE switch the queue off."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def disabled(database: sb.Database) -> list[sb.BrokerEvent]:
 def test_the_fifth_rollback_switches_the_queue_off(database: sb.Database) -> None:
     handle = begin(database)
     database.send(handle, ORDER, b"poison")
-    told: list[sb.BrokerEvent] = []
-    database.instance.events.subscribe(told.append)
+    raised: list[sb.BrokerEvent] = []
+    database.instance.events.subscribe(raised.append)
     receive_and_undo(database, 4)
     assert is_on(database)
     assert disabled(database) == []
@@ -87,7 +87,7 @@ def test_the_fifth_rollback_switches_the_queue_off(database: sb.Database) -> Non
     (event,) = disabled(database)
     queue = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
     assert event.object_id == query(database, queue, database.database_id, STOCK_QUEUE)[0][0]
-    assert (event.name, STOCK_QUEUE in event.text, event in told) == ("Broker:Queue Disabled", True, True)
+    assert (event.name, STOCK_QUEUE in event.text, event in raised) == ("Broker:Queue Disabled", True, True)
     switch_on(database)
     receive_and_undo(database, 4)
     assert is_on(database)
@@ -142,8 +142,8 @@ def test_a_rollback_to_a_savepoint_does_not_count(database: sb.Database) -> None
     assert is_on(database)
 
 
-def received_beneath(transaction: Any, beneath: str, **options: Any) -> None:
-    """RECEIVE under a savepoint that stays open, or was released, or lies within another one."""
+def receive_beneath(transaction: Any, beneath: str, **options: Any) -> None:
+    """RECEIVE under a savepoint that stays open, was released, or is nested in another savepoint."""
     if beneath == "open":
         transaction.connection.execute("savepoint beneath")
         assert transaction.receive(STOCK_QUEUE, **options)
@@ -159,7 +159,7 @@ def received_beneath(transaction: Any, beneath: str, **options: Any) -> None:
 @pytest.mark.parametrize("beneath", ["open", "released", "nested"])
 @pytest.mark.parametrize("form", ["all", "one", "groups", "where"])
 def test_a_receive_under_a_savepoint_counts(database: sb.Database, beneath: str, form: str) -> None:
-    """Its rollback as well as its commit."""
+    """A rollback counts, and a commit resets the count."""
     handle = begin(database)
     database.send_batch(handle, ORDER, [b"1", b"2"])
     forms: dict[str, dict[str, Any]] = {
@@ -172,10 +172,10 @@ def test_a_receive_under_a_savepoint_counts(database: sb.Database, beneath: str,
         for _ in range(times):
             assert is_on(database)
             with undone(database) as transaction:
-                received_beneath(transaction, beneath, **forms[form])
-        if times == 4:  # a commit begins the count again
+                receive_beneath(transaction, beneath, **forms[form])
+        if times == 4:  # a commit resets the count
             with database.transaction() as transaction:
-                received_beneath(transaction, beneath, top=1)
+                receive_beneath(transaction, beneath, top=1)
     assert not is_on(database)
 
 
@@ -246,8 +246,8 @@ def failing_statement(transaction: sb.Transaction) -> None:
     transaction.connection.execute("select 1 / 0")
 
 
-def failed_inside(transaction: sb.Transaction) -> None:
-    """The statement's error is swallowed, and the block ends as if all were well."""
+def fail_inside(transaction: sb.Transaction) -> None:
+    """Swallow a statement's error, so that the block ends normally."""
     with suppress(psycopg.errors.DivisionByZero):
         transaction.connection.execute("select 1 / 0")
 
@@ -262,7 +262,7 @@ ENDS: list[Callable[[sb.Transaction], Any]] = [
     lambda transaction: transaction.connection.execute("rollback"),
     lambda transaction: stopped(transaction.connection),
     failing_statement,
-    failed_inside,
+    fail_inside,
     failing_commit,
 ]
 
@@ -339,12 +339,12 @@ def test_a_queue_that_cannot_be_switched_off_is_logged_and_counted_anew(
         lock = "select from servicebroker.queues where database_id = %s and name = %s for no key update"
         other.execute(lock, (database.database_id, STOCK_QUEUE))
         fifth = in_thread(receive_and_undo, database)
-        held = (
+        lock_count = (
             "from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' "
             "and strpos(query, 'disabled_queues') > 0"
         )
-        eventually(lambda: query(database, f"select 1 {held}"))
-        query(database, f"select pg_terminate_backend(pid, 5000) {held}")
+        eventually(lambda: query(database, f"select 1 {lock_count}"))
+        query(database, f"select pg_terminate_backend(pid, 5000) {lock_count}")
         eventually(lambda: "8405" in caplog.text)
         other.rollback()
     fifth.result(60)
@@ -362,13 +362,13 @@ def test_a_waiting_reader_is_told(database: sb.Database) -> None:
         transaction.receive(STOCK_QUEUE)
         reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
         eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") != [(0,)])
-        time.sleep(0.3)  # one more look before the sleep
+        time.sleep(0.3)  # one more poll before the sleep
     with refused(9617):
         reader.result(5)
 
 
 def test_a_full_disk_is_no_messages_fault(database: sb.Database) -> None:
-    """Otherwise the queue would be off once there is room again."""
+    """Rollbacks by a full disk are not counted: the queue must still be on when there is room again."""
     open_dialog(database)
     database.send(begin(database), ORDER, b"x")
     for _ in range(6):

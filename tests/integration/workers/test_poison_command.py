@@ -1,4 +1,4 @@
-"""`servicebroker poison`: what an administrator does about a message that cannot be processed."""
+"""`servicebroker poison`: an administrator inspects and retries a message that cannot be processed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support import (
 
 @pytest.fixture
 def run(database: sb.Database) -> Any:
-    """Runs `servicebroker poison ...` on the database; what it printed."""
+    """Return a function that runs `servicebroker poison ...` on the database and returns its output."""
 
     def call(*words: object, fails: bool = False) -> str:
         options = [] if words[0] == "list" else ["--database", database.name]
@@ -60,10 +60,10 @@ def test_from_the_switched_off_queue_to_the_next_message(database: sb.Database, 
     good = begin(database)
     database.send(good, ORDER, b"good")  # waits: the queue is off
     assert f"{database.name}.dbo.{STOCK_QUEUE} is OFF with 2 messages" in run("list")
-    shown = run("inspect", STOCK_QUEUE)
-    assert str(far) in shown
-    assert "62 61 64" not in shown
-    assert "\nbad\n" in shown  # bad
+    inspection = run("inspect", STOCK_QUEUE)
+    assert str(far) in inspection
+    assert "62 61 64" not in inspection
+    assert "\nbad\n" in inspection  # bad
     ended = run("end", far, "--error", 127, "--description", "Unable to process message.", "--switch-on")
     assert "error 127" in ended
     assert "is ON" in ended
@@ -89,13 +89,13 @@ def test_inspection_changes_nothing_and_shows_each_body_by_its_letter(
         database.send(handle, message_type, body)
         far = far_handle(database, handle)
         before = query(database, text)
-        shown = run("inspect", STOCK_QUEUE, "--conversation", far, *way)
-        assert words in shown
-        assert "\x1b" not in shown
-        assert ("counts" in shown) == bool(way)
+        inspection = run("inspect", STOCK_QUEUE, "--conversation", far, *way)
+        assert words in inspection
+        assert "\x1b" not in inspection
+        assert ("counts" in inspection) == bool(way)
         assert query(database, text) == before
-    (told,) = json.loads(run("inspect", STOCK_QUEUE, "--conversation", far, "--json", *way))["messages"]
-    assert (told["validation"], told["message_body"]) == ("N", "001b5b324a7a")
+    (listing,) = json.loads(run("inspect", STOCK_QUEUE, "--conversation", far, "--json", *way))["messages"]
+    assert (listing["validation"], listing["message_body"]) == ("N", "001b5b324a7a")
 
 
 def test_by_select_also_while_the_queue_is_off(database: sb.Database, run: Any) -> None:
@@ -116,9 +116,9 @@ def test_retry_switches_on_and_forgets_what_has_failed(database: sb.Database, ru
 
     database.send(begin(database), ORDER, b"x")
     database.process(STOCK_QUEUE, failing, poison=lambda failure: sb.Retry(after=3600))
-    told = run("list")
-    assert "failed 1 time" in told
-    assert "ValueError: no such customer" in told
+    listing = run("list")
+    assert "failed 1 time" in listing
+    assert "ValueError: no such customer" in listing
     assert "failed 1 time" in run("inspect", STOCK_QUEUE)
     database.alter_queue(STOCK_QUEUE, status=False)
     database.send(begin(database), ORDER, b"y")

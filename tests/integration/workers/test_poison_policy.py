@@ -1,4 +1,4 @@
-"""`process(poison=policy)`: failures are counted under the group's lock, and a policy says what is done."""
+"""`process(poison=policy)`: failures are counted under the group's lock, and a policy returns a verdict."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Messages = list[sb.Message]
 
 
 class Bad(Exception):
-    """The error of the procedures in these tests."""
+    """The error that the procedures of these tests raise."""
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def table(database: sb.Database) -> Any:
         connection.execute(f"drop table {name}".encode())
 
 
-def done(database: sb.Database, table: str) -> list[bytes]:
+def stored_bodies(database: sb.Database, table: str) -> list[bytes]:
     return [body for (body,) in query(database, f"select body from {table} order by body")]
 
 
-def storing(table: str, fails: Callable[[sb.Message], object]) -> Callable[[sb.Transaction, Messages], None]:
-    """Writes what it gets, and then fails on some."""
+def store_and_fail(table: str, fails: Callable[[sb.Message], object]) -> Callable[[sb.Transaction, Messages], None]:
+    """Return a procedure that stores its messages, and then fails if `fails` is true for one of them."""
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         for message in messages:
@@ -76,7 +76,7 @@ def is_bad(message: sb.Message) -> bool:
     return (message.message_body or b"").startswith(b"bad")
 
 
-def tracked(database: sb.Database) -> list[tuple[Any, ...]]:
+def failure_rows(database: sb.Database) -> list[tuple[Any, ...]]:
     text = "select failures, first_error, last_error from servicebroker.failed_messages where queue_id = %s"
     return query(database, text, queue_number(database, STOCK_QUEUE))
 
@@ -100,17 +100,17 @@ def test_at_the_fourth_failure_the_conversation_ends_with_the_error_and_others_g
 
     def fails(message: sb.Message) -> bool:
         if is_bad(message):
-            assert tracked(database) == ([(seen[-1], "Bad: bad", "Bad: bad")] if seen else [])
+            assert failure_rows(database) == ([(seen[-1], "Bad: bad", "Bad: bad")] if seen else [])
         return is_bad(message)
 
-    assert database.process(STOCK_QUEUE, storing(table, fails), poison=watching) == 5
+    assert database.process(STOCK_QUEUE, store_and_fail(table, fails), poison=watching) == 5
     assert seen == [1, 2, 3, 4]
-    assert done(database, table) == [b"good"]
-    assert database.receive(STOCK_QUEUE) == []  # the conversation's other message went with it
+    assert stored_bodies(database, table) == [b"good"]
+    assert database.receive(STOCK_QUEUE) == []  # the conversation's other message was removed with it
     (error,) = database.receive(ORDERS_QUEUE)
     assert sb.read_error(error.message_body) == (500, "Unable to process message.")
     assert (error.conversation_handle, state(database, second)) == (first, "CO")
-    assert tracked(database) == []
+    assert failure_rows(database) == []
     assert is_on(database)
 
 
@@ -118,7 +118,7 @@ def test_at_the_fourth_failure_the_conversation_ends_with_the_error_and_others_g
 def test_a_reply_to_a_sender_that_has_ended_is_not_sent_and_the_queue_stays_on(
     database: sb.Database, table: str, error: tuple[int, str] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with database.transaction() as transaction:  # no reader waits for an answer
+    with database.transaction() as transaction:  # no reader waits for a reply
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         transaction.send(handle, ORDER, b"bad")
         transaction.end_conversation(handle, error=error)
@@ -128,7 +128,9 @@ def test_a_reply_to_a_sender_that_has_ended_is_not_sent_and_the_queue_stays_on(
         failed.append(failure.count)
         return sb.Reply(REPLY, b"no")
 
-    assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy) == 2  # and the end, or the Error
+    assert (
+        database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy) == 2
+    )  # and the EndDialog or the Error
     assert failed == [1]
     assert "8429" in caplog.text
     assert is_on(database)
@@ -144,7 +146,7 @@ def test_a_failure_undoes_everything_but_the_count(database: sb.Database, table:
         raise Bad
 
     assert database.process(STOCK_QUEUE, procedure, poison=lambda failure: sb.Ignore()) == 1
-    assert done(database, table) == []
+    assert stored_bodies(database, table) == []
     assert database.receive(ORDERS_QUEUE) == []
 
 
@@ -187,15 +189,15 @@ def test_success_clears_the_count(database: sb.Database, table: str) -> None:
         counts.append(failure.count)
         return sb.Retry()
 
-    assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 6
+    assert database.process(STOCK_QUEUE, store_and_fail(table, fails), poison=policy) == 6
     assert counts == [1, 2, 1, 2]
-    assert done(database, table) == [b"1", b"2"]
-    assert tracked(database) == []
+    assert stored_bodies(database, table) == [b"1", b"2"]
+    assert failure_rows(database) == []
 
 
 @pytest.mark.parametrize("kind", ["a timer", "a lifetime"])
 def test_what_only_a_reader_notices_is_given_up_too(database: sb.Database, table: str, clock: Clock, kind: str) -> None:
-    """Its message comes into the queue with the RECEIVE, and leaves it with the rollback of that."""
+    """RECEIVE puts its message into the queue, and a rollback of the RECEIVE removes it again."""
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"x")
     handle = far_handle(database, initiator)
@@ -211,14 +213,14 @@ def test_what_only_a_reader_notices_is_given_up_too(database: sb.Database, table
         assert len(counts) < 10
         return policy(failure)
 
-    assert database.process(STOCK_QUEUE, storing(table, lambda message: True), poison=watching) == 4
+    assert database.process(STOCK_QUEUE, store_and_fail(table, lambda message: True), poison=watching) == 4
     assert counts == [1, 2, 3, 4]
     assert state(database, handle) == "CD"
-    assert tracked(database) == []
+    assert failure_rows(database) == []
 
 
 def test_failures_of_one_timer_are_not_counted_against_the_next(database: sb.Database, clock: Clock) -> None:
-    """Each fails once with the first reader and then succeeds with another, which knows nothing of that count."""
+    """Each fails once in the first reader and succeeds in another, which does not know that count."""
     handle = far_handle(database, begin_with(database, b"x"))
     database.receive(STOCK_QUEUE)
     counts: list[int] = []
@@ -238,7 +240,7 @@ def test_failures_of_one_timer_are_not_counted_against_the_next(database: sb.Dat
         with database.transaction() as transaction:
             (timer,) = transaction.receive(STOCK_QUEUE)
             assert timer.is_timer
-        assert [row[0] for row in tracked(database)] == [1]
+        assert [row[0] for row in failure_rows(database)] == [1]
     assert counts == [1] * 5
     assert state(database, handle) == "CO"
 
@@ -247,11 +249,11 @@ def test_a_count_of_another_process_is_cleared_when_a_reader_is_idle(
     database: sb.Database, table: str, clock: Clock
 ) -> None:
     begin_with(database, b"bad")
-    database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.Retry(after=10))
+    database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.Retry(after=10))
     clock.jump(seconds=20)
-    assert [row[0] for row in tracked(database)] == [1]
-    assert database.process(STOCK_QUEUE, storing(table, lambda message: False), poison=sb.give_up_after()) == 1
-    assert tracked(database) == []
+    assert [row[0] for row in failure_rows(database)] == [1]
+    assert database.process(STOCK_QUEUE, store_and_fail(table, lambda message: False), poison=sb.give_up_after()) == 1
+    assert failure_rows(database) == []
 
 
 def test_the_policy_sees_the_message_the_first_failure_and_the_time(
@@ -266,7 +268,7 @@ def test_the_policy_sees_the_message_the_first_failure_and_the_time(
         waits = failure.now - failure.first_failed_at < timedelta(seconds=30)
         return sb.Retry() if waits else sb.SetAside()
 
-    database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy)
+    database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy)
     assert [failure.count for failure in seen] == [1, 2, 3]
     assert len({failure.first_failed_at for failure in seen}) == 1
     assert isinstance(seen[0].error, Bad)
@@ -283,31 +285,34 @@ def test_retry_later_holds_the_group_and_lets_others_pass(database: sb.Database,
     def policy(failure: sb.Failure) -> sb.Verdict:
         return sb.Retry(after=60)
 
-    assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 1
+    assert database.process(STOCK_QUEUE, store_and_fail(table, fails), poison=policy) == 1
     begin_with(database, b"other")
-    assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 1
-    assert done(database, table) == [b"other"]
+    assert database.process(STOCK_QUEUE, store_and_fail(table, fails), poison=policy) == 1
+    assert stored_bodies(database, table) == [b"other"]
     assert database.receive(STOCK_QUEUE) == []
     assert database.get_conversation_group(STOCK_QUEUE) is None
     with database.transaction() as transaction:  # a RECEIVE by conversation gets the message
         assert transaction.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle), top=0) == []
     known.append("customer")
     clock.jump(seconds=61)
-    assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 2
-    assert done(database, table) == [b"2", b"bad 1", b"other"]
-    assert tracked(database) == []
+    assert database.process(STOCK_QUEUE, store_and_fail(table, fails), poison=policy) == 2
+    assert stored_bodies(database, table) == [b"2", b"bad 1", b"other"]
+    assert failure_rows(database) == []
 
 
 def test_ignore_commits_the_receive(database: sb.Database, table: str) -> None:
     handle = begin_with(database, b"bad", b"2")
-    assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.Ignore()) == 2
-    assert (done(database, table), state(database, handle)) == ([b"2"], "CO")
+    assert database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.Ignore()) == 2
+    assert (stored_bodies(database, table), state(database, handle)) == ([b"2"], "CO")
 
 
 def test_an_application_error_message_is_sent_and_the_conversation_goes_on(database: sb.Database, table: str) -> None:
     handle = begin_with(database, b"bad", b"2")
-    assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda f: sb.Reply(REPLY, b"cannot do")) == 2
-    assert (done(database, table), state(database, handle)) == ([b"2"], "CO")
+    assert (
+        database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda f: sb.Reply(REPLY, b"cannot do"))
+        == 2
+    )
+    assert (stored_bodies(database, table), state(database, handle)) == ([b"2"], "CO")
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"cannot do"]
 
 
@@ -315,7 +320,7 @@ def test_set_aside_keeps_everything_and_can_be_replayed(database: sb.Database, t
     handle = begin_with(database, b"bad \x00", b"2")
     far = far_handle(database, handle)
     policy = sb.give_up_after(1, sb.SetAside())
-    assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy) == 3
+    assert database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy) == 3
     (kept,) = database.set_aside_messages()
     assert (kept.queue, kept.conversation_handle, kept.message_body) == (f"dbo.{STOCK_QUEUE}", far, b"bad \x00")
     assert (kept.failures, kept.validation, kept.message_type_name, kept.service_name) == (2, "N", ORDER, STOCK)
@@ -328,7 +333,7 @@ def test_set_aside_keeps_everything_and_can_be_replayed(database: sb.Database, t
     )
     assert kept.first_failed_at <= kept.set_aside_at
     assert state(database, handle) == "CO"
-    assert done(database, table) == [b"2"]
+    assert stored_bodies(database, table) == [b"2"]
     database.replay_message(kept.set_aside_id)
     assert database.set_aside_messages(STOCK_QUEUE) == []
     (again,) = database.receive(STOCK_QUEUE)
@@ -363,7 +368,8 @@ ENDS: dict[str, Any] = {
     "there": lambda database, handle: database.end_conversation(handle),
     "with an error": lambda database, handle: database.end_conversation(handle, error=(1, "late")),
     "cleaned up": lambda database, handle: [
-        database.end_conversation(one, cleanup=True) for one in (far_handle(database, handle), handle)
+        database.end_conversation(handle_of_side, cleanup=True)
+        for handle_of_side in (far_handle(database, handle), handle)
     ],
 }
 
@@ -372,9 +378,9 @@ ENDS: dict[str, Any] = {
 def test_a_message_of_an_ended_conversation_is_replayed_on_a_new_one(
     database: sb.Database, table: str, ends: str
 ) -> None:
-    """Its handler can answer there; the answer is for the service that had sent it."""
+    """Its handler can answer on the new conversation; the answer goes to the service that had sent the message."""
     handle = begin_with(database, b"bad \x00")
-    database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
+    database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
     ENDS[ends](database, handle)
     anew = database.replay_message(kept.set_aside_id)
@@ -397,7 +403,7 @@ def test_a_message_for_an_initiator_is_replayed_beside_a_new_dialog(
     with database.transaction() as transaction:
         (question,) = transaction.receive(STOCK_QUEUE)
         transaction.send(question.conversation_handle, REPLY, b"bad")
-    database.process(ORDERS_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
+    database.process(ORDERS_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(ORDERS_QUEUE)
     database.end_conversation(handle, cleanup=not ends)
     anew = database.replay_message(kept.set_aside_id, body=b"mended")
@@ -408,7 +414,7 @@ def test_a_message_for_an_initiator_is_replayed_beside_a_new_dialog(
 
 
 def test_what_cannot_be_replayed_stays_and_is_discarded(database: sb.Database, table: str) -> None:
-    """A sender elsewhere, a service that takes the contract no more: nothing is lost, and nothing is half-done."""
+    """A remote sender, or a service without the contract: the message stays whole."""
     other = database.instance.database("Elsewhere", create=True)
     other.create_message_type(ORDER)
     other.create_contract(CONTRACT, {ORDER: "INITIATOR"})
@@ -419,7 +425,7 @@ def test_what_cannot_be_replayed_stays_and_is_discarded(database: sb.Database, t
     handle = other.begin_dialog("//elsewhere", STOCK, broker_instance=broker, contract=CONTRACT, encryption=False)
     database.grant("SEND", "public", service=STOCK)
     other.send(handle, ORDER, b"bad")
-    database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
+    database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
     database.end_conversation(far_handle(database, handle))
     endpoints = "select count(*) from servicebroker.conversation_endpoints"
@@ -435,7 +441,7 @@ def test_what_cannot_be_replayed_stays_and_is_discarded(database: sb.Database, t
     assert query(database, endpoints) == before
     database.alter_service(STOCK, add_contracts=[CONTRACT])
     assert database.replay_message(kept.set_aside_id, from_service=ORDERS) is not None
-    database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
+    database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
     database.discard_message(kept.set_aside_id)
     for verb in (database.replay_message, database.discard_message):
@@ -459,9 +465,9 @@ def test_of_a_batch_that_fails_the_bad_message_is_found(database: sb.Database, t
         failed.append(failure.message.message_body)
         return sb.Ignore()
 
-    database.process(STOCK_QUEUE, storing(table, is_bad), top=None, poison=policy)
+    database.process(STOCK_QUEUE, store_and_fail(table, is_bad), top=None, poison=policy)
     assert failed == [b"bad"]
-    assert done(database, table) == [b"%d" % number for number in range(9)]
+    assert stored_bodies(database, table) == [b"%d" % number for number in range(9)]
 
 
 def test_the_group_stays_locked_until_the_failure_is_counted(database: sb.Database, table: str) -> None:
@@ -490,8 +496,8 @@ def test_the_group_stays_locked_until_the_failure_is_counted(database: sb.Databa
         return sb.Retry() if failure.count < 30 else sb.Ignore()
 
     watcher = in_thread(watching)
-    while counts[-1:] != [30]:  # the watcher has the lock now and then
-        database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy)
+    while counts[-1:] != [30]:  # the watcher holds the lock from time to time
+        database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy)
     over.set()
     watcher.result(10)
     assert counts == list(range(1, 31))
@@ -511,7 +517,7 @@ def test_readers_at_a_time_count_together(database: sb.Database, table: str) -> 
         return sb.Retry() if failure.count < 6 else sb.EndWithError(127, "no")
 
     def reader() -> None:
-        database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy, wait=0.3)
+        database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy, wait=0.3)
 
     together(reader, reader, reader)
     assert [sorted(found) for found in counts.values()] == [[1, 2, 3, 4, 5, 6]] * 4
@@ -522,7 +528,7 @@ def test_readers_at_a_time_count_together(database: sb.Database, table: str) -> 
 def test_a_policy_that_fails_or_says_nonsense_leaves_it_to_the_default_one(
     database: sb.Database, table: str, clock: Clock, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    """Five more tries, then set aside; the queue stays on, and the good message behind is processed."""
+    """Five more tries, then set aside. The queue stays on, and the good message behind it is processed."""
     verdicts: dict[str, Callable[[], Any]] = {
         "nonsense": lambda: "retry",
         "raises": lambda: 1 / 0,
@@ -531,10 +537,10 @@ def test_a_policy_that_fails_or_says_nonsense_leaves_it_to_the_default_one(
     }
     begin_with(database, b"bad")
     for _ in range(6):
-        database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: verdicts[kind]())
+        database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: verdicts[kind]())
         clock.jump(seconds=100)
     assert is_on(database)
-    assert [one.failures for one in database.set_aside_messages()] == [6]
+    assert [letter.failures for letter in database.set_aside_messages()] == [6]
     assert caplog.text.count("the policy has failed") == 6
 
 
@@ -553,9 +559,11 @@ def test_refusals(database: sb.Database) -> None:
 
 def test_a_reply_that_the_contract_forbids_sets_the_message_aside(database: sb.Database, table: str) -> None:
     begin_with(database, b"bad")
-    assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.Reply(sb.DEFAULT)) == 1
+    assert (
+        database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.Reply(sb.DEFAULT)) == 1
+    )
     assert database.receive(STOCK_QUEUE) == []
-    assert [one.message_body for one in database.set_aside_messages()] == [b"bad"]
+    assert [letter.message_body for letter in database.set_aside_messages()] == [b"bad"]
 
 
 def test_a_procedure_that_touches_nothing_may_fail_too(database: sb.Database) -> None:
@@ -579,7 +587,7 @@ def test_locks_do_not_stay(database: sb.Database, table: str) -> None:
         counted.append(failure.count)
         return sb.Retry(after=3600)
 
-    database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy)
+    database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy)
     held = (
         "select from pg_locks where locktype = 'advisory' and classid = 1396834305 "
         "and database = (select oid from pg_database where datname = current_database())"
@@ -611,10 +619,10 @@ def test_a_cancelled_procedure_is_no_failure(instance: sb.Instance, database: sb
 
 @pytest.mark.feature(109)
 def test_the_initiator_sends_again_what_came_back_with_a_recoverable_error(database: sb.Database, table: str) -> None:
-    """The target ends with an error that means 'later'; the initiator begins anew and sends what it has kept."""
+    """The target ends with an error that means 'later'. The initiator sends the message on a new conversation."""
     kept = {begin_with(database, b"bad order"): b"bad order"}
     known: list[str] = []
-    procedure = storing(table, lambda message: is_bad(message) and not known)
+    procedure = store_and_fail(table, lambda message: is_bad(message) and not known)
     for attempt in range(3):
         if attempt == 2:
             known.append("customer")
@@ -627,7 +635,7 @@ def test_the_initiator_sends_again_what_came_back_with_a_recoverable_error(datab
                 again = begin(transaction)  # type: ignore[arg-type]
                 transaction.send(again, ORDER, kept[message.conversation_handle])
                 kept[again] = kept.pop(message.conversation_handle)
-    assert done(database, table) == [b"bad order"]
+    assert stored_bodies(database, table) == [b"bad order"]
     assert state(database, next(iter(kept))) == "CO"
 
 
@@ -635,12 +643,12 @@ def test_the_initiator_sends_again_what_came_back_with_a_recoverable_error(datab
 def test_poison_among_many_good_ones(
     fresh_database: sb.Database, request: pytest.FixtureRequest, seeded_random: random.Random, top: int | None
 ) -> None:
-    """All good ones exactly once and in order, all poison dismissed or set aside, the queue never off."""
+    """Good messages count exactly once and in order, poison is dismissed or set aside, and the queue stays on."""
     database = fresh_database
     good, bad = request.config.option.good_messages, request.config.option.good_messages // 100
     handles = [begin(database) for _ in range(max(10, bad // 2))]
     for handle in handles:
-        database.send(handle, MARK)  # so that the far side is there
+        database.send(handle, MARK)  # creates the target's endpoint
     poisoned = set(seeded_random.sample(range(good), bad))
     for number in range(good):
         if number in poisoned:
@@ -675,7 +683,7 @@ def test_poison_among_many_good_ones(
     assert len(database.set_aside_messages()) == sum(number % 2 == 0 for number in places.values())
     assert database.instance.events.recent(143) == []
     assert is_on(database)
-    assert tracked(database) == []
+    assert failure_rows(database) == []
 
 
 @pytest.mark.feature(189)
@@ -683,9 +691,9 @@ def test_in_the_automatic_form_the_queue_goes_off(database: sb.Database, table: 
     handle = begin_with(database, b"1", b"bad", b"2")
     for _ in range(5):
         with pytest.raises(Bad):
-            database.process(STOCK_QUEUE, storing(table, is_bad))
+            database.process(STOCK_QUEUE, store_and_fail(table, is_bad))
     assert not is_on(database)
     database.alter_queue(STOCK_QUEUE, status=True)
     database.end_conversation(far_handle(database, handle), error=(127, "Unable to process message."))
-    assert done(database, table) == [b"1"]
+    assert stored_bodies(database, table) == [b"1"]
     assert errors(database.receive(ORDERS_QUEUE)) == [127]

@@ -47,7 +47,7 @@ Messages = list[sb.Message]
 
 @pytest.fixture
 def log(database: sb.Database) -> Iterator[str]:
-    """A table of the application's, whose foreign key is only looked at by COMMIT."""
+    """Create a table of the application whose foreign key is checked by COMMIT."""
     name = f"log_{database.database_id}"
     with database.instance.connection() as connection:
         connection.execute(f"create table {name} (body bytea primary key, known int)".encode())
@@ -60,7 +60,7 @@ def log(database: sb.Database) -> Iterator[str]:
         connection.execute(f"drop table {name}, {name}_known".encode())
 
 
-def logged(database: sb.Database, log: str) -> list[bytes]:
+def log_rows(database: sb.Database, log: str) -> list[bytes]:
     return [body for (body,) in query(database, f"select body from {log} order by body")]
 
 
@@ -74,12 +74,12 @@ def test_each_message_is_committed_before_the_next_is_handed_out(database: sb.Da
     seen = []
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
-        seen.append((logged(database, log), bodies(messages)))
+        seen.append((log_rows(database, log), bodies(messages)))
         write(transaction, log, messages)
 
     assert database.process(STOCK_QUEUE, procedure) == 3
     assert seen == [([], [b"1"]), ([b"1"], [b"2"]), ([b"1", b"2"], [b"3"])]
-    assert logged(database, log) == [b"1", b"2", b"3"]
+    assert log_rows(database, log) == [b"1", b"2", b"3"]
 
 
 def test_commit_and_the_next_receive_are_one_round_trip(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_commit_and_the_next_receive_are_one_round_trip(database: sb.Database, m
 
 
 def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Callable[..., str]) -> None:
-    """COMMITs that travel are none of poison detection's business as long as they succeed."""
+    """A COMMIT that is sent with the next RECEIVE needs no connection for poison detection if it succeeds."""
     borrowed: list[None] = []
     done: list[bytes | None] = []
     with sb.Instance(make_instance_url(), connections=8, upkeep=None) as instance:
@@ -158,7 +158,7 @@ def test_an_exception_undoes_its_own_transaction_only(database: sb.Database, log
 
     with pytest.raises(Undo):
         database.process(STOCK_QUEUE, procedure)
-    assert logged(database, log) == [b"1"]
+    assert log_rows(database, log) == [b"1"]
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2", b"3"]
 
 
@@ -172,11 +172,11 @@ def test_a_commit_that_fails_is_raised_and_its_messages_stay(database: sb.Databa
 
     with pytest.raises(psycopg.errors.ForeignKeyViolation):
         database.process(STOCK_QUEUE, procedure)
-    assert handed == [b"1", b"2"]  # no other message was taken
-    assert logged(database, log) == [b"1"]
+    assert handed == [b"1", b"2"]  # no other message was received
+    assert log_rows(database, log) == [b"1"]
     query(database, f"insert into {log}_known values (7) returning number")
     assert database.process(STOCK_QUEUE, procedure) == 2
-    assert logged(database, log) == [b"1", b"2", b"3"]
+    assert log_rows(database, log) == [b"1", b"2", b"3"]
 
 
 def test_a_swallowed_error_of_a_statement_is_no_success(database: sb.Database) -> None:
@@ -202,9 +202,9 @@ def test_a_killed_connection_loses_and_doubles_nothing(database: sb.Database, lo
     killed: list[int] = []
     with pytest.raises(sb.InstanceError, match="went away"):
         database.process(STOCK_QUEUE, procedure)
-    assert logged(database, log) == [b"1"]
+    assert log_rows(database, log) == [b"1"]
     assert database.process(STOCK_QUEUE, procedure) == 2
-    assert logged(database, log) == [b"1", b"2", b"3"]
+    assert log_rows(database, log) == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
@@ -220,7 +220,7 @@ def test_a_procedure_may_end_its_transaction_itself(database: sb.Database, log: 
         return transaction.connection.execute(ending.encode()) and None
 
     assert database.process(STOCK_QUEUE, procedure) == (2 if ending == "commit" else 3)
-    assert logged(database, log) == ([b"2"] if ending == "commit" else [b"1", b"2"])
+    assert log_rows(database, log) == ([b"2"] if ending == "commit" else [b"1", b"2"])
 
 
 def test_locks_kept_beyond_a_savepoint_are_given_back(database: sb.Database) -> None:
@@ -339,10 +339,10 @@ def test_whatever_comes_first_is_inside_the_transaction(
     with pytest.raises(Undo), database.transaction() as transaction:
         write_first(transaction, log)
         raise Undo
-    assert logged(database, log) == []
+    assert log_rows(database, log) == []
     with database.transaction() as transaction:
         write_first(transaction, log)
-    assert logged(database, log) == [b"x"]
+    assert log_rows(database, log) == [b"x"]
 
 
 def test_verbs_that_join_a_connection_of_ours_are_inside_its_transaction(database: sb.Database) -> None:
@@ -367,7 +367,7 @@ def test_a_refused_argument_leaves_the_transaction_usable(database: sb.Database)
 def test_what_an_interruption_leaves_is_not_sent_by_the_next_borrower(database: sb.Database) -> None:
     initiator, _ = open_dialog(database)
     with database.instance.connection() as connection:
-        connection.queued.append(QueuedCommand(b"begin"))  # as __enter__ does, and Ctrl-C before the block began
+        connection.queued.append(QueuedCommand(b"begin"))  # as __enter__ does if Ctrl-C comes before the block
     for _ in range(database.instance._pool.get_stats()["pool_size"]):
         database.send(initiator, ORDER, b"1")
     assert {body for (body,) in query(database, f"select message_body from {view(database)}")} == {b"1"}
@@ -390,7 +390,7 @@ def test_no_transaction_is_open_while_it_waits(database: sb.Database) -> None:
 
 
 def test_without_a_begin_nothing_is_done(database: sb.Database, log: str) -> None:
-    """A cancellation may have met BEGIN itself, and the application may go on after it."""
+    """A cancellation may have hit BEGIN itself, and the application may continue in the block."""
     handle = begin(database)
     with database.instance.connection() as connection:
         connection.queued.append(QueuedCommand(b"begin nonsense"))
@@ -399,7 +399,7 @@ def test_without_a_begin_nothing_is_done(database: sb.Database, log: str) -> Non
                 database.join(connection).send(handle, ORDER, b"1")  # type: ignore[arg-type]
             with pytest.raises(psycopg.errors.SyntaxError):
                 connection.execute(f"insert into {log} values ('x')".encode())
-    assert logged(database, log) == []
+    assert log_rows(database, log) == []
     assert database.receive(STOCK_QUEUE) == []
 
 
@@ -440,7 +440,7 @@ def test_commits_that_fail_on_their_way_count_as_rollbacks(database: sb.Database
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count the executions of each statement, by its name; checks before a message count only after one came."""
+    """Count the executions of each statement by its name, without polls of idle readers."""
     count: Counter[str] = Counter()
     add = StatementCounts.add
 
@@ -449,12 +449,12 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         add(self, name, seconds)
 
     monkeypatch.setattr(StatementCounts, "add", counting)
-    for face in (sb.api.verbs, sb.api.aio.verbs):
-        monkeypatch.setattr(face, "FALLBACK_POLL_S", 60.0)
+    for module in (sb.api.verbs, sb.api.aio.verbs):
+        monkeypatch.setattr(module, "FALLBACK_POLL_S", 60.0)
     return count
 
 
-def _waits(database: sb.Database) -> bool:
+def _is_waiting(database: sb.Database) -> bool:
     return database.instance.notifier.count_asleep(queue_number(database, STOCK_QUEUE)) == 1
 
 
@@ -462,7 +462,7 @@ _OF_A_WAIT = ("owner_verbs.wait_for.insert_readers", "owner_verbs.wait_for.delet
 
 
 def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, statements: Counter[str]) -> None:
-    """The one that takes it, and one that finds nothing: who waits on is listed already, and has looked."""
+    """One RECEIVE gets the message, and one finds nothing: the waiting reader stays registered."""
     alone = 5
     handle = begin(database)
     database.send(handle, ORDER, b"first")
@@ -470,11 +470,11 @@ def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, st
     reader = in_thread(
         database.process, STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=2
     )
-    eventually(lambda: _waits(database) and len(done) == 1)
+    eventually(lambda: _is_waiting(database) and len(done) == 1)
     before = statements.copy()
     for number in range(alone):
         database.send(handle, ORDER, b"%d" % number)
-        eventually(lambda number=number: len(done) == number + 2 and _waits(database))
+        eventually(lambda number=number: len(done) == number + 2 and _is_waiting(database))
         time.sleep(0.02)  # slower than the polling mode needs
     spent = statements - before
     assert spent["conversation.receive"] == 2 * alone
@@ -486,7 +486,7 @@ def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, st
 def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(
     database: sb.Database, statements: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the RECEIVE that has found nothing and the wait, also of a reader that has just processed something."""
+    """The message comes between an empty RECEIVE and the wait, also for a reader that has just processed one."""
     handle = begin(database)
     done: list[bytes | None] = []
     sleeps = 0
@@ -516,11 +516,11 @@ def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(
     began = time.monotonic()
     assert database.process(STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=1) == 5
     assert done == [b"%d" % number for number in range(1, 6)]
-    assert time.monotonic() - began < 30  # otherwise it would have slept for a minute
+    assert time.monotonic() - began < 30  # otherwise the reader would have slept for a minute
 
 
 def test_a_service_that_changes_while_the_reader_is_busy_ends_no_wait(database: sb.Database) -> None:
-    """8468 is for who waits: here the wait begins when the procedure is done."""
+    """8468 ends waits only: here the wait begins after the procedure has returned."""
     handle = begin(database)
     done: list[bytes | None] = []
 
@@ -532,7 +532,7 @@ def test_a_service_that_changes_while_the_reader_is_busy_ends_no_wait(database: 
 
     began, altered = threading.Event(), threading.Event()
     reader = in_thread(database.process, STOCK_QUEUE, procedure, wait=2)
-    eventually(lambda: _waits(database))
+    eventually(lambda: _is_waiting(database))
     database.send(handle, ORDER, b"1")
     began.wait(30)
     database.create_service("//test/Beside", STOCK_QUEUE)
@@ -540,11 +540,11 @@ def test_a_service_that_changes_while_the_reader_is_busy_ends_no_wait(database: 
     number = queue_number(database, STOCK_QUEUE)
     eventually(lambda: number not in database.instance.notifier.service_changes)  # the process has heard of it
     altered.set()
-    eventually(lambda: reader.done() or _waits(database))
+    eventually(lambda: reader.done() or _is_waiting(database))
     database.send(handle, ORDER, b"2")
     assert reader.result(30) == 2
     reader = in_thread(database.process, STOCK_QUEUE, procedure, wait=20)
-    eventually(lambda: _waits(database))
+    eventually(lambda: _is_waiting(database))
     database.create_service("//test/Beside", STOCK_QUEUE)
     database.drop_service("//test/Beside")
     with refused(8468):

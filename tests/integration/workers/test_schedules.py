@@ -1,4 +1,4 @@
-"""Schedules of workers: of the engine, of a restricted role and of the double."""
+"""Schedules of workers: with the engine, as a restricted role, and with the test double."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from servicebroker.model.handlers.schedules import Schedule
 from servicebroker.operations.schedules import KeepSchedule, TakeTurn
 from support import ORDER, STOCK_QUEUE, Clock, begin, define_standard_set, eventually, in_thread, query, refused
 
-FIVE = timedelta(minutes=5)
+FIVE_MINUTES = timedelta(minutes=5)
 
 
-class Course:
-    """A database, real or in memory, whose time a test moves and whose workers it runs."""
+class ScheduleBed:
+    """A database, real or in memory, with a clock that the test moves and a way to run workers."""
 
     def __init__(self, database: Any, clock: Any, run: Callable[[sb.Worker], None]) -> None:
         self.database, self.clock, self.run = database, clock, run
@@ -37,14 +37,14 @@ class Course:
 
 
 def stock_worker(**options: Any) -> sb.Worker:
-    """Return a worker that takes the orders, too, which initiators may send to its queue."""
+    """Return a worker with a handler for orders, since initiators may send them to its queue."""
     worker = sb.Worker(STOCK_QUEUE, **options)
     worker.on(ORDER)(lambda tx, message: None)
     return worker
 
 
 def run_once(database: sb.Database, worker: sb.Worker) -> None:
-    """Do what a worker does, in this thread, until the queue is empty."""
+    """Run a worker in this thread until the queue is empty."""
     worker.check(is_async=False)
     for name, schedule in worker.schedules.items():
         with database.transaction() as transaction:
@@ -53,10 +53,10 @@ def run_once(database: sb.Database, worker: sb.Worker) -> None:
 
 
 @pytest.fixture(params=["engine", "double"])
-def course(request: pytest.FixtureRequest) -> Course:
+def course(request: pytest.FixtureRequest) -> ScheduleBed:
     if request.param == "engine":
         database = request.getfixturevalue("database")
-        return Course(database, request.getfixturevalue("clock"), partial(run_once, database))
+        return ScheduleBed(database, request.getfixturevalue("clock"), partial(run_once, database))
     instance = double.open()
     fake = define_standard_set(instance.database("Test", create=True))  # type: ignore[arg-type]
 
@@ -64,37 +64,37 @@ def course(request: pytest.FixtureRequest) -> Course:
         while fake.run_worker_once(worker):  # type: ignore[attr-defined]
             pass
 
-    return Course(fake, instance.clock, run)
+    return ScheduleBed(fake, instance.clock, run)
 
 
 @pytest.mark.parametrize(("missed", "late"), [("once", [11]), ("all", list(range(12))), ("skip", [])])
-def test_each_time_once(course: Course, missed: Any, late: list[int]) -> None:
-    worker, fired = stock_worker(), []
+def test_each_time_once(course: ScheduleBed, missed: Any, late: list[int]) -> None:
+    worker, fired_times = stock_worker(), []
 
     @worker.every("*/5 * * * *", missed=missed)
     def job(tx: sb.Transaction, at: datetime) -> None:
-        fired.append(at)
+        fired_times.append(at)
 
     hour = course.to_next_hour()
     course.run(worker)
-    assert fired == []
+    assert fired_times == []
     (kept,) = course.database.schedules()
     assert (kept.queue, kept.name, kept.rule, kept.next_time) == (f"dbo.{STOCK_QUEUE}", "job", "*/5 * * * *", hour)
     for seconds in (15, 300, 300):
         course.clock.jump(seconds=seconds)
         course.run(worker)
         course.run(worker)
-    assert fired == [hour, hour + FIVE, hour + 2 * FIVE]
-    fired.clear()
-    course.clock.jump(minutes=62)  # the next 12 times, of which the last is two minutes ago
+    assert fired_times == [hour, hour + FIVE_MINUTES, hour + 2 * FIVE_MINUTES]
+    fired_times.clear()
+    course.clock.jump(minutes=62)  # the next 12 times; the last is two minutes ago
     course.run(worker)
-    assert fired == [hour + (3 + place) * FIVE for place in late]
+    assert fired_times == [hour + (3 + place) * FIVE_MINUTES for place in late]
     course.clock.jump(minutes=3)
     course.run(worker)
-    assert fired[len(late) :] == [hour + 15 * FIVE]
+    assert fired_times[len(late) :] == [hour + 15 * FIVE_MINUTES]
 
 
-def test_what_the_handler_gets(course: Course) -> None:
+def test_what_the_handler_gets(course: ScheduleBed) -> None:
     worker, got = sb.Worker(STOCK_QUEUE, batch=5), []
 
     @worker.every(timedelta(hours=1), name="plain")
@@ -114,13 +114,13 @@ def test_what_the_handler_gets(course: Course) -> None:
     course.database.send(begin(course.database), ORDER, b"order")
     course.clock.jump(seconds=11)
     course.run(worker)
-    (message,) = (one for one in got if isinstance(one, tuple))
+    (message,) = (item for item in got if isinstance(item, tuple))
     assert message.is_timer
     assert message.message_body == hour.isoformat().encode()
-    assert sorted(map(str, got[:0] + [one for one in got if not isinstance(one, tuple)])) == [str(hour), "b'order'"]
+    assert sorted(map(str, got[:0] + [item for item in got if not isinstance(item, tuple)])) == [str(hour), "b'order'"]
 
 
-def test_a_failure_is_judged_and_the_schedule_goes_on(course: Course) -> None:
+def test_a_failure_is_judged_and_the_schedule_goes_on(course: ScheduleBed) -> None:
     for verdict in (sb.SetAside(), sb.Ignore(), sb.EndWithError(5, "no"), sb.Reply(ORDER, b"")):
         worker = stock_worker(poison=sb.give_up_after(2, verdict, pause=1))
         tried: list[datetime] = []
@@ -147,7 +147,7 @@ def test_a_failure_is_judged_and_the_schedule_goes_on(course: Course) -> None:
     assert all(datetime.fromisoformat(letter.message_body.decode()).minute == 0 for letter in letters)
 
 
-def test_changes(course: Course) -> None:
+def test_changes(course: ScheduleBed) -> None:
     def worker(rule: str | timedelta, **options: Any) -> sb.Worker:
         made = stock_worker()
         made.every(rule, name="job", **options)(lambda tx, message: None)
@@ -190,12 +190,12 @@ def test_a_drop_waits_for_the_turn(database: sb.Database, clock: Clock) -> None:
     assert database.schedules() == []
 
 
-def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: Course) -> None:
-    worker, fired = stock_worker(), []
+def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: ScheduleBed) -> None:
+    worker, fired_times = stock_worker(), []
 
     @worker.every("@hourly", name="job")
     def job(tx: sb.Transaction, at: datetime) -> None:
-        fired.append(at)
+        fired_times.append(at)
 
     hour = course.to_next_hour()
     course.run(worker)
@@ -209,7 +209,7 @@ def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: Course) -> No
     course.database.replay_message(letter.set_aside_id)
     course.clock.jump(hours=1)
     course.run(worker)
-    assert sorted(fired) == [hour, hour + timedelta(hours=1)]
+    assert sorted(fired_times) == [hour, hour + timedelta(hours=1)]
 
 
 def test_what_is_refused() -> None:
@@ -237,15 +237,15 @@ def test_what_is_refused() -> None:
 
 
 def test_the_double_lets_time_pass() -> None:
-    instance, fired = double.open(), []
+    instance, fired_times = double.open(), []
     database = define_standard_set(instance.database("Test", create=True))  # type: ignore[arg-type]
     worker = sb.Worker(STOCK_QUEUE)
-    worker.every("*/10 * * * *", name="job")(lambda tx, message: fired.append(message.message_body))
-    worker.on(ORDER)(lambda tx, message: fired.append(message.message_body))
+    worker.every("*/10 * * * *", name="job")(lambda tx, message: fired_times.append(message.message_body))
+    worker.on(ORDER)(lambda tx, message: fired_times.append(message.message_body))
     with database.working(worker):
         database.send(begin(database), ORDER, b"x", delay=60)
         instance.pass_time(hours=1)
-    assert len(fired) == 7
+    assert len(fired_times) == 7
 
 
 def test_the_asyncio_double() -> None:
@@ -254,22 +254,22 @@ def test_the_asyncio_double() -> None:
         database = await instance.database("Test", create=True)
         await database.create_queue("Q")
         await database.create_service("S", "Q")
-        worker, fired = sb.Worker("Q"), []
+        worker, fired_times = sb.Worker("Q"), []
 
         @worker.every("@hourly")
         async def job(tx: sb.AsyncTransaction, at: datetime) -> None:
-            fired.append(at)
+            fired_times.append(at)
 
         async with database.working(worker):
             await instance.pass_time(hours=3)
-        return fired
+        return fired_times
 
     assert [at.hour for at in asyncio.run(course())] == [1, 2, 3]
 
 
 @pytest.mark.both_faces
 def test_first_starts_at_the_same_time_agree(database: sb.Database) -> None:
-    """The second waits for the first, and ends the conversation that it has begun itself."""
+    """The second worker waits for the first, and ends the conversation that it has begun."""
     keep = KeepSchedule(STOCK_QUEUE, "job", Schedule("*/5 * * * *", "UTC", "once"))
     with database.transaction() as first:
         first.run(keep)
@@ -282,23 +282,23 @@ def test_first_starts_at_the_same_time_agree(database: sb.Database) -> None:
 
 
 def test_workers_in_threads(database: sb.Database) -> None:
-    """Two workers of the same schedule; each second fires once."""
-    fired: list[datetime] = []
+    """Two workers share a schedule; each second fires once."""
+    fired_times: list[datetime] = []
     workers = [stock_worker() for _ in range(2)]
     for worker in workers:
         worker.every(timedelta(seconds=1), name="job", missed="all")(
-            lambda tx, message: fired.append(datetime.fromisoformat(message.message_body.decode()))
+            lambda tx, message: fired_times.append(datetime.fromisoformat(message.message_body.decode()))
         )
     with database.working(*workers):
-        eventually(lambda: len(fired) >= 3)
-    assert all(after - before == timedelta(seconds=1) for before, after in pairwise(fired))
+        eventually(lambda: len(fired_times) >= 3)
+    assert all(after - before == timedelta(seconds=1) for before, after in pairwise(fired_times))
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(20_000, marks=pytest.mark.full)])
 def test_no_time_twice_under_kills_and_clock_jumps(
     database: sb.Database, clock: Clock, seeded_random: random.Random, count: int
 ) -> None:
-    """Readers in threads die within their handlers, and the clock jumps: each time is in the table once."""
+    """Readers die within their handlers, and the clock jumps: each time is in the table once."""
     with database.instance.connection() as connection:
         connection.execute("create table fired (at timestamptz)")
 
@@ -329,30 +329,30 @@ def test_no_time_twice_under_kills_and_clock_jumps(
             except (Killed, sb.ServiceBrokerError):
                 continue
 
-    def fired() -> list[datetime]:
+    def fired_times() -> list[datetime]:
         return [at for (at,) in query(database, "select at from fired order by at")]
 
     readers = [in_thread(read) for _ in range(2)]
-    while len(times := fired()) < count:
+    while len(times := fired_times()) < count:
         if len(times) >= (clock() - kept.next_time) / timedelta(minutes=1):
             clock.jump(seconds=seeded_random.choice([1, 30, 60, 61, 600, 6000]))
     over.set()
     for reader in readers:
         reader.result(60)
-    times = fired()
+    times = fired_times()
     assert times == [kept.next_time + timedelta(minutes=place) for place in range(len(times))]
     assert times[-1] <= clock()
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=pytest.mark.full)])
 def test_no_time_twice_in_the_double(seeded_random: random.Random, count: int) -> None:
-    instance, fired, kept = double.open(), [], []
+    instance, fired_times, kept = double.open(), [], []
     database = define_standard_set(instance.database("Test", create=True))  # type: ignore[arg-type]
     worker = stock_worker(poison=lambda failure: sb.Retry(0.5))
 
     @worker.every("*/2 * * * *", missed="all")
     def job(tx: sb.Transaction, at: datetime) -> None:
-        fired.append(at)
+        fired_times.append(at)
         if seeded_random.random() < 0.1:
             raise ValueError("failed")
         kept.append(at)
@@ -361,4 +361,4 @@ def test_no_time_twice_in_the_double(seeded_random: random.Random, count: int) -
         while len(kept) < count:
             instance.pass_time(seconds=seeded_random.choice([1, 30, 60, 120, 600, 6000]))
     assert all(after - before == timedelta(minutes=2) for before, after in pairwise(kept))
-    assert len(fired) > count
+    assert len(fired_times) > count

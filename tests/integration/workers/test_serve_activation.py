@@ -1,4 +1,4 @@
-"""Activation in the daemon: `servicebroker serve --procedures`, its log, its end, and its alerts."""
+"""Activation in the daemon: `servicebroker serve --procedures`, its log, its shutdown, and its alerts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def serve(site: Site, tmp_path: Path, *arguments: str) -> Served:
 
 
 def answer(site: Site, text: str) -> str:
-    """Return the answer of the procedure: the number of its process."""
+    """Send a message and return the procedure's answer: its process id."""
     handle = begin(site.database)
     site.database.send(handle, ORDER, text)
     (reply,) = site.database.receive("OrdersQueue", conversation_handle=handle, wait=20)
@@ -73,7 +73,7 @@ def test_the_daemon_starts_readers_and_logs_what_they_print(site: Site, tmp_path
     assert answer(site, "teapot") == str(served.process.pid)
     served.says("Msg 9724", level="INFO")
     assert served.said("took teapot")
-    with psycopg.connect(site.url, autocommit=True) as other:  # as a restart of PostgreSQL does
+    with psycopg.connect(site.url, autocommit=True) as other:  # as a restart of PostgreSQL would
         other.execute(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = current_database() "
             "and application_name in ('servicebroker activation', 'servicebroker serve')"
@@ -118,7 +118,7 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
 
 @pytest.mark.feature(186)
 def test_a_queue_that_is_switched_off_alerts(site: Site, tmp_path: Path, webhook: tuple[str, list[Any]]) -> None:
-    """By a command and a webhook; also of what happened while nobody served the instance."""
+    """Alerts go to a command and a webhook, also for events from before the daemon started."""
     url, told = webhook
     file = tmp_path / "alert.json"
     command = f"{sys.executable} -c 'import sys; open(sys.argv[1], \"a\").write(sys.stdin.read() + chr(10))' {file}"
@@ -146,7 +146,7 @@ def test_a_queue_that_is_switched_off_alerts(site: Site, tmp_path: Path, webhook
 def test_a_webhook_that_answers_nonsense_is_tried_again(
     database: sb.Database, monkeypatch: pytest.MonkeyPatch, nonsense: bytes
 ) -> None:
-    """An answer that is no HTTP had ended the thread of the alerts, without a log line."""
+    """An answer that is not HTTP must not end the thread that sends alerts."""
     monkeypatch.setattr(alerts, "RETRY_DELAY_S", 0.1)
     for _ in range(5):
         with undone(database) as transaction:
@@ -194,7 +194,7 @@ def test_procedures_that_cannot_be_imported_end_it(site: Site) -> None:
 
 @pytest.mark.feature(168)
 def test_a_procedure_in_a_process_of_its_own(site: Site, tmp_path: Path) -> None:
-    """Its output is logged; a crash ends its process alone, counts as a rollback, and a new process follows."""
+    """Its output is logged. A crash ends only its process, counts as a rollback, and a new process follows."""
     site.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Process"))
     served = serve(site, tmp_path)
     worker = answer(site, "teapot")

@@ -1,4 +1,4 @@
-"""The end of activation: what waits ends, what hangs is cut, and nothing of it works in the database any more."""
+"""The end of activation: waiting readers end, hanging ones are cut off, and none uses the database afterwards."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def switch_on(database: sb.Database) -> None:
     database.alter_queue(STOCK_QUEUE, activation=sb.Activation(PROCEDURE, 1, "SELF", status=True))
 
 
-def waits(database: sb.Database) -> bool:
-    """Return whether a reader of the procedure sleeps until a message comes."""
+def is_waiting(database: sb.Database) -> bool:
+    """Return True if a reader of the procedure waits for a message."""
     text = "select tasks_waiting from sys.dm_broker_queue_monitors where tasks_waiting > 0"
     return bool(query(database, text))
 
 
 @pytest.mark.parametrize("form", ["message", "transaction", "coroutine"])
 def test_a_message_after_the_end_of_the_block_is_not_taken(database: sb.Database, form: str) -> None:
-    """Its reader waited for the next one, and ends with the block, at once."""
+    """A reader that waits for the next message ends at once with the block."""
     taken: list[bytes | None] = []
 
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
@@ -56,7 +56,7 @@ def test_a_message_after_the_end_of_the_block_is_not_taken(database: sb.Database
     handle = begin(database)
     with sb.activate(database.instance, interval=0.2):
         database.send(handle, ORDER, b"first")
-        eventually(lambda: taken == [b"first"] and waits(database))
+        eventually(lambda: taken == [b"first"] and is_waiting(database))
         ends = time.monotonic()
     assert time.monotonic() - ends < 5
     database.send(handle, ORDER, b"after")
@@ -83,7 +83,7 @@ over = threading.Event()
 
 @pytest.mark.parametrize("procedure", [hang_in_sql, hang_in_python, hang_in_sql_async])
 def test_what_does_not_end_is_undone(database: sb.Database, procedure: Any) -> None:
-    """The block ends when its patience is over; then nothing of the procedure does anything in the database."""
+    """The block ends after its timeout (patience). Then the procedure does nothing in the database any more."""
     over.clear()
     sb.procedure(PROCEDURE)(procedure)
     switch_on(database)
@@ -138,12 +138,12 @@ Serve = Callable[..., Served]
 
 @pytest.fixture
 def serve(make_instance_url: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """`servicebroker serve` of an instance that nobody else uses, whose procedure hangs as it is told."""
+    """Start `servicebroker serve` on an unused instance with a procedure that hangs in the given way."""
     (tmp_path / "hanging.py").write_text(PROCEDURES)
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
     running: list[Served] = []
 
-    def begun(procedure: str, how: str, patience: float, target: str = "") -> Served:
+    def start(procedure: str, how: str, patience: float, target: str = "") -> Served:
         target = target or make_instance_url(1)
         with sb.open(target, upkeep=None) as instance:
             database = standard_database(instance)
@@ -154,21 +154,21 @@ def serve(make_instance_url: Callable[..., str], tmp_path: Path, monkeypatch: py
         eventually((tmp_path / "started").exists)
         return running[-1]
 
-    yield begun
-    for one in running:
-        if one.process.poll() is None:
-            one.kill()
+    yield start
+    for daemon in running:
+        if daemon.process.poll() is None:
+            daemon.kill()
 
 
-def left(folder: Path) -> list[str]:
-    """The processes that work in a folder or have its name in their environment, but for this one."""
-    found = []
+def list_processes(folder: Path) -> list[str]:
+    """Return the command lines of processes that run in a folder or have its name in their environment."""
+    command_lines = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             ours = str(folder).encode() in (process / "environ").read_bytes()
             if ours or (process / "cwd").readlink().is_relative_to(folder):
-                found.append((process / "cmdline").read_text())
-    return found
+                command_lines.append((process / "cmdline").read_text())
+    return command_lines
 
 
 @pytest.mark.sampled(2)
@@ -188,7 +188,7 @@ def test_the_daemon_ends_in_time_whatever_hangs(serve: Serve, tmp_path: Path, pr
     assert daemon.end() == 0
     assert time.monotonic() - begins < 8
     assert daemon.said("did not end in 0.2 seconds")
-    eventually(lambda: not left(tmp_path), 5)
+    eventually(lambda: not list_processes(tmp_path), 5)
 
 
 def test_a_daemon_whose_threads_cannot_run_is_killed(serve: Serve, tmp_path: Path) -> None:
@@ -196,13 +196,15 @@ def test_a_daemon_whose_threads_cannot_run_is_killed(serve: Serve, tmp_path: Pat
     begins = time.monotonic()
     assert daemon.end() == -signal.SIGKILL
     assert time.monotonic() - begins < 10
-    assert daemon.said("killed, since it had not ended in time", level="ERROR")  # a record of the log in JSON, too
-    eventually(lambda: not left(tmp_path), 5)
+    assert daemon.said("killed, since it had not ended in time", level="ERROR")  # a log record in JSON, too
+    eventually(lambda: not list_processes(tmp_path), 5)
 
 
 def test_a_second_signal_ends_the_daemon_at_once(serve: Serve, tmp_path: Path) -> None:
-    """With its embedded server, which nobody else uses."""
-    with TemporaryDirectory(prefix="stopping-") as folder:  # not under pytest's own: see the fixture `server`
+    """The embedded server stops, too, since no other process uses it."""
+    with TemporaryDirectory(
+        prefix="stopping-"
+    ) as folder:  # outside of pytest's temporary folder: see the fixture `server`
         _second_signal(serve("usp_Stock", "child", 600, f"{folder}/instance"), tmp_path, Path(folder).resolve())
 
 
@@ -210,6 +212,6 @@ def _second_signal(daemon: Served, *folders: Path) -> None:
     daemon.process.send_signal(signal.SIGINT)
     daemon.says("shut down")
     begins = time.monotonic()
-    assert daemon.end() in (0, -signal.SIGKILL)  # by its guard, where the machine is too busy for 3 seconds
+    assert daemon.end() in (0, -signal.SIGKILL)  # by its watchdog, if the machine is too busy for 3 seconds
     assert time.monotonic() - begins < 8
-    eventually(lambda: not any(left(folder) for folder in folders), 10)
+    eventually(lambda: not any(list_processes(folder) for folder in folders), 10)

@@ -1,4 +1,4 @@
-"""Programs with delays, schedules and idempotency keys that are killed by SIGKILL: everything happens once."""
+"""Programs with delays, schedules and idempotency keys are killed by SIGKILL; everything happens once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ with sb.open(url) as instance:
 
 @pytest.fixture
 def start(tmp_path: Path, make_instance_url: Callable[..., str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The URL of an instance, and what starts a program on it."""
+    """Return the URL of an instance and a function that starts a program on it."""
     url, program = make_instance_url(1), tmp_path / "program.py"
     program.write_text(PROGRAM)
     started: list[subprocess.Popen[bytes]] = []
@@ -117,6 +117,6 @@ def test_each_happens_once(
         fired = [at for (at,) in query(database, "select at from fired order by at")]
         assert {after - before for before, after in pairwise(fired)} <= {timedelta(seconds=1)}
         initiators = "servicebroker.conversation_endpoints where is_initiator"
-        assert count(initiators) == count("sent") + 1  # that of the schedule
+        assert count(initiators) == count("sent") + 1  # the conversation of the schedule
         assert database.delayed_messages() == []
         record_property("killed", f"{kills} kills, {count('sent')} keys, {len(fired)} times of a schedule")

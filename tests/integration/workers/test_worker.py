@@ -38,12 +38,12 @@ from support import (
 pytestmark = pytest.mark.both_faces
 
 
-def at_once(failure: sb.Failure) -> sb.Verdict:
+def retry_at_once(failure: sb.Failure) -> sb.Verdict:
     return sb.Retry() if failure.count < 3 else sb.SetAside()
 
 
-def echo(poison: sb.Policy = at_once) -> sb.Worker:
-    """Answers each order with its body, and fails on bad ones."""
+def echo(poison: sb.Policy = retry_at_once) -> sb.Worker:
+    """Return a worker that answers each order with its body and fails on bad ones."""
     worker = sb.Worker(STOCK_QUEUE, poison=poison)
 
     @worker.on(ORDER)
@@ -101,7 +101,7 @@ def test_own_handlers_of_end_and_error_and_timer_come_first(database: sb.Databas
 
 
 def test_one_exception_ends_no_reader(database: sb.Database, caplog: pytest.LogCaptureFixture) -> None:
-    """Not even four of them, in four readers, nor sys.exit; each costs its own message."""
+    """Neither four exceptions in four readers nor sys.exit end a reader; each fails only its own message."""
     with database.working(echo(), concurrency=4):
         for body in (b"bad", b"bad", b"bad", b"exit"):
             begin_with(database, body)
@@ -125,8 +125,8 @@ def test_a_failed_message_waits_and_others_go_on(database: sb.Database) -> None:
         assert database.receive(ORDERS_QUEUE, conversation_handle=slow) == []
 
 
-def test_who_cannot_be_answered_is_set_aside_at_once(database: sb.Database) -> None:
-    """The other side has ended the conversation behind its message: no second try could answer it."""
+def test_a_message_that_cannot_be_answered_is_set_aside_at_once(database: sb.Database) -> None:
+    """The sender has ended the conversation after its message: a retry could not answer, either."""
     handle = begin_with(database, b"1")
     target = far_handle(database, handle)
     database.end_conversation(handle)
@@ -137,7 +137,7 @@ def test_who_cannot_be_answered_is_set_aside_at_once(database: sb.Database) -> N
 
 
 def test_a_type_that_nobody_handles_is_poison(database: sb.Database) -> None:
-    worker = sb.Worker(STOCK_QUEUE, poison=at_once)
+    worker = sb.Worker(STOCK_QUEUE, poison=retry_at_once)
     worker.on(ORDER)(lambda tx, message: None)
     database.send(begin(database), MARK)  # either side may send it
     with database.working(worker):
@@ -146,7 +146,7 @@ def test_a_type_that_nobody_handles_is_poison(database: sb.Database) -> None:
 
 
 def test_batches_keep_the_order_and_one_bad_message_costs_itself(database: sb.Database) -> None:
-    worker = sb.Worker(STOCK_QUEUE, batch=3, poison=at_once)
+    worker = sb.Worker(STOCK_QUEUE, batch=3, poison=retry_at_once)
     taken: list[list[bytes | None]] = []
 
     @worker.on()
@@ -256,7 +256,7 @@ class Sum:
 
 def test_typed_handlers_within_middleware(database: sb.Database) -> None:
     said: list[str] = []
-    worker = sb.Worker(STOCK_QUEUE, poison=at_once)
+    worker = sb.Worker(STOCK_QUEUE, poison=retry_at_once)
 
     @worker.middleware
     def around(tx: sb.Transaction, message: sb.Message) -> Iterator[None]:
@@ -304,16 +304,16 @@ def test_a_worker_that_pauses_ends_soon(database: sb.Database) -> None:
         assert done.wait(60)
         began = time.monotonic()
     assert time.monotonic() - began < 4
-    assert len(database.receive(STOCK_QUEUE)) == 1  # the first one is committed, and the second one still there
+    assert len(database.receive(STOCK_QUEUE)) == 1  # the first is committed, the second still in the queue
 
 
-def slots(database: sb.Database) -> int:
-    held = "select count(*) from pg_locks where locktype = 'advisory' and classid = %s"
-    return int(query(database, held, locks.QUEUE_SLOT)[0][0])
+def count_slots(database: sb.Database) -> int:
+    text = "select count(*) from pg_locks where locktype = 'advisory' and classid = %s"
+    return int(query(database, text, locks.QUEUE_SLOT)[0][0])
 
 
 def test_a_global_concurrency_holds_for_all_workers_of_a_queue(database: sb.Database) -> None:
-    """Two instances are two processes for the server. A slot of a session that dies is free again."""
+    """The server takes two instances for two processes. The slot of a dead session is free again."""
     at_work, most = Counter[str](), Counter[str]()
     lock = threading.Lock()
     worker = sb.Worker(STOCK_QUEUE, global_concurrency=2)
@@ -340,7 +340,7 @@ def test_a_global_concurrency_holds_for_all_workers_of_a_queue(database: sb.Data
             begin_with(database, b"1")
             eventually(lambda: most["done"] == 13)
     assert most["now"] == 2
-    eventually(lambda: not slots(database))
+    eventually(lambda: not count_slots(database))
 
 
 def test_a_global_rate_is_kept_by_all_workers_of_a_queue(database: sb.Database) -> None:
@@ -398,7 +398,7 @@ def test_a_worker_may_have_a_concurrency_of_its_own(database: sb.Database) -> No
 
 
 def test_an_idle_worker_stays_listed(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker polls once a second, and stays on the list of waiting readers."""
+    """The worker polls once a second, and stays registered as a waiting reader."""
     count: Counter[str] = Counter()
     monkeypatch.setattr(StatementCounts, "add", lambda self, name, seconds: count.update([name]))
     number = queue_number(database, STOCK_QUEUE)

@@ -40,7 +40,7 @@ ASYNC = APP.replace("def order", "async def order").replace("tx.send", "await tx
 
 
 class Started:
-    """A worker's process, with what it says."""
+    """A worker's process and its log."""
 
     def __init__(self, folder: Path, database: sb.Database, *arguments: str) -> None:
         self.log = folder / "log"
@@ -58,7 +58,7 @@ class Started:
         assert self.log.read_text().count(words) >= times, self.log.read_text()
 
     def probe(self, path: str) -> int:
-        """Ask for its health. Return the status of the answer."""
+        """Request a health probe and return the HTTP status."""
         address = re.search(r"http://[\d.:]+/", self.log.read_text())
         assert address is not None
         try:
@@ -82,10 +82,10 @@ def start(tmp_path: Path, database: sb.Database) -> Iterator[Callable[..., Start
         return started[-1]
 
     yield begin_one
-    for one in started:
-        if one.process.poll() is None:
-            os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.wait()
+    for worker in started:
+        if worker.process.poll() is None:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+            worker.process.wait()
 
 
 def answer(database: sb.Database, body: bytes, **options: Any) -> list[bytes | None]:
@@ -107,7 +107,7 @@ def test_sigterm_lets_it_finish_what_it_is_at(
     database.send(handle, ORDER, b"slow")
     eventually((tmp_path / "slow").exists)
     worker.process.send_signal(signal.SIGTERM)
-    if program is APP:  # a handler that blocks holds up the event loop, and with it what is told
+    if program is APP:  # a blocking handler stops the event loop, and with it the log
         worker.says("Stopping")
         assert (worker.probe("livez"), worker.probe("readyz")) == (200, 503)
     (tmp_path / "go on").touch()
@@ -156,7 +156,7 @@ def test_a_process_that_dies_is_replaced(database: sb.Database, tmp_path: Path, 
 def test_processes_end_with_a_command_that_is_killed(
     database: sb.Database, tmp_path: Path, start: Callable[..., Started], option: tuple[str, ...], is_group: bool
 ) -> None:
-    """The whole process group may be killed, as by `kill -9 %1` in a shell."""
+    """With `is_group` the whole process group is killed, as by `kill -9 %1` in a shell."""
     (tmp_path / "app.py").write_text(APP)
     worker = start("app", *option)
     worker.says("Reading StockQueue of", 2 if "--processes" in option else 1)

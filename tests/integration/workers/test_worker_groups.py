@@ -37,8 +37,8 @@ from support import (
 pytestmark = pytest.mark.both_faces
 
 
-class Handled:
-    """A worker that notes each message with its transaction, answers it, and fails on those it is told to."""
+class RecordingWorker:
+    """A worker that records each message with its transaction, answers it, and fails on the `failing` bodies."""
 
     def __init__(self, *failing: bytes, groups: int = 50, batch: int | None = None) -> None:
         self.failing = set(failing)
@@ -66,14 +66,14 @@ class Handled:
         self.transactions.setdefault(transaction, []).extend(bodies(messages))
 
 
-def answers(database: sb.Database) -> list[bytes]:
+def receive_answers(database: sb.Database) -> list[bytes]:
     found: list[bytes] = []
     while messages := database.receive(ORDERS_QUEUE, groups=100):
         found += [message.message_body or b"" for message in messages if not message.is_end_dialog]
     return found
 
 
-def gone(database: sb.Database) -> bool:
+def is_queue_empty(database: sb.Database) -> bool:
     ((left,),) = query(database, f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}")
     return bool(left == 0)
 
@@ -95,7 +95,7 @@ def test_a_reader_wakes_another_if_it_may_have_left_groups(
         monkeypatch.setattr(module.Notifier, "wake_another", noted(module.Notifier.wake_another))
     for number in range(3):
         begin_with(database, b"%d" % number)
-    handled = Handled(groups=groups)
+    handled = RecordingWorker(groups=groups)
     with database.working(handled.worker):
         eventually(lambda: len(handled.order) == 3)
     assert len(calls) == woken
@@ -104,11 +104,11 @@ def test_a_reader_wakes_another_if_it_may_have_left_groups(
 def test_groups_share_a_transaction_and_each_has_a_call(database: sb.Database) -> None:
     for number in range(7):
         begin_with(database, b"%d" % number)
-    handled = Handled(groups=3)
+    handled = RecordingWorker(groups=3)
     with database.working(handled.worker):
-        eventually(lambda: gone(database))
+        eventually(lambda: is_queue_empty(database))
     assert list(handled.transactions.values()) == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], [b"6"]]
-    assert sorted(answers(database)) == [b"%d" % number for number in range(7)]
+    assert sorted(receive_answers(database)) == [b"%d" % number for number in range(7)]
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_groups_share_a_transaction_and_each_has_a_call(database: sb.Database) -
 )
 def test_what_fails_is_undone_for_its_group_only(database: sb.Database, verdict: sb.Verdict) -> None:
     handles = [begin_with(database, b"%d" % number) for number in range(5)]
-    handled = Handled(b"2")
+    handled = RecordingWorker(b"2")
     handled.verdict = verdict
     with database.working(handled.worker):
-        eventually(lambda: gone(database))
+        eventually(lambda: is_queue_empty(database))
     assert handled.transactions.popitem()[1] == [b"0", b"1", b"3", b"4"]
     assert handled.failures == [1, 2, 3]
     assert [message.failures for message in database.set_aside_messages()] == [3] * isinstance(verdict, sb.SetAside)
@@ -133,21 +133,21 @@ def test_what_fails_is_undone_for_its_group_only(database: sb.Database, verdict:
 def test_a_group_that_failed_keeps_its_order(database: sb.Database) -> None:
     begin_with(database, b"a0", b"a1", b"a2")
     begin_with(database, b"b0", b"b1", b"b2")
-    handled = Handled(b"a1")
+    handled = RecordingWorker(b"a1")
     with database.working(handled.worker):
-        eventually(lambda: gone(database))
+        eventually(lambda: is_queue_empty(database))
     assert [body for body in dict.fromkeys(handled.order) if body and body.startswith(b"a")] == [b"a0", b"a1", b"a2"]
-    assert sorted(answers(database)) == [b"a0", b"a2", b"b0", b"b1", b"b2"]
+    assert sorted(receive_answers(database)) == [b"a0", b"a2", b"b0", b"b1", b"b2"]
     assert [message.message_body for message in database.set_aside_messages()] == [b"a1"]
 
 
 def test_of_a_batch_that_fails_each_message_is_tried_alone(database: sb.Database) -> None:
     begin_with(database, b"a0", b"a1", b"a2")
     begin_with(database, b"b0", b"b1")
-    handled = Handled(b"a1", batch=10)
+    handled = RecordingWorker(b"a1", batch=10)
     with database.working(handled.worker):
-        eventually(lambda: gone(database))
-    assert sorted(answers(database)) == [b"a0", b"a2", b"b0", b"b1"]
+        eventually(lambda: is_queue_empty(database))
+    assert sorted(receive_answers(database)) == [b"a0", b"a2", b"b0", b"b1"]
     assert [message.message_body for message in database.set_aside_messages()] == [b"a1"]
     assert [b"b0", b"b1"] in handled.transactions.values()
 
@@ -159,10 +159,10 @@ def test_retention_and_a_shared_body_survive_a_failure(database: sb.Database) ->
     number = queue_number(database, STOCK_QUEUE)
     retained = f"select count(*) from servicebroker.retained_{number}"
     database.send(handles, ORDER, b"x" * 20_000)
-    handled = Handled(b"x" * 20_000)
+    handled = RecordingWorker(b"x" * 20_000)
     handled.verdict = sb.Ignore()
     with database.working(handled.worker):
-        eventually(lambda: gone(database))
+        eventually(lambda: is_queue_empty(database))
     assert handled.failures.count(3) == 3
     assert query(database, retained) == [(6,)]
 
@@ -170,7 +170,7 @@ def test_retention_and_a_shared_body_survive_a_failure(database: sb.Database) ->
 def test_a_deadlock_undoes_all_and_groups_are_taken_singly(database: sb.Database) -> None:
     for number in range(4):
         begin_with(database, b"%d" % number)
-    handled = Handled()
+    handled = RecordingWorker()
     asked: list[int] = []
     plain = handled.take_many
 
@@ -182,16 +182,16 @@ def test_a_deadlock_undoes_all_and_groups_are_taken_singly(database: sb.Database
 
     handled.take_many = take  # type: ignore[method-assign]
     with database.working(handled.worker):
-        eventually(lambda: gone(database))
+        eventually(lambda: is_queue_empty(database))
     assert handled.failures == []
     assert [len(own) for own in list(handled.transactions.values())[1:]] == [1, 1, 1, 1]
-    assert sorted(answers(database)) == [b"0", b"1", b"2", b"3"]
+    assert sorted(receive_answers(database)) == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_procedure_that_ends_its_transaction_loses_nothing(database: sb.Database) -> None:
     for number in range(4):
         begin_with(database, b"%d" % number)
-    handled = Handled()
+    handled = RecordingWorker()
     plain = handled.take_many
     commands = iter(["commit", "rollback"])
 
@@ -202,8 +202,8 @@ def test_a_procedure_that_ends_its_transaction_loses_nothing(database: sb.Databa
 
     handled.take_many = take  # type: ignore[method-assign]
     with database.working(handled.worker):
-        eventually(lambda: gone(database))
-    assert sorted(answers(database)) == [b"0", b"1", b"2", b"3"]
+        eventually(lambda: is_queue_empty(database))
+    assert sorted(receive_answers(database)) == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_handler_that_receives_from_the_next_group_has_its_messages(database: sb.Database) -> None:
@@ -218,38 +218,38 @@ def test_a_handler_that_receives_from_the_next_group_has_its_messages(database: 
             seen.extend(bodies(tx.receive(STOCK_QUEUE, conversation_handle=far_handle(database, second))))
 
     with database.working(worker):
-        eventually(lambda: gone(database))
+        eventually(lambda: is_queue_empty(database))
     assert seen == [b"0", b"1"]
 
 
 def test_process_commits_what_was_done_before_a_failure(database: sb.Database) -> None:
     for number in range(4):
         begin_with(database, b"%d" % number)
-    handled = Handled(b"2")
+    handled = RecordingWorker(b"2")
     with pytest.raises(ValueError, match="no such item"):
         database.process(STOCK_QUEUE, handled.take_many, groups=50)
-    assert sorted(answers(database)) == [b"0", b"1"]
-    for _ in range(5):  # automatic poison detection counts each, since the message is the first of its queue
+    assert sorted(receive_answers(database)) == [b"0", b"1"]
+    for _ in range(5):  # poison detection counts each failure: the message is the first of its queue
         with pytest.raises(ValueError, match="no such item"):
             database.process(STOCK_QUEUE, handled.take_many, groups=50)
     with refused(9617):
         database.process(STOCK_QUEUE, handled.take_many, groups=50)
     database.alter_queue(STOCK_QUEUE, status=True)
-    assert database.process(STOCK_QUEUE, Handled().take_many, groups=50) == 2
-    assert sorted(answers(database)) == [b"2", b"3"]
+    assert database.process(STOCK_QUEUE, RecordingWorker().take_many, groups=50) == 2
+    assert sorted(receive_answers(database)) == [b"2", b"3"]
 
 
 def test_process_with_a_policy(database: sb.Database) -> None:
     for number in range(5):
         begin_with(database, b"%d" % number)
-    handled = Handled(b"2")
+    handled = RecordingWorker(b"2")
     assert database.process(STOCK_QUEUE, handled.take_many, groups=50, poison=handled.judge) >= 5
-    assert sorted(answers(database)) == [b"0", b"1", b"3", b"4"]
+    assert sorted(receive_answers(database)) == [b"0", b"1", b"3", b"4"]
     assert len(database.set_aside_messages()) == 1
 
 
 def test_what_a_handler_begins_belongs_to_its_group(database: sb.Database) -> None:
-    """BEGIN DIALOG may wait for the next statement, which is that of the next group."""
+    """BEGIN DIALOG may be sent with the next statement, which belongs to the next group."""
     for number in range(4):
         begin_with(database, b"%d" % number)
     worker = sb.Worker(STOCK_QUEUE, groups=50, poison=lambda failure: sb.SetAside())
@@ -293,12 +293,12 @@ def test_another_reader_has_other_groups_meanwhile(database: sb.Database) -> Non
         assert first.wait(30)
         others = in_thread(lambda: bodies(database.receive(STOCK_QUEUE, groups=50))).result(30)
         go_on.set()
-        eventually(lambda: gone(database))
+        eventually(lambda: is_queue_empty(database))
     assert (taken, others) == ([b"0", b"1"], [b"2", b"3"])
 
 
 def test_statements_of_a_group(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One RECEIVE for all, and one statement that takes the messages of each."""
+    """One RECEIVE serves all groups, and one statement takes the messages of each group."""
     for number in range(40):
         begin_with(database, b"%d" % number)
     count: Counter[str] = Counter()
@@ -315,7 +315,7 @@ def _nothing(tx: sb.Transaction, messages: list[sb.Message]) -> None:
 
 
 def test_a_backend_stays_within_its_subtransactions(database: sb.Database) -> None:
-    """PostgreSQL keeps 64 of each backend in memory; beyond, every other session pays for it."""
+    """PostgreSQL keeps 64 subtransactions of a backend in shared memory; more slow down every session."""
     for number in range(60):
         begin_with(database, b"%d" % number)
     seen: list[tuple[int, bool]] = []

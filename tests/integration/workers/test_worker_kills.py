@@ -1,4 +1,4 @@
-"""Workers on many groups that are killed, while their handlers fail by chance: each message counts once, in order."""
+"""Workers with many groups are killed while handlers fail at random: each message counts once, in order."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_ledger_is_exact(
     chance = random.Random(pytestconfig.option.seed)
     with database.transaction() as transaction:
         transaction.connection.execute("create table worked (place serial, handle uuid, number bigint, body bytea)")
-    left = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
+    message_count = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
     handles: list[UUID] = []
     sent: dict[UUID, int] = {}
 
@@ -87,7 +87,7 @@ def test_the_ledger_is_exact(
     workers: list[Command] = [start(), start()]
 
     def worked_on() -> int:
-        """Return the number of processed messages; replace workers that have died."""
+        """Return the number of processed messages. Start new workers for those that have died."""
         workers[:] = [worker if worker.poll() is None else start() for worker in workers]
         ((count,),) = query(database, "select count(*) from worked")
         return int(count)
@@ -103,7 +103,7 @@ def test_the_ledger_is_exact(
             os.killpg(victim.pid, signal.SIGKILL)
             victim.wait()
             kills += 1
-    eventually(lambda: worked_on() and query(database, left) == [(0,)])
+    eventually(lambda: worked_on() and query(database, message_count) == [(0,)])
     for worker in workers:
         worker.send_signal(signal.SIGTERM)
         worker.wait(60)

@@ -70,7 +70,7 @@ def test_it_has_the_methods_of_the_real_one(real: type, ours: type) -> None:
     names = {name for name, _ in inspect.getmembers(real, inspect.isfunction) if not name.startswith("_")}
     assert names - LACKING - set(dir(ours)) == set()
     for name in names - LACKING - {"transaction", "join", "savepoint", "pipeline", "working"}:
-        theirs, mine = (inspect.signature(getattr(one, name)).parameters.values() for one in (real, ours))
+        theirs, mine = (inspect.signature(getattr(source, name)).parameters.values() for source in (real, ours))
         lacking = set() if getattr(real, name).__doc__ == getattr(ours, name).__doc__ else LACKING_OPTIONS
         wanted = [(p.name, p.kind, p.default) for p in theirs if p.name not in lacking]
         assert [(p.name, p.kind, p.default) for p in mine] == wanted, name
@@ -169,18 +169,18 @@ def test_a_wait_takes_no_time(database: double.Database) -> None:
 
 def test_what_would_wait_does_nothing(database: double.Database) -> None:
     handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-    with database.transaction() as one, database.transaction() as two:
-        one.send(handle, ORDER, b"1")
+    with database.transaction() as first, database.transaction() as second:
+        first.send(handle, ORDER, b"1")
         for verb in (
-            lambda: two.send(handle, ORDER, b"2"),
-            lambda: two.end_conversation(handle),
+            lambda: second.send(handle, ORDER, b"2"),
+            lambda: second.end_conversation(handle),
             lambda: database.alter_queue(STOCK_QUEUE, status=False),
             database.instance.upkeep,
         ):
             with pytest.raises(double.WouldWait):
                 verb()
-        assert two.receive(STOCK_QUEUE) == []
-        assert bodies(one.receive(STOCK_QUEUE)) == [b"1"]
+        assert second.receive(STOCK_QUEUE) == []
+        assert bodies(first.receive(STOCK_QUEUE)) == [b"1"]
     database.send(handle, ORDER, b"2")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
 

@@ -35,7 +35,11 @@ OF_DATABASES = [  # also in the double
     operations.DropSchedule,
 ]
 ADMINISTRATION = [*OF_DATABASES, *OF_ROLES, *DEFINITIONS]
-SINGLE = [one for one in ALL if not issubclass(one, (Composite, operations.Definition)) and one not in OF_ROLES]
+SINGLE = [
+    operation
+    for operation in ALL
+    if not issubclass(operation, (Composite, operations.Definition)) and operation not in OF_ROLES
+]
 FACES = [sb.Database, sb.Transaction, sb.JoinedTransaction, sb.AsyncDatabase, double.Database, double.Transaction]
 ADMINISTRATIVE = [(sb.Database, sb.AsyncDatabase), (sb.Instance, sb.AsyncInstance)]
 HANDLE = UUID(int=1)
@@ -56,7 +60,7 @@ def faces_of(operation: type[Any]) -> list[type]:
         *((operation, face) for operation in ADMINISTRATION for face in faces_of(operation)),
         *((operation, double.Database) for operation in [*IN_THE_DOUBLE, *OF_DATABASES]),
     ],
-    ids=lambda one: f"{one.__module__}.{one.__qualname__}",
+    ids=lambda operation_class: f"{operation_class.__module__}.{operation_class.__qualname__}",
 )
 def test_the_method_of_each_face_shows_the_operation(operation: type[Any], face: type) -> None:
     method = getattr(face, method_name(operation))

@@ -100,7 +100,7 @@ class World:
         assert name_of_statement == "recycling.store_answers", name_of_statement
         for handle, kind in zip(parameters[2], parameters[3], strict=True):
             self.noted += 1
-            self.later(actor, lambda number=self.noted, one=(handle, kind): self.answers.update({number: one}))
+            self.later(actor, lambda number=self.noted, answer=(handle, kind): self.answers.update({number: answer}))
         return []
 
     def take(self, actor: str, name: str) -> Any:
@@ -259,22 +259,29 @@ def explore(actors: Actors, pool: type[sb.AsyncConversationPool] = sb.AsyncConve
     while stack:
         schedule = stack.pop()
         world = World(**options)
-        waiting = {name: [one, one.send(None), ()] for name, one in actors(world, pool).items()}
+        waiting = {
+            name: [state_of_actor, state_of_actor.send(None), ()]
+            for name, state_of_actor in actors(world, pool).items()
+        }
         for name in schedule:
             assert advance(waiting, name)
-        state = (world.shown(), tuple((name, str(one[2])) for name, one in waiting.items()))
+        state = (world.shown(), tuple((name, str(state_of_actor[2])) for name, state_of_actor in waiting.items()))
         if state in seen:
             close(waiting)
             continue
         seen.add(state)
         able = []
-        for name, one in waiting.items():
-            if one[1] is not None and can(actors, pool, options, schedule, name):
+        for name, state_of_actor in waiting.items():
+            if state_of_actor[1] is not None and can(actors, pool, options, schedule, name):
                 able.append(name)
         if able:
             stack += [(*schedule, name) for name in able]
         else:
-            left = [name for name, one in waiting.items() if one[1] is not None and not name.startswith("target")]
+            left = [
+                name
+                for name, state_of_actor in waiting.items()
+                if state_of_actor[1] is not None and not name.startswith("target")
+            ]
             if left:
                 raise Wrong(f"deadlock of {left} after {schedule}")
             judge(world, schedule)
@@ -299,9 +306,12 @@ def advance(waiting: dict[str, list[Any]], name: str) -> bool:
 def can(actors: Actors, pool: Any, options: dict[str, Any], schedule: tuple[str, ...], name: str) -> bool:
     """Return whether the actor is not blocked after this schedule."""
     world = World(**options)
-    waiting = {one: [coroutine, coroutine.send(None), ()] for one, coroutine in actors(world, pool).items()}
-    for one in schedule:
-        advance(waiting, one)
+    waiting = {
+        state_of_actor: [coroutine, coroutine.send(None), ()]
+        for state_of_actor, coroutine in actors(world, pool).items()
+    }
+    for actor in schedule:
+        advance(waiting, actor)
     able = advance(waiting, name)
     close(waiting)
     return able

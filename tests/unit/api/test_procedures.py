@@ -48,8 +48,8 @@ def test_a_procedure_of_one_database_goes_before_one_of_any() -> None:
 
 @pytest.mark.parametrize(("form", "arguments"), [("message", 2), ("batch", 2), ("transaction", 1), ("database", 1)])
 def test_a_function_that_does_not_take_what_its_form_gives(form: Form, arguments: int) -> None:
-    right = [lambda one: None, lambda one, two: None][arguments - 1]
-    wrong = [lambda one: None, lambda one, two: None][2 - arguments]
+    right = [lambda first: None, lambda first, second: None][arguments - 1]
+    wrong = [lambda first: None, lambda first, second: None][2 - arguments]
     sb.procedure(f"usp_{form}", form=form)(right)
     with refused(9653, "usp_wrong", f"{arguments} positional"):
         sb.procedure("usp_wrong", form=form)(wrong)

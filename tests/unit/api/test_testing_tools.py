@@ -110,15 +110,15 @@ def test_a_placeholder_that_psycopg_does_not_know(tmp_path: Path) -> None:
 
 def test_a_connection_is_a_transaction(tmp_path: Path) -> None:
     connect = servicebroker.testing.sqlite(tmp_path / "test.db")
-    one, other = connect(), connect()
-    one.execute("create table t (n)")
-    one.commit()
-    one.execute("insert into t values (%s)", (1,))
-    one.rollback()
-    one.execute("insert into t values (%s)", (2,))
+    connection, other = connect(), connect()
+    connection.execute("create table t (n)")
+    connection.commit()
+    connection.execute("insert into t values (%s)", (1,))
+    connection.rollback()
+    connection.execute("insert into t values (%s)", (2,))
     assert other.execute("select n from t").fetchall() == []
     other.rollback()
-    one.commit()
+    connection.commit()
     assert other.execute("select n from t").fetchall() == [(2,)]
-    one.close()
+    connection.close()
     other.close()

@@ -42,7 +42,7 @@ def traced(number: int, count: int) -> Header:
 
 
 def numbers(taken: list[MessageContext]) -> list[int]:
-    return [one.number for one in taken]
+    return [message.number for message in taken]
 
 
 def test_only_the_contexts_of_what_is_stored_are_taken() -> None:
@@ -95,8 +95,8 @@ def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
     here.tables.is_held = lambda handle: False
     for number in (1, 2):  # peers send again what is not acknowledged
         here.take(senders, number)
-    assert {one: here.bodies(one) for one in senders} == {
-        one: [b"%d" % n * BODY_BYTES for n in range(3)] for one in senders
+    assert {sender: here.bodies(sender) for sender in senders} == {
+        sender: [b"%d" % n * BODY_BYTES for n in range(3)] for sender in senders
     }
 
 
@@ -106,8 +106,8 @@ def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
     senders = [uuid4() for _ in range(8)]
     here.take(senders, 0)
     here.tables.is_held = lambda handle: True
-    for one in senders:
-        here.take([one], 1)
+    for sender in senders:
+        here.take([sender], 1)
     assert [here.tables.endpoints[handle].conversation for handle in here.relay._writer._postponed] == senders[3:]
 
 
@@ -147,7 +147,9 @@ def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: p
 
         monkeypatch.setattr(Dialog, step, slowly)
     for number in range(3):
-        here.relay.round(here.store, [Arrival(link, _message(one, number)) for link, one in conversations.items()])
+        here.relay.round(
+            here.store, [Arrival(link, _message(conversation, number)) for link, conversation in conversations.items()]
+        )
     assert plain.seconds == 0
     assert costly.seconds == pytest.approx(3 * 0.02)  # no link back, by which the message would be acknowledged
 
@@ -158,7 +160,9 @@ def test_the_time_to_store_is_divided_by_what_each_peer_has_stored(monkeypatch: 
     here = Receiver(seconds=lambda: clock[0])
     small, large, many = Charged(), Charged(), Charged()
     conversations = {small: uuid4(), large: uuid4(), many: uuid4()}
-    here.relay.round(here.store, [Arrival(link, _message(one, 0)) for link, one in conversations.items()])
+    here.relay.round(
+        here.store, [Arrival(link, _message(conversation, 0)) for link, conversation in conversations.items()]
+    )
     store = here.store.store
 
     def slowly(*arguments: Any) -> Any:
@@ -167,7 +171,10 @@ def test_the_time_to_store_is_divided_by_what_each_peer_has_stored(monkeypatch: 
 
     monkeypatch.setattr(here.store, "store", slowly)
     bodies = {small: [b"x"], large: [bytes(10_000)], many: [b"x"] * 100}
-    here.relay.round(here.store, [Arrival(link, _message(one, 1, bodies[link])) for link, one in conversations.items()])
+    here.relay.round(
+        here.store,
+        [Arrival(link, _message(conversation, 1, bodies[link])) for link, conversation in conversations.items()],
+    )
     costs = {link: sum(len(body) + LIMITS.message_cost for body in some) for link, some in bodies.items()}
     total = sum(costs.values())
     assert [link.seconds for link in costs] == [pytest.approx(0.1 * cost / total, abs=1e-3) for cost in costs.values()]
@@ -193,7 +200,9 @@ class Receiver:
 
     def take(self, conversations: list[UUID], number: int) -> None:
         """A message of each arrives."""
-        self.relay.round(self.store, [Arrival(self.link, _message(one, number)) for one in conversations])
+        self.relay.round(
+            self.store, [Arrival(self.link, _message(conversation, number)) for conversation in conversations]
+        )
 
     def bodies(self, conversation: UUID) -> list[bytes]:
         """Return the bodies in the queue of a conversation."""

@@ -20,8 +20,8 @@ from support import eventually
 
 def networks(stack: ExitStack, *numbers: int) -> list[Network]:
     made = [Network(UUID(int=n), UUID(int=n + 10), Inboxes(), lambda: datetime.now(UTC)) for n in numbers]
-    for one in made:
-        stack.callback(one.close)
+    for peer in made:
+        stack.callback(peer.close)
     return made
 
 
@@ -63,4 +63,4 @@ def test_a_name_that_no_host_can_have_is_unreachable(host: str) -> None:
         assert west.reach(address) == (
             f"The target service broker is unreachable. TCP://{host}:4022: No host can have this name."
         )
-        assert [type(one) for one in west.inbox.shares[0].take(10)] == [Unreached]
+        assert [type(arrival) for arrival in west.inbox.shares[0].take(10)] == [Unreached]

@@ -41,11 +41,11 @@ def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch
     tables.services |= {"//here", "//far"}  # conversations with a target here are not the daemon's
     for number in range(10):
         names = ("//near", "//here" if number < 2 else "//far", "//contract")
-        one = Endpoint(UUID(int=number + 1), UUID(int=100 + number), True, *names, MIDNIGHT + timedelta(days=1))
-        tables.insert(one)
+        initiator = Endpoint(UUID(int=number + 1), UUID(int=100 + number), True, *names, MIDNIGHT + timedelta(days=1))
+        tables.insert(initiator)
         xact = tables.begin()
         tables.commit(xact)
-        tables.send(one, Content.DATA, "//type", b"x", b"8 bytes.", xact)
+        tables.send(initiator, Content.DATA, "//type", b"x", b"8 bytes.", xact)
     relay = Relay(OneLink(), lambda: MIDNIGHT, lambda: passed[0], Random(1))
     store = MemoryStore(tables, lambda: MIDNIGHT)
 
@@ -57,7 +57,7 @@ def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch
 
     rounds(7, LOCAL)
     rounds(10, "TCP://far:4022")
-    assert {one.far_service for one in tables.endpoints.values() if not one.is_remote} == {"//here"}
+    assert {endpoint.far_service for endpoint in tables.endpoints.values() if not endpoint.is_remote} == {"//here"}
 
 
 def test_what_is_read_in_a_later_round_is_sent_in_that_round() -> None:
@@ -65,7 +65,7 @@ def test_what_is_read_in_a_later_round_is_sent_in_that_round() -> None:
     tables, links, passed = Tables(UUID(int=1), Random(1)), OneLink(), [0.0]
     tables.services.add("//far")
     for number in range(10):
-        one = Endpoint(
+        initiator = Endpoint(
             UUID(int=number + 1),
             UUID(int=100 + number),
             True,
@@ -74,10 +74,10 @@ def test_what_is_read_in_a_later_round_is_sent_in_that_round() -> None:
             "//contract",
             MIDNIGHT + timedelta(days=1),
         )
-        tables.insert(one)
+        tables.insert(initiator)
         xact = tables.begin()
         tables.commit(xact)
-        tables.send(one, Content.DATA, "//type", b"x", b"8 bytes.", xact)
+        tables.send(initiator, Content.DATA, "//type", b"x", b"8 bytes.", xact)
     tables.set_routes([Route("", "//far", None, None, "TCP://far:4022")])
     relay = Relay(links, lambda: MIDNIGHT, lambda: passed[0], Random(1), budget=16)
     store = MemoryStore(tables, lambda: MIDNIGHT)

@@ -52,7 +52,7 @@ def frame(conversation: UUID) -> bytes:
 
 
 def of_share(number: int, count: int) -> UUID:
-    return next(one for one in iter(uuid4, None) if share_of(one, count) == number)
+    return next(handle for handle in iter(uuid4, None) if share_of(handle, count) == number)
 
 
 def test_every_conversation_is_of_exactly_one_share() -> None:
@@ -102,8 +102,8 @@ def test_what_was_brought_is_for_one_and_what_has_happened_for_all() -> None:
     made.divide(3)
     arrival = Arrival(link, frame(of_share(2, 3)))
     told = [Lost(link, "over"), Reached(HERE), Answered(HERE, IN_DOUBT)]
-    for one in (arrival, *told):
-        made.put(one)
+    for item in (arrival, *told):
+        made.put(item)
     assert [inbox.take(10) for inbox in made.shares] == [told, told, [*told, arrival]]
     assert [inbox.wake_event.is_set() for inbox in made.shares] == [True] * 3
 
@@ -126,10 +126,10 @@ def test_nothing_is_lost_and_every_owner_keeps_its_order_when_they_are_divided_a
         made.divide(count)
         assert made.shares[0] is first
         assert len(made.shares) == count
-        assert (len(made), made.size) == (61, sum(len(one.body) for one in arrivals))
+        assert (len(made), made.size) == (61, sum(len(arrival.body) for arrival in arrivals))
     for number, inbox in enumerate(made.shares):
-        expected = [one for one in arrivals if share_for(one, 3) == number]
-        found = [one for one in inbox.take(100) if isinstance(one, Arrival)]
+        expected = [arrival for arrival in arrivals if share_for(arrival, 3) == number]
+        found = [arrival for arrival in inbox.take(100) if isinstance(arrival, Arrival)]
         assert sorted(found, key=arrivals.index) == expected
 
 
@@ -198,7 +198,7 @@ class Busy:
         for _ in range(looks):
             self.now += 1
             self.computed += computing
-            self.worked = [one + part for one, part in zip(self.worked, each, strict=False)]
+            self.worked = [total + part for total, part in zip(self.worked, each, strict=False)]
             wanted = self.load.wanted(list(self.worked), self.now, self.computed)
             self.worked += [0.0] * (wanted - len(self.worked))
             del self.worked[wanted:]

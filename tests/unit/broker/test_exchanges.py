@@ -50,7 +50,7 @@ def header(number: int = 1, to_service: str = "//east") -> Header:
 def drafts(west: Exchanges, count: int, **options: Any) -> list[tuple[Header, Draft]]:
     headers = [header(number) for number in range(count)]
     options = {"is_batched": True} | options
-    return [(one, west.draft(KEY, uuid4(), EAST.certificate, WEST, one, **options)) for one in headers]
+    return [(header, west.draft(KEY, uuid4(), EAST.certificate, WEST, header, **options)) for header in headers]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
@@ -107,8 +107,8 @@ def test_a_key_exchange_key_wraps_many_session_keys_for_an_hour() -> None:
     capsules = [draft.exchange.capsule for _, draft in [*first, *second, *third, *fourth]]
     assert [len({*capsules[:21]}), len({*capsules[20:]})] == [1, 3]
     assert len({draft.exchange.wrapped for _, draft in first}) == 20  # each has a nonce of its own
-    for one, draft in [*first, *second, *third, *fourth]:
-        assert east.unwrap(draft.exchange, EAST.key, one) == KEY
+    for each_header, draft in [*first, *second, *third, *fourth]:
+        assert east.unwrap(draft.exchange, EAST.key, each_header) == KEY
 
 
 def test_each_pair_of_services_and_certificates_has_its_own() -> None:
@@ -130,11 +130,11 @@ def test_a_peer_without_the_capability_gets_a_key_and_a_signature_for_each(monke
     made = drafts(west, 3, is_batched=False)
     signed = west.sign([draft for _, draft in made])
     assert not together
-    assert len({one.capsule for one in signed}) == len({one.signature for one in signed}) == 3
-    for (one, _), exchange in zip(made, signed, strict=True):
+    assert len({exchange.capsule for exchange in signed}) == len({exchange.signature for exchange in signed}) == 3
+    for (each_header, _), exchange in zip(made, signed, strict=True):
         assert exchange.siblings is None
-        assert east.is_signed(exchange, WEST.certificate, one)
-        assert east.unwrap(exchange, EAST.key, one) == KEY
+        assert east.is_signed(exchange, WEST.certificate, each_header)
+        assert east.unwrap(exchange, EAST.key, each_header) == KEY
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, MAX_BATCH, MAX_BATCH + 3])
@@ -144,9 +144,9 @@ def test_one_signature_is_made_and_verified_for_a_batch(monkeypatch: pytest.Monk
     west, east = Exchanges(Clock()), Exchanges(Clock())
     begun = drafts(west, count)
     signed = west.sign([draft for _, draft in begun])
-    for (one, _), exchange in zip(begun, signed, strict=True):
-        assert east.is_signed(exchange, WEST.certificate, one)
-        assert east.unwrap(exchange, EAST.key, one) == KEY
+    for (each_header, _), exchange in zip(begun, signed, strict=True):
+        assert east.is_signed(exchange, WEST.certificate, each_header)
+        assert east.unwrap(exchange, EAST.key, each_header) == KEY
     batches = 1 + (count > MAX_BATCH)
     assert (len(made), len(verified), len(opened)) == (batches, batches, 1)
 
@@ -211,11 +211,11 @@ def test_an_exchange_is_worth_nothing_in_another_conversation() -> None:
 def test_neither_form_passes_for_the_other() -> None:
     west, east = Exchanges(Clock()), Exchanges(Clock())
     for is_batched in (False, True):
-        ((one, draft),) = drafts(west, 1, is_batched=is_batched)
+        ((each_header, draft),) = drafts(west, 1, is_batched=is_batched)
         (exchange,) = west.sign([draft])
         other = structs.replace(exchange, siblings=None if is_batched else ())
-        assert not east.is_signed(other, WEST.certificate, one)
-        assert east.unwrap(other, EAST.key, one) is None
+        assert not east.is_signed(other, WEST.certificate, each_header)
+        assert east.unwrap(other, EAST.key, each_header) is None
 
 
 @pytest.mark.parametrize("own", [EAST.key, rsa.generate_private_key(65537, 2048)], ids=["curve", "RSA"])
@@ -231,8 +231,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_REMEMBERED", 3)
     west, east = Exchanges(Clock()), Exchanges(Clock())
     for number in range(10):
-        one = header(number, to_service=f"//east{number}")
-        (exchange,) = west.sign([west.draft(KEY, uuid4(), EAST.certificate, WEST, one, is_batched=True)])
-        assert east.is_signed(exchange, WEST.certificate, one)
-        assert east.unwrap(exchange, EAST.key, one) == KEY
+        each_header = header(number, to_service=f"//east{number}")
+        (exchange,) = west.sign([west.draft(KEY, uuid4(), EAST.certificate, WEST, each_header, is_batched=True)])
+        assert east.is_signed(exchange, WEST.certificate, each_header)
+        assert east.unwrap(exchange, EAST.key, each_header) == KEY
         assert {len(west._made), len(east._opened), len(east._verified)} == {number % 3 + 1}

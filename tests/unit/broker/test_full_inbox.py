@@ -51,7 +51,9 @@ def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch:
         eventually(lambda: not inbox.is_armed)
         link.send(b"after it")
         eventually(
-            lambda: any(isinstance(one, Arrival) and one.body == b"after it" for one in inbox.shares[0].take(100))
+            lambda: any(
+                isinstance(arrival, Arrival) and arrival.body == b"after it" for arrival in inbox.shares[0].take(100)
+            )
         )
 
 

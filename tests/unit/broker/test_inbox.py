@@ -35,11 +35,11 @@ class World:
         """Return the number of frames that a round takes of each owner, at this cost for a frame."""
         taken = self.inbox.take(2_000)
         found: dict[str, int] = {}
-        for one in taken:
-            assert isinstance(one, Arrival)
-            found[one.link.owner] = found.get(one.link.owner, 0) + 1
+        for item in taken:
+            assert isinstance(item, Arrival)
+            found[item.link.owner] = found.get(item.link.owner, 0) + 1
             if waste:
-                self.inbox.waste(one.link, waste)
+                self.inbox.waste(item.link, waste)
         self.now += each * len(taken)
         self.inbox.account_round(each * len(taken))
         return found
@@ -82,15 +82,17 @@ def test_who_had_no_turn_before_it_was_enough_is_the_first_in_the_next_round(wor
     for owner in owners:
         world.brings(Of(owner), 2, inboxes.ROUND_BYTES // 4)
     rounds = [world.round(each=0.001) for _ in range(5)]
-    assert [sum(one.values()) for one in rounds] == [4] * 5
-    assert [list(one) for one in rounds] == [
+    assert [sum(round_counts.values()) for round_counts in rounds] == [4] * 5
+    assert [list(round_counts) for round_counts in rounds] == [
         owners[:4],
         owners[4:8],
         [*owners[8:], *owners[:2]],
         owners[2:6],
         owners[6:],
     ]
-    assert sorted(owner for one in rounds for owner, count in one.items() for _ in range(count)) == sorted(owners * 2)
+    assert sorted(
+        owner for round_counts in rounds for owner, count in round_counts.items() for _ in range(count)
+    ) == sorted(owners * 2)
 
 
 def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) -> None:
@@ -135,7 +137,7 @@ def test_each_is_charged_for_what_was_measured_for_it(world: World) -> None:
         for link, count in ((mallory, 100), (shop, 100), (light, 1)):
             world.brings(link, count)
         taken = world.inbox.take(2_000)
-        counts = Counter(one.link.owner for one in taken if isinstance(one, Arrival))
+        counts = Counter(item.link.owner for item in taken if isinstance(item, Arrival))
         world.inbox.charge(mallory, 0.01 * counts["mallory"])
         seconds = 0.01 * counts["mallory"] + 0.0001 * len(taken)
         world.now += seconds
@@ -182,12 +184,12 @@ def test_who_brings_as_much_as_the_others_needs_no_turns(world: World) -> None:
     """Three busy partners: short rounds would cost commits and delay all of them."""
     partners = [Of("west"), Of("north"), Of("south")]
     for _ in range(5):
-        for one in partners:
-            world.brings(one, 100)
+        for item in partners:
+            world.brings(item, 100)
         world.round(each=0.001)
         world.now += 1.0
-    for one in partners:
-        world.brings(one, 300)
+    for item in partners:
+        world.brings(item, 300)
     found = world.round(each=0.001)
     assert min(found.values()) >= 300
     assert world.inbox.wake_at == inboxes.NEVER
@@ -196,8 +198,8 @@ def test_who_brings_as_much_as_the_others_needs_no_turns(world: World) -> None:
 def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -> None:
     busy, shop = [Of("west"), Of("north")], Of("shop")
     for _ in range(20):
-        for one in busy:
-            world.brings(one, 100)
+        for item in busy:
+            world.brings(item, 100)
         world.brings(shop)
         found = world.round(each=0.001)
         world.now += 0.2
@@ -205,8 +207,8 @@ def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -
         assert sum(found.values()) <= 2 * inboxes.TURN_S / 0.001 + 1
     for _ in range(100):  # a quiet owner counts until it is forgotten
         world.now += inboxes.ACTIVE_S / 90
-        for one in busy:
-            world.brings(one, 100)
+        for item in busy:
+            world.brings(item, 100)
         found = world.round(each=0.001)
     assert sum(found.values()) > 2 * inboxes.TURN_S / 0.001 + 1
 

@@ -102,7 +102,7 @@ def test_in_json_every_line_is_an_object(said: io.StringIO) -> None:
     say_block("Traceback\n  of several\nlines", error=True)
     told = [json.loads(line) for line in lines(said)]
     assert len(told) == 6
-    assert [one["level"] for one in told] == ["INFO", "WARNING", "WARNING", "ERROR", "ERROR", "ERROR"]
+    assert [record["level"] for record in told] == ["INFO", "WARNING", "WARNING", "ERROR", "ERROR", "ERROR"]
     assert "does not yet fully support" in told[2]["message"]
     assert told[3]["message"] == "servicebroker: it has failed."
     assert told[5]["message"].splitlines()[0] == "Traceback"

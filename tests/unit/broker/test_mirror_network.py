@@ -34,7 +34,7 @@ class Daemon:
 
     def has(self, *wanted: object) -> bool:
         self.happened += self.network.inbox.shares[0].take(100)
-        return all(one in self.happened for one in wanted)
+        return all(occurrence in self.happened for occurrence in wanted)
 
     def kinds(self) -> set[type]:
         self.has()
@@ -42,7 +42,7 @@ class Daemon:
 
     def heard(self) -> list[RoleReport]:
         self.has()
-        return [one.role_report for one in self.happened if isinstance(one, Answered)]
+        return [occurrence.role_report for occurrence in self.happened if isinstance(occurrence, Answered)]
 
 
 @pytest.fixture
@@ -85,7 +85,9 @@ def test_a_principal_hears_of_a_higher_timeline_of_its_cluster(two: tuple[Daemon
     for known in (KnownTimeline("c", 3), KnownTimeline("other", 9), KnownTimeline("c", 4)):
         west.network.ask(east.address, known)
     eventually(lambda: east.has(Outdated(KnownTimeline("c", 4))))
-    assert [one for one in east.happened if isinstance(one, Outdated)] == [Outdated(KnownTimeline("c", 4))]
+    assert [occurrence for occurrence in east.happened if isinstance(occurrence, Outdated)] == [
+        Outdated(KnownTimeline("c", 4))
+    ]
 
 
 @pytest.mark.feature(122)
@@ -113,7 +115,7 @@ def test_a_mirror_takes_no_messages_and_is_not_tried_again_at_once(two: tuple[Da
     assert isinstance(link, Stream)
     link.send(b"a message")
     eventually(lambda: Lost in west.kinds())
-    (lost,) = (one for one in west.happened if isinstance(one, Lost))
+    (lost,) = (occurrence for occurrence in west.happened if isinstance(occurrence, Lost))
     assert "It is a replica of a mirrored database." in lost.status
     assert west.network.reach(east.address) == lost.status
     assert Arrival not in east.kinds()

@@ -43,9 +43,9 @@ class Asking(MemoryStore):
         self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
     ) -> list[Decision]:
         decisions = super().route_arrivals(headers, here, may_ask)
-        for place, one in enumerate(decisions):
-            if isinstance(one.destination, Ask) and may_ask(place, one.destination):
-                self.asked.append(one.destination)
+        for place, decision in enumerate(decisions):
+            if isinstance(decision.destination, Ask) and may_ask(place, decision.destination):
+                self.asked.append(decision.destination)
         return decisions
 
 
@@ -184,5 +184,5 @@ def test_all_budgets_that_a_peer_has_reached_are_told() -> None:
     now[0] += REACHED_RETENTION_S / 2
     refusals.note(what._replace(peer=SHOP), over_budget("openings", 5).text)
     refusals.note(what, over_budget("addresses", 5).text)
-    texts = {one.peer: text for one, (_, text) in refusals.take().items()}
+    texts = {refusal.peer: text for refusal, (_, text) in refusals.take().items()}
     assert {peer: "openings" in text for peer, text in texts.items()} == {SHOP: True, MALLORY: False}

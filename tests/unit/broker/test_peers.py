@@ -44,7 +44,7 @@ def test_whose_an_instance_is(
     accepted: dict[UUID, str], named: dict[UUID, frozenset[str]], learned: dict[UUID, frozenset[str]], refused: set[str]
 ) -> None:
     claims = Claims(accepted, named, learned)
-    assert {one for one in ("shop", "mallory") if claims.objection(SHOP, one) is not None} == refused
+    assert {peer for peer in ("shop", "mallory") if claims.objection(SHOP, peer) is not None} == refused
 
 
 class Proving(Policy):

@@ -135,9 +135,9 @@ def test_which_key_seals_what() -> None:
 
 
 def test_what_an_exchange_is_bound_to() -> None:
-    one = header(Kind.RUN, is_from_initiator=True)
+    first_header = header(Kind.RUN, is_from_initiator=True)
     others = [
-        msgspec.structs.replace(one, **change)
+        msgspec.structs.replace(first_header, **change)
         for change in (
             {"conversation_id": UUID(int=9)},
             {"is_from_initiator": False},
@@ -145,6 +145,6 @@ def test_what_an_exchange_is_bound_to() -> None:
             {"from_service": "//fro", "to_service": "m//to"},
         )
     ]
-    keys = [bound(each, UUID(int=5)) for each in (one, *others)] + [bound(one, UUID(int=6))]
+    keys = [bound(each, UUID(int=5)) for each in (first_header, *others)] + [bound(first_header, UUID(int=6))]
     assert len(set(keys)) == len(keys)
-    assert bound(msgspec.structs.replace(one, number=7, to_broker=UUID(int=3)), UUID(int=5)) == keys[0]
+    assert bound(msgspec.structs.replace(first_header, number=7, to_broker=UUID(int=3)), UUID(int=5)) == keys[0]

@@ -106,11 +106,11 @@ def test_a_peer_is_let_in_among_strangers_and_stays(site: Site) -> None:
         honest = network(stack, 2)
         honest.apply(Policy())
         assert honest.reach(Address("127.0.0.1", site.port)) == ""
-        eventually(lambda: [one.phase for one in honest.streams] == ["ONLINE"])
+        eventually(lambda: [stream.phase for stream in honest.streams] == ["ONLINE"])
         for _ in range(3 * PLACES_PER_NETWORK):
             site.stranger(b"S")
         eventually(lambda: len(site.network.streams) == PLACES_PER_NETWORK + 1)
-        assert [one.phase for one in honest.streams] == ["ONLINE"]
+        assert [stream.phase for stream in honest.streams] == ["ONLINE"]
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def test_connections_that_are_over_leave_no_garbage(identity: Path, kind: str) -
             await asyncio.to_thread(connect, acceptor.port)
             for _ in range(100):
                 await asyncio.sleep(0.01)
-            return sum(isinstance(one, SSLProtocol) for one in gc.get_objects())
+            return sum(isinstance(thing, SSLProtocol) for thing in gc.get_objects())
         finally:
             gc.enable()
             acceptor.close()

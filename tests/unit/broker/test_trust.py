@@ -296,7 +296,7 @@ class Daemon:
     @property
     def online(self) -> set[str | None]:
         """Return the principals of the connected peers."""
-        return {one.principal_name for one in self.network.observe() if one.login_state == 12}
+        return {row.principal_name for row in self.network.observe() if row.login_state == 12}
 
 
 @pytest.fixture
@@ -370,11 +370,11 @@ def test_the_other_half_of_a_pair_is_believed_by_its_membership(
     corp: Domain, member: Callable[..., MemberState], tmp_path: Path
 ) -> None:
     """A timeline that any other member, or somebody who was revoked, has signed is no evidence."""
-    one = member("one", "shop")
-    assert one.member is not None
-    half = Membership(KeyFolder(tmp_path / "half"), one.member.instance)
+    whole = member("one", "shop")
+    assert whole.member is not None
+    half = Membership(KeyFolder(tmp_path / "half"), whole.member.instance)
     token = corp.invite("shop", NOW, timedelta(days=1))
-    here, there = windows(one), windows(half.join(corp.folder, token, NOW, 0))
+    here, there = windows(whole), windows(half.join(corp.folder, token, NOW, 0))
     signed = here.signed(RoleReport(Role.PRINCIPAL, "cluster", 7))
     assert len(signed.signature) < 1_024
     assert there.is_ours(KnownTimeline("cluster", 7, signed.signature))

@@ -40,4 +40,4 @@ def test_the_fuzzer_notices_a_removed_limit(
         trials, "BUDGET", trials.BUDGET._replace(openings=2)
     )  # conversations without a delivered message
     outcomes = [judge(number, STEP_COUNT) for number in range(3)]
-    assert any(isinstance(one, Failure) and problem in one.problem for one in outcomes), outcomes
+    assert any(isinstance(outcome, Failure) and problem in outcome.problem for outcome in outcomes), outcomes

@@ -88,7 +88,9 @@ def reach(project: Project, copies: Copies) -> Reach:
 def planted(project: Project, operator: str, line: int) -> Mutant:
     """The first mutant of an operator in a line of the till."""
     text = (project.root / TILL).read_text()
-    found = next(one for one in candidates(TILL, text) if (one.operator, one.line) == (operator, line))
+    found = next(
+        candidate for candidate in candidates(TILL, text) if (candidate.operator, candidate.line) == (operator, line)
+    )
     mutant = plant(TILL, text, found)
     assert mutant is not None
     return mutant
@@ -164,7 +166,7 @@ def test_a_seed_draws_the_same_mutants_again(project: Project) -> None:
 def test_a_mutant_is_the_same_when_the_file_changes_elsewhere() -> None:
     text = FILES[TILL]
     longer = f"import os\n{text}"
-    mutants = [[plant(TILL, one, place) for place in candidates(TILL, one)] for one in (text, longer)]
+    mutants = [[plant(TILL, source, place) for place in candidates(TILL, source)] for source in (text, longer)]
     names, others = ([mutant.identifier for mutant in some if mutant] for some in mutants)
     assert set(others) >= set(names[-5:]), "faults far from the change keep their names"
     assert len(set(names)) == len(names), "each fault of a file has a name of its own"
@@ -180,7 +182,7 @@ def test_a_mutant_is_the_same_when_the_file_changes_elsewhere() -> None:
     ],
 )
 def test_python_operators(operator: str, before: str, after: str) -> None:
-    candidate = next(one for one in python_operators.candidates(before) if one.operator == operator)
+    candidate = next(item for item in python_operators.candidates(before) if item.operator == operator)
     changed = python_operators.plant(before, candidate)
     assert changed is not None
     assert changed.split() == after.split()
@@ -188,14 +190,14 @@ def test_python_operators(operator: str, before: str, after: str) -> None:
 
 def test_operands_are_dropped_one_at_a_time() -> None:
     text = "y = a and b and c\n"
-    places = [one for one in python_operators.candidates(text) if one.operator == "DropOperand"]
+    places = [candidate for candidate in python_operators.candidates(text) if candidate.operator == "DropOperand"]
     changed = [str(python_operators.plant(text, place)).split("=")[1].split() for place in places]
     assert changed == [["b", "and", "c"], ["a", "and", "c"], ["a", "and", "b"]]
 
 
 def test_a_place_at_which_an_operator_fails_has_no_mutant() -> None:
     text = "try:\n    f()\nexcept (module.Error, Other):\n    pass\n"
-    places = [one for one in python_operators.candidates(text) if one.operator == "ExceptionReplacer"]
+    places = [candidate for candidate in python_operators.candidates(text) if candidate.operator == "ExceptionReplacer"]
     assert python_operators.plant(text, places[0]) is None
 
 
@@ -224,7 +226,7 @@ def test_annotations_and_logs_are_left_out() -> None:
     ],
 )
 def test_sql_operators(operator: str, before: str, after: str) -> None:
-    place = next(one for one in sql_operators.candidates(before) if one.operator == operator)
+    place = next(candidate for candidate in sql_operators.candidates(before) if candidate.operator == operator)
     assert sql_operators.plant(before, place) == after
 
 

@@ -19,7 +19,7 @@ def corpus() -> Corpus:
 
 
 def test_check_survives_changed_scripts(corpus: Corpus, tmp_path: Path) -> None:
-    assert [one for number in range(CASE_COUNT) for one in judge_case(corpus, number, tmp_path, None)] == []
+    assert [problem for number in range(CASE_COUNT) for problem in judge_case(corpus, number, tmp_path, None)] == []
 
 
 def test_a_case_is_the_same_each_time(corpus: Corpus) -> None:

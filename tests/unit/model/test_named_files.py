@@ -98,7 +98,7 @@ COMMANDS = [
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: " ".join(arguments[:2]))
 def test_commands_refuse_a_device_in_a_sentence(arguments: list[str]) -> None:
-    given = [*("/dev/zero" if one == "FILE" else one for one in arguments)]
+    given = [*("/dev/zero" if argument == "FILE" else argument for argument in arguments)]
     done = CliRunner().invoke(app, given)
     assert isinstance(done.exception, OSError | sb.ServiceBrokerError | SystemExit)
     assert done.exit_code == 1

@@ -50,7 +50,7 @@ LOGIN = Securable(Kind.LOGIN, 65_544, NOBODY_ID, "boss")
 BUILT_IN = Securable(Kind.CONTRACT, 6, DBO_ID, "DEFAULT")
 _ALL = (DATABASE, QUEUE, SERVICE, CONTRACT, TYPE, ROUTE, BINDING, CERTIFICATE, SCHEMA, TABLE, USER, SERVER, LOGIN)
 OF_LOGINS = (Kind.SERVER, Kind.LOGIN)  # a principal of a database has none of these
-OBJECTS = {one.kind: one for one in _ALL}
+OBJECTS = {operation.kind: operation for operation in _ALL}
 
 
 def entry(state: str, permission: str, on: Securable, grantee: int = APP_ID) -> Entry:

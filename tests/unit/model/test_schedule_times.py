@@ -37,7 +37,7 @@ def times(rule: str, start: str, count: int, zone: str = "UTC") -> list[str]:
     ],
 )
 def test_times_of_rules(rule: str, start: str, expected: list[str]) -> None:
-    assert [one[:11] for one in times(rule, start, len(expected))] == expected
+    assert [text[:11] for text in times(rule, start, len(expected))] == expected
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_random_rules_agree_with_a_search_minute_by_minute(seeded_random: random
         start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=seeded_random.randrange(500_000))
         minutes, hours, days, _, weekdays = rule.split()
         allowed = [
-            set(one) for one in (_all(minutes, 0, 59), _all(hours, 0, 23), _all(days, 1, 31), _all(weekdays, 0, 6))
+            set(field) for field in (_all(minutes, 0, 59), _all(hours, 0, 23), _all(days, 1, 31), _all(weekdays, 0, 6))
         ]
         is_either = not days.startswith("*") and not weekdays.startswith("*")
         moment = start.replace(second=0) + timedelta(minutes=1)

@@ -37,7 +37,7 @@ def test_what_nobody_has_watched_is_not_known() -> None:
 def test_a_chart_has_gaps_and_stays_within_its_frame() -> None:
     drawn = spark([1, 5, None, 2, 0])
     assert (len(drawn.lines), drawn.last, drawn.highest) == (2, 0, 5)
-    points = [tuple(map(float, point.split(","))) for one in drawn.lines for point in one.split()]
+    points = [tuple(map(float, point.split(","))) for line in drawn.lines for point in line.split()]
     assert all(0 <= x <= VIEW_WIDTH and 0 <= y <= VIEW_HEIGHT for x, y in points)
     assert not spark([None, None]).is_known
     assert not spark([]).is_known

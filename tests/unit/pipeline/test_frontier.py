@@ -191,8 +191,8 @@ def test_a_wrong_option_is_named(given, complaint):
     ],
 )
 def test_an_offset_has_read_what_one_before_it_has(offset, other, is_read):
-    one, before = (Frontier("1", "q", *numbers) for numbers in (offset, other))
-    assert has_read(one, before) is is_read
+    current, before = (Frontier("1", "q", *numbers) for numbers in (offset, other))
+    assert has_read(current, before) is is_read
 
 
 PART = rows.Part("url", "q", 65536, 5, Slice(1, 2, 0, 9), GroupPartition(0, 2), False, True, "a" * 64, "b" * 64)

@@ -167,7 +167,7 @@ def test_a_decimal_of_all_its_digits_is_read():
         for value in (largest, -largest):
             content = value.to_bytes((value.bit_length() + 8) // 8, signed=True)
             found = decoder(**avro(record(a=kind))).decode(long(len(content)) + content)
-            assert [str(one) for one in found] == [str(value)]
+            assert [str(item) for item in found] == [str(value)]
 
 
 WRONG = {
@@ -248,6 +248,6 @@ def test_what_a_protobuf_body_costs_does_not_grow_with_columns_that_are_empty():
         assert len(reader.decode(body)[0]) == 60_001
         return time.process_time() - begun
 
-    one = [Column("f1", "json")]
+    one_column = [Column("f1", "json")]
     all_ = [Column(f"f{number}", "json", is_optional=True) for number in range(1, 61)]
-    assert min(seconds(all_) for _ in range(3)) < 5 * min(seconds(one) for _ in range(3))
+    assert min(seconds(all_) for _ in range(3)) < 5 * min(seconds(one_column) for _ in range(3))

@@ -162,7 +162,7 @@ def test_a_table_is_made_anew_from_bronze(tmp_path):
     there = DeltaTable(after.folder("orders"), version=version + 1)
     assert (there.count(), there.transaction_version("q")) == (1, 4)
     assert [(row["number"], row["_queuing_order"]) for row in table(after, "orders")] == [("x", 3)]
-    assert "note" not in [one.name for one in there.schema().fields]
+    assert "note" not in [column.name for column in there.schema().fields]
     assert sorted(row["queuing_order"] for row in table(after, "quarantine")) == [1, 2, 4]
     land(after, "q", 4, batch(order(1)))  # has landed
     assert rebuild(before, "orders") == ("orders", 3, 1)

@@ -71,9 +71,9 @@ class Lake:
         return found.in_duckdb(version), found.in_arrow(version)
 
     def rows(self, name):
-        one, other = self.read(name)
-        by_place = sorted(other, key=place)
-        assert sorted(one, key=place) == by_place
+        duckdb_rows, arrow_rows = self.read(name)
+        by_place = sorted(arrow_rows, key=place)
+        assert sorted(duckdb_rows, key=place) == by_place
         return by_place
 
     def open(self, name):
@@ -222,9 +222,9 @@ def test_a_commit_behind_another_is_refused_and_looks_again(lake, make_pipe):
     pipe = make_pipe()
     into = target(pipe, "orders")
     land(pipe, "q", 0, batch(order(0)))
-    one, other = into.table.open(), into.table.open()
+    writer, other = into.table.open(), into.table.open()
     files = sort_rows(pipe, QUEUE, "q", iter([batch(order(1))])).files["orders"]
-    one.add(files, ("q", 1))
+    writer.add(files, ("q", 1))
     before = len(list(Path(lake.file.parent, "orders", "metadata").iterdir()))
     for change in (
         lambda: other.add(files, ("q", 1)),
@@ -256,8 +256,8 @@ def test_a_slow_writer_of_a_batch_without_files_does_not_set_the_batch_back(lake
 def test_a_batch_is_known_when_its_snapshot_has_expired(lake, make_pipe):
     pipe = make_pipe(replace(ORDER, partition_by=("note",)))
     batches = [batch(order(number, note=note)) for number, note in enumerate("abab")]
-    for number, one in enumerate(batches):
-        land(pipe, "q", number, one)
+    for number, messages in enumerate(batches):
+        land(pipe, "q", number, messages)
     (bronze, orders) = compact(pipe, 0)
     assert (bronze.table, bronze.merged, bronze.written) == ("bronze", 4, 1)
     assert (orders.table, orders.merged, orders.written) == ("orders", 4, 2)

@@ -43,19 +43,19 @@ def query(hear, once=False, queue=QUEUE):
 
 
 def test_a_query_is_a_run_with_its_queue_and_its_tables(tmp_path, told):
-    one = query(lineage_listener(pipeline(tmp_path)))
-    one.on_event(one, "queue started")
-    one.messages = 7
-    one.on_event(one, "queue ended")
+    run = query(lineage_listener(pipeline(tmp_path)))
+    run.on_event(run, "queue started")
+    run.messages = 7
+    run.on_event(run, "queue ended")
     first, last = told()
     assert (first["eventType"], last["eventType"]) == ("START", "COMPLETE")
     assert first["run"]["runId"] == last["run"]["runId"]
     assert (first["job"]["namespace"], first["job"]["name"]) == ("servicebroker", "orders.Shop.StockQueue")
     assert first["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
-    assert [(one["namespace"], one["name"]) for one in first["inputs"]] == [
+    assert [(row["namespace"], row["name"]) for row in first["inputs"]] == [
         ("servicebroker://db:5432/broker", "Shop.StockQueue")
     ]
-    tables = {one["name"]: one for one in last["outputs"]}
+    tables = {row["name"]: row for row in last["outputs"]}
     assert list(tables) == [str(tmp_path / "tables" / name) for name in ("bronze", "orders", "quarantine")]
     bronze, orders, quarantine = tables.values()
     assert bronze["outputFacets"]["outputStatistics"]["rowCount"] == 7
@@ -70,7 +70,7 @@ def test_a_query_is_a_run_with_its_queue_and_its_tables(tmp_path, told):
 
 def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path, told):
     now = [0.0]
-    one = query(Lineage(pipeline(tmp_path), OpenLineageClient(), lambda: now[0]).on_event, once=True)
+    run = query(Lineage(pipeline(tmp_path), OpenLineageClient(), lambda: now[0]).on_event, once=True)
     for seconds, event in (
         (0, "queue started"),
         (1, "batch"),
@@ -80,9 +80,9 @@ def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path
         (RUNNING_EVENT_INTERVAL_S, "queue restarts"),
     ):
         now[0] += seconds
-        one.on_event(one, event)
-    one.reason = "The disk is full."
-    one.on_event(one, "queue failed")
+        run.on_event(run, event)
+    run.reason = "The disk is full."
+    run.on_event(run, "queue failed")
     events = told()
     assert [event["eventType"] for event in events] == ["START", "RUNNING", "RUNNING", "FAIL"]
     assert len({event["run"]["runId"] for event in events}) == 1
@@ -91,8 +91,8 @@ def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path
 
 
 def test_a_run_that_is_stopped_is_aborted_once(tmp_path, told):
-    one = query(lineage_listener(pipeline(tmp_path)))
-    one.stop()
+    run = query(lineage_listener(pipeline(tmp_path)))
+    run.stop()
     assert [event["eventType"] for event in told()] == ["ABORT"]
 
 
@@ -105,8 +105,8 @@ def test_a_run_that_is_stopped_is_aborted_once(tmp_path, told):
 )
 def test_tables_of_stores_and_queues_of_folders_have_their_names(tmp_path, told, url, named):
     queue = QueueRule(str(tmp_path / "data"), "Shop", "StockQueue")
-    one = query(lineage_listener(pipeline(tmp_path, queue, StoreFolder(url))), queue=queue)
-    one.on_event(one, "queue started")
+    run = query(lineage_listener(pipeline(tmp_path, queue, StoreFolder(url))), queue=queue)
+    run.on_event(run, "queue started")
     (event,) = told()
     assert (event["outputs"][0]["namespace"], event["outputs"][0]["name"]) == named
     assert event["inputs"][0]["namespace"] == f"servicebroker://{tmp_path}/data"
@@ -118,12 +118,12 @@ def test_a_password_is_told_to_nobody_however_the_server_is_named(tmp_path, told
         "postgresql://me@db:5433/broker?password=secret",
     ):
         queue = QueueRule(instance, "Shop", "StockQueue")
-        one = query(lineage_listener(pipeline(tmp_path, queue)), queue=queue)
-        one.on_event(one, "queue started")
+        run = query(lineage_listener(pipeline(tmp_path, queue)), queue=queue)
+        run.on_event(run, "queue started")
     assert {event["inputs"][0]["namespace"] for event in told()} == {"servicebroker://db:5433/broker"}
     queue = QueueRule("postgresql://DB.Example", "Shop", "StockQueue")
-    one = query(lineage_listener(pipeline(tmp_path, queue)), queue=queue)
-    one.on_event(one, "queue started")
+    run = query(lineage_listener(pipeline(tmp_path, queue)), queue=queue)
+    run.on_event(run, "queue started")
     assert told()[-1]["inputs"][0]["namespace"] == "servicebroker://db.example:5432"
     assert "secret" not in json.dumps(told())
 
@@ -133,9 +133,9 @@ def test_who_does_not_listen_is_told_once_and_harms_nobody(tmp_path, caplog):
         def emit(self, event):
             raise ConnectionError("nobody is there")
 
-    one = query(Lineage(pipeline(tmp_path), Deaf()).on_event)
+    run = query(Lineage(pipeline(tmp_path), Deaf()).on_event)
     for event in ("queue started", "queue ended"):
-        one.on_event(one, event)
+        run.on_event(run, event)
     assert [record.getMessage() for record in caplog.records] == [
         "OpenLineage cannot be reached: nobody is there. The pipeline goes on."
     ]
@@ -148,10 +148,10 @@ def test_who_answers_slowly_stops_no_query(tmp_path, monkeypatch, caplog, listen
     head = b"HTTP/1.1 200 OK\r\n" if "head" in listener else b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n"
     with listening(head, b"x", pause=0.05) as url:
         tell_http(tmp_path, monkeypatch, url)
-        one = query(lineage_listener(pipeline(tmp_path)))
+        run = query(lineage_listener(pipeline(tmp_path)))
         begun = time.monotonic()
         for event in ("queue started", "queue ended"):
-            one.on_event(one, event)
+            run.on_event(run, event)
         assert time.monotonic() - begun < 10
     ours = [record for record in caplog.records if record.name == "servicebroker.pipeline"]
     assert [record.getMessage() for record in ours] == [
@@ -166,8 +166,8 @@ def test_an_answer_without_end_is_not_kept(tmp_path, monkeypatch):
         tell_http(tmp_path, monkeypatch, url)
         tracemalloc.start()
         try:
-            one = query(lineage_listener(pipeline(tmp_path)))
-            one.on_event(one, "queue started")
+            run = query(lineage_listener(pipeline(tmp_path)))
+            run.on_event(run, "queue started")
             assert tracemalloc.get_traced_memory()[1] < 30_000_000
         finally:
             tracemalloc.stop()
@@ -210,5 +210,5 @@ def listening(head, again, pause):
 def test_nothing_is_told_where_the_environment_names_nobody(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENLINEAGE_CONFIG", raising=False)
     monkeypatch.setattr("openlineage.client.OpenLineageClient.emit", lambda *of: pytest.fail("told"))
-    one = query(lineage_listener(pipeline(tmp_path)))
-    one.on_event(one, "queue started")
+    run = query(lineage_listener(pipeline(tmp_path)))
+    run.on_event(run, "queue started")

@@ -161,7 +161,7 @@ def test_files_are_merged_beside_a_pipeline_that_lands(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         disturbed(patched, pipe.folder("orders"), landing, 1)
-        assert [one.table for one in compact(pipe, 0)] == ["bronze", "orders", "quarantine"]
+        assert [result.table for result in compact(pipe, 0)] == ["bronze", "orders", "quarantine"]
     assert {row["note"] for row in table(pipe, "orders")} == {"new"}
     land(pipe, "other", 0, batch(message(20, b"?")))
     with monkeypatch.context() as patched:
@@ -205,7 +205,7 @@ def test_hours_are_counted_by_service_and_contract(tmp_path, monkeypatch):
     assert (first.hour, second.hour - first.hour) == (datetime(2026, 1, 2, 12, tzinfo=UTC), timedelta(hours=1))
     assert (first.queue, first.service_name, first.service_contract_name) == ("Shop.Stock", "S", "C")
     assert (first.messages, first.errors, first.unreadable, second.messages, second.errors) == (63, 1, 2, 40, 0)
-    assert first.bytes == sum(len(one["message_body"]) for one in given[:60]) + 3
+    assert first.bytes == sum(len(row["message_body"]) for row in given[:60]) + 3
     assert second.slowest == 3600.0
     assert second.p50 == pytest.approx(3600 - 19.5 * 60, abs=90)
     assert analyze(pipe) == [first, second]

@@ -30,9 +30,9 @@ def large(kind):
     return pa.chunked_array([piece] * PIECE_COUNT)
 
 
-def rows_with(schema, one, **columns):
+def rows_with(schema, row, **columns):
     """`PIECE_COUNT` rows as `one`, but for some columns."""
-    rows = pa.concat_tables([pa.Table.from_pylist([one], schema=schema)] * PIECE_COUNT)
+    rows = pa.concat_tables([pa.Table.from_pylist([row], schema=schema)] * PIECE_COUNT)
     for name, values in columns.items():
         rows = rows.set_column(schema.get_field_index(name), schema.field(name), values)
     return rows
@@ -55,7 +55,7 @@ class Lake:
 
 def test_a_batch_of_more_text_than_an_array_holds_has_a_newest_row(tmp_path):
     into = target(pipeline(tmp_path, replace(ORDER, key=("id",))), "orders")
-    one = {
+    row = {
         "id": 7,
         "_queue": "q",
         "_conversation_handle": "h",
@@ -64,7 +64,7 @@ def test_a_batch_of_more_text_than_an_array_holds_has_a_newest_row(tmp_path):
         "_date": NOON.date(),
     }
     order = pa.chunked_array([pa.array([(37 * place) % PIECE_COUNT], LONG) for place in range(PIECE_COUNT)])
-    rows = rows_with(into.schema, one, note=large(pa.string()), _queuing_order=order)
+    rows = rows_with(into.schema, row, note=large(pa.string()), _queuing_order=order)
     (found,) = newest_by_key(rows, into).select(["id", "_queuing_order"]).to_pylist()
     assert found == {"id": 7, "_queuing_order": PIECE_COUNT - 1}
 

@@ -75,8 +75,8 @@ def proto_file(name, package, *messages, imports=()):
         for number, (field, kind) in enumerate(fields, 1):
             given_type = {"type": 11, "type_name": kind} if isinstance(kind, str) else {"type": kind}
             found.field.add(name=field, number=number, label=1, **given_type)
-        for one in inner:
-            add(found.nested_type, one)
+        for nested in inner:
+            add(found.nested_type, nested)
 
     for given in messages:
         add(file.message_type, given)
@@ -140,8 +140,8 @@ def test_types_of_other_schemas_are_found(registry):
     }  # fmt: skip
     registry.answers["/subjects/city/versions/1"] = {"schema": json.dumps(city)}
     named = {}
-    for one in (city, customer):
-        fastavro.parse_schema(one, named)
+    for record_schema in (city, customer):
+        fastavro.parse_schema(record_schema, named)
     body = avro(1, order, {"id": 1, "customer": {"city": {"name": "Bern"}}}, named)
     reader = rule(registry, "avro", (Column("city", "string", source="customer.city.name"),)).decoder()
     assert reader.decode(body) == ["Bern"]

@@ -206,7 +206,7 @@ def test_one_that_fails_leaves_the_others_alone():
     run = Run([bad.run, good.run])
     for _ in range(3):
         run.poll()
-    assert [one.state for one in run.queues] == [QueueState.FAILED, QueueState.RUNNING]
+    assert [queue.state for queue in run.queues] == [QueueState.FAILED, QueueState.RUNNING]
     assert not run.is_over
     good.run._started.query.isActive = False
     run.poll()
@@ -217,10 +217,10 @@ def test_one_that_fails_leaves_the_others_alone():
 
 def test_queues_start_one_after_the_other():
     waiting = [Queries(Query(is_active=True)) for _ in range(3)]
-    run = Run([one.run for one in waiting])
+    run = Run([query.run for query in waiting])
     for count in range(1, 4):
         run.poll()
-        assert [one.state for one in run.queues].count(QueueState.RUNNING) == count
+        assert [queue.state for queue in run.queues].count(QueueState.RUNNING) == count
 
 
 def test_batches_are_told_and_counted_over_restarts(caplog):
@@ -241,7 +241,7 @@ def test_batches_are_told_and_counted_over_restarts(caplog):
         queries.now += 1
     assert queries.run.totals() == {"batches": 4, "messages": 10, "bytes": 56, "quarantined": 0, "restarts": 1}
     told = [record for record in caplog.records if record.fields["event"] == "batch"]
-    assert [(one.fields["batch"], one.fields["messages"], one.fields["bytes"]) for one in told] == [
+    assert [(record.fields["batch"], record.fields["messages"], record.fields["bytes"]) for record in told] == [
         (0, 3, 30),
         (1, 2, 20),
         (2, 0, 0),  # with the next report

@@ -50,6 +50,6 @@ def test_the_manifests():
     assert pod["terminationGracePeriodSeconds"] > LONGEST
     spec = application["spec"]
     assert (spec["type"], spec["mode"], spec["restartPolicy"]["type"]) == ("Python", "cluster", "Always")
-    volumes = {one["name"] for one in spec["volumes"]}
+    volumes = {row["name"] for row in spec["volumes"]}
     for part in (spec["driver"], spec["executor"]):
-        assert {one["name"] for one in part["volumeMounts"]} == volumes
+        assert {row["name"] for row in part["volumeMounts"]} == volumes

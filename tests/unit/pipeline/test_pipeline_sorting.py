@@ -123,7 +123,7 @@ def test_a_rule_may_stop_the_pipeline_or_end_the_conversation(tmp_path):
         Sorter(pipeline(tmp_path, stop), QUEUE).sort(bad, NOON)
     end = MessageRule("Order", "json", "orders", ORDER.columns, when_bad="end conversation")
     found = Sorter(pipeline(tmp_path, end), QUEUE).sort(bad, NOON)
-    assert [(one.conversation_handle, one.reason) for one in found.failures] == [("broken", "malformed")]
+    assert [(failure.conversation_handle, failure.reason) for failure in found.failures] == [("broken", "malformed")]
     assert found.tables["quarantine"].num_rows == 1
 
 

@@ -75,7 +75,7 @@ def test_every_outcome_of_chance_is_found() -> None:
     routes = [Route(f"r{n}", "s", f"b{n}", None, f"TCP://h{n}:1") for n in range(3)]
     routes += [Route("r0again", "s", "b0", None, "TCP://other:1")]
     found = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
-    hosts = {one.destination.address.host for one in found.decisions if isinstance(one.destination, Elsewhere)}
+    hosts = {step.destination.address.host for step in found.decisions if isinstance(step.destination, Elsewhere)}
     assert hosts == {"h0", "h1", "h2", "other"}
     assert "Chance decides for each conversation which of these 4 it is:" in words(found, {})[1]
 

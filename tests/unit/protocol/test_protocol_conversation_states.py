@@ -96,9 +96,13 @@ def test_the_acts_bring_about_what_the_stage_says(before: Stage, event: Event) -
 def test_a_claim_is_won_where_the_address_is_known_and_a_link_is_taken_with_it() -> None:
     """No byte leaves before both."""
     claims = {
-        (before, event) for (before, event), one in LEAVING.items() if (one.after in CLAIMED) > (before in CLAIMED)
+        (before, event)
+        for (before, event), transition in LEAVING.items()
+        if (transition.after in CLAIMED) > (before in CLAIMED)
     }
-    links = {(before, event) for (before, event), one in LEAVING.items() if Action.TAKE_LINK in one.actions}
+    links = {
+        (before, event) for (before, event), transition in LEAVING.items() if Action.TAKE_LINK in transition.actions
+    }
     assert claims == {(Stage.MATCHED, Event.WON)}
     assert links == {(Stage.CLAIMED, Event.LINK_FOUND)}
 
@@ -106,10 +110,14 @@ def test_a_claim_is_won_where_the_address_is_known_and_a_link_is_taken_with_it()
 @pytest.mark.parametrize("stage", LIVE)
 def test_from_everywhere_there_is_a_way_onto_a_link_and_out_of_memory(stage: Stage) -> None:
     reached = {stage}
-    while more := {one.after for (before, _), one in LEAVING.items() if before in reached} - reached:
+    while more := {transition.after for (before, _), transition in LEAVING.items() if before in reached} - reached:
         reached |= more
     assert reached >= {Stage.LINKED, Stage.FORGOTTEN}
-    waits = [one.actions for (before, event), one in LEAVING.items() if before is stage and event is Event.UNROUTED]
+    waits = [
+        transition.actions
+        for (before, event), transition in LEAVING.items()
+        if before is stage and event is Event.UNROUTED
+    ]
     assert all(Action.MATCH_LATER in actions for actions in waits)
 
 
@@ -131,7 +139,7 @@ def targets(node: ast.AST) -> list[ast.expr]:
     """Return the targets of an assignment."""
     match node:
         case ast.Assign(targets=found):
-            return [part for one in found for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+            return [part for node in found for part in (node.elts if isinstance(node, ast.Tuple) else [node])]
         case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
             return [target]
         case _:

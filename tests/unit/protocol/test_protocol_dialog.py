@@ -626,7 +626,7 @@ def test_whatever_is_lost_or_late_all_of_it_arrives(seed: int, sizes: list[int])
             while (transmission := here.transmit(now)) is not None:
                 if now >= 120 or random.random() < 0.5:
                     under_way.append((now + random.choice([0, 0, 1, 5]), there, transmission))
-        for frame in [one for one in under_way if one[0] <= now]:
+        for frame in [entry for entry in under_way if entry[0] <= now]:
             under_way.remove(frame)
             frame[1].arrived(frame[2].header, bodies(frame[2]))
         if random.random() < 0.8 and other.batch() is not None:
@@ -678,10 +678,10 @@ def progresses(draw: st.DrawFn) -> tuple[int, dict[int, Kept]]:
     """The next message, and what is kept behind it within the limits."""
     next_number, kept = draw(st.integers(0, 2**62)), {}
     for number in draw(st.sets(st.integers(next_number, next_number + 100), max_size=3)):
-        one = Kept(500, (), 0, draw(st.sampled_from(Content)))
+        message = Kept(500, (), 0, draw(st.sampled_from(Content)))
         for fragment in draw(st.sets(st.integers(0, 499), min_size=1, max_size=9)):
-            one = one.with_fragment(fragment, LIMITS.fragment_size if fragment < 499 else 1)
-        kept[number] = one
+            message = message.with_fragment(fragment, LIMITS.fragment_size if fragment < 499 else 1)
+        kept[number] = message
     return next_number, kept
 
 
@@ -729,7 +729,7 @@ def size_of(thing: object, seen: set[int]) -> int:
         inner += [*thing.keys(), *thing.values()]
     elif isinstance(thing, (list, tuple)):
         inner += thing
-    return sys.getsizeof(thing) + sum(size_of(one, seen) for one in inner if not isinstance(one, (bool, type(None))))
+    return sys.getsizeof(thing) + sum(size_of(part, seen) for part in inner if not isinstance(part, (bool, type(None))))
 
 
 def test_an_acknowledgement_that_says_nothing_new_changes_nothing() -> None:

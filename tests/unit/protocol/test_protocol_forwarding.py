@@ -74,7 +74,7 @@ def test_who_says_how_far_it_may_go_gets_no_more_than_others() -> None:
     forwarder.take_in(header(), b"", unwrap(wrap(claimed, b""))[0], "next", 0.0)
     assert forwarder.wake_at == TIME_TO_LIVE
     assert forwarder.expire(TIME_TO_LIVE - 1) == []
-    assert [number_of(one) for one in forwarder.expire(TIME_TO_LIVE)] == [11290]
+    assert [number_of(forwarded) for forwarded in forwarder.expire(TIME_TO_LIVE)] == [11290]
     forwarder.take_in(header(), b"", claimed, "next", 0.0)
     assert passed(forwarder, "next", 1.0)[0] == Passage(MESSAGE, MAX_HOPS - 1, TIME_TO_LIVE, 1.0)
 
@@ -90,7 +90,7 @@ def test_what_has_used_up_its_time_is_dropped() -> None:
     assert forwarder.expire(6.9) == []
     assert number_of(forwarder.pass_on("next", 7.0)) == 11291
     forwarder.take_in(header(), b"", Passage(MESSAGE, 3, 60, 58.0), "next", 5.0)
-    assert [number_of(one) for one in forwarder.expire(7.0)] == [11290]
+    assert [number_of(forwarded) for forwarded in forwarder.expire(7.0)] == [11290]
     assert (len(forwarder), forwarder.held_bytes) == (0, 0)
 
 
@@ -123,7 +123,7 @@ def test_all_of_it_goes_when_forwarding_ends() -> None:
     forwarder: Forwarder[str] = Forwarder(10_000)
     for number in range(3):
         forwarder.take_in(header(number), b"", FRESH, f"hop{number}", 0.0)
-    assert [number_of(one) for one in forwarder.drop_all(9792)] == [9792] * 3
+    assert [number_of(forwarded) for forwarded in forwarder.drop_all(9792)] == [9792] * 3
     assert (len(forwarder), forwarder.held_bytes, forwarder.hops) == (0, 0, [])
 
 
@@ -191,11 +191,11 @@ def test_who_fills_the_memory_gives_way_to_others() -> None:
     assert not forwarder.make_room(b"", "Mallory")
     assert number_of(forwarder.take_in(header(10), b"", FRESH, "dead", 0.0, "Mallory")) == 11289
     theirs = [header(number, conversation=UUID(int=9)) for number in range(6)]
-    for one in theirs[:5]:
+    for their_header in theirs[:5]:
         (dropped,) = forwarder.make_room(b"", "Bob")
         assert dropped.error.number == 11289
-        assert dropped.header.conversation_id != one.conversation_id
-        assert forwarder.take_in(one, b"", FRESH, "next", 0.0, "Bob") is None
+        assert dropped.header.conversation_id != their_header.conversation_id
+        assert forwarder.take_in(their_header, b"", FRESH, "next", 0.0, "Bob") is None
     assert [held.header.number for held in forwarder if held.owner == "Mallory"] == [0, 1, 2, 3, 4]
     for owner in ("Bob", "Mallory"):  # both have their half
         assert not forwarder.make_room(b"", owner)
@@ -240,7 +240,7 @@ def test_what_is_held_can_be_listed_while_another_thread_holds_and_drops() -> No
         thread.start()
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
-            assert all(one.hop == "next" for one in forwarder)
+            assert all(forwarded.hop == "next" for forwarded in forwarder)
     finally:
         sys.setswitchinterval(before)
         is_over.set()

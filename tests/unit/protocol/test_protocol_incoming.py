@@ -306,6 +306,6 @@ def test_what_cannot_have_been_kept_is_found(kept: Kept) -> None:
 
 
 def test_what_was_kept_too_far_or_in_too_great_numbers_is_found() -> None:
-    one = Kept(1, (0, 1), 1_000_000, Content.DATA)
-    assert impossible(5, {20: one, 5: one, 7: one, 6: one, 8: one, 9: one, 5 + 16_384: one}) == [20, 5 + 16_384]
-    assert impossible(5, {5 + 16_384: one._replace(size=1)}) == [5 + 16_384]
+    kept = Kept(1, (0, 1), 1_000_000, Content.DATA)
+    assert impossible(5, {20: kept, 5: kept, 7: kept, 6: kept, 8: kept, 9: kept, 5 + 16_384: kept}) == [20, 5 + 16_384]
+    assert impossible(5, {5 + 16_384: kept._replace(size=1)}) == [5 + 16_384]

@@ -41,9 +41,9 @@ def principal(timeline: int = 1, system: str = "c") -> RoleReport:
 def told(*news: RoleReport | None, known: KnownTimeline = NOTHING) -> Pair:
     """A new pair after each in turn has said something; None: it cannot be reached."""
     pair = first_use(known, 0.0)
-    for number, one in enumerate(news):
+    for number, report in enumerate(news):
         side = number % 2
-        pair = unreachable(pair, side, "refused", 0.0) if one is None else heard(pair, side, one, 0.0)
+        pair = unreachable(pair, side, "refused", 0.0) if report is None else heard(pair, side, report, 0.0)
     return pair
 
 

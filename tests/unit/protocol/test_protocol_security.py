@@ -72,10 +72,10 @@ def test_a_key_never_wears_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servicebroker.protocol.integrity.KEY_USES", 2)
     key, again = SessionKey(KEY, counting()), SessionKey(KEY, lambda: bytes(SALT_SIZE - 1) + b"x")
     sealed = [key.seal(b"", b"x") for _ in range(5)] + [again.seal(b"", b"x") for _ in range(2)]
-    assert len({one[: SALT_SIZE + 8] for one in sealed}) == 7  # no nonce twice
-    assert len({one[:SALT_SIZE] for one in sealed}) == 4
+    assert len({ciphertext[: SALT_SIZE + 8] for ciphertext in sealed}) == 7  # no nonce twice
+    assert len({ciphertext[:SALT_SIZE] for ciphertext in sealed}) == 4
     reader = SessionKey(KEY, counting())
-    assert [reader.open(b"", one) for one in sealed + sealed[::-1]] == [b"x"] * 14
+    assert [reader.open(b"", ciphertext) for ciphertext in sealed + sealed[::-1]] == [b"x"] * 14
 
 
 @pytest.mark.parametrize("size", [0, 16, 31, 33])

@@ -19,14 +19,14 @@ def incarnation(number: int) -> UUID:
 def test_two_that_bring_messages_beside_each_other_are_told_with_both_places() -> None:
     twins = Twins()
     told = [twins.heard(SHOP, incarnation(number % 2), f"host{number % 2}", float(number)) for number in range(9)]
-    assert [one for one in told if one] == ["host1"]
+    assert [host for host in told if host] == ["host1"]
     assert told.index("host1") == OVERLAP_S + 3  # the second begins at 1, the first must be heard for longer than that
 
 
 def test_the_same_two_are_told_again_while_it_goes_on() -> None:
     twins = Twins()
     told = [twins.heard(SHOP, incarnation(number % 2), "x", float(number)) for number in range(100)]
-    assert 10 <= sum(one is not None for one in told) <= 100 / OVERLAP_S
+    assert 10 <= sum(host is not None for host in told) <= 100 / OVERLAP_S
 
 
 @given(
@@ -51,7 +51,7 @@ def test_two_instances_and_two_owners_are_not_twins() -> None:
     twins = Twins()
     others = [SHOP, Identity(SHOP.owner, UUID(int=2)), Identity("certificate stock", SHOP.instance)]
     for at in range(100):
-        assert not any(twins.heard(one, incarnation(number), "x", float(at)) for number, one in enumerate(others))
+        assert not any(twins.heard(peer, incarnation(number), "x", float(at)) for number, peer in enumerate(others))
 
 
 def test_strangers_fill_no_memory() -> None:

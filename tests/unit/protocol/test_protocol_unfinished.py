@@ -169,11 +169,13 @@ def test_the_accounts_are_the_sum_of_what_is_kept(taken: list[tuple[str, int, in
     messages, kept = UnfinishedMessages(LIMITS, BUDGETS), {}
     for now, (owner, number, fragments, current, ahead) in enumerate(taken):
         handle = conversation(number)
-        one = begun(current if fragments else 0, fragments=fragments if current else 0, ahead=ahead, number=now // 20)
-        messages.note(owner, handle, one, float(now))
+        message = begun(
+            current if fragments else 0, fragments=fragments if current else 0, ahead=ahead, number=now // 20
+        )
+        messages.note(owner, handle, message, float(now))
         kept.pop(handle, None)
-        if one.current or one.ahead:
-            kept[handle] = owner, one
+        if message.current or message.ahead:
+            kept[handle] = owner, message
         assert {handle for handle in map(conversation, range(10)) if handle in messages} == set(kept)
         shared, reserved, waiting = defaultdict(int), defaultdict(int), defaultdict(int)
         for place, (whose, begins) in kept.items():

@@ -186,7 +186,7 @@ NETWORK, HOME, DIALLED = route(HOST3, SERVICE), route("LOCAL", SERVICE), route("
 )
 def test_precedence_of_addresses(routes: list[Route], is_here: bool, expected: object) -> None:
     site = here({SERVICE: [HERE]} if is_here else {})
-    instance = THERE if any(one.broker_instance for one in routes) else None
+    instance = THERE if any(route.broker_instance for route in routes) else None
     assert decide(routes, site=site, instance=instance).destination == expected
 
 
@@ -383,7 +383,10 @@ _routes = st.builds(
     _instances,
     expires=st.sampled_from([None, PAST, FUTURE]),
     mirror=st.sampled_from([None, HOST3]),
-).filter(lambda one: one.mirror_address is None or parse_address(one.address) is not None)  # as CREATE ROUTE has it
+    # as CREATE ROUTE requires
+).filter(
+    lambda route: route.mirror_address is None or parse_address(route.address) is not None
+)  # as CREATE ROUTE has it
 _sites = st.builds(
     here,
     st.sampled_from([{}, {SERVICE: [HERE]}, {SERVICE: [HERE, THERE]}]),
@@ -414,10 +417,10 @@ def test_a_decision_is_a_function_of_its_arguments_and_takes_no_expired_route(
 
     decision = decided(own)
     assert decision == decided(own)
-    assert all(one.expires is None or one.expires > NOW for one in decision.matched)
+    assert all(route.expires is None or route.expires > NOW for route in decision.matched)
     assert decision.chosen is None or decision.chosen in decision.matched
     # expired routes may as well not be there
-    assert decision == decided([one for one in own if one.expires != PAST])
+    assert decision == decided([route for route in own if route.expires != PAST])
     match decision.destination:
         case Local(broker):
             assert broker in site.homes(SERVICE)

@@ -53,70 +53,74 @@ def palette(name: str) -> list[Route]:
     ]
 
 
-def by_the_seed(one: Conversation, routes: Sequence[Route], site: Site) -> set[Destination]:
+def by_the_seed(conversation: Conversation, routes: Sequence[Route], site: Site) -> set[Destination]:
     """All that may become of it."""
-    arrived = one.database is None
-    if arrived and one.from_target and one.broker_instance in site.brokers:
-        return locating(one, None, site)
+    arrived = conversation.database is None
+    if arrived and conversation.from_target and conversation.broker_instance in site.brokers:
+        return locating(conversation, None, site)
     valid = [route for route in routes if route.expires is None or route.expires > NOW]
-    named = [route for route in valid if route.service == one.service]
-    if one.broker_instance and (exact := [r for r in named if r.broker_instance == one.broker_instance]):
-        return choosing(one, exact, site)
+    named = [route for route in valid if route.service == conversation.service]
+    if conversation.broker_instance and (
+        exact := [r for r in named if r.broker_instance == conversation.broker_instance]
+    ):
+        return choosing(conversation, exact, site)
     if without := [r for r in named if r.broker_instance is None]:
-        return choosing(one, without, site)
-    if not one.broker_instance and named:
+        return choosing(conversation, without, site)
+    if not conversation.broker_instance and named:
         picks = {route.broker_instance for route in named}
-        return set().union(*(choosing(one, [r for r in named if r.broker_instance == pick], site) for pick in picks))
-    if any(r.service == DYNAMIC_ROUTING_SERVICE for r in valid) and one.service not in site.asked:
-        return {Ask(one.service, one.broker_instance)}
+        return set().union(
+            *(choosing(conversation, [r for r in named if r.broker_instance == pick], site) for pick in picks)
+        )
+    if any(r.service == DYNAMIC_ROUTING_SERVICE for r in valid) and conversation.service not in site.asked:
+        return {Ask(conversation.service, conversation.broker_instance)}
     if last := [r for r in valid if r.service is None and r.broker_instance is None]:
-        return choosing(one, last, site)
-    if one.broker_instance and site.homes(one.service):
-        return locating(one, None, site)
-    return {waiting(one, 9750, site)}
+        return choosing(conversation, last, site)
+    if conversation.broker_instance and site.homes(conversation.service):
+        return locating(conversation, None, site)
+    return {waiting(conversation, 9750, site)}
 
 
-def choosing(one: Conversation, routes: Sequence[Route], site: Site) -> set[Destination]:
+def choosing(conversation: Conversation, routes: Sequence[Route], site: Site) -> set[Destination]:
     mirrored = [route for route in routes if route.mirror_address]
     local = [route for route in routes if route.address.upper() == "LOCAL"]
     network = [route for route in routes if route.address.startswith("TCP") and not route.mirror_address]
     if mirrored:
-        return {leaving(one, route, site) for route in mirrored}
-    if local and site.homes(one.service):
-        return set().union(*(locating(one, route.broker_instance, site) for route in local))
+        return {leaving(conversation, route, site) for route in mirrored}
+    if local and site.homes(conversation.service):
+        return set().union(*(locating(conversation, route.broker_instance, site) for route in local))
     if network:
-        return {leaving(one, route, site) for route in network}
+        return {leaving(conversation, route, site) for route in network}
     transport = [route for route in routes if route.address == "TRANSPORT"]
-    if transport and one.service == DIALLED:
-        return {leaving(one, transport[0], site)}
-    if local and one.broker_instance in site.brokers:
+    if transport and conversation.service == DIALLED:
+        return {leaving(conversation, transport[0], site)}
+    if local and conversation.broker_instance in site.brokers:
         return {Refused(8490)}
-    return {waiting(one, 9796 if local else 9785, site)}
+    return {waiting(conversation, 9796 if local else 9785, site)}
 
 
-def leaving(one: Conversation, route: Route, site: Site) -> Destination:
-    if one.database is None and not site.forwards:
+def leaving(conversation: Conversation, route: Route, site: Site) -> Destination:
+    if conversation.database is None and not site.forwards:
         return Dropped(9792)
     address = Address("dialled", 4022) if route.address == "TRANSPORT" else parse_address(route.address)
     assert address is not None
     return Elsewhere(address, parse_address(route.mirror_address) if route.mirror_address else None)
 
 
-def locating(one: Conversation, of_route: str | None, site: Site) -> set[Destination]:
-    homes, wanted = site.homes(one.service), one.broker_instance or of_route
+def locating(conversation: Conversation, of_route: str | None, site: Site) -> set[Destination]:
+    homes, wanted = site.homes(conversation.service), conversation.broker_instance or of_route
     if wanted:
         if wanted in homes:
             return {Local(wanted)}
-        return {Refused(8490) if wanted in site.brokers else waiting(one, 9795, site)}
-    if one.database in homes:
-        return {Local(str(one.database))}
-    return {Local(home) for home in homes} or {waiting(one, 9796, site)}
+        return {Refused(8490) if wanted in site.brokers else waiting(conversation, 9795, site)}
+    if conversation.database in homes:
+        return {Local(str(conversation.database))}
+    return {Local(home) for home in homes} or {waiting(conversation, 9796, site)}
 
 
-def waiting(one: Conversation, number: int, site: Site) -> Destination:
-    if one.database is None:
+def waiting(conversation: Conversation, number: int, site: Site) -> Destination:
+    if conversation.database is None:
         return Dropped(number)
-    return Delayed(9770 if one.service in site.asked else number)
+    return Delayed(9770 if conversation.service in site.asked else number)
 
 
 @pytest.mark.feature(110, 111, 112, 113, 114, 117)
@@ -133,10 +137,10 @@ def test_each_table_of_a_few_routes_leads_where_the_rules_say(service: str, aske
         for instance, (database, from_target, forwards) in itertools.product(
             (None, HERE, FAR), ((HERE, False, False), (None, False, False), (None, False, True), (None, True, False))
         ):
-            one = Conversation(service, instance, database, from_target)
+            conversation = Conversation(service, instance, database, from_target)
             site = Site(homes, frozenset({HERE, NEXT}), forwards=forwards, asked=pending)
-            found = explain(one, RoutingTable(table), RoutingTable(() if database else table), site, NOW)
-            expected = by_the_seed(one, table, site)
-            assert {decision.destination for decision in found.decisions} == expected, (one, table, site)
+            found = explain(conversation, RoutingTable(table), RoutingTable(() if database else table), site, NOW)
+            expected = by_the_seed(conversation, table, site)
+            assert {decision.destination for decision in found.decisions} == expected, (conversation, table, site)
             count += 1
     assert count == len(tables) * 48

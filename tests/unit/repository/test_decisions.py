@@ -91,7 +91,9 @@ def test_the_figures_are_those_of_the_code(number: int) -> None:
     for code in quoted(number):
         if found := CONSTANT.fullmatch(code):
             file, name, value = found.groups()
-            known = {one for (stem, constant), one in constants().items() if constant == name and file in (None, stem)}
+            known = {
+                figure for (stem, constant), figure in constants().items() if constant == name and file in (None, stem)
+            }
             assert known == {evaluated(ast.parse(value, mode="eval").body)}, code
 
 

@@ -63,4 +63,4 @@ def test_sizing_quotes_the_benchmarks() -> None:
 
 def test_the_page_of_what_breaks_has_every_scenario() -> None:
     page = (ROOT / "docs/reliability.md").read_text()
-    assert [one.name for one in SCENARIOS if f"| {one.name} |" not in page] == []
+    assert [scenario.name for scenario in SCENARIOS if f"| {scenario.name} |" not in page] == []

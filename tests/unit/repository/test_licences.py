@@ -42,11 +42,11 @@ def test_the_locked_versions_fit_the_requirements() -> None:
 def test_a_release_lists_what_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
     assert dependencies.sbom() == 0
     told = json.loads(capsys.readouterr().out)
-    names = {one["name"] for one in told["components"]}
+    names = {component["name"] for component in told["components"]}
     assert {"psycopg", "cryptography", "pyspark"} <= names
     assert "pytest" not in names
-    refs = {one["bom-ref"] for one in told["components"]} | {told["metadata"]["component"]["bom-ref"]}
-    assert all({one["ref"], *one["dependsOn"]} <= refs for one in told["dependencies"])
+    refs = {component["bom-ref"] for component in told["components"]} | {told["metadata"]["component"]["bom-ref"]}
+    assert all({component["ref"], *component["dependsOn"]} <= refs for component in told["dependencies"])
 
 
 def test_an_audit_says_that_it_has_looked_up_nothing(

@@ -106,16 +106,16 @@ def test_what_an_extra_brings_is_known_to_who_says_that_it_is_missing() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     modules: dict[str, set[str]] = {}
     for module, distributions in packages_distributions().items():
-        for one in distributions:
-            modules.setdefault(one.lower().replace("_", "-"), set()).add(module)
+        for distribution in distributions:
+            modules.setdefault(distribution.lower().replace("_", "-"), set()).add(module)
     named = re.compile(r"[\w-]+")
-    always = {named.match(one)[0] for one in project["dependencies"]}  # type: ignore[index]
+    always = {named.match(dependency)[0] for dependency in project["dependencies"]}  # type: ignore[index]
     extras = {name: given for name, given in project["optional-dependencies"].items() if name not in ("dev", "docs")}
     unknown = [
-        f"{one} of {extra}"
+        f"{name} of {extra}"
         for extra, given in extras.items()
-        for one in (named.match(requirement)[0] for requirement in given)  # type: ignore[index]
-        if one not in always and one in modules and not any(EXTRAS.get(each) == extra for each in modules[one])
+        for name in (named.match(requirement)[0] for requirement in given)  # type: ignore[index]
+        if name not in always and name in modules and not any(EXTRAS.get(each) == extra for each in modules[name])
     ]
     assert unknown == []
     assert set(EXTRAS.values()) == set(extras)

@@ -49,18 +49,20 @@ def test_the_map_has_every_package() -> None:
     assert {"engine/conversation", "tsql/parser", "pipeline/decoding"} <= set(ROOMS)
     page = PAGE.read_text()
     around = {"tsql/translation", "cli/commands"}  # folders described in their heads
-    missing = [str(one) for one in packages() if f"`{one}/`" not in page and str(one.parent) not in around]
-    assert [one for one in missing if one != "."] == []
+    missing = [
+        str(package) for package in packages() if f"`{package}/`" not in page and str(package.parent) not in around
+    ]
+    assert [package for package in missing if package != "."] == []
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_package_opens_with_its_theory(room: str) -> None:
     told = head(SOURCES / room)
-    assert [one for one in TOLD if one not in told] == []
+    assert [name for name in TOLD if name not in told] == []
     assert LEAST_LINES <= len(told.splitlines()) <= MOST_HEAD_LINES
 
 
-@pytest.mark.parametrize("package", sorted({str(one) for one in packages()}))
+@pytest.mark.parametrize("package", sorted({str(package) for package in packages()}))
 def test_every_file_that_a_head_names_is_there(package: str) -> None:
     places = (SOURCES / package, SOURCES, ROOT)
     named = NAMED.findall(head(SOURCES / package))

@@ -36,8 +36,10 @@ def runs_data(tree):
             yield from CALLS & {node.attr} if ast.unparse(node.value) == "builtins" else ()
         elif isinstance(node, ast.Call):
             is_import = ast.unparse(node.func).endswith("import_module")
-            yield from MODULES & {one.value for one in node.args if is_import and isinstance(one, ast.Constant)}
-            yield from {"allow_pickle"} & {one.arg for one in node.keywords}
+            yield from MODULES & {
+                argument.value for argument in node.args if is_import and isinstance(argument, ast.Constant)
+            }
+            yield from {"allow_pickle"} & {keyword.arg for keyword in node.keywords}
 
 
 @pytest.mark.parametrize(("source", "what"), FOUND)

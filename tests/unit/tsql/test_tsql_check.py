@@ -13,7 +13,7 @@ from servicebroker.tsql.check import Verdict, check
 
 def refused(text: str) -> list[int]:
     """The numbers of the refused statements."""
-    return [int(one.note.split(":")[0]) for one in check(text) if one.verdict is Verdict.REFUSED]
+    return [int(finding.note.split(":")[0]) for finding in check(text) if finding.verdict is Verdict.REFUSED]
 
 
 TABLE = "DECLARE @t TABLE (a INT) "
@@ -32,7 +32,7 @@ def test_dynamic_sql_has_its_own_variables() -> None:
 
 
 def test_dynamic_sql_is_judged_at_the_line_of_its_statement() -> None:
-    (found,) = [one for one in check("\nEXEC ('SELECT FROM WHERE')") if one.verdict is Verdict.REFUSED]
+    (found,) = [finding for finding in check("\nEXEC ('SELECT FROM WHERE')") if finding.verdict is Verdict.REFUSED]
     assert (found.line, found.note[:4]) == (2, "102:")
     assert refused("EXEC ('SELECT ''open') PRINT 1 EXEC ('FROM')") == [105, 102]
 
@@ -98,7 +98,7 @@ def test_a_fault_in_one_file_does_not_stop_the_others(tmp_path: Path, monkeypatc
 def test_check_has_no_traceback_and_every_finding_a_line(text: str) -> None:
     found = list(check(f"\n{text}"))
     assert found
-    assert all(one.line and one.statement for one in found)
+    assert all(finding.line and finding.statement for finding in found)
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_check_has_no_traceback_and_every_finding_a_line(text: str) -> None:
     ],
 )
 def test_lines_count_from_the_beginning_of_the_script(text: str, line: int) -> None:
-    assert [one.line for one in check(text) if one.verdict is Verdict.REFUSED] == [line]
+    assert [finding.line for finding in check(text) if finding.verdict is Verdict.REFUSED] == [line]

@@ -23,7 +23,7 @@ def sentences(file: Path) -> list[Batch]:
 
 def told(text: str) -> list[str]:
     """The numbers with which check refuses a sentence, and the number with which its batch cannot be read."""
-    numbers = [one.note.split(":")[0] for one in check(text) if one.verdict is Verdict.REFUSED]
+    numbers = [finding.note.split(":")[0] for finding in check(text) if finding.verdict is Verdict.REFUSED]
     try:
         parse(next(batches(text)).tokens)
     except TsqlError as error:
@@ -40,7 +40,7 @@ def text_of(batch: Batch) -> str:
 def test_no_valid_sentence_is_a_syntax_error(file: Path) -> None:
     found = sentences(file)
     assert len(found) > 190
-    assert [text_of(one) for one in found if {str(SYNTAX_ERROR), "195"} & set(told(text_of(one)))] == []
+    assert [text_of(sentence) for sentence in found if {str(SYNTAX_ERROR), "195"} & set(told(text_of(sentence)))] == []
 
 
 def test_what_differs_is_a_row_of_the_differences() -> None:
@@ -48,17 +48,17 @@ def test_what_differs_is_a_row_of_the_differences() -> None:
     table = page.read_text().split("## Differences")[1].split("\n\n## ")[0]
     cells = [line[2:].split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
     assert [row for row in Row if row and not any(cell.startswith(row) for cell in cells)] == []
-    found = [one for file in VALID for sentence in sentences(file) for one in check(text_of(sentence))]
-    differing = [one for one in found if one.verdict is Verdict.DIFFERS]
-    assert [one for one in differing if not one.row] == []
-    assert {one.row for one in differing} == set(Row) - {Row.NONE}
-    assert not any(one.row for one in found if one.verdict is not Verdict.DIFFERS)
+    found = [finding for file in VALID for sentence in sentences(file) for finding in check(text_of(sentence))]
+    differing = [finding for finding in found if finding.verdict is Verdict.DIFFERS]
+    assert [finding for finding in differing if not finding.row] == []
+    assert {finding.row for finding in differing} == set(Row) - {Row.NONE}
+    assert not any(finding.row for finding in found if finding.verdict is not Verdict.DIFFERS)
 
 
 def test_every_broken_sentence_is_a_syntax_error() -> None:
     found = sentences(FOLDER / "broken.sql")
     assert len(found) > 150
-    assert [text_of(one) for one in found if str(SYNTAX_ERROR) not in told(text_of(one))] == []
+    assert [text_of(sentence) for sentence in found if str(SYNTAX_ERROR) not in told(text_of(sentence))] == []
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_every_broken_sentence_is_a_syntax_error() -> None:
     ],
 )
 def test_a_text_without_its_end_is_no_batch(text: str, number: str) -> None:
-    assert [one.note.split(":")[0] for one in check(text)] == [number]
+    assert [finding.note.split(":")[0] for finding in check(text)] == [number]
 
 
 @pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)
@@ -102,4 +102,4 @@ def test_no_valid_sentence_is_one_once_its_variables_are_declared(file: Path) ->
 )
 def test_a_statement_ends_where_the_next_begins(first: str, second: str) -> None:
     assert str(SYNTAX_ERROR) not in told(f"{first}\n{second}")
-    assert len([one for one in check(f"{first}\n{second}") if one.statement != "batch"]) > 1
+    assert len([finding for finding in check(f"{first}\n{second}") if finding.statement != "batch"]) > 1

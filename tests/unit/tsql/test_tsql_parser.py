@@ -150,7 +150,7 @@ def test_statements_end_where_the_next_one_begins():
         COMMIT TRANSACTION
         END CONVERSATION @h WITH ERROR = 1 DESCRIPTION = 'x'
     """
-    assert [(type(one).__name__, one.line) for one in parse_text(text)] == [
+    assert [(type(node).__name__, node.line) for node in parse_text(text)] == [
         ("DeclareVariable", 2),
         ("DeclareVariable", 2),
         ("Relational", 3),
@@ -202,7 +202,7 @@ def test_procedures_keep_their_text():
     statement = only(text)
     assert isinstance(statement, syntax.Procedure)
     assert statement.text == text[text.index("CREATE") :]
-    assert [(one.name, one.type, one.output) for one in statement.parameters] == [
+    assert [(parameter.name, parameter.type, parameter.output) for parameter in statement.parameters] == [
         ("@a", "INT", False),
         ("@b", "NVARCHAR(10)", True),
     ]

@@ -21,7 +21,7 @@ DENIED, RUNS, DIFFERS = Verdict.REFUSED, Verdict.RUNS, Verdict.DIFFERS
     ],
 )
 def test_permissions(statement: str, verdict: Verdict) -> None:
-    assert [one.verdict for one in check(statement)] == [verdict]
+    assert [finding.verdict for finding in check(statement)] == [verdict]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_permissions(statement: str, verdict: Verdict) -> None:
     ],
 )
 def test_items_of_group_by(items: str, verdict: Verdict) -> None:
-    assert [one.verdict for one in check(f"SELECT COUNT(*) FROM Sales GROUP BY {items}")] == [verdict]
+    assert [finding.verdict for finding in check(f"SELECT COUNT(*) FROM Sales GROUP BY {items}")] == [verdict]
 
 
 @pytest.mark.parametrize("elements", [", a INT", "a INT,, b INT", "a INT,,"])
@@ -47,4 +47,4 @@ def test_elements_of_a_table_that_are_missing(elements: str) -> None:
 
 
 def test_a_trailing_comma_of_a_table_is_allowed() -> None:
-    assert [one.verdict for one in check("CREATE TABLE Sales (a INT,)")] == [RUNS]
+    assert [finding.verdict for finding in check("CREATE TABLE Sales (a INT,)")] == [RUNS]
