@@ -1,4 +1,4 @@
-"""Arrivals: messages that wait for their batch are bounded, whatever a peer repeats."""
+"""Arrivals: the memory for messages that wait for their batch is bounded, whatever a peer repeats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PEER = uuid4()
 
 
 def traced(number: int, count: int) -> Header:
-    """The header of a frame whose messages each have a trace context."""
+    """Return the header of a frame whose messages each have a trace context."""
     contexts = tuple((place, b"context") for place in range(count))
     return Header(uuid4(), True, Kind.RUN, False, "//to", None, "//from", uuid4(), number=number, traces=contexts)
 
@@ -49,7 +49,7 @@ def test_only_the_contexts_of_what_is_stored_are_taken() -> None:
     traces, handle, other = ArrivedTraces(Budgets()), uuid4(), uuid4()
     part = Part("//type", Content.DATA, b"")
     traces.note("certificate shop", handle, traced(3, 4))  # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
-    traces.note("certificate shop", handle, traced(9, 1))  # came too early, and is kept
+    traces.note("certificate shop", handle, traced(9, 1))  # arrived early, and is kept
     traces.note("certificate shop", other, traced(0, 1))  # only an acknowledgement
     batch = Batch(5, 6, [Deliver(5, (part,)), Keep(9, 0, 1, part)])
     assert numbers(traces.take({handle: batch}, ())) == [5, 9]
@@ -83,17 +83,17 @@ def test_contexts_are_bounded_for_each_conversation_and_for_each_owner() -> None
 
 
 def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
-    """Somebody holds the rows of thirty conversations: of what comes for them a part is kept, and nothing is lost."""
+    """The rows of thirty conversations are locked: part of their messages is kept, and none is lost."""
     here = Receiver(budget=20 * 2 * (BODY_BYTES + LIMITS.message_cost))
     senders = [uuid4() for _ in range(30)]
     here.take(senders, 0)
     here.tables.is_held = lambda handle: True
     here.take(senders, 1)
-    here.take(senders, 2)  # behind what waits: that fills the memory as well
+    here.take(senders, 2)  # behind the waiting messages: these fill the memory, too
     assert len(here.relay._writer._postponed) == 20
     assert here.bodies(senders[0]) == [b"0" * BODY_BYTES]
     here.tables.is_held = lambda handle: False
-    for number in (1, 2):  # peers send again what is not acknowledged
+    for number in (1, 2):  # peers retransmit unacknowledged messages
         here.take(senders, number)
     assert {sender: here.bodies(sender) for sender in senders} == {
         sender: [b"%d" % n * BODY_BYTES for n in range(3)] for sender in senders
@@ -101,7 +101,7 @@ def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
 
 
 def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
-    """The conversation that has waited longest gives way, however small it is."""
+    """The conversation that has waited longest is evicted, however small it is."""
     here = Receiver(capacity=5)
     senders = [uuid4() for _ in range(8)]
     here.take(senders, 0)
@@ -124,7 +124,7 @@ def test_a_peer_with_many_links_has_no_more_openings_wait_than_with_one() -> Non
 
 
 class Charged(Wire):
-    """A link that remembers how long what it brought has taken."""
+    """A link that records the time charged to it."""
 
     seconds = 0.0
 
@@ -133,7 +133,7 @@ class Charged(Wire):
 
 
 def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Judging what has come, collecting what is to be stored, and acknowledging it."""
+    """The time to check, collect and acknowledge its messages counts."""
     clock = [0.0]
     here = Receiver(seconds=lambda: clock[0])
     costly, plain = Charged(), Charged()
@@ -151,11 +151,11 @@ def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: p
             here.store, [Arrival(link, _message(conversation, number)) for link, conversation in conversations.items()]
         )
     assert plain.seconds == 0
-    assert costly.seconds == pytest.approx(3 * 0.02)  # no link back, by which the message would be acknowledged
+    assert costly.seconds == pytest.approx(3 * 0.02)  # no link back to acknowledge the message
 
 
 def test_the_time_to_store_is_divided_by_what_each_peer_has_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One frame each, of one small message, of a large one, and of a hundred."""
+    """Each link brings one frame: with a small message, a large one, or a hundred small ones."""
     clock = [0.0]
     here = Receiver(seconds=lambda: clock[0])
     small, large, many = Charged(), Charged(), Charged()
@@ -182,7 +182,7 @@ def test_the_time_to_store_is_divided_by_what_each_peer_has_stored(monkeypatch: 
 
 
 class Receiver:
-    """An instance that only receives."""
+    """An instance that receives and sends nothing."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Receiver:
         self.link = Wire()
 
     def take(self, conversations: list[UUID], number: int) -> None:
-        """A message of each arrives."""
+        """Let one message of each conversation arrive."""
         self.relay.round(
             self.store, [Arrival(self.link, _message(conversation, number)) for conversation in conversations]
         )

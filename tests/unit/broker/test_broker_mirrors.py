@@ -1,4 +1,4 @@
-"""The mirrored pairs of a daemon: who is asked, what is told of them, and what is kept."""
+"""The mirrored pairs of a daemon: which side is asked, what is logged, and what is stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIRROR = RoleReport(Role.MIRROR, "c", 1)
 
 
 class Links:
-    """Links without peers that note each question."""
+    """Links without peers that record each question."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Address, KnownTimeline]] = []
@@ -95,7 +95,7 @@ def test_who_makes_the_route_anew_begins_without_what_was_seen() -> None:
     world = begun()
     mirrors = world.mirrors
     mirrors.heard(A, FIRST._replace(timeline=7))
-    mirrors.keep([])  # the timeline was not kept yet
+    mirrors.keep([])  # the timeline was not stored yet
     mirrors.take_changed()
     assert mirrors.strangers([PAIR]) == []
     mirrors.take_news()
@@ -113,7 +113,7 @@ def test_a_pair_whose_route_went_while_the_database_was_away_is_asked_no_more() 
     world = begun()
     mirrors = world.mirrors
     assert mirrors.take_news()
-    mirrors.forget_told()  # the database was lost; before it is back, the route is dropped, and what was kept with it
+    mirrors.forget_told()  # while the database is lost, the route and its stored timeline are dropped
     mirrors.keep([])
     assert mirrors.take_news() == []
     assert mirrors.wake_at == NEVER

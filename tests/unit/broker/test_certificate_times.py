@@ -1,4 +1,4 @@
-"""Certificates of links and the time: each side goes by its own clock, when a link begins and as long as it lasts."""
+"""Validity of link certificates: each side uses its own clock, at the start of a link and while it lasts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAST = {"it has expired": timedelta(days=VALID_DAYS + 1), "it is not valid yet":
 
 
 class End:
-    """A network with a clock and a certificate of its own."""
+    """A network with its own clock and certificate."""
 
     def __init__(self, number: int, folder: Path) -> None:
         self.clock = Clock()
@@ -92,7 +92,7 @@ def test_a_link_ends_when_the_certificate_that_proved_it_does(
 def test_no_link_begins_with_a_certificate_that_is_not_valid_where_it_is_shown(
     tmp_path: Path, judge: int, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not for a second: nothing ticks here."""
+    """The link must not exist even for a second: no timer fires in this test."""
     monkeypatch.setattr(sockets, "TICK_INTERVAL_S", 3600.0)
     opener, acceptor = (End(number, tmp_path / str(number)) for number in (1, 2))
     try:

@@ -1,4 +1,4 @@
-"""Connections that are being made: a network over real sockets, and no database."""
+"""Connection attempts: a network over real sockets, without a database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def networks(stack: ExitStack, *numbers: int) -> list[Network]:
 
 @pytest.mark.feature(107)
 def test_a_connection_that_is_made_after_the_endpoint_was_stopped_carries_nothing() -> None:
-    """The connection would begin in the clear, though the stopped endpoint asked for TLS."""
+    """The connection would start unencrypted, though the stopped endpoint required TLS."""
     with ExitStack() as stack:
         west, east = networks(stack, 1, 2)
         port = east.apply(Policy("127.0.0.1", 0))

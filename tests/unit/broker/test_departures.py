@@ -1,4 +1,4 @@
-"""Waiting messages are found page by page, while routes change all the time."""
+"""Messages to send are read page by page, while routes keep changing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from servicebroker_lab.simulation.store import Endpoint, MemoryStore, Tables
 
 
 class OneLink:
-    """To whatever address."""
+    """Links that have one link for every address."""
 
     def __init__(self) -> None:
         self.wire = Wire()
@@ -32,7 +32,7 @@ class OneLink:
         return self.wire
 
     def ask(self, address: Address, known: KnownTimeline) -> None:
-        """No route is mirrored."""
+        """Do nothing: no route is mirrored."""
 
 
 def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch
 
 
 def test_what_is_read_in_a_later_round_is_sent_in_that_round() -> None:
-    """Bodies of two conversations fit into the budget at a time; no acknowledgement comes, and no timer fires."""
+    """The budget holds bodies of two conversations. No acknowledgement arrives, and no timer fires."""
     tables, links, passed = Tables(UUID(int=1), Random(1)), OneLink(), [0.0]
     tables.services.add("//far")
     for number in range(10):

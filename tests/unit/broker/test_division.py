@@ -1,4 +1,4 @@
-"""Conversations are divided among shares: whose a frame is, what each inbox gets, and how many shares there are."""
+"""Conversations are divided among shares: the share of a frame, the content of each inbox, the number of shares."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_read_is_the_first_shares(body: bytes) -> None:
 
 
 def test_a_conversation_that_is_written_in_another_way_is_the_same_one() -> None:
-    """A peer chooses the bytes: text instead of sixteen of them."""
+    """A peer chooses the encoding of the id: text instead of sixteen bytes."""
     conversation = of_share(2, 3)
     clear = bytes([0x91, 0xD9, 36]) + str(conversation).encode()
     body = len(clear).to_bytes(2, "big") + clear
@@ -141,7 +141,7 @@ def test_shares_have_the_room_of_one_together(monkeypatch: pytest.MonkeyPatch) -
     on_room.clear()
     while not made.is_full(link):
         made.put(Arrival(link, frame(of_share(1, 3))))
-    assert len(made) == 4  # of about 500 bytes each: 12,000 for three shares, and for its line and another one
+    assert len(made) == 4  # about 500 bytes each: 12,000 for three shares, its own line and another one
     made.shares[0].take(10)
     assert not on_room
     made.shares[1].take(10)
@@ -160,14 +160,14 @@ def test_a_frame_for_nothing_counts_where_it_was_taken() -> None:
 
 
 def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:
-    """Of a peer that is slow, four shares together have what one would have."""
+    """With a slow peer, four shares together have as many bytes in flight as one share would."""
     world: Any = SimpleNamespace(now=0.0)
     conversations = Conversations(world, world, lambda: world.now, world, 10, LIMITS, world)
     entry: Any = SimpleNamespace(link=object(), load=0, dialog=SimpleNamespace(load=0))
     ahead = Readahead(conversations, 100, world, BODY_BUDGET_BYTES, 4)
 
     def takes(size: int) -> int:
-        """Return the bytes that may be under way when the peer takes so many in a tenth of a second."""
+        """Return the bytes that may be in flight if the peer takes `size` bytes in 0.1 s."""
         for load in (IN_FLIGHT_BYTES, IN_FLIGHT_BYTES - size):
             entry.dialog.load = load
             conversations.weigh(entry)
@@ -185,7 +185,7 @@ def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:
 
 
 class Busy:
-    """A clock of the test, and shares that have been in rounds for so long."""
+    """A test clock, and the time that each share has spent in rounds."""
 
     def __init__(self, most: int = MAX_THREADS, *, in_processes: bool = False) -> None:
         self.now = self.computed = 0.0
@@ -209,8 +209,10 @@ def test_shares_come_while_they_are_busy_and_go_while_they_rest() -> None:
     busy = Busy()
     assert busy.passes(POLLS_TO_GROW, 1.0) == 1
     assert busy.passes(1, 1.0) == 2
-    assert busy.passes(20, 1.0, 2 * FULL_LOAD - 1.1) == 2  # one conversation is more than a share can do
-    assert busy.passes(POLLS_TO_GROW, 1.0, 2 * FULL_LOAD - 1.0) == 3  # they have not the same number of conversations
+    assert busy.passes(20, 1.0, 2 * FULL_LOAD - 1.1) == 2  # one conversation exceeds the capacity of a share
+    assert (
+        busy.passes(POLLS_TO_GROW, 1.0, 2 * FULL_LOAD - 1.0) == 3
+    )  # the shares have different numbers of conversations
     assert busy.passes(POLLS_TO_GROW, 1.0, 1.0, 1.0) == 3
     assert busy.passes(1, 1.0, 1.0, 1.0) == 4
     assert busy.passes(20, *[1.0] * 4) == MAX_THREADS
@@ -257,7 +259,7 @@ def test_processes_are_for_more_than_four_cores(monkeypatch: pytest.MonkeyPatch)
 
 
 class Unconnected:
-    """Stands for a connection."""
+    """A stand-in for a connection."""
 
     def __enter__(self) -> None: ...
 
@@ -267,7 +269,7 @@ class Unconnected:
 
 
 def divided(carry: Callable[[Share], int], start: Any = None) -> Any:
-    """Shares of a daemon that has begun; rounds are `carry`."""
+    """Return the shares of a started daemon whose rounds call `carry`."""
 
     def made() -> Any:
         forwarding = SimpleNamespace(drop_all=lambda number: None)
@@ -283,7 +285,7 @@ def opened() -> _Opened:
 
 
 def test_a_share_that_fails_while_its_last_round_is_waited_for_is_not_overlooked() -> None:
-    """As one whose commit has not reached the standby: nothing may be acknowledged before that is looked into."""
+    """Its commit may not have reached the standby, so nothing may be acknowledged before the failure is handled."""
 
     def carry(share: Share) -> int:
         of._over.wait()
@@ -299,7 +301,7 @@ def test_a_share_that_fails_while_its_last_round_is_waited_for_is_not_overlooked
 
 
 def test_rounds_go_on_while_more_shares_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreters and connections take their time: the daemon's own share does not wait for them."""
+    """New interpreters and connections are slow to start. The daemon's own share does not wait for them."""
     may_open, is_ready = threading.Event(), threading.Event()
 
     def open_slowly(*_: object) -> _Opened:
@@ -337,7 +339,7 @@ def test_what_is_opened_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Killed(ShareProcess):
-    """A process that was killed."""
+    """A stand-in for a killed process."""
 
     ending = "was killed (SIGKILL)"
 
@@ -353,7 +355,7 @@ class Killed(ShareProcess):
 def test_no_process_begins_where_conversations_are_divided_anew(
     *, is_over_before: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The commit of the last round is not acknowledged, since it may not be on a standby yet."""
+    """The commit of the last round is unacknowledged: it may not be on a standby yet."""
     started: list[object] = []
 
     def carry(share: Share) -> int:
@@ -372,11 +374,11 @@ def test_no_process_begins_where_conversations_are_divided_anew(
     of.end()
 
 
-# ---------------------------------------------------------------- what a process asks its daemon
+# ---------------------------------------------------------------- questions of a process to its daemon
 
 
 class QuestionReceived:
-    """A daemon that counts what it is asked."""
+    """A daemon that counts the questions it gets."""
 
     def __init__(self) -> None:
         self.rounds, self.asked = 1, list[str]()

@@ -1,4 +1,4 @@
-"""A domain and its members: who gets a certificate, who does not, and what becomes of one that is not renewed."""
+"""A domain and its members: who gets a certificate, who is refused, and what happens without a renewal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def corp(tmp_path: Path) -> Domain:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """An instance's part, by a name for its keys."""
+    """Return a function that creates the membership of an instance, by the name of its key folder."""
     identifiers: dict[str, UUID] = {}
 
     def make(name: str) -> Membership:
@@ -44,7 +44,7 @@ def make(tmp_path: Path) -> Make:
 
 
 class Away:
-    """The domain's key is somebody else's for the length of a `with` block."""
+    """Context manager: the domain's key belongs to another user meanwhile."""
 
     def __init__(self, domain: Domain) -> None:
         self.key, self.hidden = domain.folder / "authority.key", domain.folder.parent / "key elsewhere"
@@ -93,8 +93,8 @@ def test_a_certificate_lives_seven_days_and_is_renewed_in_time(make: Make) -> No
     later = membership.look(NOW + 4 * DAY)
     assert later.facts is not None
     assert later.facts.expiry_date == NOW + 11 * DAY
-    assert make("west").look(NOW + 30 * DAY).problem == ""  # the member slept, and has another certificate now
-    assert make("west").look(NOW - 30 * DAY).problem == ""  # nor does a clock that was put right stop it
+    assert make("west").look(NOW + 30 * DAY).problem == ""  # the member was down, and has a new certificate now
+    assert make("west").look(NOW - 30 * DAY).problem == ""  # a corrected clock does not stop it, either
 
 
 def test_nothing_is_read_again_that_has_not_changed(make: Make) -> None:
@@ -124,7 +124,7 @@ def test_a_token_has_its_time(corp: Domain, make: Make) -> None:
     token = corp.invite("shop", NOW, DAY)
     with refused("has expired on 2030-01-02 12:00 UTC"):
         make("west").join(corp.folder, token, NOW + DAY, 0)
-    corp.invite("other", NOW + 60 * DAY, DAY)  # forgets the one of long ago
+    corp.invite("other", NOW + 60 * DAY, DAY)  # forgets the old invitation
     assert [guest.member for guest in corp.invitations()] == ["other"]
 
 
@@ -178,12 +178,12 @@ def test_nobody_joins_as_an_instance_that_is_another_member_s(corp: Domain, make
     impostor = Membership(KeyFolder(tmp_path / "impostor"), west._instance)
     with refused("is that of the member shop"):
         join(corp, impostor, "other")
-    assert join(corp, impostor, "shop").problem == ""  # the same member, as the other half of a mirrored pair is
+    assert join(corp, impostor, "shop").problem == ""  # the same member, like the other half of a mirrored pair
     corp.revoke("shop", NOW)
     assert join(corp, impostor, "heir").problem == ""
 
 
-# ---------------------------------------------------------------- renewal by somebody else
+# ---------------------------------------------------------------- renewal by another account
 
 
 def test_a_member_asks_and_whoever_has_the_key_answers(corp: Domain, make: Make) -> None:
@@ -321,8 +321,8 @@ def test_where_no_domain_can_be_made(corp: Domain, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_what_anybody_may_have_left_among_the_requests(corp: Domain, make: Make) -> None:
-    """Garbage is swept away; what is no file stays and harms nobody."""
+def test_foreign_files_among_the_requests_do_no_harm(corp: Domain, make: Make) -> None:
+    """Garbage files are deleted. Anything that is not a file stays and does no harm."""
     requests = corp.folder / "requests"
     (requests / "0.json").write_bytes(b"no request")
     (requests / "1.json").write_bytes(b"\0" * 200_000)

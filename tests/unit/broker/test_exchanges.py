@@ -1,4 +1,4 @@
-"""Exchanges of session keys: what is used again, for how long, and what a signature of a batch proves."""
+"""Exchanges of session keys: reuse, its time limit, and the proof by the signature of a batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WEST, EAST = certified("west"), certified("east")
 
 
 class Clock:
-    """Shows what a test says."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = MIDNIGHT
@@ -53,8 +53,8 @@ def drafts(west: Exchanges, count: int, **options: Any) -> list[tuple[Header, Dr
     return [(header, west.draft(KEY, uuid4(), EAST.certificate, WEST, header, **options)) for header in headers]
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
-    """The calls of a function that `exchanges.py` uses."""
+def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """Count the calls of a function that `exchanges.py` uses."""
     calls: list[Any] = []
     function: Callable[..., Any] = getattr(module, name)
 
@@ -82,7 +82,7 @@ def test_each_content_leads_to_the_root_and_nothing_else_does(some: list[bytes],
     if proof.siblings:
         cut = Proof(proof.sides, proof.siblings[1:])
         assert root_of(some[place], cut) != root
-        assert root_of(b"\1" + some[place] + proof.siblings[0], cut) != root  # a node is no content
+        assert root_of(b"\1" + some[place] + proof.siblings[0], cut) != root  # an inner node is not accepted as a leaf
 
 
 def test_a_batch_fits_under_the_siblings_that_an_exchange_may_have() -> None:
@@ -90,7 +90,7 @@ def test_a_batch_fits_under_the_siblings_that_an_exchange_may_have() -> None:
     assert max(len(proof.siblings) for proof in proofs) == 8 <= MAXIMUM_SIBLINGS
 
 
-# ---------------------------------------------------------------- what is used again
+# ---------------------------------------------------------------- reuse
 
 
 @pytest.mark.feature(161)
@@ -106,7 +106,7 @@ def test_a_key_exchange_key_wraps_many_session_keys_for_an_hour() -> None:
     fourth = drafts(west, 1)
     capsules = [draft.exchange.capsule for _, draft in [*first, *second, *third, *fourth]]
     assert [len({*capsules[:21]}), len({*capsules[20:]})] == [1, 3]
-    assert len({draft.exchange.wrapped for _, draft in first}) == 20  # each has a nonce of its own
+    assert len({draft.exchange.wrapped for _, draft in first}) == 20  # each exchange has its own nonce
     for each_header, draft in [*first, *second, *third, *fourth]:
         assert east.unwrap(draft.exchange, EAST.key, each_header) == KEY
 
@@ -125,7 +125,7 @@ def test_each_pair_of_services_and_certificates_has_its_own() -> None:
 
 
 def test_a_peer_without_the_capability_gets_a_key_and_a_signature_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = counted(monkeypatch, "sign_together")
+    together = count_calls(monkeypatch, "sign_together")
     west, east = Exchanges(Clock()), Exchanges(Clock())
     made = drafts(west, 3, is_batched=False)
     signed = west.sign([draft for _, draft in made])
@@ -139,8 +139,8 @@ def test_a_peer_without_the_capability_gets_a_key_and_a_signature_for_each(monke
 
 @pytest.mark.parametrize("count", [1, 2, 7, MAX_BATCH, MAX_BATCH + 3])
 def test_one_signature_is_made_and_verified_for_a_batch(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    made, verified = counted(monkeypatch, "sign_together"), counted(monkeypatch, "is_text_signed")
-    opened = counted(monkeypatch, "decapsulate")
+    made, verified = count_calls(monkeypatch, "sign_together"), count_calls(monkeypatch, "is_text_signed")
+    opened = count_calls(monkeypatch, "decapsulate")
     west, east = Exchanges(Clock()), Exchanges(Clock())
     begun = drafts(west, count)
     signed = west.sign([draft for _, draft in begun])
@@ -168,7 +168,7 @@ def test_signers_and_forms_may_be_mixed() -> None:
             assert east.is_signed(exchange, signer.certificate, header(number))
 
 
-# ---------------------------------------------------------------- what it proves
+# ---------------------------------------------------------------- proof
 
 
 FIELDS = ["source", "destination", "capsule", "wrapped", "signature", "siblings", "sides", "key_id"]
@@ -197,7 +197,7 @@ def test_a_changed_exchange_of_a_batch_is_not_signed(field: str) -> None:
 
 
 def test_an_exchange_is_worth_nothing_in_another_conversation() -> None:
-    """Other holders of the certificate have the key exchange key, and can still not sign for anybody."""
+    """Others may know the key exchange key, but they cannot sign."""
     west, east = Exchanges(Clock()), Exchanges(Clock())
     begun = drafts(west, 2)
     first, second = west.sign([draft for _, draft in begun])

@@ -1,4 +1,4 @@
-"""A peer that fills the inbox waits until there is room again: two networks over real sockets, and no database."""
+"""A peer that fills the inbox waits for room: two networks over real sockets, without a database."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from support import eventually
 
 
 class Crossing(Inboxes):
-    """Once it is full, the relay takes everything between the loop's look at that and what it then does."""
+    """An inbox that is emptied between the loop's check that it is full and the loop's reaction."""
 
     is_armed = True
 
     def is_full(self, link: Link) -> bool:
-        """As the loop sees it."""
+        """Return what the loop sees, and empty the inbox."""
         found = super().is_full(link)
         if found and self.is_armed:
             self.is_armed = False
@@ -58,7 +58,7 @@ def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch:
 
 
 class Ending:
-    """A stream of which something was left to be read: that ends it."""
+    """A stream that ends while part of it is still unread."""
 
     def __init__(self, network: Network) -> None:
         self.streams = network.streams

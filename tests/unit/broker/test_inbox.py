@@ -1,4 +1,4 @@
-"""Turns at the inbox: nobody waits long for somebody else's frames, whatever these are."""
+"""Fairness of the inbox: no owner waits long for the frames of another, whatever they contain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servicebroker.broker.transport.links import Arrival
 
 
 class Of(Pipe):
-    """A link of an owner."""
+    """A link with an owner."""
 
     def __init__(self, owner: str) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Of(Pipe):
 
 
 class World:
-    """An inbox, and a clock that the test holds."""
+    """An inbox with a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -32,7 +32,7 @@ class World:
             self.inbox.put(Arrival(link, bytes(size)))
 
     def round(self, *, each: float = 0.0, waste: float = 0.0) -> dict[str, int]:
-        """Return the number of frames that a round takes of each owner, at this cost for a frame."""
+        """Return the number of frames of each owner in a round, at `each` seconds for a frame."""
         taken = self.inbox.take(2_000)
         found: dict[str, int] = {}
         for item in taken:
@@ -57,14 +57,14 @@ def test_who_is_alone_is_taken_as_a_whole(world: World) -> None:
 
 
 def test_what_waits_for_the_next_round_does_not_hurry_it(world: World) -> None:
-    """Rounds that follow each other pause between them, and many small transactions are carried together."""
+    """Rounds pause between them, so that many small transactions are transmitted together."""
     world.brings(Of("mallory"), 20)
     assert world.inbox.wake_event.is_set()
     assert world.inbox.wake_at == inboxes.NEVER
 
 
 def test_a_round_takes_what_is_enough_and_the_next_one_follows_at_once(world: World) -> None:
-    """So what it has stored is acknowledged while more is stored; what came meanwhile does not hurry anybody."""
+    """Stored messages are acknowledged while more are stored. New arrivals do not shorten the pause."""
     mallory, size = Of("mallory"), inboxes.ROUND_BYTES // 4
     world.brings(mallory, 9, size)
     for count, wake_at in ((4, 0.0), (4, 0.0), (1, inboxes.NEVER)):
@@ -96,7 +96,7 @@ def test_who_had_no_turn_before_it_was_enough_is_the_first_in_the_next_round(wor
 
 
 def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) -> None:
-    """An owner that had a whole turn rests; one without room in the round does not."""
+    """An owner that had a whole turn rests. An owner without room in the round does not rest."""
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(mallory, 500, inboxes.ROUND_BYTES // 40)
     world.brings(shop, 1)
@@ -106,7 +106,7 @@ def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) 
     world.brings(large, 16, inboxes.ROUND_BYTES // 4)
     assert world.round(each=0.001) == {"large": 4}
     assert world.inbox.wake_at == 0.0
-    assert world.round(each=0.001, waste=1.0)["large"] > 0  # for nothing: it rests, as mallory does
+    assert world.round(each=0.001, waste=1.0)["large"] > 0  # nothing to take: it rests, like mallory
     assert world.inbox.wake_at > world.now
 
 
@@ -129,7 +129,7 @@ def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World
 
 
 def test_each_is_charged_for_what_was_measured_for_it(world: World) -> None:
-    """A frame may take a hundred times what another one does: who brings such frames brings fewer, and rests longer."""
+    """A frame may cost a hundred times as much as another. Owners of such frames get fewer in, and rest longer."""
     mallory, shop, light = Of("mallory"), Of("shop"), Of("light")
     for number in range(40):
         if number:
@@ -145,7 +145,7 @@ def test_each_is_charged_for_what_was_measured_for_it(world: World) -> None:
         if counts["mallory"] and number:
             assert counts["mallory"] == 1  # as many as its turn has time for
     assert counts["light"] == 1
-    assert len(world.inbox.empty()) > 3_900  # of mallory; those of the shop were taken
+    assert len(world.inbox.empty()) > 3_900  # frames of mallory; those of the shop were taken
     assert world.inbox._peer_queues["shop"].portion > 100
 
 
@@ -180,7 +180,7 @@ def test_links_of_one_owner_share_a_line_and_those_of_nobody_do_not(world: World
     assert plain.round() == {"": 3 * inboxes.FIRST_PORTION}
 
 
-def test_who_brings_as_much_as_the_others_needs_no_turns(world: World) -> None:
+def test_owners_with_equal_traffic_need_no_turns(world: World) -> None:
     """Three busy partners: short rounds would cost commits and delay all of them."""
     partners = [Of("west"), Of("north"), Of("south")]
     for _ in range(5):
@@ -226,7 +226,7 @@ def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World
 
 
 def test_a_link_that_is_over_shares_with_nobody(world: World) -> None:
-    """Two instances have connected to each other at once, and one connection is closed: the other is alone."""
+    """Two instances connect to each other at the same time, and one connection is closed: the other has all."""
     first, second = Of(""), Of("")
     world.brings(first, 3)
     world.brings(second)

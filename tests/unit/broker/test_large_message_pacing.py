@@ -1,4 +1,4 @@
-"""A large message gives way while others send small ones on its link, the less the longer the way is."""
+"""A large message yields to small ones on its link. It yields less the longer the round trip takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FRAGMENT = LIMITS.fragment_size
 
 
 class World:
-    """Two conversations on one link, and a clock of the test."""
+    """Two conversations on one link, and a test clock."""
 
     def __init__(self) -> None:
         self.now, self.sent = 0.0, 0
@@ -32,7 +32,7 @@ class World:
         return self.conversations._large_window(entry)
 
     def carry(self, seconds: float) -> None:
-        """A small message, which is acknowledged after so many seconds."""
+        """Send a small message that is acknowledged after `seconds`."""
         self.sent += 1
         self.conversations.sent_small(self.small, self.sent)
         self.now += seconds
@@ -42,13 +42,13 @@ class World:
 def test_it_has_all_while_nobody_else_sends() -> None:
     world = World()
     assert world.window(world.large) is None
-    world.conversations.sent_small(world.large, 0)  # its own: they come behind it in any case
+    world.conversations.sent_small(world.large, 0)  # of the same conversation: they queue behind it in any case
     assert world.window(world.large) is None
     world.conversations.acknowledged(world.large, 1)
     world.carry(0.003)
     assert world.window(world.large) == FRAGMENT
     assert world.window(world.small) is None
-    assert world.window(world.entry(link=object())) is None  # beside them, not before them
+    assert world.window(world.entry(link=object())) is None  # together with them, not before them
     world.now += RECENT_S
     assert world.window(world.large) is None
 
@@ -69,7 +69,7 @@ def test_on_a_long_way_more_is_under_way() -> None:
 
 def test_the_time_is_that_of_one_message_and_not_of_the_one_after_it() -> None:
     world = World()
-    for number in range(10):  # each of them acknowledged when the next ones are long under way
+    for number in range(10):  # each is acknowledged long after the next ones were sent
         world.conversations.sent_small(world.small, number)
         world.now += 0.01
     world.conversations.acknowledged(world.small, 1)

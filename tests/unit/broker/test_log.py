@@ -1,4 +1,4 @@
-"""The log of `servicebroker serve` about peers: an event once, then a count; no text steers a terminal."""
+"""The log of `servicebroker serve` about peers: each event once, then a count, and no terminal control."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytes
     assert isinstance(repeats, process_log.Repeats)
     for number in range(2_000):
         journal.connection("Closed", f"127.0.0.1:{number}", f"{number} bytes")
-    for number in range(2_000):  # from as many hosts
+    for number in range(2_000):  # from that many hosts
         journal.login("Authentication Failure", f"10.0.{number // 250}.{number % 250}:1", "", "no")
     assert len(lines(said)) <= 2 * process_log.MAX_DIFFERENT_LINES + process_log.MAX_KINDS
     repeats.report_left_out()
@@ -92,7 +92,7 @@ def test_no_peer_steers_the_terminal(said: io.StringIO, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("said", ["in JSON"], indirect=True)
 def test_in_json_every_line_is_an_object(said: io.StringIO) -> None:
-    """Warnings of libraries and output of the command are objects, too."""
+    """Warnings of libraries and output of the command become JSON objects, too."""
     logging.getLogger("servicebroker.broker").info("100%% of it")
     logging.getLogger("somebody").warning("theirs")
     with warnings.catch_warnings():

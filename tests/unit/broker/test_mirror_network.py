@@ -1,4 +1,4 @@
-"""Messages of daemons about the principal: two networks over real sockets, and no database."""
+"""Messages between daemons about the principal: two networks over real sockets, without a database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIRROR = RoleReport(Role.MIRROR, "c", 3)
 
 
 class Daemon:
-    """A network, and all that has happened on it."""
+    """A network and a record of its events."""
 
     def __init__(self, number: int) -> None:
         self.network = Network(UUID(int=number), UUID(int=number + 10), Inboxes(), lambda: datetime.now(UTC))

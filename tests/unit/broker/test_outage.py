@@ -1,4 +1,4 @@
-"""Log messages of an outage are not repeated too often."""
+"""The log repeats messages about an outage at increasing intervals only."""
 
 from __future__ import annotations
 

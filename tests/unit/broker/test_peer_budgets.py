@@ -1,4 +1,4 @@
-"""A peer whose messages name addresses, and services without a route: what it has this instance do is bounded."""
+"""A peer sends messages with foreign addresses and unroutable services: the work they cause is bounded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE, LOCAL, TRANS
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 from servicebroker_lab.simulation.store import MemoryStore, Tables
 
-FEW = {"addresses": 10, "route_requests": 20}
+SMALL_BUDGET = {"addresses": 10, "route_requests": 20}
 MALLORY, SHOP = "certificate mallory", "certificate shop"
 LOCAL_TARGET = Route("target", "//target", None, None, LOCAL)
 TO_ASK = Route("ask", DYNAMIC_ROUTING_SERVICE, None, None, LOCAL)
@@ -50,7 +50,7 @@ class Asking(MemoryStore):
 
 
 class Victim:
-    """An instance that knows its peers by certificates, forwards, and reaches nobody at first."""
+    """An instance that authenticates peers by certificate, forwards messages, and has no link at first."""
 
     def __init__(self, *routes: Route) -> None:
         self.now = 0.0
@@ -61,7 +61,7 @@ class Victim:
         self.tables.set_routes([LOCAL_TARGET, *routes])
         self.peers = Peers()
         self.peers.proves = True
-        self.peers.set_budgets(dict.fromkeys((MALLORY, SHOP), FEW))
+        self.peers.set_budgets(dict.fromkeys((MALLORY, SHOP), SMALL_BUDGET))
         here = LocalInstance(frozenset({Address("here", 4022)}), True, frozenset(), 10)
         self.relay = Relay(self, lambda: MIDNIGHT, lambda: self.now, Random(1), lambda: here, peers=self.peers)
         self.store = Asking(self.tables, lambda: MIDNIGHT)
@@ -79,7 +79,7 @@ class Victim:
 
 
 class Forwarding(Wire):
-    """A link that takes what is passed on."""
+    """A link that accepts forwarded frames."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         self.frames.append(body)
@@ -111,12 +111,12 @@ def test_what_messages_of_one_peer_have_us_do_is_bounded(
     for first in range(0, 100, 25):
         victim.takes(mallory, *map(make, range(first, first + 25)))
     done = {*victim.dialled} if resource == "addresses" else {*victim.store.asked}
-    assert len(done) == FEW[resource]
-    assert mallory.refusals[OVER_BUDGET] == 100 - FEW[resource]
+    assert len(done) == SMALL_BUDGET[resource]
+    assert mallory.refusals[OVER_BUDGET] == 100 - SMALL_BUDGET[resource]
     assert Mistrust(MALLORY, "messages") not in victim.peers.take_mistrusted()
-    victim.takes(Wire(owner=SHOP), make(1_000))  # another peer has a budget of its own
+    victim.takes(Wire(owner=SHOP), make(1_000))  # another peer has its own budget
     done = {*victim.dialled} if resource == "addresses" else {*victim.store.asked}
-    assert len(done) == FEW[resource] + 1
+    assert len(done) == SMALL_BUDGET[resource] + 1
 
 
 def test_messages_that_wait_for_trust_beyond_the_budget_are_no_mistrust() -> None:
@@ -131,7 +131,7 @@ def test_messages_to_pass_on_have_connections_made_to_few_addresses_at_a_time() 
     victim, mallory, shop = Victim(BY_NAME), Wire(owner=MALLORY), Wire(owner=SHOP)
     for number in range(60):
         victim.takes(mallory, sealed(named(number)))
-    assert len({*victim.dialled}) == FEW["addresses"]
+    assert len({*victim.dialled}) == SMALL_BUDGET["addresses"]
     there = Forwarding()
     victim.reached[Address("host99", 4022)] = there
     victim.takes(shop, sealed(named(99)))
@@ -140,17 +140,17 @@ def test_messages_to_pass_on_have_connections_made_to_few_addresses_at_a_time() 
     assert len(there.frames) == 2
     victim.now += NAMED_PERIOD_S
     victim.takes(shop)
-    assert len({*victim.dialled}) == 2 * FEW["addresses"] + 1  # others have their turn
+    assert len({*victim.dialled}) == 2 * SMALL_BUDGET["addresses"] + 1  # others have their turn
 
 
 def sealed(to_service: str) -> bytes:
-    """A frame that only its target can open."""
+    """Return a frame that only its target can decrypt."""
     header = Header(uuid4(), True, Kind.RUN, True, to_service, None, "//shop", uuid4())
     return encode(header, (Part("//type", Content.DATA, b"x", bytes(8)),), CHECKSUM)
 
 
 def test_a_circle_of_forwarders_ends() -> None:
-    """Two forwarders whose routes lead to each other: what goes round is bounded by its hops, whatever it claims."""
+    """The routes of two forwarders lead to each other. The hop count ends the circle, whatever the frame claims."""
     names = Address("west", 4022), Address("east", 4022)
     sites = [Victim(Route("other", None, None, None, str(there))) for there in names]
     wires = [Forwarding(owner=SHOP), Forwarding(owner=SHOP)]
@@ -171,7 +171,7 @@ def test_a_circle_of_forwarders_ends() -> None:
 
 
 def test_all_budgets_that_a_peer_has_reached_are_told() -> None:
-    """Of a refusal only the latest text is kept."""
+    """Only the latest text of each refusal is kept."""
     now = [0.0]
     refusals = Refusals(lambda: now[0])
     what = RefusalKey(True, MALLORY, OVER_BUDGET)

@@ -1,4 +1,4 @@
-"""The owner of an instance, the peers that routes name, and the certificate's word on its predecessor."""
+"""The owner of an instance, peers named by routes, and a certificate that names its predecessor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOW = datetime.now(UTC)
 SHOP, OTHER = UUID(int=1), UUID(int=2)
 HERE, THERE = Address("here", 4022), Address("there", 4022)
 NAMED = {SHOP: frozenset({"shop"})}
-CASES = [  # accepted, named, learned, who is not believed to be SHOP
+CASES = [  # accepted, named, learned, peers that may not claim to be SHOP
     ({}, {}, {}, set()),
     ({}, NAMED, {}, {"mallory"}),
     ({}, NAMED, {SHOP: frozenset({"mallory"})}, {"mallory"}),  # an imported certificate wins
@@ -48,7 +48,7 @@ def test_whose_an_instance_is(
 
 
 class Proving(Policy):
-    """One under which connections prove who the peers are."""
+    """An endpoint whose connections authenticate the peers."""
 
     proves = True
 
@@ -122,7 +122,10 @@ WAYS = [
     ([route("TCP://here:4022", "//other"), route("LOCAL", None)], set()),
     ([route("TCP://here:4022", broker="b"), route("TCP://there:4022", broker="c")], {HERE}),
     ([route("TCP://here:4022", broker="b", mirror_address="TCP://there:4022")], {HERE, THERE}),
-    ([route("TCP://here:4022"), route("TCP://there:4022", None)], {HERE}),  # routes for any service do not count then
+    (
+        [route("TCP://here:4022"), route("TCP://there:4022", None)],
+        {HERE},
+    ),  # routes for any service do not count in that case
     ([route("TCP://here:4022", expires=OVER), route("TCP://there:4022", None)], {HERE, THERE}),
     ([route("TCP://there:4022", None)], {THERE}),
     ([route("TRANSPORT", None)], set()),

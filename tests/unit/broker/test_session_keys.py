@@ -1,4 +1,4 @@
-"""The security of a conversation and its certificate: the tables, and the exchange of session keys."""
+"""Dialog security and its certificates: decision tables, and the exchange of session keys."""
 
 from __future__ import annotations
 

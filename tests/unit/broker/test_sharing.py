@@ -1,4 +1,4 @@
-"""The decisions about shares: the stages of one, the number of them, the waits between rounds, and who serves."""
+"""Decisions about shares: stages, their number, the waits between rounds, and which process serves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEVER = float("inf")
 
 
 def actions(*events: Event) -> list[ShareAction]:
-    """Return the actions of a share at an event."""
+    """Return the actions of a share for an event."""
     life = ShareLife()
     return [*FIRST_ACTIONS, *(act for event in events for act in life.on_event(event))]
 
@@ -39,7 +39,7 @@ def actions(*events: Event) -> list[ShareAction]:
 
 
 def test_a_killed_process_is_closed_before_another_one_takes_its_place() -> None:
-    """Its session may still commit until it is ended."""
+    """The session of the killed process may still commit until it is terminated."""
     done = actions(Event.READY, Event.EXITED, Event.PAUSED)
     assert (
         done.index(ShareAction.CLOSE) < done.index(ShareAction.PAUSE) < done.index(ShareAction.REPLACE) < len(done) - 1
@@ -53,7 +53,7 @@ def test_what_failed_is_closed_before_the_daemon_hears_of_it() -> None:
 
 
 def test_a_pause_that_is_cut_short_is_a_failure() -> None:
-    """The last commit of the killed process was not waited for."""
+    """Nothing has waited for the last commit of the killed process."""
     assert actions(Event.READY, Event.EXITED, Event.STOP_REQUESTED)[-1] is ShareAction.REPORT_PROBLEM
     assert ShareAction.REPORT_PROBLEM not in actions(Event.READY, Event.STOP_REQUESTED)
 
@@ -76,7 +76,7 @@ def test_an_event_that_cannot_happen_is_refused() -> None:
                 life.on_event(event)
 
 
-# ---------------------------------------------------------------- how many there are
+# ---------------------------------------------------------------- the number of shares
 
 
 def test_nothing_is_decided_while_others_are_opened() -> None:
@@ -99,7 +99,7 @@ def test_what_could_not_be_had_is_tried_again_after_a_minute_and_told_once() -> 
 
 
 def test_a_daemon_that_begins_anew_tries_no_sooner_for_that() -> None:
-    """Without a thread, all would begin anew every second."""
+    """Otherwise a daemon that cannot start a thread would restart all shares every second."""
     growth = Growth(Load(4, 0.0, 0.0), fixed=2)
     assert growth.wanted_now([0.0], 1.0, 0.0) == 2
     growth.opened()
@@ -109,11 +109,11 @@ def test_a_daemon_that_begins_anew_tries_no_sooner_for_that() -> None:
     assert growth.wanted_now([0.0], RETRY_INTERVAL_S + 1, 0.0) == 2
 
 
-# ---------------------------------------------------------------- how long it waits
+# ---------------------------------------------------------------- the waits between rounds
 
 
 def rounds(pace: DaemonPace, *handled: int, wake_at: float = NEVER, was_woken: bool = False) -> list[Wait]:
-    """Run rounds that carry so many messages; return the waits after them."""
+    """Run rounds with these numbers of messages, and return the waits after them."""
     waits = []
     for count in handled:
         waits.append(pace.after_round(count, wake_at, 0.0))
@@ -167,11 +167,11 @@ def test_a_share_looks_often_while_nobody_is_notified() -> None:
     assert pace.after_round(1, 0.005, 0.0, is_polling=False) == Wait(0.005, True)
 
 
-# ---------------------------------------------------------------- who serves
+# ---------------------------------------------------------------- which process serves
 
 
 def way(*events: Served) -> list[Do]:
-    """Return the actions of a process at an event."""
+    """Return the actions of a process for an event."""
     takeover = Takeover()
     return [Do.ASK_ROLE, *(act for event in events for act in takeover.on_event(event))]
 

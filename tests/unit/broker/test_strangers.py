@@ -1,4 +1,4 @@
-"""Connections to a network that prove nothing: they share places, have deadlines, and keep nobody out."""
+"""Unauthenticated connections: they share a limited number of places, have deadlines, and keep no peer out."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from servicebroker.protocol.routing import Address
 from servicebroker.store.keys import x509_certificates
 from support import eventually
 
-PLACES_PER_NETWORK = 6  # of one network, where there are twelve in all
+PLACES_PER_NETWORK = 6  # for one client network, of twelve in all
 TIMEOUT_S = 5.0  # seconds
-HANDSHAKE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of what a TLS client says
+HANDSHAKE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of a TLS client
 
 
 class Site:

@@ -1,4 +1,4 @@
-"""The queue monitor, by table and by random histories; time is an argument."""
+"""The queue monitor's decisions: a table of cases and random histories. Time is an argument."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_the_decisions_differ() -> None:
     assert len(Decision) == len({NOTHING, ACTIVATE, LIMIT}) == 3, "two names of one value would be one decision"
 
 
-def played(settings: Settings, *steps: tuple[float, Seen, MonitorState, Decision]) -> Monitor:
-    """Looks at these moments, each with the state and the decision that it leads to."""
+def play(settings: Settings, *steps: tuple[float, Seen, MonitorState, Decision]) -> Monitor:
+    """Run the monitor through the steps (time, queue, expected state, expected decision)."""
     monitor = NEW
     for number, (now, seen, state, decision) in enumerate(steps):
         monitor, decided = look(monitor, seen, settings, now)
@@ -173,7 +173,7 @@ TABLE: dict[str, tuple[Settings, list[tuple[float, Seen, MonitorState, Decision]
 @pytest.mark.parametrize("name", TABLE)
 def test_the_table(name: str) -> None:
     settings, steps = TABLE[name]
-    played(settings, *steps)
+    play(settings, *steps)
 
 
 def test_what_cannot_be_started_is_tried_every_five_seconds() -> None:
@@ -201,7 +201,7 @@ def test_what_died_after_a_receive_is_started_again_at_once() -> None:
 
 def test_the_interval_can_be_set() -> None:
     quick = Settings(3, interval=0.5)
-    played(
+    play(
         quick,
         (0, READY, NOTIFIED, ACTIVATE),
         (0.1, ready(1, receives=1), OCCURRING, NOTHING),
@@ -210,7 +210,7 @@ def test_the_interval_can_be_set() -> None:
 
 
 def test_the_times_of_the_view() -> None:
-    monitor = played(
+    monitor = play(
         THREE,
         (1, READY, NOTIFIED, ACTIVATE),
         (2, ready(1, receives=1), OCCURRING, NOTHING),
@@ -227,7 +227,7 @@ STEPS = st.lists(
 @given(st.integers(1, 4), STEPS)
 @settings(max_examples=300, deadline=None)
 def test_never_too_many_and_never_nobody_while_there_is_work(maximum: int, steps: list[tuple[str, float]]) -> None:
-    """Readers that RECEIVE and then may leave at any time; looks come with every step, and 20 ms later."""
+    """Readers RECEIVE and may leave at any time. The monitor looks at every step and 20 ms later."""
     asked = Settings(maximum)
     monitor, now, messages = NEW, 0.0, 0
     arrivals = receives = empty = running = 0

@@ -1,4 +1,4 @@
-"""Which unproven connections keep their places."""
+"""Admission of connections that have not authenticated: which keep their places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_of_all_networks_the_one_that_has_most_gives_way() -> None:
     entered(admission, "10.0.0.1", "a", "b", "c", "d")
     entered(admission, "10.0.0.2", "e")
     assert entered(admission, "10.0.0.3", "f", "g", "h") == ["a", "b", "c"]
-    assert admission.oldest() == "f"  # three of its network, which came last
+    assert admission.oldest() == "f"  # the three newest of its network
     admission.leave("f")
     assert admission.oldest() == "g"
     admission.leave("g")

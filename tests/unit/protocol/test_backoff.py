@@ -1,4 +1,4 @@
-"""The pauses between attempts at what somebody else holds."""
+"""The backoff between attempts to get a resource that another holder has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a conversation goes where it goes: all outcomes, in words."""
+"""Explanations of routing decisions: the text of every outcome."""
 
 from __future__ import annotations
 

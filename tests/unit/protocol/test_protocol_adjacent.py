@@ -31,8 +31,8 @@ ONE = LocalIdentity(UUID(int=1), UUID(int=11), ("fragments", "one"))
 TWO = LocalIdentity(UUID(int=2), UUID(int=22), ("two", "fragments"))
 
 
-def pair(one: LocalIdentity = ONE, two: LocalIdentity = TWO) -> tuple[Connection, Connection, list[Event]]:
-    """Two sides after the greeting: the opener, the other, and what the other has seen."""
+def connected_pair(one: LocalIdentity = ONE, two: LocalIdentity = TWO) -> tuple[Connection, Connection, list[Event]]:
+    """Return two connections after the greeting, opener first, and the events of the second."""
     opener, other = Connection(one, is_opener=True, now=0.0), Connection(two, is_opener=False, now=0.0)
     assert opener.phase is Phase.INITIAL
     opener.begin(5, 0.0)
@@ -41,14 +41,14 @@ def pair(one: LocalIdentity = ONE, two: LocalIdentity = TWO) -> tuple[Connection
 
 
 def online() -> tuple[Connection, Connection]:
-    opener, other, _ = pair()
+    opener, other, _ = connected_pair()
     other.welcome(7, 0.0)
     opener.receive(other.outgoing(), 0.0)
     return opener, other
 
 
 def test_both_go_online_and_know_each_other() -> None:
-    opener, other, events = pair()
+    opener, other, events = connected_pair()
     (greeted,) = events
     assert isinstance(greeted, Greeted)
     assert (greeted.hello.daemon_id, greeted.hello.connection_number) == (ONE.daemon_id, 5)
@@ -71,7 +71,7 @@ def test_messages_go_both_ways() -> None:
 
 
 def test_what_comes_behind_a_greeting_waits_for_the_arbitration() -> None:
-    _, other, _ = pair()
+    _, other, _ = connected_pair()
     assert other.receive(encode_frame(FrameKind.DIALOG, b"early"), 0.0) == []
     other.welcome(1, 0.0)
     assert other.resume(0.0) == [Arrived(b"early")]
@@ -79,7 +79,7 @@ def test_what_comes_behind_a_greeting_waits_for_the_arbitration() -> None:
 
 @pytest.mark.parametrize(("oldest", "newest", "version"), [(1, 3, 3), (2, 9, 4), (4, 4, 4)])
 def test_the_newest_version_that_both_speak(oldest: int, newest: int, version: int) -> None:
-    opener, other, _ = pair(ONE._replace(oldest=oldest, newest=newest), TWO._replace(newest=4))
+    opener, other, _ = connected_pair(ONE._replace(oldest=oldest, newest=newest), TWO._replace(newest=4))
     other.welcome(1, 0.0)
     opener.receive(other.outgoing(), 0.0)
     assert opener.version == other.version == version
@@ -87,7 +87,7 @@ def test_the_newest_version_that_both_speak(oldest: int, newest: int, version: i
 
 @pytest.mark.parametrize(("oldest", "newest"), [(2, 3), (0, 0)])
 def test_no_version_in_common(oldest: int, newest: int) -> None:
-    opener, other, events = pair(ONE._replace(oldest=oldest, newest=newest))
+    opener, other, events = connected_pair(ONE._replace(oldest=oldest, newest=newest))
     assert [event.number for event in events if isinstance(event, Closed)] == [28027]
     (closed,) = opener.receive(other.outgoing(), 0.0)
     assert isinstance(closed, Closed)
@@ -95,7 +95,7 @@ def test_no_version_in_common(oldest: int, newest: int) -> None:
 
 
 def test_a_welcome_with_a_version_that_was_not_offered() -> None:
-    opener, _, _ = pair()
+    opener, _, _ = connected_pair()
     welcome = adjacent.Welcome(TWO.daemon_id, TWO.incarnation, 1, 2)
     (closed,) = opener.receive(encode_frame(FrameKind.WELCOME, adjacent._encoder.encode(welcome)), 0.0)
     assert isinstance(closed, Closed)
@@ -103,7 +103,7 @@ def test_a_welcome_with_a_version_that_was_not_offered() -> None:
 
 
 def test_a_rejection_says_why() -> None:
-    opener, other, _ = pair()
+    opener, other, _ = connected_pair()
     assert other.reject(BrokerError(28032), 0.0).number == 28032
     (closed,) = opener.receive(other.outgoing(), 0.0)
     assert isinstance(closed, Closed)

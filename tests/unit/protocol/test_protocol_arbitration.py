@@ -13,7 +13,7 @@ BORN = {LOW: UUID(int=11), HIGH: UUID(int=22)}
 
 
 class Side:
-    """An instance, and what its connections know: opened ones wait for their welcome."""
+    """An instance and its connections. An opened connection waits for the answer to its greeting."""
 
     def __init__(self, instance: UUID) -> None:
         self.arbiter: Arbiter[str] = Arbiter(instance)
@@ -24,17 +24,17 @@ class Side:
         self.opened[name] = self.arbiter.count_connection()
         return Hello(self.instance, BORN[self.instance], self.opened[name], 1, 1)
 
-    def greeted(self, name: str, hello: Hello) -> Online | int:
-        """The welcome that goes back, or the number of the rejection."""
-        number = self.arbiter.greeted(hello)
+    def take_greeting(self, name: str, hello: Hello) -> Online | int:
+        """Take a greeting. Return the welcome to send back, or the number of the rejection."""
+        number = self.arbiter.take_greeting(hello)
         if number:
             return number
         connection_number = self.arbiter.count_connection()
         self.arbiter.online(name, Online(*self_of(hello)), is_opener=False, connection_number=connection_number)
         return Online(self.instance, BORN[self.instance], connection_number)
 
-    def welcomed(self, name: str, answer: Online | int) -> str | None:
-        """Which to close."""
+    def take_answer(self, name: str, answer: Online | int) -> str | None:
+        """Take the answer to a greeting. Return the name of the connection to close, if any."""
         if isinstance(answer, int):
             return name
         return self.arbiter.online(name, answer, is_opener=True, connection_number=self.opened[name])
@@ -51,7 +51,7 @@ def sides() -> tuple[Side, Side]:
 
 def test_one_connection_is_what_it_is(sides: tuple[Side, Side]) -> None:
     low, high = sides
-    assert low.welcomed("a", high.greeted("a", low.open("a"))) is None
+    assert low.take_answer("a", high.take_greeting("a", low.open("a"))) is None
     assert low.arbiter.find(Peer(NOBODY, HIGH)) == high.arbiter.find(Peer(NOBODY, LOW)) == "a"
     low.arbiter.gone("a")
     assert low.arbiter.find(Peer(NOBODY, HIGH)) is None
@@ -62,19 +62,19 @@ def test_of_two_opened_at_once_both_keep_that_of_the_lower_instance(sides: tuple
     low, high = sides
     mine, theirs = low.open("low's"), high.open("high's")
     if order == 0:  # both greetings arrive before any answer
-        for_low, for_high = high.greeted("low's", mine), low.greeted("high's", theirs)
-        low.welcomed("low's", for_low)
-        high.welcomed("high's", for_high)
+        for_low, for_high = high.take_greeting("low's", mine), low.take_greeting("high's", theirs)
+        low.take_answer("low's", for_low)
+        high.take_answer("high's", for_high)
     elif order == 1:
-        for_high, for_low = low.greeted("high's", theirs), high.greeted("low's", mine)
-        high.welcomed("high's", for_high)
-        low.welcomed("low's", for_low)
+        for_high, for_low = low.take_greeting("high's", theirs), high.take_greeting("low's", mine)
+        high.take_answer("high's", for_high)
+        low.take_answer("low's", for_low)
     elif order == 2:  # one is online on both sides before the other greeting arrives
-        assert low.welcomed("low's", high.greeted("low's", mine)) is None
-        assert low.greeted("high's", theirs) == 28032
+        assert low.take_answer("low's", high.take_greeting("low's", mine)) is None
+        assert low.take_greeting("high's", theirs) == 28032
     else:
-        assert high.welcomed("high's", low.greeted("high's", theirs)) is None
-        assert high.greeted("low's", mine) != 28032
+        assert high.take_answer("high's", low.take_greeting("high's", theirs)) is None
+        assert high.take_greeting("low's", mine) != 28032
     if order != 3:
         assert low.arbiter.find(Peer(NOBODY, HIGH)) == high.arbiter.find(Peer(NOBODY, LOW)) == "low's"
     else:
@@ -83,32 +83,32 @@ def test_of_two_opened_at_once_both_keep_that_of_the_lower_instance(sides: tuple
 
 def test_a_peer_that_has_lost_the_connection_and_opens_another_is_believed(sides: tuple[Side, Side]) -> None:
     low, high = sides
-    low.welcomed("old", high.greeted("old", low.open("old")))
+    low.take_answer("old", high.take_greeting("old", low.open("old")))
     high.arbiter.gone("old")
-    assert high.welcomed("new", low.greeted("new", high.open("new"))) is None
+    assert high.take_answer("new", low.take_greeting("new", high.open("new"))) is None
     assert low.arbiter.find(Peer(NOBODY, HIGH)) == high.arbiter.find(Peer(NOBODY, LOW)) == "new"
 
 
 def test_both_sides_prefer_the_later_one(sides: tuple[Side, Side]) -> None:
     low, high = sides
-    low.welcomed("old", high.greeted("old", low.open("old")))
-    assert high.welcomed("new", low.greeted("new", high.open("new"))) == "old"
+    low.take_answer("old", high.take_greeting("old", low.open("old")))
+    assert high.take_answer("new", low.take_greeting("new", high.open("new"))) == "old"
     assert low.arbiter.find(Peer(NOBODY, HIGH)) == high.arbiter.find(Peer(NOBODY, LOW)) == "new"
 
 
 def test_a_late_welcome_does_not_bring_back_the_earlier_one(sides: tuple[Side, Side]) -> None:
     low, high = sides
-    answer = high.greeted("old", low.open("old"))
+    answer = high.take_greeting("old", low.open("old"))
     high.arbiter.gone("old")
-    assert not isinstance(low.greeted("new", high.open("new")), int)
-    assert low.welcomed("old", answer) == "old"
+    assert not isinstance(low.take_greeting("new", high.open("new")), int)
+    assert low.take_answer("old", answer) == "old"
     assert low.arbiter.find(Peer(NOBODY, HIGH)) == "new"
 
 
 def test_the_same_side_opens_again(sides: tuple[Side, Side]) -> None:
     low, high = sides
-    high.greeted("old", low.open("old"))
-    assert low.welcomed("new", high.greeted("new", low.open("new"))) is None
+    high.take_greeting("old", low.open("old"))
+    assert low.take_answer("new", high.take_greeting("new", low.open("new"))) is None
     assert high.arbiter.find(Peer(NOBODY, LOW)) == "new"
 
 
@@ -117,19 +117,19 @@ def test_a_restarted_peer_is_believed(sides: tuple[Side, Side]) -> None:
     low.arbiter.online(
         "old", Online(HIGH, UUID(int=5), 900), is_opener=True, connection_number=low.arbiter.count_connection()
     )
-    assert low.arbiter.greeted(Hello(HIGH, UUID(int=6), 1, 1, 1)) == 0
+    assert low.arbiter.take_greeting(Hello(HIGH, UUID(int=6), 1, 1, 1)) == 0
 
 
 def test_an_instance_does_not_connect_to_itself(sides: tuple[Side, Side]) -> None:
     low, _ = sides
-    assert low.arbiter.greeted(low.open("self")) == 28032
+    assert low.arbiter.take_greeting(low.open("self")) == 28032
 
 
 def test_a_seat_counts_under_its_own_certificate_only(sides: tuple[Side, Side]) -> None:
     low, _ = sides
     arbiter = low.arbiter
     for owner in ("shop", "mallory"):
-        assert arbiter.greeted(Hello(HIGH, UUID(int=5), 900, 1, 1), owner) == 0
+        assert arbiter.take_greeting(Hello(HIGH, UUID(int=5), 900, 1, 1), owner) == 0
         connection_number = arbiter.count_connection()
         assert (
             arbiter.online(
@@ -137,7 +137,7 @@ def test_a_seat_counts_under_its_own_certificate_only(sides: tuple[Side, Side]) 
             )
             is None
         )
-    assert arbiter.find(Peer("shop", HIGH)) == "shop"  # the second one has replaced nothing
+    assert arbiter.find(Peer("shop", HIGH)) == "shop"  # the second connection has replaced nothing
     assert (
         arbiter.online("new", Online(HIGH, UUID(int=6), 1), is_opener=False, connection_number=9, owner="mallory")
         == "mallory"

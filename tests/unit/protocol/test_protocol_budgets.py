@@ -1,4 +1,4 @@
-"""Budgets of owners: what each may use, whatever others do."""
+"""Budgets of owners: the share of each, whatever others use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from servicebroker.protocol.budgets import (
 from servicebroker.protocol.routing import Address
 
 SHOP, MALLORY = "certificate shop", "certificate mallory"
-FEW = Budgets(Budget(addresses=3, route_requests=60))
+SMALL_BUDGETS = Budgets(Budget(addresses=3, route_requests=60))
 
 
 def address(number: int) -> Address:
@@ -42,7 +42,7 @@ def test_what_is_beyond_a_budget_names_the_resource_and_the_amount(resource: str
 
 
 def test_an_owner_names_so_many_addresses_where_nobody_answers() -> None:
-    named = NamedAddresses(FEW)
+    named = NamedAddresses(SMALL_BUDGETS)
     assert [named.may_ask(MALLORY, address(number), 0.0) for number in range(5)] == [True] * 3 + [False] * 2
     assert named.may_ask(MALLORY, address(0), 1.0)  # again
     assert named.may_ask(SHOP, address(4), 1.0)
@@ -53,7 +53,7 @@ def test_an_owner_names_so_many_addresses_where_nobody_answers() -> None:
 
 
 def test_answered_addresses_leave_nothing_behind() -> None:
-    named = NamedAddresses(FEW)
+    named = NamedAddresses(SMALL_BUDGETS)
     for number in range(100):
         assert named.may_ask(SHOP, address(number), 0.0)
         named.reached(address(number))
@@ -61,7 +61,7 @@ def test_answered_addresses_leave_nothing_behind() -> None:
 
 
 def test_route_requests_come_back_over_the_hour() -> None:
-    requests = RouteRequests(FEW)
+    requests = RouteRequests(SMALL_BUDGETS)
     assert [requests.may_ask(MALLORY, number, 0.0) for number in range(61)] == [True] * 60 + [False]
     assert requests.may_ask(SHOP, "a", 0.0)
     assert not requests.may_ask(MALLORY, "b", HOUR_S / 60 - 1)
@@ -74,12 +74,12 @@ def test_a_route_request_counts_once_while_it_is_pending() -> None:
         assert requests.may_ask(SHOP, "stock", now)
     assert requests.may_ask(SHOP, "stock", REQUEST_PERIOD_S)
     assert not requests.may_ask(SHOP, "other", REQUEST_PERIOD_S)
-    assert requests.may_ask(MALLORY, "stock", REQUEST_PERIOD_S)  # somebody asks for it already
+    assert requests.may_ask(MALLORY, "stock", REQUEST_PERIOD_S)  # another request for it is pending
 
 
 def test_shares_divide_budgets_and_memory_is_bounded() -> None:
-    named, requests = NamedAddresses(FEW), RouteRequests(Budgets(Budget(route_requests=10**6)))
-    for named.shares in (3, 4):  # each share has one at least
+    named, requests = NamedAddresses(SMALL_BUDGETS), RouteRequests(Budgets(Budget(route_requests=10**6)))
+    for named.shares in (3, 4):  # each partition gets at least one
         named._since.clear()
         assert [named.may_ask(SHOP, address(number), 0.0) for number in range(2)] == [True, False]
     for number in range(MAX_RECENT + 10):

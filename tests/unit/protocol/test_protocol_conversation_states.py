@@ -1,4 +1,4 @@
-"""The tables of a conversation on its way: every stage with every event, and that nobody else writes what they move."""
+"""The state tables of a transmitted conversation: every stage with every event, and who writes the stages."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ TOO_MANY_POSTPONED  -                 -                 NOTHING
 """
 
 
-def expected(matrix: str) -> dict[tuple[str, str], str]:
-    """The stage that follows, by stage and event; '-' where it cannot be."""
+def read_matrix(matrix: str) -> dict[tuple[str, str], str]:
+    """Return the next stage by stage and event. '-' marks an impossible event."""
     head, *rows = [line.split() for line in matrix.strip().splitlines()]
     return {(before, row[0]): after for row in rows for before, after in zip(head, row[1:], strict=True)}
 
 
 @pytest.mark.parametrize(("stage", "event"), [*product(Stage, Event)])
 def test_every_stage_with_every_event(stage: Stage, event: Event) -> None:
-    after = expected(TAKEN).get((stage.name, event.name), "-")
+    after = read_matrix(TAKEN).get((stage.name, event.name), "-")
     if after == "-":
         with pytest.raises(Impossible, match=rf"^A conversation is {stage}, and {event}: there is no step "):
             step(LEAVING, stage, event)
@@ -70,7 +70,7 @@ def test_every_stage_with_every_event(stage: Stage, event: Event) -> None:
 
 @pytest.mark.parametrize(("storing", "event"), [*product(Storing, BatchEvent)])
 def test_every_batch_with_every_event(storing: Storing, event: BatchEvent) -> None:
-    after = expected(STORED)[storing.name, event.name]
+    after = read_matrix(STORED)[storing.name, event.name]
     if after == "-":
         with pytest.raises(Impossible, match=rf"^A conversation is {storing}, and {event}: there is no step "):
             step(ARRIVING, storing, event)
@@ -80,7 +80,7 @@ def test_every_batch_with_every_event(storing: Storing, event: BatchEvent) -> No
 
 @pytest.mark.parametrize(("before", "event"), [*LEAVING])
 def test_the_acts_bring_about_what_the_stage_says(before: Stage, event: Event) -> None:
-    """An address, a link and a claim are had exactly where the name of the stage says so."""
+    """A conversation has an address, a link and a claim exactly in the stages whose names say so."""
     after, actions = LEAVING[before, event]
     assert (Action.FORGET in actions) == (after is Stage.FORGOTTEN)
     assert (Action.TAKE_LINK in actions) == (after is Stage.LINKED and before is not Stage.LINKED)
@@ -94,7 +94,7 @@ def test_the_acts_bring_about_what_the_stage_says(before: Stage, event: Event) -
 
 
 def test_a_claim_is_won_where_the_address_is_known_and_a_link_is_taken_with_it() -> None:
-    """No byte leaves before both."""
+    """No byte is sent before both."""
     claims = {
         (before, event)
         for (before, event), transition in LEAVING.items()

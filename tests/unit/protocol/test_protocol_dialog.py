@@ -69,13 +69,13 @@ def send_one(from_: Dialog) -> Transmission:
 
 
 def send_again(from_: Dialog, now: float = 5.0) -> Transmission:
-    """Return the transmission of all that was not acknowledged until then."""
+    """Let the retry timer fire at `now`, and return the retransmission."""
     from_.tick(now)
     return send(from_, now)
 
 
 def bodies(transmission: Transmission, content: Content = Content.DATA) -> Payload:
-    """As if every message had a body of x."""
+    """Return the payload of a transmission, as if every body consisted of x."""
     if transmission.cut is None:
         return transmission.payload
     cut = transmission.cut
@@ -94,7 +94,7 @@ def store(at: Dialog) -> None:
 
 
 def conversing() -> tuple[Dialog, Dialog]:
-    """Both sides after a first message and its acknowledgement."""
+    """Return both sides after a first message and its acknowledgement."""
     initiator, other = dialog(), target()
     initiator.offer(0, 10)
     carry(initiator, other)
@@ -146,7 +146,7 @@ def test_a_target_says_what_its_clock_shows_until_it_has_opened_the_conversation
     initiator, other = dialog(), target()
     initiator.offer(0, 10)
     sent = send(initiator)
-    told = msgspec.structs.replace(send_header(talked(1)[1]), acknowledgement=None, clock=1_000)
+    told = msgspec.structs.replace(send_header(conversed(1)[1]), acknowledgement=None, clock=1_000)
     assert initiator.arrived(told, None) == [ClockDiffers(1_000)]
     assert initiator.arrived(msgspec.structs.replace(told, from_broker=ELSEWHERE), None) == [ClockDiffers(1_000)]
     other.arrived(sent.header, bodies(sent))
@@ -157,7 +157,7 @@ def test_a_target_says_what_its_clock_shows_until_it_has_opened_the_conversation
 
 
 def test_a_silent_peer_is_told_the_session_key_again() -> None:
-    """The peer may have gone back to an old copy, from before it knew the key."""
+    """The peer may have been restored from a backup that was made before it knew the key."""
     exchange = Exchange(UUID(int=9), b"mine", b"theirs", b"", b"wrapped", b"signed")
     initiator, other = dialog(), target(is_secured=True, exchange=exchange)
     initiator.offer(0, 1)
@@ -253,36 +253,36 @@ def test_frames_that_are_not_for_this_endpoint(changes: dict[str, Any], number: 
     assert initiator.is_idle
 
 
-# --- one side has another past
+# --- one side was restored from a backup
 
 
-def drawn(number: int, history: str = "a") -> bytes:
-    """The token of a message in one of two histories."""
+def token_of(number: int, history: str = "a") -> bytes:
+    """Return the token of a message in one of two histories."""
     return f"{history}{number:07}".encode()
 
 
 def say(from_: Dialog, count: int = 1, history: str = "a", content: Content = Content.DATA) -> None:
     for number in range(from_.next_to_offer, from_.next_to_offer + count):
-        from_.offer(number, 10, content, drawn(number, history))
+        from_.offer(number, 10, content, token_of(number, history))
 
 
 def move(from_: Dialog, to: Dialog, history: str = "a") -> list[Any]:
-    """All that is to be sent, and what becomes of it there."""
+    """Deliver all transmissions of one side, and return the events of the other side."""
     events = []
     while (transmission := from_.transmit(0.0)) is not None:
         payload, cut = transmission.payload, transmission.cut
         if cut is not None:
             numbers = range(cut.first, cut.last + 1)
-            payload = tuple(Part("t", Content.DATA, b"x" * 10, drawn(number, history)) for number in numbers)
+            payload = tuple(Part("t", Content.DATA, b"x" * 10, token_of(number, history)) for number in numbers)
         number = to.token_to_recall(transmission.header)
-        events += to.arrived(transmission.header, payload, None if number is None else drawn(number, history))
+        events += to.arrived(transmission.header, payload, None if number is None else token_of(number, history))
         if to.batch() is not None:
             to.committed()
     return events
 
 
-def talked(count: int) -> tuple[Dialog, Dialog]:
-    """The target has taken so many messages, and the initiator knows it."""
+def conversed(count: int) -> tuple[Dialog, Dialog]:
+    """Return both sides after `count` messages that were delivered and acknowledged."""
     initiator, other = dialog(), target()
     say(initiator, count)
     move(initiator, other)
@@ -291,8 +291,8 @@ def talked(count: int) -> tuple[Dialog, Dialog]:
     return initiator, other
 
 
-def parted(at: Dialog, peer: Dialog, apart: Any, *, is_here: bool) -> None:
-    """That side knows it, takes and sends nothing more, and the peer is told."""
+def check_diverged(at: Dialog, peer: Dialog, apart: Any, *, is_here: bool) -> None:
+    """Check that this side has failed, that it sends only the error, and that the peer gets it."""
     assert isinstance(apart, Diverged)
     assert (apart.is_here, apart.own.code, apart.far.code) == (
         is_here,
@@ -305,51 +305,51 @@ def parted(at: Dialog, peer: Dialog, apart: Any, *, is_here: bool) -> None:
 
 
 def test_tokens_of_one_history_change_nothing() -> None:
-    initiator, other = talked(5)
+    initiator, other = conversed(5)
     say(initiator, 300)
     for _ in range(10):
         assert not [event for event in move(initiator, other) if not isinstance(event, Acknowledged)]
         move(other, initiator)
     assert (initiator.next_to_offer, initiator.is_idle) == (305, False)
-    assert unpack(other.save()).token == drawn(304)
+    assert unpack(other.save()).token == token_of(304)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) -> None:
-    _, other = talked(9)
+    _, other = conversed(9)
     initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
     (event,) = move(initiator, other, "b")
-    assert event.number == 11218  # no sign of another message yet
+    assert event.number == 11218  # no evidence of a different message yet
     (apart,) = move(other, initiator, "b")
     assert apart.what == f"The messages {5 + count} to 8 were acknowledged, and never sent."
-    parted(initiator, other, apart, is_here=True)
+    check_diverged(initiator, other, apart, is_here=True)
 
 
 @pytest.mark.parametrize("count", [4, 6])
 def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> None:
-    _, other = talked(9)
+    _, other = conversed(9)
     initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
     (apart, *_) = move(initiator, other, "b")
     assert apart.what == "Message 8 has come twice, and differs."
-    parted(other, initiator, apart, is_here=False)
+    check_diverged(other, initiator, apart, is_here=False)
 
 
 def test_what_follows_another_message_than_is_known_is_not_taken() -> None:
-    """The frames before it were lost."""
-    _, other = talked(9)
+    """The frames before this message were lost."""
+    _, other = conversed(9)
     initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
     say(initiator, 4, "b")
     send(initiator)
     say(initiator, 1, "b")
     (apart,) = move(initiator, other, "b")
-    parted(other, initiator, apart, is_here=False)
+    check_diverged(other, initiator, apart, is_here=False)
 
 
 def test_what_follows_another_message_than_is_kept_is_not_taken() -> None:
-    """The message was acknowledged beyond a gap, so that it is not sent again."""
-    initiator, other = talked(5)
+    """The message was acknowledged beyond a gap, so the sender does not send it again."""
+    initiator, other = conversed(5)
     say(initiator)
     send(initiator)  # the frame is lost
     say(initiator)
@@ -360,11 +360,11 @@ def test_what_follows_another_message_than_is_kept_is_not_taken() -> None:
     say(initiator, 1, "b")
     (apart,) = move(initiator, other, "b")
     assert apart.what == "Message 6 has come twice, and differs."
-    parted(other, initiator, apart, is_here=False)
+    check_diverged(other, initiator, apart, is_here=False)
 
 
 def test_what_was_sent_in_an_earlier_life_is_recalled() -> None:
-    _, other = talked(9)
+    _, other = conversed(9)
     initiator = dialog(state=TransmissionState(5, 12, far_broker=THERE, is_acknowledged=True))
     say(initiator, 1, "b")
     move(initiator, other, "b")
@@ -378,8 +378,8 @@ def test_what_was_sent_in_an_earlier_life_is_recalled() -> None:
 
 def test_a_receiver_that_went_back_learns_it_from_whatever_comes() -> None:
     for has_message in (True, False):
-        initiator, _ = talked(9)
-        other = dialog(False, TransmissionState(next=5, far_broker=HERE, token=drawn(4)))
+        initiator, _ = conversed(9)
+        other = dialog(False, TransmissionState(next=5, far_broker=HERE, token=token_of(4)))
         if has_message:
             say(initiator)
         else:
@@ -388,19 +388,19 @@ def test_a_receiver_that_went_back_learns_it_from_whatever_comes() -> None:
             store(initiator)
         *_, apart = move(initiator, other)
         assert apart.what == "The messages 5 to 8 were acknowledged, and are not known."
-        parted(other, initiator, apart, is_here=True)
+        check_diverged(other, initiator, apart, is_here=True)
 
 
 def test_a_copy_that_has_missed_nothing_goes_on() -> None:
-    """The copy sends again what had not been acknowledged when it was made."""
-    _, other = talked(9)
+    """The copy retransmits messages that were not acknowledged when it was made."""
+    _, other = conversed(9)
     initiator = dialog(state=TransmissionState(5, 9, far_broker=THERE, is_acknowledged=True))
     say(initiator, 4)
     assert [event.number for event in move(initiator, other)] == [11218]
     assert move(other, initiator) == [Acknowledged(9, THERE)]
 
 
-def test_who_ends_says_how_much_was_acknowledged_before_the_end_is_offered() -> None:
+def test_the_ending_side_knows_the_acknowledged_count_before_the_end_is_offered() -> None:
     """The receiver waits for a message that was acknowledged, and the window is full."""
     initiator = dialog(state=TransmissionState(5, 500, sending=Sending.ENDING, far_broker=THERE, is_acknowledged=True))
     assert not initiator.has_work(0.0)
@@ -409,32 +409,32 @@ def test_who_ends_says_how_much_was_acknowledged_before_the_end_is_offered() -> 
 
 
 def test_an_error_leaves_out_messages_and_says_nothing_of_them() -> None:
-    initiator, other = talked(2)
-    initiator.offer(9, 1, Content.ERROR, drawn(9))
+    initiator, other = conversed(2)
+    initiator.offer(9, 1, Content.ERROR, token_of(9))
     transmission = send(initiator)
     assert transmission.header.floor is None
-    assert other.arrived(transmission.header, (Part("t", Content.ERROR, b"x", drawn(9)),)) == []
+    assert other.arrived(transmission.header, (Part("t", Content.ERROR, b"x", token_of(9)),)) == []
     store(other)
     assert move(other, initiator) == [Acknowledged(10, THERE)]
 
 
 def test_fragments_of_two_histories_make_no_message() -> None:
-    initiator, other = talked(1)
-    initiator.offer(1, 250, Content.DATA, drawn(1))
+    initiator, other = conversed(1)
+    initiator.offer(1, 250, Content.DATA, token_of(1))
     header = send(initiator).header
-    other.arrived(header, (Part("t", Content.DATA, b"x" * 100, drawn(1)),))
+    other.arrived(header, (Part("t", Content.DATA, b"x" * 100, token_of(1)),))
     store(other)
     following = msgspec.structs.replace(header, fragment=1)
-    (apart,) = other.arrived(following, (Part("t", Content.DATA, b"x" * 100, drawn(1, "b")),))
-    parted(other, initiator, apart, is_here=False)
+    (apart,) = other.arrived(following, (Part("t", Content.DATA, b"x" * 100, token_of(1, "b")),))
+    check_diverged(other, initiator, apart, is_here=False)
 
 
 def test_it_is_told_once_and_answered_each_time() -> None:
-    initiator, other = talked(9)
+    initiator, other = conversed(9)
     other = dialog(False, TransmissionState(next=5, far_broker=HERE))
     say(initiator)
     transmission = send(initiator)
-    payload = (Part("t", Content.DATA, b"x" * 10, drawn(9)),)
+    payload = (Part("t", Content.DATA, b"x" * 10, token_of(9)),)
     assert len(other.arrived(transmission.header, payload)) == 1
     send(other)
     (event,) = other.arrived(transmission.header, payload)
@@ -533,7 +533,7 @@ def test_a_refusal_is_repeated_each_time_the_peer_tries_again() -> None:
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_failed_endpoint_takes_nothing_new(is_told: bool) -> None:
-    """Neither when the peer's broker has just said so, nor when the endpoint is found so in the database."""
+    """The failure may come from the peer's broker, or the endpoint may be loaded as failed from the database."""
     initiator, other = dialog(), dialog(False, TransmissionState(sending=Sending.FAILED, far_broker=HERE))
     if is_told:
         other = target()
@@ -613,7 +613,7 @@ def test_an_acknowledgement_alone_asks_for_a_link_too() -> None:
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([0, 10, 60, 99, 101, 250, 950]), min_size=1, max_size=12))
 def test_whatever_is_lost_or_late_all_of_it_arrives(seed: int, sizes: list[int]) -> None:
-    """Half of all frames are lost for two minutes; then the longest wait, twice, has to do."""
+    """Half of all frames are lost for two minutes. Then two of the longest retry delays must be enough."""
     random, initiator, other = Random(seed), dialog(), target()
     under_way: list[tuple[float, Dialog, Transmission]] = []
     offered = 0
@@ -675,7 +675,7 @@ def test_a_peer_that_has_ended_is_known_after_a_restart() -> None:
 
 @st.composite
 def progresses(draw: st.DrawFn) -> tuple[int, dict[int, Kept]]:
-    """The next message, and what is kept behind it within the limits."""
+    """Draw the next expected message and the messages kept behind it within the limits."""
     next_number, kept = draw(st.integers(0, 2**62)), {}
     for number in draw(st.sets(st.integers(next_number, next_number + 100), max_size=3)):
         message = Kept(500, (), 0, draw(st.sampled_from(Content)))
@@ -720,7 +720,7 @@ def test_a_transmission_object_takes_about_one_kilobyte() -> None:
 
 
 def size_of(thing: object, seen: set[int]) -> int:
-    """Bytes of an object and of what it alone refers to."""
+    """Return the bytes of an object and of all objects that it refers to."""
     if id(thing) in seen or isinstance(thing, (type, Limits)) or callable(thing):
         return 0
     seen.add(id(thing))
@@ -748,7 +748,7 @@ def test_an_acknowledgement_that_says_nothing_new_changes_nothing() -> None:
 def test_the_token_of_a_message_of_an_earlier_life_is_recalled(
     below: int, token: bytes | None, number: int | None
 ) -> None:
-    """Of three that were sent then, each may be the last that the peer has taken."""
+    """Each of the three messages of that life may be the last one that the peer has taken."""
     remade = dialog(state=TransmissionState(sent_below=3))
     header = send_one(target()).header
     acknowledged = msgspec.structs.replace(header, acknowledgement=Acknowledgement(below, token=token))

@@ -68,7 +68,7 @@ def test_the_longest_run_fits_into_a_frame() -> None:
         acknowledgement=Acknowledgement(2**62, ranges, pieces),
         traces=tuple((n, bytes(25)) for n in range(MAXIMUM_RUN)),
     )
-    assert len(encode(longest, parts, KEY)) < MAXIMUM_BODY - 16_384  # room for session keys and a passage
+    assert len(encode(longest, parts, KEY)) < MAXIMUM_BODY - 16_384  # leaves room for session keys and a passage
 
 
 names = st.text(min_size=1, max_size=128)
@@ -77,7 +77,7 @@ fragments = st.integers(0, MAXIMUM_FRAGMENTS)
 
 
 def in_order(places: list[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Ranges that do not overlap, of (..., first, last)."""
+    """Return True if the ranges (..., first, last) are in order and do not overlap."""
     ranges: list[tuple[int, ...]] = []
     for place in sorted((*place[:-2], min(place[-2:]), max(place[-2:])) for place in places):
         if not ranges or (*ranges[-1][:-2], ranges[-1][-1]) < place[:-1]:
@@ -247,7 +247,7 @@ def test_the_longest_names_are_allowed() -> None:
     check_addresses(header(from_service="x" * 256, to_service="x" * 256, opening=Opening("x" * 128, 1)))
 
 
-# A secured opening as the version before dates has made it, under the key of bytes 0 to 31.
+# A secured opening of the last version without dates, sealed with the key of bytes 0 to 31.
 UNDATED = bytes.fromhex(
     "00c0dc0011c41000000000000000000000000000000001c300c3a42f2f746fc0a62f2f66726f6dc410000000000000000000"
     "00000000000002000001c093aa2f2f636f6e74726163743cc296c41000000000000000000000000000000009c42073737373"
@@ -268,7 +268,7 @@ def test_an_opening_of_a_version_without_dates_is_opened() -> None:
 
 
 class UndatedOpening(msgspec.Struct, array_like=True):
-    """An opening as read by a version without dates."""
+    """An opening as a version without dates reads it."""
 
     contract: str
     lifetime: int
@@ -276,7 +276,7 @@ class UndatedOpening(msgspec.Struct, array_like=True):
 
 
 class UndatedHeader(msgspec.Struct, array_like=True):
-    """A header as read by a version without dates."""
+    """A header as a version without dates reads it."""
 
     conversation_id: UUID
     is_from_initiator: bool
@@ -304,7 +304,7 @@ def test_a_version_without_dates_skips_them() -> None:
         read = msgspec.msgpack.decode(found.clear, type=UndatedHeader)
         assert (read.kind, read.from_broker, read.before) == (sent.kind, HERE, None)
         assert read.opening is None or read.opening.contract == "//contract"
-        assert KEY.open(found.clear, found.sealed) is not None  # the authenticated bytes are those that travelled
+        assert KEY.open(found.clear, found.sealed) is not None  # the authenticated bytes are those that were sent
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:

@@ -1,4 +1,4 @@
-"""The forwarder: what it holds, for how long, and what it drops."""
+"""The forwarder: messages it holds, for how long, and which it drops."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_what_is_held_already_is_not_held_twice() -> None:
     assert forwarder.take_in(header(7, conversation=UUID(int=9)), b"", FRESH, "next", 1.0) is None
     ack = header(kind=Kind.ACKNOWLEDGEMENT)
     assert forwarder.take_in(ack, b"old", FRESH, "next", 0.0) is None
-    assert forwarder.take_in(ack, b"new", FRESH, "next", 1.0) is None  # the acknowledgement says more
+    assert forwarder.take_in(ack, b"new", FRESH, "next", 1.0) is None  # the acknowledgement is newer
     assert [passed(forwarder, "next", 1.0)[1] for _ in range(3)] == [b"once", b"", b"new"]
     assert forwarder.take_in(header(7), b"again", FRESH, "next", 1.0) is None
 
@@ -197,7 +197,7 @@ def test_who_fills_the_memory_gives_way_to_others() -> None:
         assert dropped.header.conversation_id != their_header.conversation_id
         assert forwarder.take_in(their_header, b"", FRESH, "next", 0.0, "Bob") is None
     assert [held.header.number for held in forwarder if held.owner == "Mallory"] == [0, 1, 2, 3, 4]
-    for owner in ("Bob", "Mallory"):  # both have their half
+    for owner in ("Bob", "Mallory"):  # each owner has half of the memory
         assert not forwarder.make_room(b"", owner)
         assert number_of(forwarder.take_in(theirs[5], b"", FRESH, "next", 0.0, owner)) == 11289
     for _ in range(5):
@@ -207,8 +207,8 @@ def test_who_fills_the_memory_gives_way_to_others() -> None:
 
 
 @pytest.mark.feature(153)
-def test_nobody_gives_way_to_what_is_refused_anyway() -> None:
-    """Two hold half of it each. For four parts of ten only two would be dropped fairly, for three all three."""
+def test_no_message_is_dropped_for_one_that_is_refused_anyway() -> None:
+    """Two owners hold half of the memory each. A fair drop frees three tenths of it, but not four."""
     forwarder: Forwarder[str] = Forwarder(10 * MESSAGE_OVERHEAD_BYTES)
     for number in range(5):
         assert forwarder.take_in(header(number), b"", FRESH, "dead", 0.0, "Mallory") is None
@@ -221,7 +221,7 @@ def test_nobody_gives_way_to_what_is_refused_anyway() -> None:
 
 
 def test_what_is_held_can_be_listed_while_another_thread_holds_and_drops() -> None:
-    """As the daemon does for sys.dm_broker_forwarded_messages, of every share."""
+    """The daemon lists the messages of every partition for sys.dm_broker_forwarded_messages."""
     forwarder: Forwarder[str] = Forwarder(100_000_000)
     is_over = threading.Event()
 

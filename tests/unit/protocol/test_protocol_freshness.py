@@ -1,4 +1,4 @@
-"""Which openings may begin a conversation, by their age; and whatever the clocks show, none does twice."""
+"""Openings may begin a conversation up to a certain age. None does so twice, whatever the clocks show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_date_that_nobody_means(sealed_at: int) -> None:
 def test_what_has_opened_a_conversation_is_too_old_once_that_is_forgotten(
     behind: int, kept: int, on_its_way: float
 ) -> None:
-    """The initiator's clock is so many seconds behind the target's, or at most the allowance ahead."""
+    """`behind`: seconds by which the initiator's clock is behind the target's; at least minus the allowance."""
     sealed = NOW - timedelta(seconds=behind)
     closed = NOW + timedelta(seconds=on_its_way)
     forgotten = closed + REPLAY_PROTECTION + timedelta(minutes=kept)

@@ -126,10 +126,10 @@ def test_what_is_kept_is_bounded() -> None:
     assert whole(into, 2, data(b"x" * 6)) is Verdict.TOO_FAR
     assert whole(into, 2, data(b"x" * 5)) is Verdict.NEW
     commit(into)
-    assert into.arrived(0, 0, 9, data(b"x" * 20)) is Verdict.NEW  # the next message is no part of it
+    assert into.arrived(0, 0, 9, data(b"x" * 20)) is Verdict.NEW  # the next message does not belong to it
     commit(into)
     assert into.arrived(0, 1, 9, data(b"x" * 20)) is Verdict.NEW
-    assert into.arrived(0, 2, 9, data(b"x" * 20)) is Verdict.TOO_FAR  # until the store has taken what waits for it
+    assert into.arrived(0, 2, 9, data(b"x" * 20)) is Verdict.TOO_FAR  # until the store has taken the waiting messages
     commit(into)
     assert into.arrived(0, 2, 9, data(b"x" * 20)) is Verdict.NEW
 
@@ -179,12 +179,12 @@ def test_an_acknowledgement_names_the_lowest_gaps_only() -> None:
     assert into.stored.acknowledgement().whole == tuple((number, number) for number in range(1, 129, 2))
     verdicts = [into.arrived(0, fragment, 500, data()) for fragment in range(0, 400, 2)]
     assert verdicts == [Verdict.NEW] * MAXIMUM_RANGES + [Verdict.TOO_FAR] * (200 - MAXIMUM_RANGES)
-    assert into.arrived(0, 127, 500, data()) is Verdict.NEW  # beside one that has come
+    assert into.arrived(0, 127, 500, data()) is Verdict.NEW  # next to a fragment that has arrived
     assert into.arrived(0, 125, 500, data()) is Verdict.NEW  # between two
-    assert into.arrived(0, 398, 500, data()) is Verdict.NEW  # so that there is room for another run
+    assert into.arrived(0, 398, 500, data()) is Verdict.NEW  # makes room for another range
     commit(into)
     ack = into.stored.acknowledgement()
-    assert ack.whole == ()  # messages behind 64 ranges travel again
+    assert ack.whole == ()  # messages behind 64 ranges are sent again
     assert ack.parts == (*((0, place, place) for place in range(0, 124, 2)), (0, 124, 127), (0, 398, 398))
 
 
@@ -214,7 +214,7 @@ def test_whole_messages_side_by_side_are_one_range() -> None:
     assert into.stored.acknowledgement() == Acknowledgement(0, ((1, 2), (4, 4)))
 
 
-# ---------------------------------------------------------------- what a stranger sends
+# ---------------------------------------------------------------- hostile input
 
 
 def test_one_fragment_of_very_many_takes_no_more_memory_than_one() -> None:
@@ -250,7 +250,7 @@ def test_what_is_kept_counts_for_more_than_its_body() -> None:
     verdicts = [whole(into, number) for number in range(1, 20_000)]
     assert verdicts.count(Verdict.NEW) == limits.ahead_bytes // (1 + limits.kept_cost + limits.message_cost)
     assert limits.ahead_bytes - 500 < into.seen.held <= limits.ahead_bytes
-    assert whole(into, 0) is Verdict.NEW  # after which all of them are complete
+    assert whole(into, 0) is Verdict.NEW  # then all of them are complete
     assert into.seen.held == 0
 
 

@@ -1,4 +1,4 @@
-"""Which of two brokers is the principal: every pair of words, and what a sender sees of a failover."""
+"""Which of two brokers is the principal: every pair of reports, and a failover as the sender sees it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def principal(timeline: int = 1, system: str = "c") -> RoleReport:
     return RoleReport(Role.PRINCIPAL, system, timeline, is_synchronous=True)
 
 
-def told(*news: RoleReport | None, known: KnownTimeline = NOTHING) -> Pair:
-    """A new pair after each in turn has said something; None: it cannot be reached."""
+def pair_after(*reports: RoleReport | None, known: KnownTimeline = NOTHING) -> Pair:
+    """Return a new pair after reports from each side in turn. None stands for an unreachable side."""
     pair = first_use(known, 0.0)
-    for number, report in enumerate(news):
+    for number, report in enumerate(reports):
         side = number % 2
         pair = unreachable(pair, side, "refused", 0.0) if report is None else heard(pair, side, report, 0.0)
     return pair
@@ -61,9 +61,9 @@ def test_the_tables_are_whole() -> None:
         (principal(), None, 0),
         (None, principal(), 1),
         (principal(), IN_DOUBT, 0),
-        (principal(1), principal(2), 1),  # the old primary is back and still claims it
+        (principal(1), principal(2), 1),  # the old primary is back and still claims the role
         (principal(2), principal(1), 0),
-        (principal(1), RoleReport(Role.MIRROR, "c", 2), None),  # that standby follows somebody else
+        (principal(1), RoleReport(Role.MIRROR, "c", 2), None),  # that standby follows another primary
         (principal(2), principal(2), None),
         (principal(2, "c"), principal(1, "d"), None),  # two clusters
         (MIRROR, MIRROR, None),
@@ -76,11 +76,11 @@ def test_the_tables_are_whole() -> None:
 def test_who_is_chosen_of_two_that_were_asked(
     first: RoleReport | None, second: RoleReport | None, chosen: int | None
 ) -> None:
-    assert told(first, second).chosen == chosen
+    assert pair_after(first, second).chosen == chosen
 
 
 def test_one_waits_for_the_answer_of_the_other_but_not_for_ever() -> None:
-    pair = told(principal())
+    pair = pair_after(principal())
     assert (pair.chosen, pair.wake_at) == (None, ANSWER_TIMEOUT_S)
     assert tick(pair, ANSWER_TIMEOUT_S - 0.1) == pair
     pair = tick(pair, ANSWER_TIMEOUT_S)
@@ -88,7 +88,7 @@ def test_one_waits_for_the_answer_of_the_other_but_not_for_ever() -> None:
 
 
 def test_both_are_asked_again_while_neither_is_chosen() -> None:
-    pair = told(MIRROR, None)
+    pair = pair_after(MIRROR, None)
     assert pair.wake_at == ASK_AGAIN
     pair = tick(pair, ASK_AGAIN)
     assert (pair.asked_at, pair.wake_at, pair.questions) == (ASK_AGAIN, 2 * ASK_AGAIN, 2)
@@ -97,40 +97,40 @@ def test_both_are_asked_again_while_neither_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("news", [None, IN_DOUBT, RoleReport(Role.MIRROR, "c", 2)])
-def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(news: RoleReport | None) -> None:
-    pair = told(principal(), MIRROR)
-    pair = unreachable(pair, 0, "cut", 5.0) if news is None else heard(pair, 0, news, 5.0)
+def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(reports: RoleReport | None) -> None:
+    pair = pair_after(principal(), MIRROR)
+    pair = unreachable(pair, 0, "cut", 5.0) if reports is None else heard(pair, 0, reports, 5.0)
     assert (pair.chosen, pair.statuses[1], pair.asked_at, pair.questions) == (
         None,
         BrokerStatus.UNANSWERED,
         5.0,
         2,
-    )  # both are asked
+    )  # both sides are asked
     assert heard(pair, 1, MIRROR, 5.1).chosen is None
     assert heard(pair, 1, principal(2), 5.1).chosen == 1
 
 
 def test_the_principal_is_back_before_anybody_took_over() -> None:
-    pair = unreachable(told(principal(), MIRROR), 0, "cut", 5.0)
+    pair = unreachable(pair_after(principal(), MIRROR), 0, "cut", 5.0)
     pair = heard(pair, 1, MIRROR, 5.1)
     assert heard(pair, 0, principal(), 6.0).chosen == 0
 
 
 def test_the_chosen_one_may_go_on_to_another_timeline() -> None:
-    pair = heard(told(principal(), MIRROR), 0, principal(3), 5.0)
+    pair = heard(pair_after(principal(), MIRROR), 0, principal(3), 5.0)
     assert (pair.chosen, pair.known) == (0, KnownTimeline("c", 3))
 
 
 def test_a_timeline_that_was_seen_before_is_not_forgotten() -> None:
     known = KnownTimeline("c", 2)
-    pair = told(principal(1), None, known=known)
+    pair = pair_after(principal(1), None, known=known)
     assert (pair.chosen, pair.statuses[0]) == (None, BrokerStatus.OUTDATED)
     assert heard(pair, 1, principal(2), 1.0).chosen == 1
-    assert told(principal(1, "made anew"), None, known=known).chosen == 0
+    assert pair_after(principal(1, "made anew"), None, known=known).chosen == 0
 
 
 def test_a_claim_of_another_cluster_makes_nobody_forget_the_timeline_of_the_chosen_one() -> None:
-    pair = told(principal(3), MIRROR)
+    pair = pair_after(principal(3), MIRROR)
     pair = heard(heard(pair, 1, principal(1, "other"), 5.0), 1, principal(1), 6.0)
     assert (pair.chosen, pair.known, pair.statuses[1]) == (0, KnownTimeline("c", 3), BrokerStatus.OUTDATED)
 
@@ -142,12 +142,12 @@ def test_who_is_in_doubt_or_a_mirror_of_another_cluster_teaches_nothing() -> Non
 
 
 def test_it_is_said_which_was_chosen_and_why() -> None:
-    assert explained(told(principal(2), MIRROR), ADDRESSES) == (
+    assert explained(pair_after(principal(2), MIRROR), ADDRESSES) == (
         "TCP://a:4022 is the principal: it says so, on timeline 2, and its commits wait for a standby."
     )
-    alone = told(None, RoleReport(Role.PRINCIPAL, "c", 1))
+    alone = pair_after(None, RoleReport(Role.PRINCIPAL, "c", 1))
     assert explained(alone, ADDRESSES).endswith("on timeline 1, and no standby holds what it commits.")
-    assert explained(told(None, MIRROR), ADDRESSES) == (
+    assert explained(pair_after(None, MIRROR), ADDRESSES) == (
         "Neither is known to be the principal: TCP://a:4022 cannot be reached (refused); "
         "TCP://b:4022 says that it is the mirror."
     )
@@ -161,10 +161,10 @@ steps = st.tuples(st.sampled_from(["hear", "lose", "wait"]), st.integers(0, 1), 
 
 @given(st.lists(steps, max_size=40))
 def test_whoever_is_chosen_has_claimed_it_on_the_highest_timeline(
-    news: list[tuple[str, int, RoleReport, float]],
+    reports: list[tuple[str, int, RoleReport, float]],
 ) -> None:
     pair, now = first_use(KnownTimeline(), 0.0), 0.0
-    for what, side, role_report, seconds in news:
+    for what, side, role_report, seconds in reports:
         now += seconds
         before = pair
         if what == "hear":

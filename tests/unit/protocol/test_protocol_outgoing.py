@@ -23,8 +23,8 @@ def cuts(out: Outgoing, now: float = 0.0) -> list[Cut]:
     return found
 
 
-def pieces(found: list[Cut]) -> list[tuple[int, int]]:
-    """(message, fragment) of all that the cuts take."""
+def fragments(found: list[Cut]) -> list[tuple[int, int]]:
+    """Return (message, fragment) for everything in these cuts."""
     return [(number, cut.fragment) for cut in found for number in range(cut.first, cut.last + 1)]
 
 
@@ -62,7 +62,7 @@ def test_no_more_than_the_window_is_under_way() -> None:
     out = outgoing(2_000)
     assert len(cuts(out)) == 10  # of 20 fragments
     out.acknowledged(Acknowledgement(0, (), ((0, 0, 4),)))
-    assert pieces(cuts(out)) == [(0, fragment) for fragment in range(10, 15)]
+    assert fragments(cuts(out)) == [(0, fragment) for fragment in range(10, 15)]
 
 
 def test_only_unacknowledged_fragments_travel_again() -> None:
@@ -71,7 +71,7 @@ def test_only_unacknowledged_fragments_travel_again() -> None:
     assert out.acknowledged(Acknowledgement(0, ((2, 2),), ((0, 0, 1), (0, 3, 3))))
     assert not out.acknowledged(Acknowledgement(0, ((2, 2),), ((0, 0, 1), (0, 3, 3))))
     out.tick(4.0)
-    assert pieces(cuts(out, 4.0)) == [(0, 2), (0, 4), (1, 0), (3, 0)]
+    assert fragments(cuts(out, 4.0)) == [(0, 2), (0, 4), (1, 0), (3, 0)]
 
 
 def test_retries_come_after_4_8_16_32_and_then_every_64_seconds() -> None:
@@ -113,8 +113,8 @@ def test_what_was_never_sent_cannot_be_acknowledged() -> None:
     assert out.contradicts(Acknowledgement(1), None) is None
 
 
-def test_of_what_was_never_sent_nothing_can_have_come() -> None:
-    """A message that a receiver keeps beyond a gap may belong to an instance that has gone back since."""
+def test_a_message_that_was_never_sent_cannot_be_acknowledged() -> None:
+    """A receiver may keep messages beyond a gap that the sender has lost since, by a restore from a backup."""
     out = outgoing(10, 110)
     for ack in (Acknowledgement(1, whole=((1, 1),)), Acknowledgement(1, parts=((1, 0, 0),)), Acknowledgement(2)):
         assert out.contradicts(ack, None) is None
@@ -122,8 +122,8 @@ def test_of_what_was_never_sent_nothing_can_have_come() -> None:
         assert out.contradicts(ack, None) == "Of message 2 something has come, and it was never sent."
 
 
-def test_pieces_that_a_message_has_not_are_of_another() -> None:
-    """A whole message is named as whole."""
+def test_unknown_fragments_belong_to_another_message() -> None:
+    """A message without fragments can only be acknowledged as whole."""
     out = outgoing(10, 10, 210)
     for part in ((1, 0, 0), (2, 0, 2), (2, 3, 3), (2, 1, 7)):
         wrong = f"Parts of message {part[0]} have come, and it was sent in others."
@@ -133,7 +133,7 @@ def test_pieces_that_a_message_has_not_are_of_another() -> None:
 
 
 def test_an_error_waits_for_nothing() -> None:
-    """An Error replaces missing messages, so a message that waits under its number is another one."""
+    """An Error replaces missing messages, so a waiting message with its number must be a different one."""
     out = outgoing(10, 10)
     out.skip_to(4)
     out.offer(4, [20])
@@ -143,8 +143,8 @@ def test_an_error_waits_for_nothing() -> None:
     assert out.contradicts(Acknowledgement(1, whole=((2, 2), (4, 4))), None) == wrong
 
 
-def test_a_piece_is_sent_again_although_the_first_of_its_message_has_come() -> None:
-    """A whole message before it travels again, alone."""
+def test_a_fragment_is_sent_again_although_the_first_of_its_message_has_arrived() -> None:
+    """The whole message before it is sent again in a frame of its own."""
     out = outgoing(10, 250)
     cuts(out)
     out.tick(100.0)
@@ -222,14 +222,14 @@ def test_without_a_link_nothing_travels_until_the_next_attempt() -> None:
         out.tick(now)
         assert out.has_work(now)
     assert waits == [4, 8, 16, 32, 64, 64]
-    assert pieces(cuts(out, now)) == [(0, 0), (1, 0)]
+    assert fragments(cuts(out, now)) == [(0, 0), (1, 0)]
 
 
 def test_a_link_sets_it_going_at_once_and_an_acknowledgement_forgets_the_failures() -> None:
     out = outgoing(10)
     out.hold(0.0)
     out.release()
-    assert pieces(cuts(out, 0.1)) == [(0, 0)]
+    assert fragments(cuts(out, 0.1)) == [(0, 0)]
     assert out.attempts == 1
     out.acknowledged(Acknowledgement(1))
     assert out.attempts == 0
@@ -266,7 +266,7 @@ def test_after_a_lost_link_what_was_acknowledged_stays_at_home() -> None:
     cuts(out)
     out.acknowledged(Acknowledgement(1, ((2, 2),), ((1, 0, 1),)))
     out.rewind()
-    assert pieces(cuts(out, 1.0)) == [(1, 2)]
+    assert fragments(cuts(out, 1.0)) == [(1, 2)]
     assert not out.has_work(1.0)
 
 

@@ -68,7 +68,7 @@ def test_another_key_opens_nothing() -> None:
 
 
 def test_a_key_never_wears_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A salt is good for so many uses, and then another one is drawn; a key that is loaded again has its own."""
+    """A salt has a limited number of uses; then a new one is drawn. A reloaded key draws its own salt."""
     monkeypatch.setattr("servicebroker.protocol.integrity.KEY_USES", 2)
     key, again = SessionKey(KEY, counting()), SessionKey(KEY, lambda: bytes(SALT_SIZE - 1) + b"x")
     sealed = [key.seal(b"", b"x") for _ in range(5)] + [again.seal(b"", b"x") for _ in range(2)]

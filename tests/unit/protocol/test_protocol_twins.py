@@ -1,4 +1,4 @@
-"""Two daemons with one identity: told when both bring messages at once, never of those that follow each other."""
+"""Two daemons with one identity are reported if both send at the same time, not if one replaces the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def test_two_that_bring_messages_beside_each_other_are_told_with_both_places() -
     twins = Twins()
     told = [twins.heard(SHOP, incarnation(number % 2), f"host{number % 2}", float(number)) for number in range(9)]
     assert [host for host in told if host] == ["host1"]
-    assert told.index("host1") == OVERLAP_S + 3  # the second begins at 1, the first must be heard for longer than that
+    assert (
+        told.index("host1") == OVERLAP_S + 3
+    )  # the second daemon starts at 1; the first must send for longer than that
 
 
 def test_the_same_two_are_told_again_while_it_goes_on() -> None:

@@ -36,7 +36,7 @@ def messages() -> UnfinishedMessages:
 
 
 def fill(messages: UnfinishedMessages, owner: str = MALLORY, *, now: float = 0.0) -> None:
-    """Ten messages of 600 bytes, of each 200 have come: one is reserved, the others share the quota and more."""
+    """Begin ten messages of 600 bytes with 200 bytes each. One is reserved; the others exceed the quota."""
     for number in range(10):
         messages.note(owner, conversation(number), begun(200, fragments=6), now)
 
@@ -59,7 +59,7 @@ def test_a_peer_that_has_used_up_its_quota_finishes_what_came_first(messages: Un
 
 def test_the_next_one_is_finished_when_the_first_is_complete(messages: UnfinishedMessages) -> None:
     fill(messages)
-    messages.note(MALLORY, conversation(2), begun(201, fragments=6), 1.0)  # no fragment makes it younger
+    messages.note(MALLORY, conversation(2), begun(201, fragments=6), 1.0)  # a later fragment does not reset its age
     for number in range(5):
         assert messages.allowance(MALLORY, conversation(number), 6) == CURRENT
         messages.forget(conversation(number))
@@ -76,7 +76,7 @@ def test_as_many_are_finished_at_a_time_as_fit_the_quota(messages: UnfinishedMes
 def test_a_message_larger_than_the_quota_is_finished_when_it_is_the_first(messages: UnfinishedMessages) -> None:
     messages.note(SHOP, conversation(1), begun(500, fragments=6), 0.0)
     messages.note(SHOP, conversation(2), begun(1_000, fragments=90), 0.0)
-    messages.note(SHOP, conversation(3), begun(100, fragments=1), 0.0)  # behind it, though it would fit
+    messages.note(SHOP, conversation(3), begun(100, fragments=1), 0.0)  # refused behind it, though it would fit
     assert [messages.allowance(SHOP, conversation(number), 6) for number in (1, 2, 3)] == [CURRENT, NOTHING, NOTHING]
     messages.forget(conversation(1))
     assert messages.allowance(SHOP, conversation(3), 6) == FREE

@@ -1,4 +1,4 @@
-"""Routing: all of docs/reference/rules.md#routing, as a decision table, and what must hold for any table of routes."""
+"""Routing: docs/reference/rules.md#routing as a decision table, and invariants for any table of routes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SERVICE = "//shop/Orders"
 def here(
     services: Mapping[str, Sequence[str]] | None = None, brokers: frozenset[str] = frozenset({HERE}), **more: Any
 ) -> Site:
-    """This instance, as a test wants it."""
+    """Return the site of this instance with the given services and brokers."""
     return Site(services or {}, brokers, **more)
 
 
@@ -74,7 +74,7 @@ def decide(
     pick: object = FIRST,
     service: str = SERVICE,
 ) -> Decision:
-    """A conversation of our database; with `outside` one that arrived, under those routes of msdb."""
+    """Route a conversation of our database, or with `outside` one that arrived, by those routes of msdb."""
     arrived = outside is not None
     conversation = Conversation(service, instance, None if arrived else HERE, from_target)
     return classify(conversation, RoutingTable(routes), RoutingTable(outside or ()), site or here(), NOW, pick)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def decide(
         ([route(HOST3)], None, Rule.LAST_RESORT, HOST3),
         # names are compared byte by byte
         ([route(HOST1, SERVICE.upper()), route(HOST3)], None, Rule.LAST_RESORT, HOST3),
-        # an expired route is as good as none, at every step
+        # an expired route is ignored at every step
         ([route(HOST1, SERVICE, THERE, expires=PAST), route(HOST2, SERVICE)], THERE, Rule.SERVICE, HOST2),
         ([route(HOST1, SERVICE, expires=PAST), route(HOST2, SERVICE, THERE)], None, Rule.SERVICE_ANY_INSTANCE, HOST2),
         ([route(HOST1, SERVICE, THERE, expires=NOW), route(HOST3)], None, Rule.LAST_RESORT, HOST3),
@@ -130,8 +130,8 @@ def test_of_several_identifiers_one_is_picked_and_only_its_routes() -> None:
 def test_an_identifier_and_the_service_here_are_as_good_as_a_local_route() -> None:
     home = here({SERVICE: [HERE]})
     assert decide(instance=HERE, site=home)[:2] == (Local(HERE), Rule.HERE)
-    assert decide(site=home)[:2] == (Delayed(9750), Rule.NONE)  # without an identifier it takes a route
-    # the seed compares names only: an identifier that is not ours gets as far as locating, and waits there
+    assert decide(site=home)[:2] == (Delayed(9750), Rule.NONE)  # a conversation without an identifier takes a route
+    # the seed compares names only: a foreign identifier reaches step 3 and waits there
     assert decide(instance=THERE, site=home)[:2] == (Delayed(9795), Rule.HERE)
     assert decide([route(HOST1)], instance=HERE, site=home).rule is Rule.LAST_RESORT
 
@@ -162,7 +162,7 @@ def test_the_dynamic_routing_service_is_not_asked_for_itself() -> None:
     assert decide([route(HOST1, DYNAMIC_ROUTING_SERVICE)], service=DYNAMIC_ROUTING_SERVICE).rule is Rule.SERVICE
 
 
-# ---------------------------------------------------------------- step 2: which of them
+# ---------------------------------------------------------------- step 2: choice among the matches
 
 
 MIRRORED = route(HOST1, SERVICE, THERE, mirror=HOST2)
@@ -180,7 +180,7 @@ NETWORK, HOME, DIALLED = route(HOST3, SERVICE), route("LOCAL", SERVICE), route("
         ([AUTO, route(HOST3), DIALLED], False, Elsewhere(HOST3)),
         ([HOME], False, Delayed(9796)),
         ([AUTO], False, Delayed(9796)),
-        ([DIALLED], False, Delayed(9785)),  # the service's name begins with no address
+        ([DIALLED], False, Delayed(9785)),  # the service's name has no address prefix
         ([DIALLED, AUTO], False, Delayed(9796)),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_local_route_finds_the_service_in_the_own_database_first_then_in_any()
     [
         (THERE, None, Local(THERE)),
         (None, THERE, Local(THERE)),
-        (OTHER, None, Refused(8490)),  # that database is here and has no such service
+        (OTHER, None, Refused(8490)),  # that database exists and lacks the service
         ("dddddddd", None, Delayed(9795)),  # no database of this instance
     ],
 )
@@ -373,7 +373,7 @@ def test_a_service_name_that_begins_with_no_address(service: str) -> None:
     assert address_of_service(service) is None
 
 
-# ---------------------------------------------------------------- what must hold for any table
+# ---------------------------------------------------------------- invariants for any table
 
 _instances = st.sampled_from([None, HERE, THERE, OTHER])
 _routes = st.builds(
@@ -383,7 +383,6 @@ _routes = st.builds(
     _instances,
     expires=st.sampled_from([None, PAST, FUTURE]),
     mirror=st.sampled_from([None, HOST3]),
-    # as CREATE ROUTE requires
 ).filter(
     lambda route: route.mirror_address is None or parse_address(route.address) is not None
 )  # as CREATE ROUTE has it
@@ -419,7 +418,7 @@ def test_a_decision_is_a_function_of_its_arguments_and_takes_no_expired_route(
     assert decision == decided(own)
     assert all(route.expires is None or route.expires > NOW for route in decision.matched)
     assert decision.chosen is None or decision.chosen in decision.matched
-    # expired routes may as well not be there
+    # expired routes change nothing
     assert decision == decided([route for route in own if route.expires != PAST])
     match decision.destination:
         case Local(broker):

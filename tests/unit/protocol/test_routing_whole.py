@@ -1,4 +1,4 @@
-"""Every combination of routes, identifiers and places, beside the seed's steps written down a second time, plainly."""
+"""Every combination of routes, identifiers and sites, compared with a plain second version of the seed's steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOSTS = [f"TCP://host{n}:4022" for n in range(9)]
 
 
 def palette(name: str) -> list[Route]:
-    """Routes of every kind, of which a table is made."""
+    """Return routes of every kind, from which the tables are built."""
     return [
         Route("exact", name, FAR, None, HOSTS[0]),
         Route("exact old", name, FAR, PAST, HOSTS[1]),
@@ -54,7 +54,7 @@ def palette(name: str) -> list[Route]:
 
 
 def by_the_seed(conversation: Conversation, routes: Sequence[Route], site: Site) -> set[Destination]:
-    """All that may become of it."""
+    """Return all destinations that the seed's steps allow."""
     arrived = conversation.database is None
     if arrived and conversation.from_target and conversation.broker_instance in site.brokers:
         return locating(conversation, None, site)
