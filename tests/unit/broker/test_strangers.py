@@ -41,7 +41,7 @@ HANDSHAKE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes o
 
 
 class Site:
-    """A network that listens in the clear."""
+    """A network that listens without encryption."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.network = network(stack, 1)
@@ -56,7 +56,7 @@ class Site:
         return made
 
     def peer(self) -> Hostile:
-        """Return a peer that greets, under a name of its own."""
+        """Return a peer with a name of its own that sends a greeting."""
         return Hostile(self.stranger(), is_opener=True, daemon_id=uuid4(), instance=None).hear()
 
 
@@ -115,7 +115,7 @@ def test_a_peer_is_let_in_among_strangers_and_stays(site: Site) -> None:
 
 @pytest.fixture(scope="module")
 def identity(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a certificate and its key."""
+    """Create a file with a certificate and its key."""
     facts, key = x509_certificates.make("east", datetime.now(UTC))
     file = tmp_path_factory.mktemp("strangers") / "east.key"
     file.write_bytes(x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
@@ -148,7 +148,7 @@ def test_a_connection_that_is_reset_while_it_is_refused_is_gone(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = site.stranger()
-    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() is a reset
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() sends a reset
     journaled = journal.connection
 
     def reset(subclass: str, peer: str, error: str = "") -> None:
@@ -182,7 +182,7 @@ def test_a_host_without_certificates_has_a_share(site: Site, monkeypatch: pytest
 
 
 class Short(socket.socket):
-    """A listening socket of a process that has no descriptor left, at first."""
+    """A listening socket of a process that has no free file descriptor at first."""
 
     shortages = 3
 
@@ -216,7 +216,7 @@ def test_without_descriptors_it_waits_and_says_so(
 
 @pytest.mark.parametrize("kind", ["ends", "is late", "speaks TLS"])
 def test_connections_that_are_over_leave_no_garbage(identity: Path, kind: str) -> None:
-    """asyncio takes 256 KB for each of them: memory that waits for the garbage collector is memory of strangers."""
+    """asyncio uses 256 KB per connection. Without garbage, strangers cannot make that memory pile up."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(identity)
 
@@ -249,7 +249,7 @@ def test_connections_that_are_over_leave_no_garbage(identity: Path, kind: str) -
 
 
 class Silent(asyncio.Protocol):
-    """Says nothing, and tells that it was made."""
+    """A protocol that sends nothing and reports its connection."""
 
     made = asyncio.Event()
 

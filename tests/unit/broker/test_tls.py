@@ -1,4 +1,4 @@
-"""TLS between two instances, over memory: who is let in, and what a refusal says."""
+"""TLS between two instances over memory buffers: accepted peers, refused peers, and the texts of refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[..., tuple[TransportCertificate, Path]]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """A certificate and the file with its key."""
+    """Return a function that creates a certificate and the file with its key."""
 
     def make(name: str, now: datetime = NOW) -> tuple[TransportCertificate, Path]:
         facts, key = x509_certificates.make(name, now, 10)
@@ -36,7 +36,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def exchange(opener: Channel, acceptor: Channel, portion: int = 2**20) -> bytes:
-    """Carry bytes to and fro until both are silent; what arrived at both, readable."""
+    """Carry bytes in both directions until both sides are silent. Return the decrypted bytes of both."""
     heard = b""
     while True:
         there, back = opener.outgoing(), acceptor.outgoing()
@@ -96,7 +96,7 @@ def test_an_opener_that_is_not_known(make: Make) -> None:
         with pytest.raises(BrokerError, match="the peer says") as caught:  # the peer tells the reason
             opener.receive(acceptor.outgoing())
         assert caught.value.number == 9751
-        opener.send(b"anything")  # goes nowhere, and does no harm
+        opener.send(b"anything")  # is not sent, and does no harm
 
 
 def test_an_acceptor_that_is_not_known(make: Make) -> None:

@@ -1,4 +1,4 @@
-"""TLS between members of a domain, between strangers, and between those who have both methods."""
+"""TLS between members of a domain, between strangers, and between peers that support both methods."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def member(corp: Domain, tmp_path: Path) -> Callable[..., MemberState]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., tuple[TransportCertificate, Path]]:
-    """A certificate and the file with its key."""
+    """Return a function that creates a certificate and the file with its key."""
 
     def make(name: str, now: datetime = NOW) -> tuple[TransportCertificate, Path]:
         facts, key = x509_certificates.make(name, now, 10)
@@ -75,7 +75,7 @@ def windows(standing: MemberState, connect: Connect = NOBODY) -> Tls:
 
 
 def meet(opener: Tls, acceptor: Tls, certificate_index: int = 0) -> tuple[Channel, Channel]:
-    """Both ends, once each has let the other in."""
+    """Return both ends after each has accepted the other."""
     here, there = opener.channel(is_opener=True, certificate_index=certificate_index), acceptor.channel(is_opener=False)
     here.begin()
     while (out := here.outgoing()) or there._outgoing.pending:
@@ -187,7 +187,7 @@ def test_each_side_shows_what_the_other_takes(
     (west, west_file), (east, east_file) = make("west"), make("east")
     here = Tls(west_file, [east], domain=member("w"), authentication=said(opener))
     there = Tls(east_file, [west], domain=member("e"), authentication=said(acceptor))
-    if certificate_index:  # its first one is refused
+    if certificate_index:  # its first connection is refused
         assert refused(here, there)[0] == 28035
     ends = meet(here, there, certificate_index)
     assert [end.authentication for end in ends] == [seen_by_opener, seen_by_acceptor]
@@ -206,7 +206,7 @@ def test_those_who_have_no_method_in_common(
 
 @pytest.mark.feature(148)
 def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
-    """They prove to have their keys all the same, and what they say of themselves proves nothing."""
+    """Strangers prove that they hold their keys, too, but their names prove nothing."""
     (west, west_file), (_, east_file) = make("west"), make("east")
     acceptor = Tls(east_file, [], connect=PUBLIC)
     here, there = meet(Tls(west_file, [], connect=PUBLIC), acceptor)
@@ -252,7 +252,7 @@ def test_a_stranger_s_certificate_has_its_time_too(
 def test_what_an_imported_certificate_has_signed_is_nobody(
     corp: Domain, member: Callable[..., MemberState], make: Callable[..., tuple[TransportCertificate, Path]]
 ) -> None:
-    """TLS itself would take it: the imported certificate may sign others."""
+    """TLS alone would accept the peer: the imported certificate may sign others."""
     east, east_file = make("east")
     imported = east._replace(facts=corp.authority)
     signed = member("west").identity
@@ -284,7 +284,7 @@ def test_strangers_leave_nothing_behind(
 
 
 class Daemon:
-    """A network that listens, without a database; `number` is the instance."""
+    """A listening network without a database. `number` identifies the instance."""
 
     def __init__(self, number: int, tls: Tls, clock: Clock) -> None:
         daemon_id = UUID(int=number + 100)
@@ -314,7 +314,7 @@ def start() -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture
 def numbered(corp: Domain, tmp_path: Path) -> Callable[[int], MemberState]:
-    """Return the membership of the instance of that number, as one of the key's owner."""
+    """Return a function that gives the membership of instance `number`, owned by the key's owner."""
 
     def numbered(number: int) -> MemberState:
         return Membership(KeyFolder(tmp_path / str(number)), UUID(int=number)).join(corp.folder, None, NOW, 0)
@@ -340,7 +340,7 @@ def test_a_connection_ends_when_the_peer_s_certificate_does(
 def test_a_member_is_the_instance_that_its_certificate_names(
     numbered: Callable[[int], MemberState], start: Callable[..., Daemon]
 ) -> None:
-    """The impostor greets as another instance of the same account."""
+    """The impostor greets with the id of another instance of the same account."""
     impostor, east = start(3, windows(numbered(1))), start(2, windows(numbered(2)))
     impostor.network.reach(east.address)
     eventually(lambda: east.network.take_refused().keys() == {28035})
@@ -369,7 +369,7 @@ def test_an_opener_with_two_methods_tries_the_second_when_the_first_is_refused(
 def test_the_other_half_of_a_pair_is_believed_by_its_membership(
     corp: Domain, member: Callable[..., MemberState], tmp_path: Path
 ) -> None:
-    """A timeline that any other member, or somebody who was revoked, has signed is no evidence."""
+    """A timeline signed by another member, or by a revoked one, is not accepted."""
     whole = member("one", "shop")
     assert whole.member is not None
     half = Membership(KeyFolder(tmp_path / "half"), whole.member.instance)

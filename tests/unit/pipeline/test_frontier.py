@@ -1,4 +1,4 @@
-"""Offsets of the Spark source: plain values, no server."""
+"""Offsets of the Spark source as plain values, without a server."""
 
 import json
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_a_foreign_offset_is_refused(change):
     ids=str,
 )
 def test_json_of_another_shape_is_no_offset(stored):
-    """No server is asked."""
+    """The check needs no server."""
     from servicebroker.pipeline.stream.reader import QueueStreamReader
 
     reader = QueueStreamReader(source_options(GIVEN))
@@ -186,7 +186,7 @@ def test_a_wrong_option_is_named(given, complaint):
         ((9, 12, 1), (5, 9, 7), True),
         ((12, 15, 1), (5, 9, 7), True),
         ((1, 5, 99), (5, 9, 7), False),
-        ((5, 8, 99), (0, 9, 1), False),  # windows of two streams that overlap
+        ((5, 8, 99), (0, 9, 1), False),  # windows of two overlapping streams
         ((8, 20, 99), (5, 9, 1), False),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_part_comes_back_from_its_text():
     ],
 )
 def test_a_row_of_somebody_else_is_no_part(field, value):
-    """A sink that is given rows of its own column becomes no way to run SQL."""
+    """Rows of another column that reach the sink must not run SQL."""
     text = json.dumps(json.loads(PART.to_text()) | {field: value})
     with pytest.raises(InstanceError, match="does not hold a part of a queue"):
         rows.Part.from_text(text)

@@ -1,4 +1,4 @@
-"""A checkpoint that does not know what its query has landed is refused before a batch is planned from it."""
+"""A checkpoint that is older than the tables of its query is refused before a batch is planned from it."""
 
 import json
 import shutil
@@ -17,8 +17,8 @@ from servicebroker.pipeline.sinks.target import target
 QUERY, OTHER_QUERY = "0d5c9f2e-0000-4000-8000-00000000000a", "0d5c9f2e-0000-4000-8000-00000000000c"
 
 
-def noted(pipe, *batches):
-    """A checkpoint as Spark writes one, of the query QUERY."""
+def write_checkpoint(pipe, *batches):
+    """Write a checkpoint of the query QUERY as Spark does."""
     folder = pipe.checkpoint(QUEUE)
     (folder / "offsets").mkdir(parents=True, exist_ok=True)
     (folder / "metadata").write_text(json.dumps({"id": QUERY}))
@@ -32,16 +32,16 @@ def noted(pipe, *batches):
 def test_an_old_copy_of_a_checkpoint_is_refused(tmp_path, kind):
     pipe = pipeline(tmp_path, format=kind)
     Checkpoints(pipe).check(QUEUE)  # no run yet
-    folder = noted(pipe)
+    folder = write_checkpoint(pipe)
     Checkpoints(pipe).check(QUEUE)
-    noted(pipe, 0)
+    write_checkpoint(pipe, 0)
     land(pipe, QUERY, 0, batch(order(1)))
     shutil.copytree(folder, tmp_path / "copy")
-    noted(pipe, 1)
+    write_checkpoint(pipe, 1)
     Checkpoints(pipe).check(QUEUE)
     land(pipe, QUERY, 1, batch(order(2)))
     Checkpoints(pipe).check(QUEUE)  # as after a crash between table and queue
-    noted(pipe, 2)
+    write_checkpoint(pipe, 2)
     Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "copy", folder)
@@ -51,7 +51,7 @@ def test_an_old_copy_of_a_checkpoint_is_refused(tmp_path, kind):
         Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)
     Checkpoints(pipe).check(QUEUE)
-    noted(pipe)
+    write_checkpoint(pipe)
     with pytest.raises(InstanceError, match="the checkpoint has no batch"):
         Checkpoints(pipe).check(QUEUE)
 
@@ -59,13 +59,13 @@ def test_an_old_copy_of_a_checkpoint_is_refused(tmp_path, kind):
 def test_another_query_of_the_same_queue_has_a_checkpoint_of_its_own(tmp_path):
     pipe = pipeline(tmp_path)
     land(pipe, "before", 7, batch(order(1)))
-    noted(pipe, 0)
+    write_checkpoint(pipe, 0)
     Checkpoints(pipe).check(QUEUE)
 
 
 def test_a_damaged_checkpoint_is_one_sentence(tmp_path):
     pipe = pipeline(tmp_path)
-    metadata = noted(pipe) / "metadata"
+    metadata = write_checkpoint(pipe) / "metadata"
     for content in ("", "{}", "[1]", '"id"', '{"id": 5}', '{"id": "../../x"}', "[" * 100_000, "\ud800"):
         metadata.write_bytes(content.encode(errors="surrogatepass"))
         with pytest.raises(InstanceError, match=r"The checkpoint '.*' cannot be read: "):
@@ -73,10 +73,10 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path):
 
 
 def test_a_checkpoint_is_read_as_spark_reads_it(tmp_path):
-    """An id in other letters is the same query, and a file with another name is no batch."""
+    """An id in other letter case is the same query, and a file with another name is no batch."""
     pipe = pipeline(tmp_path)
     land(pipe, QUERY, 1, batch(order(1)))
-    folder = noted(pipe, 0)
+    folder = write_checkpoint(pipe, 0)
     (folder / "metadata").write_text(json.dumps({"id": QUERY.upper()}))
     for name in ("9" * 200, "1\u0663", "2.tmp"):
         (folder / "offsets" / name).write_text("v1")
@@ -85,7 +85,7 @@ def test_a_checkpoint_is_read_as_spark_reads_it(tmp_path):
 
 
 def test_a_table_takes_no_batch_before_its_last_one(tmp_path):
-    """The sink refuses it without a look at the checkpoint."""
+    """The sink refuses it without reading the checkpoint."""
     pipe = pipeline(tmp_path)
     for number in range(3):
         land(pipe, QUERY, number, batch(order(number)))
@@ -96,10 +96,10 @@ def test_a_table_takes_no_batch_before_its_last_one(tmp_path):
 
 
 def test_a_table_that_cannot_be_read_is_one_sentence(tmp_path):
-    """The error stops the queue that is to be started, not the others."""
+    """The error stops only the queue that is being started."""
     pipe = pipeline(tmp_path)
     land(pipe, QUERY, 0, batch(order(1)))
-    noted(pipe, 0)
+    write_checkpoint(pipe, 0)
     place = target(pipe, "orders").location
     opened = place.open()
     for entry in (tmp_path / "orders" / "_delta_log").glob("*.json"):

@@ -1,4 +1,4 @@
-"""Decoding: what is read, and what is said of everything else. No Spark, no server."""
+"""Decoding: values of valid bodies, and the error texts for all others. No Spark, no server."""
 
 import io
 import json
@@ -561,7 +561,7 @@ def test_protobuf_that_has_no_form_in_json_is_said():
 
 
 def _empties(items):
-    """A schema of an array of something, which knows an empty record E."""
+    """Return the schema of an array of `items`, with a named empty record E."""
     empty = {"type": "record", "name": "E", "fields": []}
     array = {"type": "array", "items": items}
     return {"type": "record", "name": "A", "fields": [{"name": "e", "type": empty}, {"name": "x", "type": array}]}

@@ -1,6 +1,6 @@
-"""Bodies that are small and would cost much: each decoder refuses them before its library makes anything of them.
+"""Small bodies that would be expensive to decode: each decoder refuses them before its library reads them.
 
-Every attack runs in a process of its own with 2 GB of memory and some seconds, since it ended the process before.
+Every attack runs in its own process with 2 GB of memory and a timeout, since it killed the process once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def long(value):
 
 
 def nested(levels):
-    """A record that holds itself so many times."""
+    """Return a record that is nested in itself `levels` times."""
     return b"\x02" * levels + b"\x00"
 
 
@@ -60,7 +60,7 @@ def protobuf():
 
 
 def length(count):
-    """A length as Protobuf writes it."""
+    """Return a length in Protobuf's encoding."""
     written = b""
     while count > 127:
         written, count = written + bytes([count & 127 | 128]), count >> 7
@@ -114,7 +114,7 @@ ATTACKS = {
 
 
 def attack(given, body, told):
-    """Decode in a process with little memory; tells the reason."""
+    """Decode in a process with little memory, and report the reason of the refusal."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         decoder(**given).decode(body)
@@ -200,7 +200,7 @@ def test_a_schema_whose_bodies_have_no_bound_is_refused(name):
 
 
 def test_a_schema_that_uses_each_type_twice_is_checked_in_no_time():
-    """Twenty records, each with two fields of the one before: 2^20 ways lead to the innermost one."""
+    """Twenty records each have two fields of the previous type: 2^20 paths lead to the innermost one."""
     inner = {"type": "record", "name": "R0", "fields": [{"name": "a", "type": "int"}, {"name": "b", "type": "int"}]}
     for level in range(1, 21):
         again = {"name": "b", "type": f"R{level - 1}"}

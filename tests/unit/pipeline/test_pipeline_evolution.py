@@ -1,4 +1,4 @@
-"""Tables whose rule changes: what they follow, what is refused, and what is in them then. No Spark, no server."""
+"""Tables whose rule changes: allowed and refused changes, and the content afterwards. No Spark, no server."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -73,7 +73,7 @@ def test_a_column_is_added_and_one_that_left_stays(tmp_path):
          batch(body(1, '{"id": 1, "old": "x", "new": 7}')))  # fmt: skip
     after = with_columns(tmp_path, Column("new", "long", True), Column("id", "long"))
     assert target(after, "orders").plan_schema_change().sentences() == ["gets the column new (long)"]
-    assert len(DeltaTable(after.folder("orders")).schema().fields) == 8  # a look changes nothing
+    assert len(DeltaTable(after.folder("orders")).schema().fields) == 8  # reading changes nothing
     land(after, "q", 1, batch(body(2, '{"id": 2, "old": "y", "new": 8}')))
     assert [
         (row["id"], row["old"], row["new"]) for row in sorted(table(after, "orders"), key=lambda row: row["id"])
@@ -105,7 +105,7 @@ def test_a_widened_table_is_one_new_version_and_knows_its_batches(tmp_path):
 
 
 def test_a_batch_beside_a_change_of_the_table_is_refused_or_waits(tmp_path, monkeypatch):
-    """The files of one definition never count in the table of another."""
+    """Files that were written for one definition are never added to a table with another."""
     before = with_columns(tmp_path, Column("id", "integer"))
     land(before, "q", 0, batch(body(0, '{"id": 0}')))
     after = with_columns(tmp_path, Column("id", "long"))
@@ -171,7 +171,7 @@ def test_a_table_is_made_anew_from_bronze(tmp_path):
 
 
 def moved(number, place, **more):
-    """An order that MOVE CONVERSATION has given another place after it had landed."""
+    """Return an order that MOVE CONVERSATION has given another position after it had landed."""
     return message(place, b'{"id": %d, "note": "n"}' % number, number=number, **more)
 
 
@@ -190,7 +190,7 @@ def test_a_message_that_bronze_has_twice_is_there_once_in_a_table_made_anew(tmp_
 
 
 def test_of_a_message_that_bronze_has_twice_the_last_place_counts_for_a_key(tmp_path):
-    """As when they landed: the moved message came behind the other."""
+    """The result is the same as when they landed: the moved message came last."""
     pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
     land(pipe, "q", 0, batch(order(1, key=7, note="n"), order(2, key=7, note="other", handle="other")))
     land(pipe, "q", 1, batch(message(11, b'{"id": 7, "note": "n"}', number=1)))
@@ -200,7 +200,7 @@ def test_of_a_message_that_bronze_has_twice_the_last_place_counts_for_a_key(tmp_
 
 
 def test_a_queue_that_was_made_anew_under_another_name_loses_to_no_older_row(tmp_path):
-    """Its places begin anew: between two names the time tells, whatever lands last, and in files of both."""
+    """Positions restart in a recreated queue, so time decides between two names, also within one file."""
     rule = replace(ORDER, key=("id",))
     strict = pipeline(tmp_path, replace(rule, maximum_body=30))
     land(strict, "q", 0, batch(order(999, key=7, note="x"), order(1000, key=7, note="quarantined" * 3, minutes=1)))

@@ -1,4 +1,4 @@
-"""The pipeline file: what it may say, and where it says what it may not. No Spark, no server."""
+"""The pipeline file: valid settings, and the position of invalid ones. No Spark, no server."""
 
 import json
 
@@ -264,7 +264,7 @@ def test_a_schema_that_is_none_is_said_with_its_line(write, tmp_path):
 
 
 def test_a_table_of_delta_is_not_divided_by_bytes(write):
-    """Its log holds the values as texts, and readers take them for UTF-8."""
+    """Delta's log holds partition values as text, and readers decode them as UTF-8."""
     text = WHOLE.replace('"string?"', '"binary?"').replace('partition_by = "_date"', 'partition_by = "note"')
     with pytest.raises(InstanceError, match=r":23: .*cannot be partitioned by 'note', which is binary"):
         read_pipeline(write(text))
@@ -331,7 +331,7 @@ table = "t"
     ids=range(16),
 )
 def test_the_option_of_the_sink_is_checked_as_the_file_is(tmp_path, change, message):
-    """The option may come from somebody else's query."""
+    """The option may come from the query of another user."""
     values = json.loads(parse_pipeline(SMALL, tmp_path).to_text())
     for path, value in change.items():
         *inner, key = (path,) if isinstance(path, str) else path

@@ -1,4 +1,4 @@
-"""Tables of Iceberg: what holds for Delta holds for them, read by others than pyiceberg. No Spark, no server."""
+"""Iceberg tables: the same rules as for Delta, checked with other readers than pyiceberg. No Spark, no server."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def place(row):
 
 
 class Lake:
-    """The tables of one catalog, as others see and change them."""
+    """The tables of one catalog, as other programs read and change them."""
 
     options: ClassVar = {"format": "iceberg", "catalog": "lake", "namespace": "shop"}
     redivides = False
@@ -94,7 +94,7 @@ class Lake:
 
 @pytest.fixture
 def make_lake(tmp_path, monkeypatch):
-    """A catalog of SQL in a file, or of REST."""
+    """Return a function that creates a catalog: SQL in a file, or REST."""
 
     @contextmanager
     def make_lake(kind="sql", folder=tmp_path):
@@ -180,7 +180,7 @@ def test_a_batch_is_in_every_table_once(make_lake, make_pipe, kind):
         first = batch(order(1), bad, stock(3, 1, "old"), stock(4, 2, "b"),
                       *(message(5 + at, json.dumps({"id": at, "note": note}).encode(), "Day", minutes=900 * at)
                         for at, note in enumerate(["", None, "ä"])))  # fmt: skip
-        for _ in range(2):  # the second time as after a crash between the commit and Spark's note of it
+        for _ in range(2):  # the second time as after a crash between the commit and Spark's checkpoint
             land(pipe, "q", 0, first)
         land(pipe, "q", 1, batch(stock(8, 1, "new")))
         land(pipe, "lost", 0, first)
@@ -218,7 +218,7 @@ def test_of_two_writers_of_one_batch_one_lands_it(lake, make_pipe):
 
 
 def test_a_commit_behind_another_is_refused_and_looks_again(lake, make_pipe):
-    """Not tried again by pyiceberg itself, which would not ask what has come in between."""
+    """pyiceberg itself must not retry: it would not check the commits in between."""
     pipe = make_pipe()
     into = target(pipe, "orders")
     land(pipe, "q", 0, batch(order(0)))
@@ -279,7 +279,7 @@ def test_what_failed_attempts_have_left_goes_and_what_is_named_stays(lake, make_
     sort_rows(pipe, QUEUE, "q", iter([batch(order(1))]))  # a task whose batch never landed
     data, metadata = (Path(lake.file.parent, "orders", inner) for inner in ("data", "metadata"))
     (metadata / "left.avro").write_bytes(b"x")
-    assert compact(pipe, 24)[1] == ("orders", 0, 0, 0)  # they are young
+    assert compact(pipe, 24)[1] == ("orders", 0, 0, 0)  # they are too young
     for path in [*data.iterdir(), *metadata.iterdir()]:
         os.utime(path, (0, 0))
     assert compact(pipe, 24)[1] == ("orders", 0, 0, 2)

@@ -1,4 +1,4 @@
-"""OpenLineage events of a pipeline's queries. No Spark, no server: its client writes into a file."""
+"""OpenLineage events of a pipeline's queries, written to a file. No Spark, no server."""
 
 import json
 import socket
@@ -29,8 +29,8 @@ def pipeline(tmp_path, queue=QUEUE, warehouse=None):
 
 
 @pytest.fixture
-def told(tmp_path, monkeypatch):
-    """The events that were written."""
+def read_events(tmp_path, monkeypatch):
+    """Return a function that reads the written events."""
     path = tmp_path / "events.json"
     config = tmp_path / "openlineage.yml"
     config.write_text(f"transport:\n  type: file\n  log_file_path: {path}\n  append: true\n")
@@ -42,12 +42,12 @@ def query(hear, once=False, queue=QUEUE):
     return QueueRun(queue, lambda: None, once, on_event=hear)
 
 
-def test_a_query_is_a_run_with_its_queue_and_its_tables(tmp_path, told):
+def test_a_query_is_a_run_with_its_queue_and_its_tables(tmp_path, read_events):
     run = query(lineage_listener(pipeline(tmp_path)))
     run.on_event(run, "queue started")
     run.messages = 7
     run.on_event(run, "queue ended")
-    first, last = told()
+    first, last = read_events()
     assert (first["eventType"], last["eventType"]) == ("START", "COMPLETE")
     assert first["run"]["runId"] == last["run"]["runId"]
     assert (first["job"]["namespace"], first["job"]["name"]) == ("servicebroker", "orders.Shop.StockQueue")
@@ -65,10 +65,10 @@ def test_a_query_is_a_run_with_its_queue_and_its_tables(tmp_path, told):
         orders["facets"]["schema"]["fields"][0] | {"name": "id", "type": "long"}
         == (orders["facets"]["schema"]["fields"][0])
     )
-    assert "secret" not in json.dumps(told())
+    assert "secret" not in json.dumps(read_events())
 
 
-def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path, told):
+def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path, read_events):
     now = [0.0]
     run = query(Lineage(pipeline(tmp_path), OpenLineageClient(), lambda: now[0]).on_event, once=True)
     for seconds, event in (
@@ -83,17 +83,17 @@ def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path
         run.on_event(run, event)
     run.reason = "The disk is full."
     run.on_event(run, "queue failed")
-    events = told()
+    events = read_events()
     assert [event["eventType"] for event in events] == ["START", "RUNNING", "RUNNING", "FAIL"]
     assert len({event["run"]["runId"] for event in events}) == 1
     assert events[-1]["run"]["facets"]["errorMessage"]["message"] == "The disk is full."
     assert events[0]["job"]["facets"]["jobType"]["processingType"] == "BATCH"
 
 
-def test_a_run_that_is_stopped_is_aborted_once(tmp_path, told):
+def test_a_run_that_is_stopped_is_aborted_once(tmp_path, read_events):
     run = query(lineage_listener(pipeline(tmp_path)))
     run.stop()
-    assert [event["eventType"] for event in told()] == ["ABORT"]
+    assert [event["eventType"] for event in read_events()] == ["ABORT"]
 
 
 @pytest.mark.parametrize(
@@ -103,16 +103,16 @@ def test_a_run_that_is_stopped_is_aborted_once(tmp_path, told):
         ("abfss://c@a.dfs.core.windows.net/w", ("abfss://c@a.dfs.core.windows.net", "w/bronze")),
     ],
 )
-def test_tables_of_stores_and_queues_of_folders_have_their_names(tmp_path, told, url, named):
+def test_tables_of_stores_and_queues_of_folders_have_their_names(tmp_path, read_events, url, named):
     queue = QueueRule(str(tmp_path / "data"), "Shop", "StockQueue")
     run = query(lineage_listener(pipeline(tmp_path, queue, StoreFolder(url))), queue=queue)
     run.on_event(run, "queue started")
-    (event,) = told()
+    (event,) = read_events()
     assert (event["outputs"][0]["namespace"], event["outputs"][0]["name"]) == named
     assert event["inputs"][0]["namespace"] == f"servicebroker://{tmp_path}/data"
 
 
-def test_a_password_is_told_to_nobody_however_the_server_is_named(tmp_path, told):
+def test_a_password_is_told_to_nobody_however_the_server_is_named(tmp_path, read_events):
     for instance in (
         "host=db port=5433 user=me password=secret dbname=broker",
         "postgresql://me@db:5433/broker?password=secret",
@@ -120,12 +120,12 @@ def test_a_password_is_told_to_nobody_however_the_server_is_named(tmp_path, told
         queue = QueueRule(instance, "Shop", "StockQueue")
         run = query(lineage_listener(pipeline(tmp_path, queue)), queue=queue)
         run.on_event(run, "queue started")
-    assert {event["inputs"][0]["namespace"] for event in told()} == {"servicebroker://db:5433/broker"}
+    assert {event["inputs"][0]["namespace"] for event in read_events()} == {"servicebroker://db:5433/broker"}
     queue = QueueRule("postgresql://DB.Example", "Shop", "StockQueue")
     run = query(lineage_listener(pipeline(tmp_path, queue)), queue=queue)
     run.on_event(run, "queue started")
-    assert told()[-1]["inputs"][0]["namespace"] == "servicebroker://db.example:5432"
-    assert "secret" not in json.dumps(told())
+    assert read_events()[-1]["inputs"][0]["namespace"] == "servicebroker://db.example:5432"
+    assert "secret" not in json.dumps(read_events())
 
 
 def test_who_does_not_listen_is_told_once_and_harms_nobody(tmp_path, caplog):
@@ -174,7 +174,7 @@ def test_an_answer_without_end_is_not_kept(tmp_path, monkeypatch):
 
 
 def tell_http(tmp_path, monkeypatch, url):
-    """Have OpenLineage told there; a URL in the environment would leave more behind in it."""
+    """Configure OpenLineage to send to `url`; a URL in the environment would leave more behind."""
     config = tmp_path / "openlineage.yml"
     config.write_text(f"transport:\n  type: http\n  url: {url}\n")
     monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config))
@@ -182,7 +182,7 @@ def tell_http(tmp_path, monkeypatch, url):
 
 @contextmanager
 def listening(head, again, pause):
-    """A listener that answers with that head, and then with the same bytes as long as somebody takes them."""
+    """Run an HTTP listener that answers with `head`, and then with `again` as long as the client reads."""
     over = threading.Event()
 
     def answer(connected):

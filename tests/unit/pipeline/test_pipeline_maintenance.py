@@ -1,4 +1,4 @@
-"""Reading quarantine again, compacting, analysing: tables in a folder, no Spark, no server."""
+"""Replay of quarantine, compaction and analysis, with tables in a folder. No Spark, no server."""
 
 import re
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_quarantine_of_several_types_is_read_again_and_again(tmp_path):
 
 
 def test_what_deltalakes_own_merge_has_left_is_read_again(tmp_path):
-    """Its files have texts as views; quarantine of an earlier version, and what others do to a table, is in such."""
+    """Its files store texts as views. Earlier versions and other programs write such files."""
     before = pipeline(tmp_path, STRICT)
     land(before, "q", 0, batch(order(1, note=None), order(2, note=None), message(3, b"?", "Unheard")))
     merged = DeltaTable(before.folder("quarantine"))
@@ -260,7 +260,7 @@ def pipeline_without_bronze():
 
 @pytest.mark.parametrize("key", [(), ("id",)])
 def test_messages_that_came_before_their_rule_are_counted_and_landed(tmp_path, key):
-    """They are in bronze alone: a run reads the queue, which has let them go."""
+    """Such messages are in bronze only: a run reads the queue, which no longer has them."""
     rule = replace(ORDER, key=key)
     without = replace(pipeline(tmp_path, rule), messages=())
     land(without, "q", 0, batch(order(1), order(2, minutes=1), message(3, b"?", minutes=2)))
@@ -277,7 +277,7 @@ def test_messages_that_came_before_their_rule_are_counted_and_landed(tmp_path, k
 
 
 def test_a_late_rule_with_a_key_takes_the_newest_row_of_all_queues(tmp_path):
-    """As a rebuild does: positions of different queues say nothing."""
+    """The result is that of a rebuild: positions in different queues cannot be compared."""
     pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
     without = replace(pipe, messages=(), queues=(QUEUE, QueueRule("./data", "Shop", "Other")))
     land(without, "q", 0, batch(order(100, key=1, note="old")))

@@ -29,7 +29,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def read(reader, body):
-    """The values of a body, or the error's text."""
+    """Return the values of a body, or the text of the error."""
     try:
         return reader.decode(body if isinstance(body, bytes) else json.dumps(body).encode())
     except Undecodable as problem:

@@ -1,4 +1,4 @@
-"""Options of the Spark formats: numbers, and values that somebody hostile has chosen."""
+"""Options of the Spark formats: numbers, and hostile values."""
 
 from __future__ import annotations
 

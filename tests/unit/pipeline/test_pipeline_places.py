@@ -1,4 +1,4 @@
-"""Rows of more text than one array of Arrow holds, 2 GiB: made of one piece that stands there again and again."""
+"""Rows with more text than the 2 GiB of one Arrow array, built from many references to one chunk."""
 
 from dataclasses import replace
 
@@ -25,13 +25,13 @@ LONG = pa.int64()
 
 
 def large(kind):
-    """As many texts as `PIECE_COUNT`, of one text's memory."""
+    """Return `PIECE_COUNT` texts that share the memory of one."""
     piece = pa.array([b"x" * PIECE_BYTES], pa.binary()).cast(kind)
     return pa.chunked_array([piece] * PIECE_COUNT)
 
 
 def rows_with(schema, row, **columns):
-    """`PIECE_COUNT` rows as `one`, but for some columns."""
+    """Return `PIECE_COUNT` copies of `row`, with some columns replaced."""
     rows = pa.concat_tables([pa.Table.from_pylist([row], schema=schema)] * PIECE_COUNT)
     for name, values in columns.items():
         rows = rows.set_column(schema.get_field_index(name), schema.field(name), values)
@@ -39,7 +39,7 @@ def rows_with(schema, row, **columns):
 
 
 class Lake:
-    """A table of one file, in memory."""
+    """A table of one file in memory."""
 
     partition_by = ()
 

@@ -1,4 +1,4 @@
-"""The number of a run's messages in quarantine: counted where they land, noted, reported, and judged."""
+"""The number of a run's messages in quarantine: counted, stored, reported, and compared with the limit."""
 
 import logging
 from collections import Counter
@@ -32,7 +32,7 @@ BAD = {("Order", "malformed"): 2, ("Order", "wrong type"): 1, ("Strange", "uncon
 
 
 def land(pipe, number, *messages):
-    """A batch in two tasks, the messages in turn."""
+    """Land a batch in two tasks that get the messages in turn."""
     tasks = [sort_rows(pipe, QUEUE, "query", iter([batch(*these)])) for these in (messages[::2], messages[1::2])]
     commit_results(pipe, QUEUE, tasks, number)
 

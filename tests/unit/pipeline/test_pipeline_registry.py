@@ -1,4 +1,4 @@
-"""Bodies that name their schema in a registry, against a stand-in for one that speaks HTTP. No Spark, no PostgreSQL."""
+"""Bodies that refer to a schema registry, with an HTTP stand-in for the registry. No Spark, no PostgreSQL."""
 
 import base64
 import io
@@ -66,7 +66,7 @@ def avro(number, schema, value, named=None):
 
 
 def proto_file(name, package, *messages, imports=()):
-    """A `FileDescriptorProto` of messages: a name, fields of name and type (a message's by its name), those inside."""
+    """Return a `FileDescriptorProto`. Each message is a name, fields (name and type), and nested messages."""
     file = descriptor_pb2.FileDescriptorProto(name=name, package=package, syntax="proto3", dependency=imports)
 
     def add(into, given):
@@ -339,7 +339,7 @@ def test_credentials_come_from_the_environment_and_go_to_the_registry_alone(
 @pytest.mark.parametrize("name", [USER_INFO, TOKEN])
 @pytest.mark.parametrize("named", [None, "http://elsewhere.example", "no URL"])
 def test_credentials_go_to_no_registry_that_only_a_file_names(registry, monkeypatch, name, named):
-    """Otherwise the author of a pipeline file would get them."""
+    """Otherwise the author of a pipeline file could steal them."""
     monkeypatch.setenv(name, "key:secret")
     if named:
         monkeypatch.setenv(URL, named)
@@ -366,7 +366,7 @@ def test_a_redirect_within_the_registry_is_followed(registry):
 
 
 def refer(registry, name, *others):
-    """The schema of a name refers to others of that registry."""
+    """Make the schema `name` refer to other schemas of the registry."""
     told = {"schema": "true", "schemaType": "JSON", "references": [reference(other) for other in others]}
     registry.answers[f"/subjects/{name}/versions/1"] = told
     return told

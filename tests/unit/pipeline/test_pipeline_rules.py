@@ -1,4 +1,4 @@
-"""Rules without Spark and without a server: what becomes of example messages, and a first rule from samples."""
+"""Rules without Spark and without a server: results for example messages, and a first rule from samples."""
 
 import json
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""When the query of a queue has ended, when it is started again, and what is told of it."""
+"""Queries of a run: when they end, when they are restarted, and the log of both."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ class Progress:
 
 
 class Query:
-    """As far as it is looked at."""
+    """A stand-in for a streaming query, with the attributes that a run reads."""
 
     def __init__(self, is_active=False, problem=None, told=(), message="Waiting for data to arrive"):
         self.isActive = is_active
@@ -50,7 +50,7 @@ class Query:
 
 
 class Queries:
-    """Starts queries one after the other, by a clock that stands still."""
+    """Starts queries one after the other, with a clock that stands still."""
 
     def __init__(self, *queries, once=False):
         self.left, self.now, self.cleared = list(queries), 0.0, 0
@@ -66,7 +66,7 @@ class Queries:
         self.cleared += 1
 
     def poll(self):
-        """As `Run.poll`; the seconds until the next start, None when none is awaited."""
+        """Call `Run.poll`. Return the seconds until the next start, or None if none is due."""
         if self.run.is_due:
             self.run.start_query()
         self.run.poll()
@@ -263,7 +263,7 @@ def test_each_query_registers_the_formats_before_it_is_defined(monkeypatch):
     told = []
 
     class Spark:
-        """Of a session, only the beginning of a query."""
+        """A stand-in for a Spark session that can only start a query."""
 
         @property
         def readStream(self):
@@ -271,7 +271,7 @@ def test_each_query_registers_the_formats_before_it_is_defined(monkeypatch):
             raise InstanceError("seen")
 
     class Unseen:
-        """Checkpoints of which none is refused."""
+        """Checkpoints that refuse nothing."""
 
         def check(self, queue):
             pass
@@ -285,7 +285,7 @@ def test_each_query_registers_the_formats_before_it_is_defined(monkeypatch):
 
 
 def test_pyspark_says_nothing_of_the_installed_pandas():
-    """PySpark warns on standard error, in each process, of a version of pandas that it does not know."""
+    """PySpark warns on standard error in each process about an unknown version of pandas."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         require_minimum_pandas_version()

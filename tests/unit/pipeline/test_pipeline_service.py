@@ -1,4 +1,4 @@
-"""The unit and the manifests of docs/how-to/pipeline-service.md, as far as they can be checked without a cluster."""
+"""The systemd unit and the manifests of docs/how-to/pipeline-service.md, checked without a cluster."""
 
 import configparser
 import re
@@ -19,7 +19,7 @@ def blocks(kind):
 
 
 def check_command(words):
-    """`servicebroker` takes these arguments."""
+    """Check that `servicebroker` accepts these arguments."""
     program, group, command, *rest = words
     assert program.endswith("servicebroker")
     group = load(group)

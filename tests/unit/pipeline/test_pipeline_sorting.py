@@ -1,4 +1,4 @@
-"""Messages into tables, and tables into files: no Spark, no server."""
+"""Sorting of messages into tables, and of tables into files. No Spark, no server."""
 
 import os
 import threading
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_quarantined_with_its_bytes_and_its_reason(tmp_pa
 
 @pytest.mark.slow
 def test_a_body_of_100_mb_lands_whole(tmp_path):
-    """In bronze and quarantine by the usual limit, and in its table where the rule allows as much."""
+    """The default limit covers bronze and quarantine; its own table needs a rule that allows 100 MB."""
     body = b"%05d" % 12345 * 20_000_000
     text = MessageRule("Long", "text", "long", maximum_body=len(body))
     pipe = pipeline(tmp_path, ORDER, text)
@@ -131,7 +131,7 @@ def test_a_batch_lands_once_in_every_table_wherever_it_was_interrupted(tmp_path)
     pipe = pipeline(tmp_path)
     first = batch(order(1), message(2, b"?"))
     written = sort_rows(pipe, QUEUE, "q", iter([first]))
-    target(pipe, "bronze").commit(written.files["bronze"], "q", 0)  # and then the power went
+    target(pipe, "bronze").commit(written.files["bronze"], "q", 0)  # then the power failed
     for _ in range(2):
         land(pipe, "q", 0, first)
     land(pipe, "q", 1, batch(order(3)))
@@ -152,7 +152,7 @@ def test_messages_that_come_again_under_another_query_are_known(tmp_path):
 
 
 def test_messages_that_were_moved_while_nothing_ran_are_known(tmp_path):
-    """MOVE CONVERSATION gives what has landed and is not acknowledged new places behind all others."""
+    """MOVE CONVERSATION gives landed, unacknowledged messages new positions behind all others."""
     pipe = pipeline(tmp_path)
     land(pipe, "q", 0, batch(*(order(n, minutes=n) for n in range(4)), order(4, handle="other", minutes=4)))
     moved = [message(10 + n, b'{"id": %d}' % n, number=n, minutes=n) for n in range(1, 4)]
@@ -174,7 +174,7 @@ def test_messages_that_come_again_under_another_name_of_their_queue_are_known(tm
 
 
 def test_a_moved_message_is_known_in_a_file_whose_times_are_told_in_milliseconds(tmp_path):
-    """As a compaction of Delta tells them, cut off."""
+    """Delta's compaction truncates times to milliseconds in its statistics."""
     pipe = pipeline(tmp_path)
     for number in range(2):
         land(pipe, "q", number, batch(order(number, minutes=number + 0.000_01)))
@@ -184,7 +184,7 @@ def test_a_moved_message_is_known_in_a_file_whose_times_are_told_in_milliseconds
 
 
 def test_files_of_the_pipelines_other_queues_are_not_looked_at(tmp_path, monkeypatch):
-    """They hold no message of this one, whatever their places and times are."""
+    """Files of other queues hold no message of this one, whatever their positions and times are."""
     other = QueueRule("./data", "Shop", "Other")
     pipe = replace(pipeline(tmp_path), queues=(QUEUE, other))
     looked = []
@@ -270,7 +270,7 @@ def test_a_queue_that_was_made_anew_under_its_name_goes_on_with_its_keys(tmp_pat
 @pytest.mark.parametrize("key", [(), ("id",)], ids=["no key", "key"])
 @pytest.mark.parametrize("character", "\u2028\u2029\u0085\v\f\x1e", ids=ascii)
 def test_a_character_that_ends_a_line_of_text_ends_none_of_the_log(tmp_path, key, character):
-    """Delta's log has values of columns as they are."""
+    """Delta's log holds column values without escapes."""
     pipe = pipeline(tmp_path, replace(ORDER, key=key))
     for _ in range(2):  # the second time it has landed
         land(pipe, "q", 0, batch(order(1, note=f"a{character}b")))
@@ -279,7 +279,7 @@ def test_a_character_that_ends_a_line_of_text_ends_none_of_the_log(tmp_path, key
 
 
 def test_what_can_be_read_after_a_cut_is_somewhere(tmp_path, monkeypatch):
-    """A rule is mended between a batch that is cut off behind its first table and the next try."""
+    """The rule is corrected after a batch that was interrupted behind its first table, before the retry."""
     rows = batch(order(1, note="x" * 100), order(2, note="y"))
     strict = pipeline(tmp_path, replace(ORDER, maximum_body=50), bronze="", unconfigured="quarantine")
     landing = []
@@ -302,7 +302,7 @@ def test_what_can_be_read_after_a_cut_is_somewhere(tmp_path, monkeypatch):
 
 
 def cut_behind(pipe, name, rows):
-    """The batch lands in one of its tables, and then the power goes."""
+    """Land the batch in one of its tables; then the power fails."""
     written = sort_rows(pipe, QUEUE, "q", iter([rows]))
     target(pipe, name).commit(written.files[name], "q", 0)
 
@@ -316,7 +316,7 @@ def found_in(pipe, name):
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_what_cannot_be_read_any_more_after_a_cut_is_in_quarantine(tmp_path, kind):
-    """A rule becomes stricter behind a batch that was cut off when quarantine had it."""
+    """The rule becomes stricter after a batch that was interrupted behind quarantine."""
     more = {"format": kind, "bronze": "", "unconfigured": "quarantine"}
     rows = batch(order(1), message(2, b"?"), order(3))
     cut_behind(pipeline(tmp_path, ORDER, **more), "quarantine", rows)
@@ -329,7 +329,7 @@ def test_what_cannot_be_read_any_more_after_a_cut_is_in_quarantine(tmp_path, kin
 
 
 def test_what_the_rule_refuses_after_a_cut_is_in_the_table_that_had_it(tmp_path):
-    """A rule changes behind a batch that was cut off when its own table had it: what was in a table stays there."""
+    """The rule changes after a batch that was interrupted behind its own table: landed rows stay there."""
     more = {"bronze": "", "unconfigured": "quarantine"}
     rows = batch(order(1), message(2, b"?"), order(3))
     loose, strict = pipeline(tmp_path, ORDER, **more), pipeline(tmp_path, replace(ORDER, maximum_body=1), **more)
@@ -388,7 +388,7 @@ def test_what_has_landed_is_on_the_disk_before_the_queue_forgets_it(tmp_path, mo
         fsync(descriptor)
 
     def check():
-        """Files and their folders before the entry that names them, and all of it before the staged rows go."""
+        """Check the order of fsync: files and folders, then the entry that names them, then the staged rows."""
         known = DeltaTable(folder)
         entry = folder / "_delta_log" / f"{known.version():020}.json"
         places = {inode: place for place, (inode, staged) in enumerate(flushed) if staged}
@@ -422,7 +422,7 @@ def test_another_table_in_the_same_place_is_refused(tmp_path):
 
 
 def test_parquet_files_that_have_landed_stay_when_their_batch_comes_again_with_less(tmp_path):
-    """A conversation that its bad message has ended takes its rows out of the queue before Spark notes the batch."""
+    """A bad message can end its conversation, whose rows leave the queue before Spark commits the batch."""
     pipe = pipeline(tmp_path, format="parquet")
     land(pipe, "q", 0, batch(*(order(number, handle="h") for number in range(100)), message(100, b"?", handle="bad")))
     land(pipe, "q", 0, batch(*(order(number, handle="h") for number in range(30))))

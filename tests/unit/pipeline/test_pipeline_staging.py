@@ -1,4 +1,4 @@
-"""Cutting rows into pieces: order, slots, sizes."""
+"""Cutting rows into chunks: order, slots, sizes."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_text_becomes_bytes_and_null_stays():
 @pytest.mark.parametrize("text", [pa.string(), pa.large_string()])
 @pytest.mark.parametrize("plain", [pa.binary(), pa.large_binary()])
 def test_large_columns_are_as_others(text, plain):
-    """Spark gives them with `spark.sql.execution.arrow.useLargeVarTypes`."""
+    """Spark passes large columns with `spark.sql.execution.arrow.useLargeVarTypes`."""
     texts, bodies = pa.array(["ä", None, ""], text), ["ä".encode(), None, b""]
     for column in (texts, pa.array(bodies, plain)):
         assert cut(batch(message_body=column)) == [(1, "T", bodies)]
