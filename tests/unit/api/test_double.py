@@ -1,4 +1,4 @@
-"""The in-memory double: what is its own. That it follows the rules is proved beside the engine in test_model.py."""
+"""The in-memory double: its own features. test_model.py compares its rules with those of the engine."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ SHOP = {
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Callable[[], sqlite3.Connection]:
-    """Makes connections to the tables of an application."""
+    """Return a function that connects to the tables of an application."""
     with closing(sqlite3.connect(tmp_path / "tables.db")) as connection:
         connection.execute("create table shipments (item text)")
 
@@ -342,13 +342,13 @@ def shipped(tables: Callable[[], sqlite3.Connection]) -> list[str]:
 
 
 def test_a_definition_is_applied_and_then_there(database: double.Database) -> None:
-    assert len(database.define(SHOP)) == 6  # one queue is there
+    assert len(database.define(SHOP)) == 6  # one queue exists
     assert database.define(SHOP) == []
     assert database.define({"queues": {"StockQueue": {"status": False}}}) == ["alter queue StockQueue: status = false"]
 
 
 def test_a_message_and_a_row_in_one_transaction(tables: Callable[[], sqlite3.Connection]) -> None:
-    """The worker's row, its reply and the RECEIVE are there together or not at all."""
+    """The worker's row, its reply and the RECEIVE are committed together or not at all."""
     stock = sb.Worker("StockQueue")
     fails = True
 
@@ -390,8 +390,8 @@ def test_a_worker_hears_a_timer_while_the_test_waits(database: double.Database) 
         assert bodies(database.receive(STOCK_QUEUE, wait=60)) == [b"late"]
 
 
-def test_the_asyncio_face() -> None:
-    """Handlers, processing, savepoints and tables, awaited."""
+def test_the_asyncio_api() -> None:
+    """Handlers, `process`, savepoints and tables work with await."""
     committed: list[str] = []
 
     class Rows:

@@ -1,4 +1,4 @@
-"""A waiting reader of the notifier: when it wakes the next reader."""
+"""A waiting reader of the notifier wakes the next reader in certain cases only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operation is declared once: its faces and interpreters take fields, help and permission from there."""
+"""An operation is declared once: APIs and interpreters take fields, help and permission from there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from servicebroker.testing.verbs import INTERPRETERS
 
 ALL = [getattr(operations, name) for name in operations.__all__ if name not in ("Operation", "Definition")]
 DEFINITIONS = [operation for operation in ALL if issubclass(operation, operations.Definition)]
-OF_ROLES = [operations.GrantRights, operations.RevokeRights]  # of PostgreSQL: no permission of a broker is asked for
+OF_ROLES = [operations.GrantRights, operations.RevokeRights]  # rights of PostgreSQL: no broker permission is needed
 OF_DATABASES = [  # also in the double
     operations.SetAsideMessages,
     operations.DeadLetterGroups,
@@ -45,8 +45,8 @@ ADMINISTRATIVE = [(sb.Database, sb.AsyncDatabase), (sb.Instance, sb.AsyncInstanc
 HANDLE = UUID(int=1)
 
 
-def faces_of(operation: type[Any]) -> list[type]:
-    """Databases, instances, or both: where administration is a method."""
+def classes_of(operation: type[Any]) -> list[type]:
+    """Return the classes (database, instance, or both) that have this operation as a method."""
     name, told = method_name(operation), help_of(operation)
     faces = [both for both in ADMINISTRATIVE if inspect.getdoc(getattr(both[0], name, None)) == told]
     assert faces, f"{operation.__name__} is no method of a database or an instance"
@@ -57,7 +57,7 @@ def faces_of(operation: type[Any]) -> list[type]:
     ("operation", "face"),
     [
         *((operation, face) for operation in ALL if operation not in ADMINISTRATION for face in FACES),
-        *((operation, face) for operation in ADMINISTRATION for face in faces_of(operation)),
+        *((operation, face) for operation in ADMINISTRATION for face in classes_of(operation)),
         *((operation, double.Database) for operation in [*IN_THE_DOUBLE, *OF_DATABASES]),
     ],
     ids=lambda operation_class: f"{operation_class.__module__}.{operation_class.__qualname__}",
@@ -91,14 +91,14 @@ def test_its_help_names_every_field_and_errors_that_exist(operation: type[Any]) 
 def test_its_permission_is_a_row_of_the_table(operation: type[Any]) -> None:
     if operation in (operations.GetTransmissionStatus, *OF_ROLES):
         assert operation.permission is None
-    elif "permission" not in inspect.signature(operation).parameters:  # GRANT: depends on the permission
+    elif "permission" not in inspect.signature(operation).parameters:  # GRANT: the need depends on the permission
         assert operation.permission in NEEDS
 
 
 def test_it_is_a_value() -> None:
     sent = operations.Send(HANDLE, "M", b"x")
     assert sent == operations.Send(HANDLE, "M", b"x") != operations.Send(HANDLE, "M", b"y")
-    assert "x" not in repr(sent).partition("M")[2]  # a body may be long, or a secret
+    assert "x" not in repr(sent).partition("M")[2]  # a body may be long or secret
     with pytest.raises(dataclasses.FrozenInstanceError):
         sent.handle = uuid4()  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""When readers poll by themselves: the arithmetic of api/shared/polling_mode.py."""
+"""The polling mode of readers: the arithmetic of api/shared/polling_mode.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from servicebroker.api.shared.polling_mode import PollingMode
 
 
 def begun_mode(start: float = 0.0) -> tuple[PollingMode, float]:
-    """A polling mode that has just begun, and when."""
+    """Return a polling mode that has just begun, and the time."""
     mode = PollingMode()
     now = start
     while not mode.is_on:
@@ -35,7 +35,7 @@ def test_notifications_that_follow_each_other_closely_are_one() -> None:
 
 
 def test_notifications_that_find_all_readers_asleep_are_none() -> None:
-    """One of them among others begins the count anew."""
+    """A single one of them resets the count."""
     mode = PollingMode()
     for number in range(1000):
         mode.note_notification(number * 0.001, were_asleep=number % 9 == 0)
@@ -43,7 +43,7 @@ def test_notifications_that_find_all_readers_asleep_are_none() -> None:
 
 
 def test_it_ends_when_some_looks_have_found_nothing() -> None:
-    """Then they are notified again, and look some more times, until the transactions of then have ended."""
+    """Readers are notified again, and poll a few more times until the open transactions have ended."""
     mode, now = begun_mode()
     begun, over, pauses = now, [], []
     while mode.next_poll < math.inf:
@@ -86,7 +86,7 @@ def test_it_lasts_as_long_as_readers_find_something() -> None:
 
 
 def test_it_lasts_as_long_as_others_find_something() -> None:
-    """Readers without messages poll seldom, and ask now and then whether messages still come."""
+    """Readers without messages poll rarely, and check at times if messages still arrive."""
     mode, now = begun_mode()
     begun, asked = now, 0
     for number in range(1000):

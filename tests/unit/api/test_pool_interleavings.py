@@ -24,14 +24,14 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 
 BLOCKED = object()
-Step = Callable[[], Any]  # does it and returns its result, or BLOCKED
+Step = Callable[[], Any]  # performs the step and returns its result, or BLOCKED
 
 TIMER = SimpleNamespace(is_timer=True, is_end_dialog=False, is_error=False, message_type_id=names.DIALOG_TIMER_ID)
 END = SimpleNamespace(is_timer=False, is_end_dialog=True, is_error=False, message_type_id=names.END_DIALOG_ID)
 
 
 class Do:
-    """A step that a coroutine of the pool awaits; the explorer decides when to do it."""
+    """A step that a coroutine of the pool awaits. The explorer decides when it runs."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -43,23 +43,23 @@ class Do:
 @dataclass
 class Session:
     handle: UUID | None
-    seen: UUID | None  # the committed handle, which others see
+    seen: UUID | None  # the committed handle, visible to others
 
 
 @dataclass
 class World:
-    """The tables, and who holds what."""
+    """The tables and the locks with their holders."""
 
     locks: bool = True  # False: a sender's row is not locked
     to_send: list[str] = field(default_factory=list)
     sessions: dict[str, Session] = field(default_factory=dict)
     streams: dict[UUID, list[str]] = field(default_factory=dict)
-    open: dict[UUID, bool] = field(default_factory=dict)  # False: nothing can be sent any more
+    open: dict[UUID, bool] = field(default_factory=dict)  # False: no message can be sent any more
     armed: set[UUID] = field(default_factory=set)
     queue: list[tuple[UUID, Any]] = field(default_factory=list)
     answers: dict[int, tuple[UUID, int]] = field(default_factory=dict)
     noted: int = 0
-    held: dict[object, str] = field(default_factory=dict)  # a row -> who holds it
+    held: dict[object, str] = field(default_factory=dict)  # row -> holder
     after_commit: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
 
     def hold(self, what: object, actor: str) -> bool:
@@ -161,7 +161,7 @@ class World:
         return None
 
     def end_by_target(self, *, early: bool) -> Any:
-        """The target ends a conversation whose stream is over; `early`: the first one, whatever it holds."""
+        """Let the target end a conversation whose stream is over, or with `early` the first one in any case."""
         for handle, stream in self.streams.items():
             if self.open[handle] and (early or stream[-1:] == ["end"]) and handle not in self.held:
                 self.open[handle] = False
@@ -171,7 +171,7 @@ class World:
 
 
 class Transaction:
-    """The verbs of one actor, as steps."""
+    """The verbs of one actor as steps."""
 
     def __init__(self, world: World, actor: str) -> None:
         self.world, self.actor = world, actor
@@ -225,7 +225,7 @@ class Database:
 
 
 class SendsFirst(sb.AsyncConversationPool):
-    """The wrong order: the conversation first, the row next."""
+    """A pool with the wrong lock order: the conversation first, then the row."""
 
     async def _end_stream(self, transaction: Any, handle: UUID) -> None:
         try:
@@ -236,7 +236,7 @@ class SendsFirst(sb.AsyncConversationPool):
 
 
 class AnswersAtOnce(sb.AsyncConversationPool):
-    """The published form: the timer is answered in the transaction that received it, and has fired it."""
+    """A pool of the published form: it answers a timer in the transaction that received and fired it."""
 
     async def note(self, transaction: Any, messages: list[Any]) -> None:
         for message in messages:
@@ -248,11 +248,11 @@ Actors = Callable[[World, type[sb.AsyncConversationPool]], dict[str, Coroutine[A
 
 
 class Wrong(Exception):
-    """An interleaving that loses a promise."""
+    """An interleaving that breaks a guarantee."""
 
 
 def explore(actors: Actors, pool: type[sb.AsyncConversationPool] = sb.AsyncConversationPool, **options: Any) -> int:
-    """Run every interleaving that leads to another state; the number of complete ones."""
+    """Run every interleaving that leads to a new state, and return the number of complete ones."""
     seen: set[object] = set()
     complete = 0
     stack: list[tuple[str, ...]] = [()]
@@ -291,7 +291,7 @@ def explore(actors: Actors, pool: type[sb.AsyncConversationPool] = sb.AsyncConve
 
 
 def advance(waiting: dict[str, list[Any]], name: str) -> bool:
-    """Do the actor's step; False when it is blocked."""
+    """Do the actor's step. Return False if it is blocked."""
     coroutine, step, history = waiting[name]
     result = step()
     if result is BLOCKED:
@@ -304,7 +304,7 @@ def advance(waiting: dict[str, list[Any]], name: str) -> bool:
 
 
 def can(actors: Actors, pool: Any, options: dict[str, Any], schedule: tuple[str, ...], name: str) -> bool:
-    """Return whether the actor is not blocked after this schedule."""
+    """Return True if the actor is not blocked after this schedule."""
     world = World(**options)
     waiting = {
         state_of_actor: [coroutine, coroutine.send(None), ()]

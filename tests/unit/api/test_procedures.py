@@ -1,4 +1,4 @@
-"""Procedures in Python: how they are registered, found by name, and refused."""
+"""Procedures in Python: registration, lookup by name, and refusals."""
 
 from __future__ import annotations
 
@@ -111,10 +111,8 @@ def test_a_policy_belongs_to_a_procedure_that_gets_messages() -> None:
             sb.procedure("wrong", **wrong)
 
 
-def test_what_looks_through_the_output_is_the_terminal_it_stands_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A prompt asks it how wide it is."""
+def test_captured_output_passes_questions_to_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt asks the terminal for its width."""
     with (tmp_path / "out").open("w") as file:
         monkeypatch.setattr(sys, "stdout", file)
         with capturing_stdout():

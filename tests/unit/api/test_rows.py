@@ -1,4 +1,4 @@
-"""Rows of SQL become values with names; parts of a value that are values themselves take several columns."""
+"""SQL rows become named values. A part that is a value with parts of its own takes several columns."""
 
 from __future__ import annotations
 

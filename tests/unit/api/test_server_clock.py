@@ -1,4 +1,4 @@
-"""The server's clock, as a process carries it on between two looks."""
+"""The server's clock, extrapolated by a process between two readings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 class World:
-    """A machine with a steady clock and a clock that may be wrong, and a server."""
+    """A server, and a machine with a monotonic clock and a wall clock that may be wrong."""
 
     def __init__(self, ahead: float = 0.0) -> None:
         self.passed, self.ahead, self.set_by = 0.0, timedelta(seconds=ahead), timedelta()
@@ -26,7 +26,7 @@ class World:
         return self.true + self.set_by
 
     def update(self, delay_s: float = 0.0) -> bool:
-        """Update the clock if that is due. The question and the answer take `delay_s` each."""
+        """Update the clock if that is due. Request and answer take `delay_s` seconds each."""
         asked_at = self.clock.begin_update()
         if asked_at is None:
             return False

@@ -28,7 +28,7 @@ def test_the_next_caller_gets_it(spare: SpareConnection[Any]) -> None:
 
 
 def test_the_last_returned_connection_is_kept(spare: SpareConnection[Any]) -> None:
-    """A borrower of a second connection returns that first, and goes on with its own."""
+    """A borrower of a second connection returns the second one first, and continues with the first."""
     own, second = connection(), connection()
     assert spare.keep(second) is None
     assert spare.keep(own) is second
@@ -36,7 +36,7 @@ def test_the_last_returned_connection_is_kept(spare: SpareConnection[Any]) -> No
 
 
 def test_nothing_is_kept_while_a_caller_waits_for_the_pool(spare: SpareConnection[Any]) -> None:
-    """The waiting caller would not get a connection that is kept here."""
+    """A caller that waits for the pool would not get a kept connection."""
     assert spare.take() is None
     assert spare.take() is None
     spare.asked(None)  # the pool returned no connection

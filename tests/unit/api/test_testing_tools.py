@@ -1,4 +1,4 @@
-"""Helpers for tests of applications: fixtures of pytest, and sqlite3 in the place of psycopg."""
+"""Helpers for tests of applications: pytest fixtures, and sqlite3 in place of psycopg."""
 
 from __future__ import annotations
 

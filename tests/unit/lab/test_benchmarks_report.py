@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks and how a report looks; nothing is measured here."""
+"""The arithmetic and the report of the benchmarks, without measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of the chaos run, on ledgers in which exactly-once does not hold."""
+"""The judge of the chaos run, with ledgers that break exactly-once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SENT = [("a", 0), ("b", 0), ("a", 1), ("a", 2), ("b", 1)]
 
 
 def world(folder: Path, **ledgers: list[tuple[str, int]]) -> Any:
-    """Return the ledgers of both applications: all is well but for `ledgers`."""
+    """Return the ledgers of both applications: correct, except for `ledgers`."""
     kept = {"sent": SENT, "received": SENT, "answered": SENT, "error": []} | ledgers
     side = SimpleNamespace(
         ledger=lambda way: list(kept[way]), confirmed=lambda way: set(kept.get(f"{way}, committed", ()))
@@ -31,7 +31,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_once_and_in_order(tmp_path: Path) -> None:
-    other_way = [("b", 0), ("b", 1), ("a", 0), ("a", 1), ("a", 2)]  # conversations wait for nobody else
+    other_way = [("b", 0), ("b", 1), ("a", 0), ("a", 1), ("a", 2)]  # conversations do not wait for each other
     assert chaos.judge(world(tmp_path, received=other_way)) == len(SENT)
 
 
@@ -57,7 +57,7 @@ def test_a_conversation_that_has_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["sent", "received", "answered"])
-def test_what_postgresql_had_confirmed_and_has_lost(tmp_path: Path, way: str) -> None:
-    """Both sides may agree on the rest."""
+def test_a_commit_that_postgresql_confirmed_and_lost(tmp_path: Path, way: str) -> None:
+    """The loss is reported even if both sides agree on the rest."""
     with pytest.raises(AssertionError, match=rf"{way}, committed, and gone: 1, \[\('b', 2\)\]"):
         chaos.judge(world(tmp_path, **{f"{way}, committed": [*SENT, ("b", 2)]}))

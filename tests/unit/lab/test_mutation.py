@@ -1,4 +1,4 @@
-"""Mutation testing of a small project: mutants that die, survive and hang, a run that continues, SQL, the report."""
+"""Mutation testing of a small project: killed, surviving and hanging mutants, a resumed run, SQL, the report."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def reach(project: Project, copies: Copies) -> Reach:
 
 
 def planted(project: Project, operator: str, line: int) -> Mutant:
-    """The first mutant of an operator in a line of the till."""
+    """Return the first mutant of an operator in a line of the file TILL."""
     text = (project.root / TILL).read_text()
     found = next(
         candidate for candidate in candidates(TILL, text) if (candidate.operator, candidate.line) == (operator, line)
@@ -150,7 +150,7 @@ def test_a_run_continues_where_it_stopped(
     file = tmp_path / "results.jsonl"
     command.run_mutants(project, copies, reach, Results(file), seed=3, count=4)
     assert len(tried) == 4
-    file.write_text(file.read_text() + '{"identifier": "half a li')  # as a run that was killed leaves it
+    file.write_text(file.read_text() + '{"identifier": "half a li')  # the state after a killed run
     command.run_mutants(project, copies, reach, Results(file), seed=3, count=6)
     assert len(tried) == len(set(tried)) == 6
     command.run_mutants(project, copies, reach, Results(file), seed=3, count=6, again=True)

@@ -1,4 +1,4 @@
-"""The fuzzer of scripts: its cases repeat, check survives some, and a failure is found."""
+"""The script fuzzer: its cases are repeatable, `tsql check` passes a sample, and a planted failure is found."""
 
 from __future__ import annotations
 

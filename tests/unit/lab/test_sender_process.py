@@ -1,4 +1,4 @@
-"""Processes beside a bench: what one of them has raised is said, rather than what it caused."""
+"""Processes next to a benchmark: an error that one raised is reported, not its consequences."""
 
 from __future__ import annotations
 

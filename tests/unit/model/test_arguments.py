@@ -1,4 +1,4 @@
-"""Refusals of a verb by its arguments alone, before its first statement."""
+"""Verbs refuse invalid arguments before their first statement."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_body_has_a_maximum(made: Callable[[bytes], Any]) -> None:
     fits, is_over = (
         made("\u00e4".encode("utf-16-le") * 5),
         made("\u00e4".encode("utf-16-le") * 6),
-    )  # as str: 2 bytes each
+    )  # str: 2 bytes per character
     start(send.send(catalog.Catalog(), Send(HANDLE, "t", fits), now=NOW, maximum_body=10))
     with refused(8459, "10"):
         start(send.send(catalog.Catalog(), Send(HANDLE, "t", is_over), now=NOW, maximum_body=10))

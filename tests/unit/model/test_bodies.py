@@ -1,4 +1,4 @@
-"""Codecs: what a message type carries, in this process."""
+"""Codecs: the Python types of message bodies, without a server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Invoice(pydantic.BaseModel):
 
 
 class Named(pydantic.BaseModel):
-    """Fields with other names in JSON, to write and to read, and one that is computed."""
+    """Fields with other names in JSON for writing and for reading, and a computed one."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
     order_id: int = pydantic.Field(alias="orderId")
@@ -61,7 +61,7 @@ class Measured(pydantic.BaseModel):
 
 
 class Reversed:
-    """A codec of the application's own."""
+    """A codec of the application."""
 
     def encode(self, value: Any) -> bytes:
         return bytes(reversed(value.encode()))
@@ -78,7 +78,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture
 def conversation() -> Iterator[tuple[Any, Any, str]]:
-    """A database in memory, a handle, and a message type of its own."""
+    """Return a database in memory, a handle, and a message type."""
     message_type = f"//test/Body{next(_numbers)}"
     with servicebroker.testing.open() as instance:
         db = instance.database("Shop", create=True)
@@ -170,7 +170,7 @@ def test_a_wrong_object_is_refused_where_it_is_sent(conversation: tuple[Any, Any
     ids=repr,
 )
 def test_json_has_no_nan(conversation: tuple[Any, Any, str], kind: Any, value: Any) -> None:
-    """The libraries write null, which the receiver would take for None."""
+    """The libraries would write null, which the receiver reads as None."""
     db, handle, message_type = conversation
     sb.codec(message_type, kind)
     with pytest.raises(sb.BodyError, match=r"carry: ValueError: JSON has no (nan|-?inf)\.$"):
@@ -179,7 +179,7 @@ def test_json_has_no_nan(conversation: tuple[Any, Any, str], kind: Any, value: A
 
 
 class Lookup:
-    """A codec whose exceptions need their type to be understood."""
+    """A codec whose exceptions are clear only with their type."""
 
     def encode(self, value: Any) -> bytes:
         return bytes({"small": b"1"}[value])
@@ -218,7 +218,7 @@ def test_as_a_decorator() -> None:
     class Note:
         text: str
 
-    assert Note("a").text == "a"  # and mypy knows it: a class stays the class
+    assert Note("a").text == "a"  # mypy must accept it: a class keeps its type
     assert bodies.decoded("//test/Decorated", b'{"text":"b"}') == Note("b")
 
 

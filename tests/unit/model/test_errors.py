@@ -58,7 +58,7 @@ def test_a_wrong_argument_is_a_mistake_of_the_program_too() -> None:
 
 
 def shows_carelessly(tree: ast.AST) -> Iterator[int]:
-    """The lines on which a wrong argument is shown by `repr`, which may raise, and be as long as the argument."""
+    """Return the lines that show a wrong argument by `repr`, which may raise or be very long."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and ast.unparse(call).startswith("BrokerError(402,"):
             for node in ast.walk(call):

@@ -1,4 +1,4 @@
-"""Passwords in mistyped URLs, as errors show them."""
+"""Error texts hide passwords in mistyped URLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that somebody has named: devices, pipes, large ones, links, keys of others, and who reads files otherwise."""
+"""Files named by users: devices, pipes, large files, links, foreign keys; and modules that read files directly."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ schema = "SCHEMA"
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A pipe into which nobody writes."""
+    """Create a pipe without a writer."""
     made = tmp_path / "pipe"
     os.mkfifo(made)
     return made
@@ -60,7 +60,7 @@ def pipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A file without blocks that is larger than any memory."""
+    """Create a sparse file that is larger than any memory."""
     made = tmp_path / "large"
     with made.open("wb") as file:
         file.truncate(2**40)
@@ -102,7 +102,7 @@ def test_commands_refuse_a_device_in_a_sentence(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, given)
     assert isinstance(done.exception, OSError | sb.ServiceBrokerError | SystemExit)
     assert done.exit_code == 1
-    said = f"{done.output} {done.exception}"  # `tsql check` tells of one file, and judges the others
+    said = f"{done.output} {done.exception}"  # `tsql check` reports one file, and checks the others
     assert "/dev/zero" in said
     assert "more than" in said or "pipe or device" in said
 
@@ -172,11 +172,11 @@ def test_no_service_master_key_is_read_that_is_none(tmp_path: Path, kind: str) -
         KeyFolder(tmp_path).ensure_service_master_key()
 
 
-# ---------------------------------------------------------------- who reads otherwise
+# ---------------------------------------------------------------- direct reads
 
 
 def readers(file: Path) -> Iterator[str]:
-    """The methods by which a module reads whole files."""
+    """Return the methods by which a module reads whole files."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Attribute):
             yield from READERS & {node.attr}

@@ -1,4 +1,4 @@
-"""The pure decision: who may do what, from plain values."""
+"""The permission decision as a pure function of plain values."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP_ID) -> 
 def test_the_decision(permission: str, on: Securable, entries: list[Entry], allowed: bool) -> None:
     assert is_allowed(ME, permission, on, entries) is allowed
     denied = [Entry(kind, OBJECTS[kind].major_id, OTHER_ID, name, DENY) for kind, name in IMPLIED_BY]
-    assert is_allowed(ME, permission, on, entries + denied) is allowed  # denials of others do not count
+    assert is_allowed(ME, permission, on, entries + denied) is allowed  # denials for other users do not count
 
 
 @pytest.mark.feature(167)
@@ -197,7 +197,7 @@ def test_an_owner_may_grant() -> None:
     assert may_grant(frozenset({DBO_ID}), "ALTER", DATABASE, [])
 
 
-# ---------------------------------------------------------------- any entries at all
+# ---------------------------------------------------------------- random entries
 
 some_entries = st.lists(
     st.builds(
@@ -215,7 +215,7 @@ some_right = st.sampled_from(sorted(IMPLIED_BY))
 
 
 def brings(kind: Kind, permission: str) -> set[tuple[Kind, str]]:
-    """All that one permission implies, found from the other end than `bringing`."""
+    """Return all permissions that one implies, computed in the opposite direction from `bringing`."""
     found = {(kind, permission)}
     while True:
         more = {right for right, sources in IMPLIED_BY.items() if found & set(sources)} - found

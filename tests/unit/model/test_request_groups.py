@@ -1,4 +1,4 @@
-"""The conversation groups of requests: they say until when an answer is its caller's, and PostgreSQL can sort them."""
+"""Conversation groups of requests hold the deadline of the answer, and PostgreSQL can sort them."""
 
 from __future__ import annotations
 

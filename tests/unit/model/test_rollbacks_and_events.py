@@ -1,4 +1,4 @@
-"""Counting rollbacks, without a database; and the registry of events."""
+"""The count of rollbacks, and the registry of events, without a database."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_handler_that_exits_ends_no_thread_of_ours(problem: type[BaseException
     working.start()
     working.join()
     assert told == ["off"]
-    if problem is not GeneratorExit:  # in the main thread it is for the program
+    if problem is not GeneratorExit:  # in the main thread the program handles it
         with pytest.raises(problem):
             record()
 

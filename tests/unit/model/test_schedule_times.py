@@ -30,7 +30,7 @@ def times(rule: str, start: str, count: int, zone: str = "UTC") -> list[str]:
         ("30 2 1,15 feb *", "2026-01-02T10:00:00Z", ["02-01 02:30", "02-15 02:30", "02-01 02:30"]),
         ("0 0 29 2 *", "2026-01-02T10:00:00Z", ["02-29 00:00", "02-29 00:00"]),
         ("0 0 13 * fri", "2026-02-07T00:00:00Z", ["02-13 00:00", "02-20 00:00", "02-27 00:00", "03-06 00:00"]),
-        ("0 0 */10 * 1", "2026-06-01T01:00:00Z", ["08-31 00:00"]),  # with a star in one of them, both must fit
+        ("0 0 */10 * 1", "2026-06-01T01:00:00Z", ["08-31 00:00"]),  # with a star in one of them, both must match
         ("59 23 31 12 7", "2026-01-01T00:00:00Z", ["12-06 23:59"]),
         ("5/20 4 * * *", "2026-01-01T04:06:00Z", ["01-01 04:25", "01-01 04:45", "01-02 04:05"]),
         ("@weekly", "2026-01-01T00:00:00Z", ["01-04 00:00"]),
@@ -57,7 +57,7 @@ def test_times_where_the_clock_is_changed(rule: str, start: str, expected: list[
 
 
 def test_a_gap_at_midnight() -> None:
-    """In Santiago the clock goes from 00:00 to 01:00."""
+    """In Santiago the clock jumps from 00:00 to 01:00."""
     assert times("0 0 * * *", "2026-09-05T12:00:00Z", 2, "America/Santiago") == ["09-06 01:00-0300", "09-07 00:00-0300"]
 
 

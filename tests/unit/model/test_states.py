@@ -1,4 +1,4 @@
-"""The whole table of states and events, written down once more from the reference."""
+"""The table of states and events is compared with a second copy from the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TOML that somebody has made to take time or memory, and TOML of an editor of Windows."""
+"""Hostile TOML that would take time or memory, and TOML from a Windows editor."""
 
 from __future__ import annotations
 

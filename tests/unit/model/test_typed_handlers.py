@@ -1,4 +1,4 @@
-"""Typed handlers, middleware and rate limits of workers, in the double: what a handler gets, and what is refused."""
+"""Typed handlers, middleware and rate limits of workers, with the double: arguments and refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Unreadable:
 
 
 class Shout:
-    """A codec of the application's own."""
+    """A codec of the application."""
 
     def encode(self, value: Any) -> bytes:
         return str(value).upper().encode()
@@ -69,14 +69,14 @@ def database() -> double.Database:
 
 
 def handler_of(annotation: str, got: list[Any]) -> Callable[..., Any]:
-    """A handler whose second parameter has this annotation."""
+    """Return a handler whose second parameter has this annotation."""
     names = {**globals(), "got": got}
     exec(f"def handler(tx, given: {annotation}) -> None: got.append(given)", names)
     return names["handler"]
 
 
-def received(database: double.Database, annotation: str, *texts: bytes, batch: int | None = None) -> list[Any]:
-    """Return the arguments that a handler with this annotation gets of these bodies."""
+def arguments_of(database: double.Database, annotation: str, *texts: bytes, batch: int | None = None) -> list[Any]:
+    """Return the arguments of a handler with this annotation for these bodies."""
     got: list[Any] = []
     worker = sb.Worker(STOCK_QUEUE, batch=batch)
     worker.on(ORDER)(handler_of(annotation, got))
@@ -113,18 +113,18 @@ JSON = b'{"item":"cup"}'
 def test_a_handler_gets_the_body_as_its_annotation_says(
     database: double.Database, annotation: str, body: bytes, expected: Any
 ) -> None:
-    assert received(database, annotation, body) == [expected]
+    assert arguments_of(database, annotation, body) == [expected]
 
 
 @pytest.mark.parametrize("annotation", ["Any", "object", "sb.Message", "'sb.Message'", "'unknown.Message'", "tuple"])
 def test_a_handler_gets_the_message(database: double.Database, annotation: str) -> None:
-    (message,) = received(database, annotation, JSON)
+    (message,) = arguments_of(database, annotation, JSON)
     assert isinstance(message, sb.Message)
     assert message.body == JSON
 
 
 def test_a_typed_message_has_a_typed_body(database: double.Database) -> None:
-    (message,) = received(database, "sb.Message[Order]", JSON)
+    (message,) = arguments_of(database, "sb.Message[Order]", JSON)
     assert message.body == Order("cup")
     assert message.message_body == JSON
     assert isinstance(message, sb.Message)
@@ -133,7 +133,7 @@ def test_a_typed_message_has_a_typed_body(database: double.Database) -> None:
 
 
 def test_xml_is_read_as_an_element(database: double.Database) -> None:
-    (element,) = received(database, "etree._Element", b"<cup/>")
+    (element,) = arguments_of(database, "etree._Element", b"<cup/>")
     assert element.tag == "cup"
     assert etree.iselement(element)
 
@@ -146,12 +146,12 @@ def test_xml_is_read_as_an_element(database: double.Database) -> None:
     ],
 )
 def test_a_batch_is_a_list(database: double.Database, annotation: str, expected: list[Any]) -> None:
-    assert received(database, annotation, JSON, JSON, batch=10) == [expected]
+    assert arguments_of(database, annotation, JSON, JSON, batch=10) == [expected]
 
 
 def test_a_batch_of_messages(database: double.Database) -> None:
     for annotation in ("Any", "list", "list[sb.Message]", "'list[unknown.Message]'", "Sequence[sb.Message[Order]]"):
-        (messages,) = received(database, annotation, JSON, batch=10)
+        (messages,) = arguments_of(database, annotation, JSON, batch=10)
         assert isinstance(messages[0], sb.Message)
 
 
@@ -168,8 +168,8 @@ def test_a_batch_of_messages(database: double.Database) -> None:
 def test_a_wrong_body_is_a_dead_letter_at_once(
     database: double.Database, annotation: str, body: bytes, words: str
 ) -> None:
-    got = received(database, annotation, body)
-    if got:  # the body of a message is read when the handler asks for it
+    got = arguments_of(database, annotation, body)
+    if got:  # a message decodes its body on first access
         with pytest.raises(sb.BodyError):
             _ = got[0].body
         return
@@ -294,7 +294,7 @@ def test_types_for_type_checkers() -> None:
 
 
 def told(worker: sb.Worker, said: list[str]) -> None:
-    """Give a worker two middleware that tell what they see."""
+    """Add two middleware to a worker that record their calls."""
 
     @worker.middleware
     def outer(tx: Any, message: Any) -> Iterator[None]:
@@ -463,7 +463,7 @@ def test_a_batch_counts_and_an_empty_queue_does_not() -> None:
     assert limit.take() == 0
     limit.settle(10)
     assert limit.take() == pytest.approx(1, abs=0.06)
-    now[0] += 100  # a pause saves no more than the slack
+    now[0] += 100  # an idle time saves at most the slack
     taken = 0
     while not limit.take():
         taken += 1

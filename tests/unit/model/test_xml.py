@@ -1,4 +1,4 @@
-"""XML from outside: validation letters, hardening, XML schema collections."""
+"""XML from other programs: validation modes, hardening, XML schema collections."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DECLARED = '<?xml version="1.0" encoding="ISO-8859-1"?>'
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
 def test_xml_takes_content(body: str, encoding: str) -> None:
-    """Several roots, text and nothing, with a declaration or not, in every encoding that shows."""
+    """Accept several roots, text, and an empty value, with or without declaration, in every detectable encoding."""
     if encoding != "latin-1" and DECLARED in body:
         body = body.removeprefix(DECLARED)
     if encoding == "latin-1" and DECLARED not in body:
@@ -74,7 +74,7 @@ def test_nothing_at_all_is_content() -> None:
         ("<a/>\n</b>", 9436, "line 2, character 4"),
         ("<a>&</a>", 9421, "line 1, character 5"),
         ('<?xml version="1.0"?>\n<a>&</a>', 9421, "line 2, character 5"),
-        ("</body><body>", 9455, "line 1"),  # as what surrounds it here is called
+        ("</body><body>", 9455, "line 1"),  # the name of the wrapper element
         ("</body><!--", 9455, "line 1"),
         ("<a/>&b;", 9448, "undeclared entity"),
         ("<p:a/>", 9459, "undeclared prefix"),
@@ -123,7 +123,7 @@ def test_validation_never_raises(body: bytes) -> None:
 
 @given(st.text("<>/!?-[]&;a \n", max_size=30))
 def test_content_is_what_an_element_may_contain(text: str) -> None:
-    """Text that only its surroundings would close is no content."""
+    """Text that would close the wrapper element is not content."""
     try:
         etree.fromstring(f"<other>{text}</other>".encode())
         fits = not text.lstrip().startswith("<?xml ")
@@ -311,7 +311,7 @@ def test_a_schema_reads_no_file(tmp_path: Path, reach: str) -> None:
     for place in (str(stolen), f"file://{stolen}"):
         with pytest.raises(ValueError, match=r"not supported|not in the collection"):
             collection(schema(reach.format(place=place), "urn:mine"))
-    # even when the namespace is there, it is the collection's schema that is taken
+    # the collection's schema is used even if the namespace exists elsewhere
     taken = collection(
         schema(f'<xs:import namespace="urn:stolen" schemaLocation="{stolen}"/>', "urn:mine"),
         schema(ELEMENT.format("ours"), "urn:stolen"),
@@ -393,7 +393,7 @@ LARGE = {
 
 
 def judge(name: str, told: Any) -> None:
-    """In a process with 1 GB beside what it has already."""
+    """Validate in a process that may allocate 1 GB more."""
     body, _ = LARGE[name]
     limit_memory(1 << 30)
     told.send(validation_failure("X", body))

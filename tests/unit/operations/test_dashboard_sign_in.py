@@ -1,4 +1,4 @@
-"""Signing in at the dashboard when many try at once."""
+"""Sign-in at the dashboard under many attempts at the same time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PASSWORD = "a long secret"
 
 
 class Hashing:
-    """Stands in for the hash of passwords; counts how often it is made, and how often at once."""
+    """A stand-in for password hashing that counts calls and concurrent calls."""
 
     def __init__(self) -> None:
         self.times = self.at_once = self.most_at_once = 0
@@ -56,7 +56,7 @@ def dashboard(hashing: Hashing, tmp_path: Path) -> Dashboard:
 
 
 def sign_in(dashboard: Dashboard, attempts: Sequence[tuple[str, str]]) -> list[int]:
-    """The answers to forms with these names and passwords, all sent at once."""
+    """Send forms with these names and passwords at the same time, and return the answers."""
 
     async def all_at_once() -> list[int]:
         headers = {"origin": HERE, "content-type": "application/x-www-form-urlencoded"}

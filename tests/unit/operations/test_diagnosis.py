@@ -1,4 +1,4 @@
-"""The findings of `servicebroker doctor` from facts."""
+"""The findings of `servicebroker doctor` for given facts."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_all_is_well() -> None:
     assert said(certificates=[UsedCertificate("", "", "a", True, NOW + timedelta(days=31))]) == []
     assert said(peers=[PEER._replace(last=NOW - timedelta(days=2))]) == []  # long ago
     young = UNFINISHED._replace(bytes=10**6, last_time=NOW - timedelta(minutes=4))
-    assert said(unfinished=[young]) == []  # the rest may come yet
+    assert said(unfinished=[young]) == []  # the rest may still arrive
     assert said(endpoint="STARTED", encryption="REQUIRED") == []
     assert said(commits=COMMITS._replace(standby_names="")) == []
     assert said(commits=COMMITS._replace(has_standby=True)) == []
@@ -382,7 +382,7 @@ def test_why_messages_wait(status: str, advice: str) -> None:
     ("daemon", "seconds", "is_found"), [(DAEMON, 1, False), (DAEMON, 11, True), (None, 1, True), (None, 11, True)]
 )
 def test_a_message_that_the_daemon_has_not_taken_yet(daemon: DaemonFacts | None, seconds: int, is_found: bool) -> None:
-    """SEND writes that there is no transport, and the daemon replaces that."""
+    """SEND stores "no transport" as status, and the daemon replaces it."""
     wait = WaitFacts("//far", RULES[9748].text.format("Service Broker"), 1, NOW - timedelta(seconds=seconds))
     assert any("message to it waits" in text for text in said(waits=[wait], daemon=daemon)) == is_found
 

@@ -1,4 +1,4 @@
-"""The history of a queue and a conversation's timeline, from changes and events, and how they are drawn."""
+"""Queue histories and conversation timelines: computed from changes and events, and drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP server of metrics and health, while strangers hold connections to it or ask all the time."""
+"""The HTTP server of metrics and health, under held connections and constant requests of strangers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support import eventually
 
 
 class Held(Collector):
-    """A metric that is looked up as long as `is_held`."""
+    """A metric whose lookup lasts until `is_held` is cleared."""
 
     def __init__(self) -> None:
         self.is_held = threading.Event()
@@ -52,7 +52,7 @@ def port(held: Held) -> Iterator[int]:
 
 
 def ask(port: int) -> int:
-    """The status of the answer."""
+    """Send a request and return the HTTP status."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
             assert b"up 1.0" in answer.read()
@@ -95,7 +95,7 @@ def test_who_resets_a_connection_writes_nothing_on_standard_error(
     caplog.set_level("INFO")
     for _ in range(20):
         with closing(socket.create_connection(("127.0.0.1", port), 5)) as connected:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() is a reset
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() sends a reset
             connected.sendall(b"GET /metrics HTTP/1.1\r\n")
     eventually(lambda: threading.active_count() == before)
     assert ask(port) == 200

@@ -1,4 +1,4 @@
-"""The rules for Prometheus and the board for Grafana ask for metrics that there are."""
+"""The Prometheus rules and the Grafana dashboard use metrics that exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_panels_do_not_lie_on_each_other() -> None:
         for y in range(place["h"])
     ]
     assert len(taken) == len(set(taken))
-    assert max(x for x, _ in taken) < 24  # columns of a board
+    assert max(x for x, _ in taken) < 24  # columns of a Grafana dashboard
 
 
 def test_every_alert_says_what_to_do() -> None:

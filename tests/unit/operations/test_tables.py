@@ -1,4 +1,4 @@
-"""Lists of commands: colours on a terminal only, whole names in a pipe."""
+"""Tables printed by commands: colours only on a terminal, whole names in a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin that writes the table of proved features."""
+"""The plugin that writes the table of tested features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def line(page: str, row: int) -> str:
 
 
 def run(pytester: pytest.Pytester, tests: str, *options: str) -> str:
-    """The page that a run of these tests writes."""
+    """Run these tests and return the page that the plugin writes."""
     pytester.makeini("[pytest]\nmarkers = feature(*rows): rows of the checklist")
     pytester.makepyfile("import pytest\n\n" + dedent(tests))
     page = Path(pytester.path, "page.md")
@@ -27,7 +27,7 @@ def run(pytester: pytest.Pytester, tests: str, *options: str) -> str:
     return page.read_text()
 
 
-def test_the_checklist_has_its_212_rows() -> None:
+def test_the_checklist_has_212_rows() -> None:
     assert [number for number, _ in features()] == list(range(1, 213))
     assert all(text.strip() == text and text for _, text in features())
 
@@ -108,7 +108,7 @@ def test_a_test_that_was_left_out_proves_nothing(pytester: pytest.Pytester) -> N
 
 @pytest.mark.slow
 def test_workers_tell_what_they_have(pytester: pytest.Pytester) -> None:
-    """Also of what none of them ran."""
+    """Workers report features without a test run, too."""
     tests = """
         @pytest.mark.feature(1)
         def test_one(): pass

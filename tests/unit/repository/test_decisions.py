@@ -47,7 +47,7 @@ def test_a_number_belongs_to_one_record() -> None:
 
 
 def test_the_index_lists_every_record() -> None:
-    """The title and the replaced numbers stand there, too, so that a search for an old number leads to its record."""
+    """The index has titles and replaced numbers, so that a search for an old number leads to its record."""
     index = INDEX_LINE.findall((FOLDER / "README.md").read_text())
     listed = {int(number): (name, title, numbers(old)) for number, name, title, old in index}
     assert len(listed) == len(index)
@@ -74,13 +74,13 @@ def replaced(number: int) -> set[int]:
 
 
 def numbers(text: str | None) -> set[int]:
-    """Return the numbers of a list with commas; None is an empty list."""
+    """Return the numbers of a comma-separated list; None is an empty list."""
     return {int(number) for number in (text or "").split(", ") if number}
 
 
 @every_decision
 def test_what_it_names_is_there(number: int) -> None:
-    """Names of ours have an underscore or more than one capital; what was rejected need not exist."""
+    """Identifiers have an underscore or more than one capital. Names of rejected alternatives need not exist."""
     named = {name for code in quoted(number) for name in re.findall(r"[A-Za-z_]\w*", code)}
     ours = {name for name in named if "_" in name.strip("_") or re.fullmatch(r"(?:[A-Z]+[a-z0-9]+){2,}", name)}
     assert sorted(ours - words() - {"pg_dump", "pg_restore"}) == []
@@ -125,7 +125,7 @@ def _text(number: int) -> str:
 
 @cache
 def words() -> set[str]:
-    """Every word of the sources, tests and tools, and the names of their files."""
+    """Return every word of the sources, tests and tools, and the names of their files."""
     folders = [ROOT / name for name in ("src", "lab", "tests", "tools")]
     files = [path for folder in folders for end in ("py", "sql", "toml") for path in folder.rglob(f"*.{end}")]
     files += [ROOT / "Makefile", ROOT / "pyproject.toml"]
@@ -138,7 +138,7 @@ def words() -> set[str]:
 
 @cache
 def constants() -> dict[tuple[str, str], Any]:
-    """Every constant of a module whose value can be told, by file and name."""
+    """Return every module constant with a computable value, by file and name."""
     found = {}
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]:
         for line in ast.parse(path.read_text()).body:
@@ -153,7 +153,7 @@ def constants() -> dict[tuple[str, str], Any]:
 
 
 def evaluated(value: ast.expr) -> Any:
-    """Return the value of a constant's expression; None if it has more than numbers."""
+    """Return the value of a constant's expression, or None if it is not purely numeric."""
     names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
     if names - {"timedelta"}:
         return None

@@ -11,7 +11,7 @@ from servicebroker.cli.commands.demo import run
 
 
 class Sending:
-    """A shipper of four lines, whose conversations are closed at once."""
+    """A shipper of four lines whose conversations are closed at once."""
 
     sent = 0
 
@@ -31,7 +31,7 @@ class Sending:
 
 
 class Growing:
-    """A table of ten rows that gets another one whenever somebody looks."""
+    """A table of ten rows that grows by one row per read."""
 
     is_ready = True
     count = 10
@@ -67,6 +67,6 @@ def test_the_first_rows_are_shown_while_lines_are_sent(monkeypatch: pytest.Monke
     monkeypatch.setattr(run, "SENDING_POLL_S", 60.0)
     told.clear()
     run._ship(shipper, 4, progress)
-    assert {name for name, _ in told} == {"sent"}  # each look reads the table's log
+    assert {name for name, _ in told} == {"sent"}  # each read goes through the table's log
     run._drain(shipper, progress)
     assert told[-1] == ("landed", 5)

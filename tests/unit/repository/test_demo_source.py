@@ -1,4 +1,4 @@
-"""Which lines are complete, and when a file is still the one that was read."""
+"""The input of the demo: complete lines, and the check that a file is still the same."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files, links and decisions that the documents name exist."""
+"""Files, links and decisions named by the documents exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chaos import SCENARIOS
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
-PLACES = ("", "src/servicebroker", "tests")  # folders in which a short name may be found
+PLACES = ("", "src/servicebroker", "tests")  # folders that short names may refer to
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -36,7 +36,7 @@ def test_every_rule_that_is_pointed_to_is_there() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the targets of links into the page: its headings, as mkdocs writes them."""
+    """Return the link targets in the page: its headings in the form of mkdocs."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title in titles}
 
@@ -51,7 +51,7 @@ def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
 
 
 def test_sizing_quotes_the_benchmarks() -> None:
-    """Each figure stands in the benchmarks, under the scenario that it is said to be of."""
+    """Each figure is in the benchmarks under the quoted scenario."""
     measured = (ROOT / "docs/benchmarks.md").read_text()
     rows = re.findall(r"\| `([\w-]+)` \| ([\d,]+) \|", (ROOT / "docs/how-to/sizing.md").read_text())
     assert len(rows) > 10

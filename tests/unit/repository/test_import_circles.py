@@ -1,4 +1,4 @@
-"""No modules import each other in a circle of more than two: what one needs of the other stands in a third."""
+"""No import circle has more than two modules: shared code belongs into a third module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of licences names what is installed because of us."""
+"""The page of licences names every package that is installed with servicebroker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An application loads the modules that it uses, counted in a process of their own."""
+"""An application loads only the modules that it uses, measured in a new process."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ HEAVY = ("psycopg", "psycopg_pool", "asyncio", "lxml", "cryptography", "pyspark"
 
 
 def loaded(program: str) -> set[str]:
-    """The modules of a new process that has run this."""
+    """Run a program in a new process, and return its loaded modules."""
     done = subprocess.run([sys.executable, "-c", f"{program}\n{LAST}"], capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
 def command(*arguments: str) -> str:
-    """A program that runs `servicebroker` with these arguments."""
+    """Return a program that runs `servicebroker` with these arguments."""
     return (
         "import contextlib\nfrom servicebroker.cli.main import app\n"
         f"with contextlib.suppress(SystemExit): app({list(arguments)!r})"

@@ -1,4 +1,4 @@
-"""The blocking form of the API is what tools/make_sync.py makes of the asyncio form."""
+"""The blocking API is the output of tools/make_sync.py for the asyncio API."""
 
 from __future__ import annotations
 

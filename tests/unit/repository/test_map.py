@@ -1,4 +1,4 @@
-"""The map of the code is short and true: docs/architecture.md, and the theory at the head of each package."""
+"""The map of the code is short and correct: docs/architecture.md, and the theory in each package's docstring."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "src/servicebroker"
 PAGE = ROOT / "docs/architecture.md"
-MOST_LINES = 135  # of the page: who begins here reads it as a whole
-MOST_MODULES = 30  # of a folder
-LEAST_LINES, MOST_HEAD_LINES = 10, 60  # of a head
+MOST_LINES = 135  # lines of the page: a newcomer reads all of it
+MOST_MODULES = 30  # files of a folder
+LEAST_LINES, MOST_HEAD_LINES = 10, 60  # lines of a package's docstring
 TOLD = ("**The problem.**", "**The rules.**", "Begin with")
 NAMED = re.compile(r"`([\w/]+\.(?:py|sql|tsv))`")
 TABLE = "\n".join(re.findall(r"^\| `.*$", PAGE.read_text().partition("## Five code paths")[0], re.MULTILINE))
-OTHERWISE = {"api/aio", "store/migrations"}  # the twin of `api`, and a folder of SQL
+OTHERWISE = {"api/aio", "store/migrations"}  # the twin of `api`, and a folder with SQL
 ROOMS = sorted(
     {
         room
@@ -30,12 +30,12 @@ ROOMS = sorted(
 
 
 def head(package: Path) -> str:
-    """The docstring of a package."""
+    """Return the docstring of a package."""
     return ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
 
 
 def packages() -> Iterator[Path]:
-    """The packages of the product that have modules of their own, without the asyncio twins and what is beside them."""
+    """Return the packages that contain modules, without the asyncio twins and the folders next to them."""
     for folder in sorted({file.parent for file in SOURCES.rglob("*.py")}):
         if folder.name != "aio" and any(file.name != "__init__.py" for file in folder.glob("*.py")):
             yield folder.relative_to(SOURCES)
@@ -48,7 +48,7 @@ def test_the_map_is_one_page() -> None:
 def test_the_map_has_every_package() -> None:
     assert {"engine/conversation", "tsql/parser", "pipeline/decoding"} <= set(ROOMS)
     page = PAGE.read_text()
-    around = {"tsql/translation", "cli/commands"}  # folders described in their heads
+    around = {"tsql/translation", "cli/commands"}  # folders that describe their subfolders
     missing = [
         str(package) for package in packages() if f"`{package}/`" not in page and str(package.parent) not in around
     ]

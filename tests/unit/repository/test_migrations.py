@@ -1,4 +1,4 @@
-"""The baseline shows each table in one place, and migrations come on top of it."""
+"""The baseline defines each table in one place, and migrations follow it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_baseline_is_every_file_of_its_folder() -> None:
 
 
 def test_a_table_is_made_in_one_place() -> None:
-    """ALTER TABLE says only how a column is stored, which CREATE TABLE says since PostgreSQL 16."""
+    """ALTER TABLE only sets the storage of columns: CREATE TABLE can do that since PostgreSQL 16."""
     made = re.findall(r"\bcreate (?:unlogged )?table (?:if not exists )?([\w.]+)", CODE)
     assert len(made) > 70
     assert len(made) == len(set(made))
@@ -49,7 +49,7 @@ def test_later_migrations_have_later_numbers() -> None:
 
 
 def test_an_instance_with_the_baseline_is_known() -> None:
-    """From the files that came before the baseline, or from the baseline."""
+    """The instance may come from the files before the baseline, or from the baseline."""
     check_known(set())
     check_known({BASELINE_NUMBER})
     check_known(set(range(1, BASELINE_NUMBER + 1)))

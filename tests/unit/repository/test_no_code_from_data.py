@@ -23,7 +23,7 @@ FOUND = [
 
 
 def runs_data(tree):
-    """The modules and functions in a tree that run data as code."""
+    """Return the modules and functions in a tree that run data as code."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from MODULES & {name.name.partition(".")[0] for name in node.names}

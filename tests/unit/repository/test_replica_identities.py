@@ -1,4 +1,4 @@
-"""Every table that the sources make has a replica identity: without one, a publication stops who changes its rows.
+"""Every table in the sources has a replica identity: without one, a publication blocks UPDATE and DELETE.
 
 `tests/integration/instance/test_publications.py` asks PostgreSQL the same of the tables of an instance.
 """
@@ -13,11 +13,11 @@ import servicebroker
 
 SOURCES = Path(servicebroker.__file__).parent
 MADE = re.compile(r"\bcreate table (?:if not exists )?([\w.{}]+)(.*?)(?:;\n|\Z|\"\"\")", re.DOTALL)
-MAX_DEFINITION_CHARACTERS = 1500  # characters of a definition that are looked at, where it ends in no semicolon
+MAX_DEFINITION_CHARACTERS = 1500  # characters to read of a definition without a final semicolon
 
 
 def definitions() -> Iterator[tuple[str, str]]:
-    """The name and the text of each CREATE TABLE; of those of translated T-SQL, which are the application's, none."""
+    """Return name and text of each CREATE TABLE, without those for tables of applications (T-SQL)."""
     for file in sorted(SOURCES.rglob("*")):
         if file.suffix in (".py", ".sql"):
             for found in MADE.finditer(file.read_text()):

@@ -1,4 +1,4 @@
-"""The budget of a run for tests that are run once more."""
+"""The budget of a test run for second tries of failed tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every statement has a name of its own, which says where it is."""
+"""Every statement has a unique name that tells its place in the code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import servicebroker
 from servicebroker.store.sql_files import named
 
 SOURCES = Path(servicebroker.__file__).parent
-NAMED_AT = {"Statement": 0, "SQL": 0, "text_of": 0, "execute": 1, "fetch": 1}  # the argument that is the name
+NAMED_AT = {"Statement": 0, "SQL": 0, "text_of": 0, "execute": 1, "fetch": 1}  # the position of the name argument
 
 
 class Site(NamedTuple):
-    """A call that makes a statement; `name` is None where it is not written there.
+    """A call that creates a statement; `name` is None if the call does not contain it.
 
-    `is_of_file`: its text stands in the file of SQL beside the module. `is_static`: the text is written in the call.
+    `is_of_file`: its text is in the SQL file next to the module. `is_static`: the text is in the call.
     """
 
     file: Path
@@ -42,7 +42,7 @@ class Site(NamedTuple):
 
 @functools.cache
 def sites() -> list[Site]:
-    """Every one in what was written by hand."""
+    """Return every call in files that are not generated."""
     texts = {file: file.read_text() for file in sorted(SOURCES.rglob("*.py"))}
     return [
         site
@@ -72,7 +72,7 @@ def _name(given: ast.expr) -> str | None:
     return given.value if isinstance(given, ast.Constant) else None
 
 
-PASSED_ON = {  # the name that it has already
+PASSED_ON = {  # the name that the statement already has
     ("sql_files.py", "__call__"),
     ("running.py", "execute"),
     ("running.py", "fetch"),

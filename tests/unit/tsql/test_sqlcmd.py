@@ -1,4 +1,4 @@
-"""Directives of sqlcmd in scripts, without a database."""
+"""sqlcmd directives in scripts, without a database."""
 
 from __future__ import annotations
 

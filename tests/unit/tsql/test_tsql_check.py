@@ -1,4 +1,4 @@
-"""`tsql check` tells beforehand what the run would refuse, and nothing else."""
+"""`tsql check` reports the errors that a run would raise, and no others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from servicebroker.cli.main import app
 from servicebroker.tsql.check import Verdict, check
 
 
-def refused(text: str) -> list[int]:
-    """The numbers of the refused statements."""
+def error_numbers(text: str) -> list[int]:
+    """Return the error numbers of the refused statements."""
     return [int(finding.note.split(":")[0]) for finding in check(text) if finding.verdict is Verdict.REFUSED]
 
 
@@ -22,19 +22,19 @@ TABLE = "DECLARE @t TABLE (a INT) "
 @pytest.mark.parametrize("text", ["'SELECT 1'", "'SELECT ' + '1'", "'SELECT ' + @s", "'SELECT * FROM #x'"])
 def test_a_batch_keeps_its_table_variables_behind_dynamic_sql(text: str) -> None:
     script = f"DECLARE @s NVARCHAR(9) = N'1' {TABLE} EXEC ({text}) INSERT @t VALUES (1) SELECT a FROM @t"
-    assert refused(script) == []
+    assert error_numbers(script) == []
 
 
 def test_dynamic_sql_has_its_own_variables() -> None:
-    assert refused(f"{TABLE} EXEC ('SELECT a FROM @t')") == [1087]
-    assert refused("EXEC ('DECLARE @t TABLE (a INT)') SELECT a FROM @t") == [1087]
-    assert refused(f"{TABLE}\nGO\nEXEC ('SELECT 1')\nGO\nSELECT a FROM @t") == [1087]
+    assert error_numbers(f"{TABLE} EXEC ('SELECT a FROM @t')") == [1087]
+    assert error_numbers("EXEC ('DECLARE @t TABLE (a INT)') SELECT a FROM @t") == [1087]
+    assert error_numbers(f"{TABLE}\nGO\nEXEC ('SELECT 1')\nGO\nSELECT a FROM @t") == [1087]
 
 
 def test_dynamic_sql_is_judged_at_the_line_of_its_statement() -> None:
     (found,) = [finding for finding in check("\nEXEC ('SELECT FROM WHERE')") if finding.verdict is Verdict.REFUSED]
     assert (found.line, found.note[:4]) == (2, "102:")
-    assert refused("EXEC ('SELECT ''open') PRINT 1 EXEC ('FROM')") == [105, 102]
+    assert error_numbers("EXEC ('SELECT ''open') PRINT 1 EXEC ('FROM')") == [105, 102]
 
 
 @pytest.mark.parametrize("database", ["", "USE master; "])
@@ -49,14 +49,14 @@ def test_dynamic_sql_is_judged_at_the_line_of_its_statement() -> None:
     ],
 )
 def test_dates_of_certificates_are_judged(database: str, dates: str, number: int) -> None:
-    assert refused(f"{database}CREATE CERTIFICATE c WITH SUBJECT = 's', {dates}") == ([number] if number else [])
+    assert error_numbers(f"{database}CREATE CERTIFICATE c WITH SUBJECT = 's', {dates}") == ([number] if number else [])
 
 
 @pytest.mark.parametrize(
     "name", ["sysprotects", "dbo.sysdevices", "master..syscharsets", "sys.sysopentapes", "syslockinfo"]
 )
 def test_missing_views_of_old_are_told_of(name: str) -> None:
-    assert refused(f"SELECT * FROM {name}") == [208]
+    assert error_numbers(f"SELECT * FROM {name}") == [208]
 
 
 def test_a_fault_in_one_file_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The table of T-SQL's functions: every row is one that the reader, the translation and `tsql check` know alike."""
+"""The table of T-SQL functions: parser, translation and `tsql check` know every row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from servicebroker.tsql.translator import translate_expression
 
 SAMPLES = {"s": "N'a'", "n": "1", "i": "1", "d": "GETDATE()", "b": "0x01", "x": "1", "a": "NEWID()"}
 PLAIN_ROWS = [row for rows in PLAIN.values() for row in rows]
-# Functions written by code or the grammar: a call of each, and the type of its result.
+# Functions translated by code or by the grammar: a call of each, and the type of its result.
 CALLS = {
     "CASE WHEN 1 = 1 THEN 1 END": "int",
     "CAST(1 AS bigint)": "bigint",

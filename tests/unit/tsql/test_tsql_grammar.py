@@ -1,4 +1,4 @@
-"""Sentences of T-SQL's whole grammar: 102 is for text that SQL Server would not take either."""
+"""Sentences of the whole T-SQL grammar. Error 102 means that SQL Server would refuse the text, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sentences(file: Path) -> list[Batch]:
 
 
 def told(text: str) -> list[str]:
-    """The numbers with which check refuses a sentence, and the number with which its batch cannot be read."""
+    """Return the error numbers of `tsql check` for a sentence, and the number if its batch cannot be parsed."""
     numbers = [finding.note.split(":")[0] for finding in check(text) if finding.verdict is Verdict.REFUSED]
     try:
         parse(next(batches(text)).tokens)
@@ -78,7 +78,7 @@ def test_a_text_without_its_end_is_no_batch(text: str, number: str) -> None:
 
 @pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)
 def test_no_valid_sentence_is_one_once_its_variables_are_declared(file: Path) -> None:
-    """An undeclared variable is a 137 that hides what stands behind it."""
+    """An undeclared variable raises 137, which would hide later errors."""
     wrong = []
     for text in map(text_of, sentences(file)):
         if {"137", "1087"} & set(told(text)):

@@ -1,4 +1,4 @@
-"""Numbers of a script that are longer than Python reads (4,300 digits), or whose digits are of another script."""
+"""Numbers in scripts with more digits than Python parses (4,300), or with digits of another alphabet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMS = {
 
 
 def with_another_number(form: str) -> Iterator[str]:
-    """The sentences of the whole grammar, each number in turn as another one."""
+    """Yield the sentences of the whole grammar with each number replaced in turn."""
     for file in sorted(GRAMMAR.glob("*.sql")):
         for batch in batches(file.read_text()):
             tokens = batch.tokens
@@ -42,7 +42,7 @@ def with_another_number(form: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_number_of_the_grammar_ends_the_reader(form: str) -> None:
-    """`tsql check` parses and translates; what cannot be read is an error of the statement, not of Python."""
+    """`tsql check` parses and translates. An invalid number is an error of the statement, not of Python."""
     count = 0
     for text in with_another_number(FORMS[form]):
         count += 1

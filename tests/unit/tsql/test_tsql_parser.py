@@ -1,4 +1,4 @@
-"""T-SQL text to statements: what stands in them, where they end without a semicolon, and what is refused where."""
+"""Parse T-SQL: the parts of statements, their ends without a semicolon, and the lines of errors."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_semicolon_is_missed_in_new_text_only(text, number):
     with pytest.raises(TsqlError) as caught:
         parse(tokenize(text), ())
     assert caught.value.number == number
-    assert parse_text(f"CREATE PROCEDURE p AS {text}")  # as a module that an earlier version has stored
+    assert parse_text(f"CREATE PROCEDURE p AS {text}")  # like a module stored by an earlier version
 
 
 def test_an_error_names_the_line_of_the_script():
@@ -233,7 +233,7 @@ PIECES = (
 
 
 def test_any_text_is_read_or_refused(seeded_random: random.Random):
-    """Words in any order: statements come out, or a TsqlError; nothing else, and it ends."""
+    """Words in random order give statements or a TsqlError, and the parser terminates."""
     for _ in range(3000):
         words = seeded_random.choices(PIECES.split(), k=seeded_random.randrange(1, 25))
         text = seeded_random.choice((" ", "\n", "  \n ")).join(words)

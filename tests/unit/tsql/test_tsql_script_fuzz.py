@@ -1,4 +1,4 @@
-"""Random scripts: each statement is judged, or refused with an error of T-SQL and its line, without a warning."""
+"""Random scripts: each statement is checked, or refused with a T-SQL error and its line, without a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PostgreSQL's form of T-SQL, text for text."""
+"""The translation of T-SQL to PostgreSQL, text by text."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_other_values_are_read() -> None:
 
 
 def test_a_plain_name_is_the_name_that_would_be_read() -> None:
-    """Of each word that means something to sqlglot or to T-SQL."""
+    """The words are all keywords of sqlglot and of T-SQL."""
     words = {word for word in TSQL.Tokenizer.KEYWORDS if word.isidentifier()} | RESERVED | {"a", "Körper", "a$b", "_x"}
     plain = 0
     for text in sorted({*words, *(f"[{word}]" for word in words), "[a]]b]", '"q""r"', "[ x]", "#t", "[]"}):

@@ -1,4 +1,4 @@
-"""Random texts: a translation, or an error of T-SQL."""
+"""Random texts give a translation or a T-SQL error."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DENIED, RUNS, DIFFERS = Verdict.REFUSED, Verdict.RUNS, Verdict.DIFFERS
         ("GRANT EXECUTE ON TYPE::dbo.Code TO App", DIFFERS),  # never checked, so it does no harm
         ("GRANT VIEW DEFINITION, CONTROL ON XML SCHEMA COLLECTION::dbo.Forms TO App", DIFFERS),
         ("REVOKE CONTROL ON ROLE::Team FROM App", DIFFERS),
-        ("DENY EXECUTE ON TYPE::dbo.Code TO App", DENIED),  # would prevent nothing
+        ("DENY EXECUTE ON TYPE::dbo.Code TO App", DENIED),  # prevents nothing
         ("GRANT CONTROL ON ASSEMBLY::Code TO App", DENIED),
         ("GRANT SEND ON SERVICE::Stock TO App", RUNS),
     ],
