@@ -16,11 +16,11 @@ _TYPE = (
 )
 _NAMES = re.compile(rf"((?:\b[a-z_]+\b(?:, | / )?)+) {_TYPE}")
 _ROW = re.compile(rf"^\| ([a-z_ /]+) \| {_TYPE}", re.MULTILINE)
-_OF_TCP_ENDPOINTS = {"port", "is_dynamic_port", "ip_address"}  # told of in the section of service_broker_endpoints
+_OF_TCP_ENDPOINTS = {"port", "is_dynamic_port", "ip_address"}  # described in the section of service_broker_endpoints
 
 
 def documented() -> dict[str, list[str]]:
-    """The columns of each view, as the sections of the reference list them."""
+    """Return the columns of each view from the sections of the reference."""
     found = {}
     for section in re.split(r"^## ", REFERENCE.read_text(), flags=re.MULTILINE)[1:]:
         title = re.match(r"\d+\. (sys\.\w+)", section)

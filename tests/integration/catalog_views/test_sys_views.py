@@ -38,7 +38,7 @@ from support import (
 UNSET = datetime(1900, 1, 1, tzinfo=UTC)
 NO_KEY = UUID(int=0)
 
-# columns and types, in their order; each view has broker_database text at the end
+# columns and types in order; each view ends with broker_database text
 VIEWS = {
     "event_notifications": """
         name text, object_id integer, parent_class smallint, parent_class_desc text, parent_id integer,
@@ -115,7 +115,7 @@ VIEWS = {
     "key_encryptions": "key_id integer, thumbprint bytea, crypt_type text, crypt_type_desc text",
 }
 
-# of the instance, not of a database: test_network_endpoint.py, test_security_catalog.py, test_totals.py
+# views of the instance: see test_network_endpoint.py, test_security_catalog.py, test_totals.py
 OF_THE_INSTANCE = (
     "dm_broker_connections",
     "dm_broker_forwarded_messages",
@@ -130,11 +130,11 @@ OF_THE_INSTANCE = (
     "service_broker_endpoints",
     "tcp_endpoints",
 )
-OF_DATABASES = [view for view in VIEWS if not view.startswith("dm_")]  # these show what runs right now
+OF_DATABASES = [view for view in VIEWS if not view.startswith("dm_")]  # these show current activity
 
 
 def rows(database: sb.Database, view: str, **where: object) -> list[Any]:
-    """The rows of a view in that broker database, by the names of its columns."""
+    """Return the rows of a view for this broker database, with columns by name."""
     condition = sql.SQL(" and ").join(
         sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in where
     )
@@ -151,14 +151,14 @@ def rows(database: sb.Database, view: str, **where: object) -> list[Any]:
 
 
 def define_validation(database: sb.Database) -> None:
-    """A message type with an XML schema collection."""
+    """Create a message type with an XML schema collection."""
     schema = '<schema xmlns="http://www.w3.org/2001/XMLSchema"><element name="a"/></schema>'
     database.create_xml_schema_collection("Collection", schema)
     database.create_message_type("//test/Valid", "VALID_XML", schema_collection="Collection")
 
 
 def define_security(database: sb.Database) -> None:
-    """A master key, a user with a certificate, and the binding of a remote service to it."""
+    """Create a master key, a user with a certificate, and a remote service binding to this user."""
     database.create_master_key("a Password of 3 kinds")
     database.create_user("App")
     database.create_certificate("Certificate", subject="CN=App", authorization="App")
@@ -171,13 +171,13 @@ def endpoint(database: sb.Database, handle: UUID) -> Any:
 
 
 def identifier(database: sb.Database) -> str:
-    """The broker identifier of a database."""
+    """Return the broker identifier of a database."""
     (row,) = rows(database, "databases")
     return str(row.service_broker_guid)
 
 
 def numbers(database: sb.Database, handle: UUID) -> tuple[int, int, int]:
-    """Return the sequence numbers of an endpoint: next to send, next expected, that of the EndDialog."""
+    """Return the sequence numbers of an endpoint: next to send, next expected, EndDialog."""
     row = endpoint(database, handle)
     return row.send_sequence, row.receive_sequence, row.end_dialog_sequence
 
@@ -207,7 +207,7 @@ def test_each_view_runs_with_the_rights_of_its_reader(database: sb.Database) -> 
         "where relkind = 'v' and nspname not in ('pg_catalog', 'information_schema') "
         "and not coalesce('security_invoker=true' = any (reloptions), false)"
     )
-    assert query(database, text) == [("caller",)]  # the one of the fence, which shows each role itself
+    assert query(database, text) == [("caller",)]  # the view of the fence, which shows each role itself
 
 
 def test_the_setting_names_the_database_that_is_shown(database: sb.Database, instance: sb.Instance) -> None:
@@ -302,7 +302,7 @@ def test_a_migration_that_comes_late_is_applied_late(
 def test_a_migration_that_fails_leaves_the_instance_to_the_version_before(
     make_instance_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several steps none is applied, and whoever has the instance open goes on."""
+    """No step of the migration is applied, and processes with the open instance continue."""
     url, known = make_instance_url(1), migrations.migrations()
     half = migrations.Migration(9001, "half.sql", "create table servicebroker.half ()")
     failing = migrations.Migration(9002, "failing.sql", "drop view sys.services; select 1 / 0")
@@ -530,7 +530,7 @@ def test_the_target_ends_first(database: sb.Database, clock: Clock) -> None:
     assert abs(closed.security_timestamp - before - timedelta(minutes=30)) < timedelta(minutes=1)
     assert numbers(database, target) == (2, 1, -1)
     clock.jump(minutes=31)
-    database.end_conversation(begin(database))  # the closed target goes
+    database.end_conversation(begin(database))  # the closed target is removed
     assert state(database, target) is None
     assert numbers(database, initiator) == (1, 2, 1)
     database.end_conversation(initiator)

@@ -35,7 +35,7 @@ def test_alter_message_type(database: sb.Database) -> None:
         theirs = other.database(database.name)
         theirs.send(handle, ORDER, b"thing")
         database.alter_message_type(ORDER, "WELL_FORMED_XML")
-        theirs.send(handle, ORDER, b"<a/>")  # the fast way of another process notices
+        theirs.send(handle, ORDER, b"<a/>")  # the cached names of another process are checked
         found = database.receive(STOCK_QUEUE)
         assert [(message.message_body, message.validation) for message in found] == [
             (b"any", "N"),
@@ -92,7 +92,7 @@ def test_drop_contract_and_message_type(database: sb.Database) -> None:
     assert [state(database, handle) for handle in (initiator, target, unsent)] == ["ER", "ER", "ER"]
     for message_type in (ORDER, REPLY, DOCUMENT, MARK):
         database.drop_message_type(message_type)
-    database.instance.catalog.labels.clear()  # as a process that has not seen the names
+    database.instance.catalog.labels.clear()  # like a process without cached names
     error, unread = database.receive(STOCK_QUEUE)
     assert sb.read_error(error.message_body) == (-8487, "The remote service contract has been dropped.")
     assert (unread.message_body, unread.message_type_name, unread.service_contract_name) == (b"unread", "", "")

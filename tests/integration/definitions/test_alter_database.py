@@ -47,7 +47,7 @@ DISABLED = "The broker is disabled in the sender's database."
 
 @pytest.fixture
 def two(instance: sb.Instance) -> tuple[sb.Database, sb.Database]:
-    """Two databases; ORDERS of the first speaks to a service of the second that has its name."""
+    """Create two databases. ORDERS of the first talks to a service of the second with the same name."""
     near, far = (define_standard_set(instance.database(f"Two{uuid4().hex}", create=True)) for _ in range(2))
     far.create_service(f"//{far.name}", STOCK_QUEUE, [CONTRACT])
     return near, far
@@ -118,8 +118,8 @@ def test_new_broker(two: tuple[sb.Database, sb.Database]) -> None:
     near.end_conversation(handle)
 
 
-def begun_beside_new_broker(database: sb.Database, verb: Callable[[sb.Database], UUID]) -> UUID:
-    """A dialog that begins while somebody gives the database another identifier."""
+def begin_during_new_broker(database: sb.Database, verb: Callable[[sb.Database], UUID]) -> UUID:
+    """Begin a dialog while another session changes the broker identifier of the database."""
     with psycopg.connect(database.instance.url) as altering:
         run(altering, lock_database(database.database_id, 0))
         run(altering, new_broker(database.database_id))
@@ -131,7 +131,7 @@ def begun_beside_new_broker(database: sb.Database, verb: Callable[[sb.Database],
 
 @pytest.mark.feature(3)
 def test_a_dialog_that_begins_beside_new_broker_has_the_new_identifier(database: sb.Database) -> None:
-    handle = begun_beside_new_broker(database, partial(begin, broker_instance="CURRENT DATABASE"))
+    handle = begin_during_new_broker(database, partial(begin, broker_instance="CURRENT DATABASE"))
     database.send(handle, ORDER, b"x")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
 
@@ -143,7 +143,7 @@ def test_a_dialog_that_the_server_begins_beside_new_broker_has_it_too(database: 
         handle: UUID = query(database, text, database.name, ORDERS, STOCK, CONTRACT)[0][0]
         return handle
 
-    handle = begun_beside_new_broker(database, by_sql)
+    handle = begin_during_new_broker(database, by_sql)
     database.send(handle, ORDER, b"x")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
 
@@ -197,7 +197,7 @@ def test_the_options_of_alter(database: sb.Database) -> None:
 def test_senders_while_brokers_go_off_and_on(
     two: tuple[sb.Database, sb.Database], seeded_random: random.Random
 ) -> None:
-    """Both databases are switched while both sides send: nothing lost or reordered."""
+    """Both databases are switched off and on while both sides send: no message is lost or reordered."""
     near, far = two
     pairs = []
     for _ in range(4):
@@ -240,7 +240,7 @@ def test_senders_while_brokers_go_off_and_on(
 
 @pytest.mark.slow
 def test_senders_while_their_service_is_dropped(fresh_database: sb.Database, seeded_random: random.Random) -> None:
-    """Every SEND is delivered, waits, or its conversation has an Error; nothing belongs to nobody afterwards."""
+    """Every SEND is delivered, waits, or its conversation has an Error. No row is orphaned."""
     database = fresh_database
 
     def send(handle: UUID, delay: float) -> None:

@@ -64,7 +64,7 @@ def test_a_queue_that_is_off_refuses_receive_and_keeps_what_it_has(database: sb.
     with database.transaction() as transaction:
         with refused(9617):
             transaction.receive(STOCK_QUEUE)
-        handle = transaction.begin_dialog(ORDERS, STOCK)  # the refusal has aborted nothing
+        handle = transaction.begin_dialog(ORDERS, STOCK)  # the refusal has not aborted the transaction
     assert state(database, handle) == "SO"
     database.alter_queue(STOCK_QUEUE, status=True)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"kept"]
@@ -185,8 +185,8 @@ def test_the_background_delivers_what_somebody_has_left(database: sb.Database, c
         assert waiting_messages(database) == 4
         connection.execute("update servicebroker.queues set is_enqueue_enabled = true, is_receive_enabled = true")
         with other.transaction():
-            other.execute("select pg_advisory_xact_lock(%s, 0)", (locks.PARKED_DELIVERY,))  # somebody switches
-            upkeep(connection, clock())  # waits for nobody
+            other.execute("select pg_advisory_xact_lock(%s, 0)", (locks.PARKED_DELIVERY,))  # another session switches
+            upkeep(connection, clock())  # does not wait for locks
             assert waiting_messages(database) == 4
         with other.transaction():
             other.execute(
@@ -216,7 +216,7 @@ def test_a_lifetime_ends_while_an_end_waits(fresh_database: sb.Database, clock: 
                 "select from servicebroker.conversation_endpoints where conversation_handle = %s for update",
                 (message.conversation_handle,),
             )
-            upkeep(connection, clock())  # leaves what somebody holds
+            upkeep(connection, clock())  # leaves locked rows
             assert state(database, handle) == "DO"
         upkeep(connection, clock())
     assert state(database, handle) is None
@@ -277,7 +277,7 @@ def test_an_end_waits_for_a_queue_that_is_off(
         database.end_conversation(handles[ends_first])
     with refused(8429):
         database.send(handles[ends_first], kinds[ends_first], b"x")
-    assert database.send(handles[other], kinds[other], b"to nobody") >= 0  # its application cannot know
+    assert database.send(handles[other], kinds[other], b"to nobody") >= 0  # the application cannot know the outcome
     assert state(database, handles[other]) == "CO"
     assert waiting_messages(database) == (1 if error else 2)
     assert database.receive(queues[ends_first]) == []
@@ -396,7 +396,7 @@ def test_rebuild_gives_space_back(database: sb.Database) -> None:
 def test_senders_and_readers_while_the_queue_goes_off_and_on(
     database: sb.Database, seeded_random: random.Random
 ) -> None:
-    """4 senders on 8 shared conversations, 3 readers: nothing lost, doubled or reordered."""
+    """4 senders on 8 shared conversations, 3 readers: no message is lost, duplicated or reordered."""
     handles = [begin(database) for _ in range(8)]
     received: dict[UUID, list[int]] = defaultdict(list)
     stop, done = threading.Event(), threading.Event()

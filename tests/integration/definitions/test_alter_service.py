@@ -107,8 +107,8 @@ def test_a_service_that_moves_from_a_queue_that_is_off(database: sb.Database) ->
 
 
 @contextmanager
-def half_begun(database: sb.Database, done: list[UUID]) -> Iterator[None]:
-    """BEGIN DIALOG of a transaction that is open as long as the block, and then committed."""
+def begin_uncommitted(database: sb.Database, done: list[UUID]) -> Iterator[None]:
+    """Run BEGIN DIALOG in a transaction that stays open for the block, and then commit it."""
     with database.transaction() as transaction:
         done.append(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT))
         yield
@@ -118,7 +118,7 @@ def half_begun(database: sb.Database, done: list[UUID]) -> Iterator[None]:
 def test_a_dialog_that_is_beginning_moves_with_its_service(database: sb.Database) -> None:
     database.create_queue("Second")
     begun: list[UUID] = []
-    with half_begun(database, begun):
+    with begin_uncommitted(database, begun):
         moving = in_thread(database.alter_service, ORDERS, queue="Second")
         wait_until_blocked(database)
     moving.result(30)
@@ -131,7 +131,7 @@ def test_a_dialog_that_is_beginning_moves_with_its_service(database: sb.Database
 @pytest.mark.feature(21)
 def test_a_dialog_that_is_beginning_goes_with_its_service(fresh_database: sb.Database) -> None:
     database, begun = fresh_database, list[UUID]()
-    with half_begun(database, begun):
+    with begin_uncommitted(database, begun):
         dropping = in_thread(database.drop_service, ORDERS)
         wait_until_blocked(database)
     dropping.result(30)
@@ -139,8 +139,8 @@ def test_a_dialog_that_is_beginning_goes_with_its_service(fresh_database: sb.Dat
     assert leftovers(database) == {}
 
 
-def begun_beside(database: sb.Database, change: Callable[[], None]) -> UUID:
-    """BEGIN DIALOG that has looked for its service and its contract when the change comes."""
+def begin_during(database: sb.Database, change: Callable[[], None]) -> UUID:
+    """Run BEGIN DIALOG, and make the change after it has looked up its service and contract."""
 
     def steps() -> Steps[UUID]:
         dialog = BeginDialog(ORDERS, STOCK, contract=CONTRACT)
@@ -155,16 +155,16 @@ def begun_beside(database: sb.Database, change: Callable[[], None]) -> UUID:
 
 def test_who_begins_beside_a_change_sees_it(database: sb.Database) -> None:
     database.create_queue("Second")
-    handle = begun_beside(database, lambda: database.alter_service(ORDERS, queue="Second"))
+    handle = begin_during(database, lambda: database.alter_service(ORDERS, queue="Second"))
     database.begin_conversation_timer(handle, 0)
     assert [message.is_timer for message in database.receive("Second")] == [True]
     with refused(8423, ORDERS):
-        begun_beside(database, lambda: database.drop_service(ORDERS))
+        begin_during(database, lambda: database.drop_service(ORDERS))
 
 
 @pytest.mark.feature(20)
 def test_a_service_stays_with_the_pipeline_that_reads_its_queue(database: sb.Database) -> None:
-    """Landed and unacknowledged messages would be received again from the other queue."""
+    """Otherwise landed, unacknowledged messages would be received again from the other queue."""
     database.create_queue("Second")
     open_dialog(database)
     with pipeline_on(database), pytest.raises(sb.InstanceError, match="A pipeline reads the queue 'StockQueue'"):
@@ -269,7 +269,7 @@ def test_senders_and_readers_while_the_service_moves(database: sb.Database, seed
 @pytest.mark.slow
 @pytest.mark.feature(20, 81)
 def test_no_reader_that_answers_is_the_victim_of_a_service_that_moves(fresh_database: sb.Database) -> None:
-    """Readers hold messages and want endpoints; who moves a service holds endpoints and wants messages."""
+    """Readers lock messages, then endpoints. Moving a service locks endpoints, then messages."""
     database, conversations, each = fresh_database, 16, 15
     database.create_queue("Second")
     handles = [begin(database) for _ in range(conversations)]

@@ -1,4 +1,4 @@
-"""A whole application as one value: compared, applied in one transaction, dumped again; and `exist_ok`."""
+"""A whole application as one value: compare, apply in one transaction, dump; and `exist_ok`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def empty(instance: sb.Instance) -> sb.Database:
 
 
 def copied() -> dict[str, Any]:
-    """The definition, to be changed."""
+    """Return a copy of the definition that a test may change."""
     told: dict[str, Any] = json.loads(json.dumps(SHOP))
     return told
 
@@ -151,7 +151,7 @@ def test_exist_ok(database: sb.Database) -> None:
     database.create_queue(STOCK_QUEUE, status=False, exist_ok=True)
     database.create_service(STOCK, "OrdersQueue", exist_ok=True)
     database.create_route("AutoCreatedLocal", address="TRANSPORT", exist_ok=True)
-    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]  # all of them are as they were
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]  # all of them are unchanged
     with refused(2714):
         database.create_queue(STOCK_QUEUE)
     with refused(402, "exist_ok"):

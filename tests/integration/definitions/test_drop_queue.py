@@ -1,4 +1,4 @@
-"""DROP QUEUE, and processes that remember it."""
+"""DROP QUEUE, also with processes that have the queue cached."""
 
 from __future__ import annotations
 

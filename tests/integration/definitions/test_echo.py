@@ -1,4 +1,4 @@
-"""The built-in service that echoes: in one instance, between two, and for whom."""
+"""The built-in echo service: in one instance, between two, and its permissions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support import (
 
 
 def echoes(database: sb.Database) -> int:
-    """Messages that wait to be answered, and those that are answered and wait to leave."""
+    """Return the numbers of messages that wait for an answer, and of answers that wait for delivery."""
     return int(query(database, f"select count(*) from {database.name.lower()}_dbo.servicebrokerqueue")[0][0])  # type: ignore[arg-type]
 
 
@@ -67,7 +67,7 @@ def test_who_ends_is_followed_and_nothing_is_left(database: sb.Database, error: 
     answer(database)
     assert (database.receive(ORDERS_QUEUE), echoes(database)) == ([], 0)
     text = "select is_initiator, state from sys.conversation_endpoints where broker_database = %s"
-    assert query(database, text, database.name) == [(0, "CD")]  # a target is kept against replays
+    assert query(database, text, database.name) == [(0, "CD")]  # the target endpoint stays, to refuse replays
 
 
 @pytest.mark.feature(206)
@@ -116,7 +116,7 @@ def test_who_is_at_it_is_not_waited_for(database: sb.Database) -> None:
     with undone(database) as transaction, database.instance.connection() as connection:
         (taken,) = transaction.receive("ServiceBrokerQueue")
         assert taken.message_type_name == ECHO
-        assert run_alone(connection, answer_built_in(database.instance.clock()))  # something is left
+        assert run_alone(connection, answer_built_in(database.instance.clock()))  # a message is left
         (message,) = database.receive(ORDERS_QUEUE)
         assert message.conversation_handle == handles[1]
     answer(database)
@@ -145,7 +145,7 @@ def test_another_message_type_is_refused_at_once(database: sb.Database) -> None:
         assert errors(database.receive(ORDERS_QUEUE, conversation_handle=other)) == [-8408]
 
 
-# ---------------------------------------------------------------- for whom
+# ---------------------------------------------------------------- permissions
 
 
 @pytest.mark.feature(206)
@@ -180,15 +180,15 @@ def test_nothing_but_send_is_granted(database: sb.Database, app: sb.Database, pe
         database.alter_authorization(APP, service=SERVICE_BROKER)
 
 
-# ---------------------------------------------------------------- who answers, and when
+# ---------------------------------------------------------------- answering process and time
 
 
 @pytest.mark.feature(206)
 def test_the_background_answers_as_soon_as_it_is_told(make_instance_url: Callable[..., str]) -> None:
-    with sb.open(make_instance_url(1), upkeep=3600) as instance:  # so only because it is told
+    with sb.open(make_instance_url(1), upkeep=3600) as instance:  # answers only because it is notified
         database = standard_database(instance)
         handle = begin(database)
-        for body in (b"a", b"b"):  # the first SEND finds the target, the second knows it
+        for body in (b"a", b"b"):  # the first SEND looks up the target, the second has it cached
             database.send(handle, ECHO, body)
             assert bodies(database.receive(ORDERS_QUEUE, wait=60)) == [body]
         target = far_handle(database, handle)
@@ -245,7 +245,7 @@ def test_another_contract_is_refused_there_too(pair: Pair) -> None:
 
 @pytest.mark.feature(206)
 def test_daemons_answer(make_instance_url: Callable[..., str], tmp_path: Path) -> None:
-    """No open instance with a background serves the other side."""
+    """No other process with a background task serves the other side."""
     sites = [Site(name, make_instance_url(1), tmp_path) for name in ("west", "east")]
     try:
         two = Two(*sites)

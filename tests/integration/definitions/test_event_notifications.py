@@ -1,4 +1,4 @@
-"""Event notifications on queues: the conversations that tell a service that readers are wanted, or a queue is off."""
+"""Event notifications on queues: conversations that tell a service that a queue needs readers or is off."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACTIVATION, DISABLED = "QUEUE_ACTIVATION", "BROKER_QUEUE_DISABLED"
 
 @pytest.fixture
 def watched(database: sb.Database) -> sb.Database:
-    """With a service that takes notifications."""
+    """Return a database with a service that receives notifications."""
     database.create_queue(WATCH_QUEUE)
     database.create_service(WATCHER, WATCH_QUEUE, [POST])
     return database
@@ -54,7 +54,7 @@ def notify(database: sb.Database, name: str = "n", events: Any = ACTIVATION, **m
 
 
 def told(database: sb.Database) -> list[sb.EventInstance]:
-    """The events that have come, and the conversations stay."""
+    """Receive the events without ending their conversations."""
     found = []
     while messages := database.receive(WATCH_QUEUE):
         found += [sb.read_event(message.message_body) for message in messages if message.message_type_name == EVENT]
@@ -74,7 +74,7 @@ def wait_for(database: sb.Database, count: int = 1) -> list[sb.EventInstance]:
 
 
 def poison(database: sb.Database) -> None:
-    """Five rollbacks."""
+    """Roll back a RECEIVE five times, which disables the queue."""
     database.send(begin(database), ORDER, b"x")
     for _ in range(5):
         with undone(database) as transaction:
@@ -83,7 +83,7 @@ def poison(database: sb.Database) -> None:
 
 @pytest.mark.feature(33, 185)
 def test_a_queue_that_is_switched_off_by_itself_is_told_of(watched: sb.Database) -> None:
-    """Without any daemon: with the commit that switched it off."""
+    """No daemon is needed: the event comes with the commit that switched the queue off."""
     notify(watched, events=DISABLED)
     poison(watched)
     (event,) = wait_for(watched)
@@ -286,7 +286,7 @@ def test_a_name_is_taken_on_its_queue_only(watched: sb.Database) -> None:
     watched.drop_event_notification("told", on_queue=WATCH_QUEUE)
     with refused(15151, "event notification"):
         watched.drop_event_notification("told", on_queue=WATCH_QUEUE)
-    poison(watched)  # that of the other queue is still there
+    poison(watched)  # the notification of the other queue still exists
     assert wait_for(watched)[0].object_name == STOCK_QUEUE
 
 

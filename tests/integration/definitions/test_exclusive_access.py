@@ -1,4 +1,4 @@
-"""A broker database alone: ENABLE_BROKER and NEW_BROKER, their NO_WAIT and ROLLBACK AFTER; and DROP DATABASE."""
+"""Exclusive access to a database: ENABLE_BROKER, NEW_BROKER, NO_WAIT, ROLLBACK AFTER, and DROP DATABASE."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_switch_waits_for_who_uses_the_database(database: sb.Database, switch:
         switched = in_thread(database.alter, **switch)
         time.sleep(0.5)
         assert not switched.done()
-        # meanwhile nobody else has to wait
+        # meanwhile no other session has to wait
         assert database.send(begin(database), ORDER, b"y") == 0
     switched.result(10)
 
@@ -108,7 +108,7 @@ def test_rollback_ends_only_who_uses_this_database(
     instance = database.instance
     with other.transaction() as bystander, pytest.raises(sb.InstanceError, match="PostgreSQL went away"):
         bystander.send(elsewhere, ORDER, b"stays")
-        with instance.connection() as idle:  # a session that used the database before, and holds nothing
+        with instance.connection() as idle:  # a session that used the database before, and holds no lock
             database.join(idle).send(handle, ORDER, b"committed")
             with database.transaction() as transaction:
                 transaction.send(handle, ORDER, b"gone")
@@ -150,7 +150,7 @@ def test_seconds_that_are_refused(database: sb.Database, wrong: Any) -> None:
 def test_a_database_in_full_use_is_switched_and_nobody_dies(
     database: sb.Database, seeded_random: random.Random
 ) -> None:
-    """Transactions that touch both queues in either order, and switches that wait for them: no deadlock."""
+    """Transactions use both queues in either order, and ALTER DATABASE waits for them: no deadlock."""
     dialogs = [open_dialog(database) for _ in range(4)]
     stop = threading.Event()
 
@@ -202,7 +202,7 @@ def test_drop_database_leaves_nothing(fresh_instance: sb.Instance) -> None:
 
 
 def _everything(database: sb.Database) -> list[tuple[Any, ...]]:
-    """Every table, sequence, view and function of ours, every schema, and how many rows the catalog has."""
+    """Return our tables, sequences, views and functions, all schemas, and the row counts of the catalog."""
     found = query(
         database,
         "select relnamespace::regnamespace::text || '.' || relname from pg_class where relkind in ('r', 'v', 'S') "

@@ -1,4 +1,4 @@
-"""Many queues: what looks at all of them asks set by set, and an idle one costs a part of one statement."""
+"""Many queues: tasks over all queues use set-based statements, and an idle queue costs a share of one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CROWD_SIZE = 10_000
 
 @pytest.fixture
 def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
-    """MANY_OBJECTS queues, each with a service, and one of them with a message."""
+    """Create MANY_OBJECTS queues, each with a service, and one of them with a message."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         made = define_standard_set(instance.database("Many", create=True))
         for number in range(MANY_OBJECTS):
@@ -76,7 +76,7 @@ def test_no_page_of_the_dashboard_asks_for_each_queue(
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_pages_of_ten_thousand_queues(make_instance_url: Callable[..., str]) -> None:
-    """The list shows those with the most messages and finds the others by name; no page is long or slow."""
+    """The list shows the queues with the most messages; search finds the others. No page is long or slow."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         made = define_standard_set(instance.database("Many", create=True))
         for first in range(0, CROWD_SIZE, 500):
@@ -105,7 +105,7 @@ def test_pages_of_ten_thousand_queues(make_instance_url: Callable[..., str]) -> 
 
 
 def test_a_queue_is_made_in_a_few_round_trips(database: sb.Database, asked: Counter[str]) -> None:
-    """Its tables, indexes, functions, view and triggers in one of them."""
+    """One round trip creates its tables, indexes, functions, view and triggers."""
     database.create_queue("OneMore")
     assert asked.total() <= 8
     assert asked["queue.queue_objects"] == 1
@@ -125,7 +125,7 @@ def test_the_status_shows_the_first_services_of_a_queue(database: sb.Database) -
 
 
 def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: Counter[str]) -> None:
-    """Until something comes to it, however that is done."""
+    """A message must still be noticed, however it arrives."""
     taken: list[bytes | None] = []
 
     @sb.procedure("usp_Many")
@@ -146,7 +146,7 @@ def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: 
         eventually(lambda: looks() == 0, 30)
         database.send(begin(database, "//test/9"), ORDER, b"ninth")
         eventually(lambda: taken == [b"ninth"], 5)
-        with database.instance.connection() as connection:  # as for a SEND that began before it could see who listens
+        with database.instance.connection() as connection:  # like a SEND that began before it could see the listener
             connection.execute("delete from servicebroker.waiting_readers where is_monitor")
         with database.transaction() as transaction:
             transaction.send(transaction.begin_dialog(ORDERS, "//test/3", contract=CONTRACT), ORDER, b"third")
@@ -158,7 +158,7 @@ def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: 
 def test_an_instance_with_many_queues_is_upgraded(
     make_instance_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what they hold, however PostgreSQL plans what is done with so many objects."""
+    """Their messages survive, whatever plans PostgreSQL chooses for so many objects."""
     url, every = make_instance_url(), migrations.migrations()
     with sb.open(url, upkeep=None) as instance:
         made = define_standard_set(instance.database("Many", create=True))
@@ -170,7 +170,7 @@ def test_an_instance_with_many_queues_is_upgraded(
     monkeypatch.setattr(migrations, "migrations", lambda: [*every, newer])
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("vacuum analyze")
-        for join in ("hashjoin", "mergejoin", "sort"):  # other orders of rows than those of a few objects
+        for join in ("hashjoin", "mergejoin", "sort"):  # row orders differ from those of a few objects
             connection.execute(f"set enable_{join} = off".encode())
         assert migrations.migrate(connection) == [newer]
     with sb.open(url, upkeep=None) as instance:
@@ -185,7 +185,7 @@ def test_an_instance_with_many_queues_is_upgraded(
 
 @pytest.mark.full
 def test_five_hundred_queues(make_instance_url: Callable[..., str]) -> None:
-    """Definitions do not slow down with their number, and looks at all of them take a moment."""
+    """Definitions do not slow down with their number, and a poll of all queues is quick."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         made = instance.database("Many", create=True)
         times = []
@@ -197,4 +197,4 @@ def test_five_hundred_queues(make_instance_url: Callable[..., str]) -> None:
         for look in (instance.status, instance.check):
             begins = time.perf_counter()
             look()
-            assert time.perf_counter() - begins < 3  # 0.1 s and 0.8 s on a machine that does nothing else
+            assert time.perf_counter() - begins < 3  # 0.1 s and 0.8 s on an idle machine

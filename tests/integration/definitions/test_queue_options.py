@@ -1,4 +1,4 @@
-"""The options of CREATE and ALTER QUEUE, and what sys.service_queues shows of them."""
+"""The options of CREATE and ALTER QUEUE, and their columns in sys.service_queues."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def options(database: sb.Database, queue: str) -> dict[str, Any]:
 
 
 def activation(database: sb.Database, queue: str) -> tuple[Any, ...]:
-    """Status, procedure, readers and principal."""
+    """Return status, procedure, readers and principal of the activation."""
     return tuple(options(database, queue).values())[3:]
 
 
@@ -190,7 +190,7 @@ def test_filegroups_are_refused(database: sb.Database) -> None:
 @pytest.mark.parametrize("how", ["rebuild", "reorganize"])
 def test_space_is_given_back(database: sb.Database, how: str, retention: bool) -> None:
     database.alter_queue(STOCK_QUEUE, retention=retention)
-    database.send(begin(database), ORDER, b"kept")  # in the first page: REORGANIZE moves nothing
+    database.send(begin(database), ORDER, b"kept")  # in the first page: REORGANIZE moves no row
     handle = begin(database)
     for _ in range(3):
         database.send_batch(handle, ORDER, [b"x" * 1000] * 1000)
@@ -211,7 +211,7 @@ def test_space_is_given_back(database: sb.Database, how: str, retention: bool) -
     database.alter_queue(STOCK_QUEUE, **{how: True})
     if how == "rebuild":
         assert is_small()
-    else:  # REBUILD waits for nobody: autovacuum may be in its way, so ask again
+    else:  # REBUILD does not wait for locks: autovacuum may hold one, so retry
         eventually(lambda: is_small() or database.alter_queue(STOCK_QUEUE, reorganize=True))
     assert bodies(database.receive(STOCK_QUEUE)) == [b"kept"]
 

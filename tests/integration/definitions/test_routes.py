@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP ROUTE, and what they do to conversations of one instance."""
+"""CREATE, ALTER and DROP ROUTE, and their effect on conversations of one instance."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def broker(database: sb.Database) -> str:
 
 @pytest.fixture
 def other(instance: sb.Instance) -> sb.Database:
-    """A second database of the instance with the same services."""
+    """Return a second database of the instance with the same services."""
     return define_standard_set(instance.database(f"other_{uuid4().hex}", create=True))
 
 
@@ -264,7 +264,7 @@ def test_of_several_other_databases_any_is_picked_for_each_conversation(instance
 
 
 def test_another_process_sees_a_new_route(database: sb.Database, other: sb.Database) -> None:
-    database.send(begin(database), ORDER, b"1")  # the routes are remembered now
+    database.send(begin(database), ORDER, b"1")  # the routes are cached now
     with sb.open(database.instance.url) as second:
         second.database(database.name).create_route(
             "There", service_name=STOCK, broker_instance=broker(other), address="LOCAL"

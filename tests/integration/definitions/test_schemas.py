@@ -41,7 +41,7 @@ def schema(element: str, kind: str = "xs:int", namespace: str = "") -> str:
 
 @pytest.fixture
 def typed(database: sb.Database) -> sb.Database:
-    """The standard set, where DOCUMENT must be a <count> of digits."""
+    """Return a database with the standard set, where DOCUMENT must be a <count> of digits."""
     database.create_xml_schema_collection(COLLECTION, schema("count"))
     database.alter_message_type(DOCUMENT, "VALID_XML", schema_collection=COLLECTION)
     return database
@@ -112,7 +112,7 @@ def test_a_message_type_of_each_validation(database: sb.Database) -> None:
 def test_an_invalid_body_is_an_error_on_both_sides(typed: sb.Database, batch: bool, first: bool) -> None:
     handle = begin(typed)
     target: UUID | None = None
-    if not first:  # on the fast path, which has sent a valid one
+    if not first:  # on the fast path, which has sent a valid body before
         typed.send(handle, DOCUMENT, VALID)
         target = far_handle(typed, handle)
         assert bodies(typed.receive(STOCK_QUEUE)) == [VALID]
@@ -158,7 +158,7 @@ def test_what_an_initiator_refuses_and_what_has_no_body(typed: sb.Database) -> N
 def test_the_receiver_has_another_contract(
     instance: sb.Instance, database: sb.Database, usages: dict[str, str], sender: str, message_type: str, codes: int
 ) -> None:
-    """The contract of one name says something else in the receiver's database."""
+    """The receiver's database has a different contract of the same name."""
     near = instance.database(f"{database.name}Near", create=True)
     for name in (ORDER, REPLY, DOCUMENT):
         near.create_message_type(name)
@@ -183,7 +183,7 @@ def test_the_receiver_has_another_contract(
 
 
 def test_a_remembered_channel_notices_a_receivers_direction(instance: sb.Instance, database: sb.Database) -> None:
-    """The fast path too asks for the receiver's direction, not only the sender's."""
+    """The fast path checks the receiver's direction, too, not only the sender's."""
     near = instance.database(f"{database.name}Fast", create=True)
     for name in (ORDER, REPLY):
         near.create_message_type(name)
@@ -216,7 +216,7 @@ def test_another_process_notices_that_a_collection_has_changed(typed: sb.Databas
         typed.create_xml_schema_collection("Other", schema("other"))
         typed.alter_message_type(DOCUMENT, "VALID_XML", schema_collection="Other")
         there.send(handle, DOCUMENT, VALID)
-    assert bodies(typed.receive(STOCK_QUEUE))[1:] == [INVALID]  # the Error comes first
+    assert bodies(typed.receive(STOCK_QUEUE))[1:] == [INVALID]  # the Error arrives first
     assert received_errors(typed, ORDERS_QUEUE) == [-9615]
 
 

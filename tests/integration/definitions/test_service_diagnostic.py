@@ -1,4 +1,4 @@
-"""The built-in service that says how another one stands: what it answers, to whom, and what it refuses."""
+"""The built-in diagnostic service: its answers, its permissions, and its refusals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def open_dialog(database: sb.Database, to: UUID | None = None, service: str = OR
 
 
 def ask(database: sb.Database, *services: str, by: str = ORDERS) -> list[tuple[str, list[str]]]:
-    """Return the replies of a conversation with these questions."""
+    """Ask the questions in a conversation, and return the replies."""
     handle = open_dialog(database, service=by)
     for service in services:
         database.send(handle, QUERY, question(service))
@@ -59,7 +59,7 @@ def ask(database: sb.Database, *services: str, by: str = ORDERS) -> list[tuple[s
 
 
 def read(message: sb.Message) -> tuple[str, list[str]]:
-    """The message type, and the texts of the elements."""
+    """Return the message type, and the texts of the elements."""
     if message.message_type_name == ERROR:
         return ERROR, [str(sb.read_error(message.message_body)[0])]
     root = etree.fromstring(message.message_body or b"")
@@ -84,7 +84,7 @@ def test_a_service_is_described(database: sb.Database) -> None:
     found = ask(database, STOCK, ORDERS, SERVICE_BROKER)
     assert found == [
         *described(database, STOCK, "READY", CONTRACT, "DEFAULT"),
-        *described(database, ORDERS),  # only begins conversations
+        *described(database, ORDERS),  # a service that only begins conversations
         *described(database, SERVICE_BROKER, "READY", SERVICE_DIAGNOSTIC, SERVICE_ECHO),
     ]
 
@@ -193,7 +193,7 @@ def test_who_may_not_send_to_it_finds_no_service(database: sb.Database, app: sb.
     def found() -> list[tuple[str, list[str]]]:
         return ask(database, STOCK, by="//test/Own")
 
-    assert found() == [(ERROR, ["-8494"])]  # no service is open to the user
+    assert found() == [(ERROR, ["-8494"])]  # the user has no access to any service
     database.grant("SEND", APP, service=SERVICE_BROKER)
     assert found() == described(database, STOCK, "UNKNOWN")
     database.grant("SEND", APP, service=STOCK)

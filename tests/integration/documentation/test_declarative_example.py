@@ -1,4 +1,4 @@
-"""examples/declarative runs by one command, where Spark's declarative pipelines are installed."""
+"""examples/declarative runs with one command, if Spark's declarative pipelines are installed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The how-to 'Deploy': its files are those of deploy/, a parser reads each, and its SQL makes an instance."""
+"""The how-to 'Deploy': its files are those of deploy/, each parses, and its SQL creates an instance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MASTER, OWNER = "master_of_the_page", "shop"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name the database as the files do, by the variable."""
+    """Name the database through the variable, as the files do."""
     monkeypatch.setenv("SERVICEBROKER_DATABASE", "Shop")
 
 
@@ -109,7 +109,7 @@ def test_the_units(file: Path) -> None:
 
 
 def test_an_instance_without_a_superuser(server: EmbeddedServer, make_url: Callable[[], str]) -> None:
-    """The role of a managed PostgreSQL makes role and database as printed, and the new role makes the instance."""
+    """The admin of a managed PostgreSQL creates role and database as printed; this role creates the instance."""
     url = make_url()
     (statements,) = blocks("sql")
     with let_in(server.url, MASTER, OWNER):

@@ -1,4 +1,4 @@
-"""The how-to 'Dialog security', its commands run as printed, between two daemons."""
+"""The commands of the how-to 'Dialog security' run as printed between two daemons."""
 
 from __future__ import annotations
 

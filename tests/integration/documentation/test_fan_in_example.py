@@ -1,4 +1,4 @@
-"""examples/fan-in runs by one command, and its tables say what the shops have sent."""
+"""examples/fan-in runs with one command, and its tables hold the messages of the shops."""
 
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Not under pytest's own folder, see conftest.py."""
+    """Return a folder outside of pytest's folder; conftest.py has the reason."""
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 

@@ -1,4 +1,4 @@
-"""examples/fastapi answers requests, with its worker beside it."""
+"""examples/fastapi answers requests while its worker runs."""
 
 from __future__ import annotations
 

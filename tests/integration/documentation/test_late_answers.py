@@ -1,4 +1,4 @@
-"""The pages that ask and wait: answers come late, programs are killed, and no order is lost.
+"""The pages with requests: answers arrive late, programs are killed, and no order is lost.
 
 Each page runs in a process of its own as it is printed, but for its patience, which is a few milliseconds. A customer's
 order counts when the page has said that it was taken. It is shipped exactly once, and nothing is set aside. When the
@@ -112,7 +112,7 @@ def test_no_order_of_the_fastapi_example_is_lost(
         process.kill()
         process.communicate()
         first, kills = first + portion, kills + 1
-    with begin(first, first) as process, sb.open(url, upkeep=0.5) as instance:  # the rest is done, or dropped
+    with begin(first, first) as process, sb.open(url, upkeep=0.5) as instance:  # the rest is processed or dropped
         try:
             db = instance.database("Shop")
             eventually(lambda: not query(db, "select from shop_dbo.stockqueue"))
@@ -127,7 +127,7 @@ def test_no_order_of_the_fastapi_example_is_lost(
 
 
 def printed(name: str, language: str = "python") -> str:
-    """A file of the story, as its page shows it."""
+    """Return a file of the story from its page."""
     found = re.search(rf"```{language}\n# {re.escape(name)}\n(.*?)```", STORY, re.DOTALL)
     assert found is not None
     return found[1]
@@ -141,7 +141,7 @@ def test_no_reservation_of_the_story_is_lost(
     seeded_random: random.Random,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """`reserve.py` leaves before its answer, or with it; the worker of `stock.py` is killed again and again."""
+    """`reserve.py` exits before or with its answer, and the worker of `stock.py` is killed repeatedly."""
     url, wanted, customers = make_instance_url(), request.config.option.late_programs, 4
     (tmp_path / "stock.py").write_text(printed("stock.py"))
     program = printed("reserve.py").replace('"servicebroker-data"', "url, upkeep=None").replace("sys.argv[1]", "item")

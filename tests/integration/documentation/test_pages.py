@@ -1,4 +1,4 @@
-"""The pages of the documentation, done by a newcomer in a fresh folder; `pages` explains their blocks."""
+"""The pages of the documentation, executed in a fresh folder like by a newcomer; see `pages` for the blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from pages import ROOT, newcomer, pattern, steps_of
 
-NOT_READ = ("docs/decisions/", "docs/conformance.md", "docs/benchmarks.md")  # for who changes the product; reports
+NOT_READ = ("docs/decisions/", "docs/conformance.md", "docs/benchmarks.md")  # pages for contributors; reports
 PAGES = [
     name
     for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -26,7 +26,7 @@ def follow(page: str, folder: Path) -> None:
         session.do(page)
 
 
-COMMANDS = "docs/reference/commands.md"  # an example of each command, Spark among them
+COMMANDS = "docs/reference/commands.md"  # an example of each command, including Spark
 
 
 @pytest.mark.sampled(2)
@@ -42,7 +42,7 @@ def test_a_long_page(page: str, tmp_path: Path) -> None:
 
 
 def test_what_is_not_as_printed_is_found(tmp_path: Path) -> None:
-    """A page that is wrong in each way: what is run, what is printed, what fails."""
+    """A page with each kind of mistake: commands, output, and failures."""
     wrong = ("```console\n$ echo one\ntwo\n```\n", "```console\n$ false\n```\n", "```python\n1 / 0\n```\n")
     for number, block in enumerate(wrong):
         page = tmp_path / "page.md"

@@ -1,4 +1,4 @@
-"""examples/poison-watcher runs by one command."""
+"""examples/poison-watcher runs with one command."""
 
 from __future__ import annotations
 

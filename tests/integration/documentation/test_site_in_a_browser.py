@@ -1,4 +1,4 @@
-"""The site of the documentation in a real browser: each page fits a phone and a desk, and shows its pictures."""
+"""The documentation site in a real browser: each page fits a phone and a desktop, and shows its pictures."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ else addEventListener("load", look);
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files, and writes no log."""
+    """A handler that serves files and writes no log."""
 
     def log_message(self, *_: object) -> None:
         pass
 
 
 class Server(ThreadingHTTPServer):
-    """A browser asks for all parts of a page at once: five that wait, as is usual, are too few on a busy machine."""
+    """A server with a longer backlog: a browser requests all parts of a page at once."""
 
     request_queue_size = 200
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
-    """Its address, and the paths of its pages."""
+    """Serve the site. Return its address and the paths of its pages."""
     folder = tmp_path_factory.mktemp("site")
     subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "-d", str(folder)], cwd=ROOT, check=True)
     with Server(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
@@ -63,7 +63,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[s
 def test_each_page_fits_and_loads_nothing_from_elsewhere(
     chromium: Any, site: tuple[str, list[str]], size: tuple[int, int], scheme: str, tmp_path: Path
 ) -> None:
-    """A picture of the first page and of a story is left in the folder of the test."""
+    """Leave a picture of the first page and of a story in the folder of the test."""
     address, pages = site
     assert len(pages) > 50
     shown_in(chromium, size, scheme)

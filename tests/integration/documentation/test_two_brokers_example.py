@@ -1,4 +1,4 @@
-"""examples/two-brokers runs by one command, and the page beside it shows what exists."""
+"""examples/two-brokers runs with one command, and its page shows the existing files."""
 
 import re
 from pathlib import Path

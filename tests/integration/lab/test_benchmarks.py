@@ -1,4 +1,4 @@
-"""Every benchmark at a tiny scale: the figures mean nothing here, that they are taken and compared does."""
+"""Every benchmark at a tiny scale: the tests check that figures are measured and compared, not their values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_HERE = ("pipeline", "storage-", "remote-", "scale-", "cpu-")
 SHORT = ["send-one", "send-batch", "receive-one", "receive-batch", "worker", "dialog-begin", "request-one", "poison"]
 ON_THE_SERVER = [*[name for name in SCENARIOS if not name.startswith(NOT_HERE)], "cpu-receive-one", "cpu-poison"]
 
-# Has the signatures of pgmq's functions that are measured, and the lines that only psql understands.
+# A stand-in for pgmq.sql: the measured functions with their signatures, and lines for psql only.
 STAND_IN = r"""
 \echo Use "CREATE EXTENSION pgmq" to load this file. \quit
 create table pgmq.q_bench (msg_id bigint generated always as identity primary key, message jsonb);
@@ -54,7 +54,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs open the systems of single messages alone: to open the others takes ten seconds."""
+    """Open only the systems for single messages: the others take ten seconds to open."""
     for kind in ("network", "activation", "request", "tsql", "fence", "dialog", "storage"):
         monkeypatch.setattr(runner, f"{kind}_systems", lambda *_: [])
 
@@ -88,7 +88,7 @@ def test_ratios_are_ours_over_theirs(report: Report) -> None:
         ours = next(other for other in report.lines if other.scenario == line.scenario)
         assert ours.figures
         assert line.figures
-        if line.is_cost:  # so few messages may have cost less than the system can tell
+        if line.is_cost:  # with so few messages the cost may be below the clock's resolution
             spent = line.figures.server
             assert line.ratio == (pytest.approx(ours.figures.server / spent) if spent else None)
         else:
@@ -107,9 +107,9 @@ def test_the_bound_stands_beside_what_commits_each_message(report: Report, scena
 
 
 def others(report: Report, scenario: str) -> float:
-    """Commits of a message that are not ours: autovacuum commits, too, however few the messages are.
+    """Return the commits per message from other sources: autovacuum commits, too.
 
-    Ten of them fell into 30 messages on a slow machine.
+    Ten of them occurred during 30 messages on a slow machine.
     """
     return 20 / report.conditions.messages[scenario]
 
@@ -190,7 +190,7 @@ def test_work_that_loses_messages_is_no_result(make_url: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.feature(208, 209)
 def test_storage(stand_in: Path) -> None:
-    """Each condition and its baseline. Two ratios are so large that they show at any scale: whole groups against
+    """Measure each condition and its baseline. Two ratios are large enough for any scale: whole groups against
     single messages, and one conversation against one for each message."""
     report = benchmarks.run(["storage"], pgmq_sql=stand_in, scale=0.001, rounds=1)
     names = [name for name in SCENARIOS if name.startswith("storage-")]
@@ -241,9 +241,9 @@ def test_a_jar_that_is_none_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_between_two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encrypted in both layers, and not at all; every message is checked by the reader."""
+    """Messages are encrypted in both layers, or not at all, and the reader checks every message."""
     monkeypatch.setattr(remote, "find_server", lambda: None)  # the next test starts it
-    monkeypatch.setattr(remote, "CORES_OF_READER", 1)  # two readers, where there are two cores
+    monkeypatch.setattr(remote, "CORES_OF_READER", 1)  # two readers on a machine with two cores
     report = benchmarks.run(["remote-100", "remote-latency"], scale=0.02, rounds=1)
     found = [(line.scenario, line.system, line.label) for line in report.lines]
     ways = [("servicebroker", "TLS and dialog security"), ("baseline", "encryption off")]

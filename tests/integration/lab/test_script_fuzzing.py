@@ -1,4 +1,4 @@
-"""The fuzzer of scripts runs them: what ends is judged, what lasts is given up, and a failure is found."""
+"""The script fuzzer runs scripts: results are checked, slow scripts time out, and a planted failure is found."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from servicebroker_lab.upgrades.command import run
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_no_message_is_lost_while_each_side_is_upgraded(make_url: Callable[[], str], tmp_path: Path) -> None:
-    """From this version to itself; `make upgrades` does the same from an older one."""
+    """Upgrade from this version to itself. `make upgrades` does the same from an older version."""
     here = Path(servicebroker.__file__).parents[1]
     found = run([make_url(), make_url()], tmp_path, here, 20)
     assert found["is_exact"], found

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the dashboard."""
+"""Fixtures for the tests of the dashboard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support import STOCK_QUEUE
 
 @pytest.fixture
 def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every page is looked at anew."""
+    """Switch off the dashboard's snapshot cache, so that every page shows the current state."""
     monkeypatch.setattr(snapshot_cache, "FRESH_S", 0.0)
     monkeypatch.setattr(snapshot_cache, "RETRY_DELAY_S", 0.0)
     monkeypatch.setattr(snapshot_cache, "SLOW_S", float("inf"))
@@ -24,7 +24,7 @@ def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def browse(database: sb.Database) -> Iterator[Callable[..., Browser]]:
-    """Opens the dashboard of an instance, for somebody with a role, who needs no token unless one is given."""
+    """Return a function that opens an instance's dashboard for a viewer with a role, without a token by default."""
     opened = []
 
     def browser(role: Role = Role.ACT, *, url: str = "", **signing_in: Any) -> Browser:
@@ -49,7 +49,7 @@ def people(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pipeline_file(database: sb.Database, tmp_path: Path) -> Path:
-    """A pipeline of StockQueue that has landed an order, and has two messages in quarantine."""
+    """Return a pipeline file for StockQueue with one landed order and two messages in quarantine."""
     pytest.importorskip("deltalake")
     from pipeline_tables import batch as batch_of
     from pipeline_tables import land, message, order

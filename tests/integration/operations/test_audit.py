@@ -1,4 +1,4 @@
-"""The audit: every definition is noted, whichever face makes it, and so are acts of operators."""
+"""The audit records every definition, from whichever API, and the acts of operators."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shown(*arguments: str) -> Any:
 
 
 def test_no_definition_is_without_a_face(database: sb.Database) -> None:
-    before = {entry.number for entry in acts(database)}  # the fixture's own, in transactions of one statement
+    before = {entry.number for entry in acts(database)}  # those of the fixture, in transactions of one statement
     database.instance.database("Two", create=True)
     with Session(database) as session:
         for text in (

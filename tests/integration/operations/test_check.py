@@ -1,4 +1,4 @@
-"""The check of what is stored: each fault is planted, and found; a whole instance has none."""
+"""`servicebroker check`: each planted fault is found, and a healthy instance has no findings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def numbers(instance: sb.Instance) -> set[int]:
 
 
 def busy(database: sb.Database) -> None:
-    """Conversations in every state, with messages that lie in queues and wait."""
+    """Create conversations in every state, with messages in queues and in transmission."""
     initiator, target = open_dialog(database)
     database.send(target, REPLY, b"there")
     ended, _ = open_dialog(database)
@@ -172,7 +172,7 @@ def test_a_table_that_a_drop_has_left(fresh_database: sb.Database) -> None:
         connection.execute("create table servicebroker.queue_999999 (a integer)")
     assert numbers(fresh_database.instance) == {8444}
     fresh_database.create_queue("Q")
-    fresh_database.drop_queue("Q")  # sweeps it too
+    fresh_database.drop_queue("Q")  # removes it, too
     assert numbers(fresh_database.instance) == set()
 
 
@@ -190,7 +190,7 @@ def test_messages_whose_way_is_free(fresh_database: sb.Database, clock: Clock) -
     with instance.connection() as connection:
         moment = clock() - timedelta(seconds=5)
         connection.execute("update servicebroker.transmission_queue set enqueue_time = %s", (moment,))
-    assert numbers(instance) == set()  # the background may be about to
+    assert numbers(instance) == set()  # the background task may be about to do it
 
 
 def test_the_command(fresh_database: sb.Database) -> None:
@@ -255,7 +255,7 @@ CHANGED = [
 
 @pytest.fixture(scope="module")
 def watched(make_instance_url: Callable[[], str]) -> Iterator[sb.Database]:
-    """An instance whose objects are changed in a transaction that is rolled back."""
+    """Return an instance whose objects the tests change in a transaction that is rolled back."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = instance.database("Test", create=True)
         database.create_queue(STOCK_QUEUE)
@@ -286,15 +286,15 @@ def test_retention_and_a_search_path_are_no_changes(watched: sb.Database) -> Non
 
 
 def touched(database: sb.Database) -> set[str]:
-    """The queues whose definitions have to be compared."""
+    """Return the queues whose definitions have to be compared."""
     text = (
         "select name from servicebroker.queues where fingerprint is distinct from servicebroker.fingerprint(queue_id)"
     )
     return {name for (name,) in query(database, text)}
 
 
-def test_what_nobody_has_touched_is_not_compared_again(fresh_database: sb.Database) -> None:
-    """Acts of the broker on a queue are no change; a granted right makes the queue compared, and is no finding."""
+def test_an_unchanged_queue_is_not_compared_again(fresh_database: sb.Database) -> None:
+    """Acts of the broker on a queue are no change. After a GRANT the queue is compared, without a finding."""
     fresh_database.create_queue("Used")
     fresh_database.alter_queue("Used", retention=True)
     fresh_database.alter_queue("Used", status=False, activation=sb.Activation("usp_Used", 1, "OWNER"))

@@ -1,4 +1,4 @@
-"""The command line, as a script and as a person use it."""
+"""The command line, as used by scripts and by people."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Access to the dashboard: roles, tokens, people with passwords, a proxy; and requests that other sites make."""
+"""Access to the dashboard: roles, tokens, people with passwords, a proxy, and cross-site requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_without_the_role_nothing_is_done_and_no_body_shown(
         ]
         pages.append(browser.queue(database, ORDERS_QUEUE, text="secret"))
         found = browser.queue(database, ORDERS_QUEUE, text="not in any body")
-        assert ("No matching messages." in found) == (role == Role.BODIES)  # else the search would tell what is in them
+        assert ("No matching messages." in found) == (
+            role == Role.BODIES
+        )  # otherwise the search would reveal their content
         assert any("secret reply" in page for page in pages) == (role == Role.BODIES)
         assert browser.page("i/0/conversation", handle=far).xpath("//form[contains(@action, '/act/')]") == []
         token = browser.page("").xpath("//input[@name='form_token']/@value")
@@ -74,7 +76,7 @@ def test_signing_in(browse: Callable[..., Browser]) -> None:
         lines = stream.iter_lines()
         next(lines)
         assert browser.send_form("/logout", dict(signing_out.form_values())).url.path == "/login"
-        assert list(lines)[-1:] == [""]  # the stream is over
+        assert list(lines)[-1:] == [""]  # the stream has ended
     assert browser.get("/").url.path == "/login"
 
 
@@ -156,8 +158,8 @@ def test_what_is_wrong_with_people_is_said(people: Path) -> None:
 PROXY = Proxy("x-user", (ip_network("10.1.0.0/16"), ip_network("::1/128")))
 
 
-def proxied(browser: Browser, address: str, name: str | None, path: str = "/", **headers: str) -> Any:
-    """A request that comes from an address, with a header that names somebody."""
+def request_through_proxy(browser: Browser, address: str, name: str | None, path: str = "/", **headers: str) -> Any:
+    """Send a request from an address, with a header that names a user."""
     client = TestClient(browser.app, base_url=HERE, client=(address, 1), cookies=browser.cookies)
     named = {} if name is None else {"x-user": name}
     answer = client.get(path, headers={**named, **headers}, follow_redirects=False)
@@ -172,18 +174,24 @@ def test_a_proxy_says_who_it_is_and_nobody_else_does(
     sent(database, (ORDER, b"secret body"))
     queue = f"/i/0/queue?{urlencode({'database': database.name, 'queue': f'dbo.{STOCK_QUEUE}'})}"
     anyone, listed = browse(Role.SEE, proxy=PROXY), browse(proxy=PROXY, people=People(people))
-    assert proxied(anyone, "10.1.2.3", "whoever").status_code == 200
-    assert "secret body" not in proxied(anyone, "::ffff:10.1.2.3", "whoever", queue).text
-    assert "secret body" in proxied(listed, "::1", "ann", queue).text
-    assert proxied(listed, "::1", "carl", queue).status_code == 403
-    for address in ("10.2.2.3", "127.0.0.1", "testclient"):  # also with the cookie of who was let in by the proxy
-        assert "through its proxy" in proxied(anyone, address, "whoever").text
-        assert proxied(listed, address, "ann", queue).headers["location"] == "/login"
-    assert "does not name its user" in proxied(anyone, "10.1.2.3", None).text
-    assert "does not name its user" in proxied(anyone, "10.1.2.3", "").text
+    assert request_through_proxy(anyone, "10.1.2.3", "whoever").status_code == 200
+    assert "secret body" not in request_through_proxy(anyone, "::ffff:10.1.2.3", "whoever", queue).text
+    assert "secret body" in request_through_proxy(listed, "::1", "ann", queue).text
+    assert request_through_proxy(listed, "::1", "carl", queue).status_code == 403
+    for address in (
+        "10.2.2.3",
+        "127.0.0.1",
+        "testclient",
+    ):  # also with the cookie of a user who signed in through the proxy
+        assert "through its proxy" in request_through_proxy(anyone, address, "whoever").text
+        assert request_through_proxy(listed, address, "ann", queue).headers["location"] == "/login"
+    assert "does not name its user" in request_through_proxy(anyone, "10.1.2.3", None).text
+    assert "does not name its user" in request_through_proxy(anyone, "10.1.2.3", "").text
     refused = listed.send_form("/login", {"name": "ann", "password": ""})
-    assert "The name or the password is wrong." in refused.text  # people without a password sign in by the proxy alone
-    spoken = proxied(browse(proxy=PROXY), "10.1.2.3", "ann", **{"x-forwarded-proto": "https"})
+    assert (
+        "The name or the password is wrong." in refused.text
+    )  # people without a password sign in through the proxy only
+    spoken = request_through_proxy(browse(proxy=PROXY), "10.1.2.3", "ann", **{"x-forwarded-proto": "https"})
     assert "; Secure" in spoken.headers["set-cookie"]
 
 
@@ -198,7 +206,7 @@ def test_an_act_by_the_proxy_is_of_who_it_names(database: sb.Database, browse: C
         "//form[contains(@action, 'switch')]"
     )[0]
     fields = dict(form.form_values())
-    assert client.send_form(form.action, fields, **{"x-user": "eve"}).status_code == 403  # the form is dora's
+    assert client.send_form(form.action, fields, **{"x-user": "eve"}).status_code == 403  # the form belongs to dora
 
 
 def test_what_other_sites_make_a_browser_ask_is_refused(database: sb.Database, browser: Browser) -> None:
@@ -212,14 +220,14 @@ def test_what_other_sites_make_a_browser_ask_is_refused(database: sb.Database, b
         assert browser.send_form(form.action, fields, origin=origin).status_code == 403
     for token in ("", "0" * 64, "\u00e9"):
         assert browser.send_form(form.action, {**fields, "form_token": token}).status_code == 403
-    other = Browser(browser.app, base_url=HERE)  # somebody else's browser
+    other = Browser(browser.app, base_url=HERE)  # the browser of another user
     other.get("/")
     assert other.send_form(form.action, fields).status_code == 403
     assert browser.get(form.action, params=fields).status_code == 405
     assert browser.put(form.action, headers={"origin": HERE}).status_code == 405
     assert browser.send_form(form.action, {"form_token": fields["form_token"]}).status_code == 400
     assert browser.send_form(form.action, {"x": "y" * 70_000}).status_code == 413
-    assert database.receive(STOCK_QUEUE) == []  # its queue is ON still
+    assert database.receive(STOCK_QUEUE) == []  # its queue is still ON
     assert browser.send_form(form.action, fields).status_code == 200
     with pytest.raises(sb.BrokerError):
         database.receive(STOCK_QUEUE)
@@ -260,7 +268,7 @@ def test_every_action_needs_the_role_to_act(
     pipeline_file: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """A person whose role was lowered has a form token that is right, and fields that are: only the role is missing."""
+    """A person whose role was lowered sends a valid form token and valid fields; only the role is missing."""
 
     def dialog() -> dict[str, str]:
         return {"database": database.name, "handle": str(sent(database, (ORDER, b"1")))}
@@ -318,4 +326,4 @@ def test_every_action_needs_the_role_to_act(
                 assert "Your role may not act" in answer.text
             else:
                 notices = html.fromstring(answer.text).xpath("//p[contains(@class, 'notice') and not(@hidden)]/@class")
-                assert (path, notices[:1]) == (path, ["notice good"])  # a second one: what is gone now
+                assert (path, notices[:1]) == (path, ["notice good"])  # a second one names the missing object

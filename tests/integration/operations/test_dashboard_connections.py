@@ -1,4 +1,4 @@
-"""The dashboard as a process, while strangers hold connections to it and one viewer holds many pages open."""
+"""The dashboard as a process, under connections held by strangers and many open pages of one viewer."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from servicebroker.dashboard import Dashboard, server
 from servicebroker.store.keys import x509_certificates
 from support import eventually
 
-ANSWER_TIMEOUT_S = 5.0  # seconds in which an answer is there
+ANSWER_TIMEOUT_S = 5.0  # seconds until an answer must have arrived
 FORM = "application/x-www-form-urlencoded"
 
 
 class Site:
-    """A dashboard that listens, with what browsers and strangers do there."""
+    """A listening dashboard, with requests as browsers and strangers send them."""
 
     def __init__(self, port: int, token: str, *, is_secured: bool = False, pid: int = 0) -> None:
         self.port, self.token, self.is_secured, self.pid = port, token, is_secured, pid
         self.origin = f"{'https' if is_secured else 'http'}://127.0.0.1:{port}"
 
     def connect(self) -> socket.socket:
-        """A connection of a stranger: not even the handshake of TLS is begun."""
+        """Open a connection of a stranger, without even a TLS handshake."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_TIMEOUT_S)
 
     def send(self, request: str) -> socket.socket:
-        """A connection of a browser, with a request on its way."""
+        """Open a connection of a browser, and send a request."""
         connected = self.connect()
         if self.is_secured:
             context = ssl.create_default_context()
@@ -59,7 +59,7 @@ class Site:
         return connected
 
     def ask(self, request: str) -> str:
-        """The head of the answer."""
+        """Send a request, and return the head of the answer."""
         with closing(self.send(request)) as connected:
             return head(connected)
 
@@ -72,12 +72,12 @@ class Site:
         return f"POST {path} HTTP/1.1\nhost: 127.0.0.1:{self.port}\n{headers}\n{form}"
 
     def sign_in(self) -> str:
-        """The cookie of a new session."""
+        """Sign in, and return the cookie of the new session."""
         (cookie,) = re.findall(r"set-cookie: ([^;]+)", self.ask(self.post("/login", {"token": self.token})))
         return str(cookie)
 
     def stream(self, cookie: str) -> socket.socket:
-        """A page that changes by itself."""
+        """Open the event stream of a page that updates itself."""
         return self.send(self.get("/", accept="text/event-stream", cookie=cookie))
 
 
@@ -86,7 +86,7 @@ def told(headers: dict[str, str]) -> str:
 
 
 def head(connected: socket.socket) -> str:
-    """The head of an answer; '' when the connection was closed instead."""
+    """Return the head of an answer, or '' if the connection was closed instead."""
     said = b""
     while b"\r\n\r\n" not in said:
         try:
@@ -133,7 +133,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The options of a dashboard with TLS."""
+    """Return the options of a dashboard with TLS."""
     folder = tmp_path_factory.mktemp("certificate")
     facts, key = x509_certificates.make("dashboard", datetime.now(UTC))
     certificate, private = folder / "certificate.pem", folder / "key.pem"
@@ -175,7 +175,7 @@ def test_a_second_signal_ends_the_dashboard_without_a_traceback(tmp_path: Path) 
     with Command(*options, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as dashboard:
         assert "/login#" in dashboard.stdout.readline()
         eventually(lambda: "Ctrl-C ends it" in dashboard.stderr.readline())
-        time.sleep(0.5)  # until it serves
+        time.sleep(0.5)  # waits until it serves
         dashboard.send_signal(signal.SIGINT)
         dashboard.send_signal(signal.SIGTERM)
         dashboard.wait(20)
@@ -220,7 +220,7 @@ def test_files_that_are_no_certificate_are_refused_in_a_sentence(
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
-    """A dashboard whose deadlines are half a second."""
+    """Start a dashboard with deadlines of half a second."""
     monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.5)
     monkeypatch.setattr(server, "READ_TIMEOUT_S", 0.5)
     monkeypatch.setattr(server, "TERMS", server.TERMS._replace(first_step=0.5))
@@ -257,7 +257,7 @@ def test_a_request_that_comes_slowly_is_ended(hurried: Site, said: str) -> None:
 def test_the_rest_of_a_request_that_was_answered_is_not_read(
     tmp_path: Path, certified: tuple[str, ...], is_secured: bool
 ) -> None:
-    """A form that is too large is refused at once; its sender cannot have us parse on."""
+    """A form that is too large is refused at once, and the rest of it is not parsed."""
     with served(tmp_path, *(certified if is_secured else ())) as site:
         headers = told({"origin": site.origin, "content-type": FORM, "transfer-encoding": "chunked"})
         with closing(site.send(f"POST /login HTTP/1.1\nhost: 127.0.0.1:{site.port}\n{headers}\n")) as connected:

@@ -1,4 +1,4 @@
-"""Conversations on the dashboard: how they are listed, both sides of one, and each act on it."""
+"""Conversations on the dashboard: the list, both sides of a conversation, and each action on it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_delayed_messages_and_schedules_are_no_trouble(database: sb.Database, br
     assert int(row.xpath("td[@data-label='Messages']")[0].text) >= 2
     assert browser.page("i/0/way").xpath(f"//tr[starts-with(@data-key, '{STOCK} ')]") == []
     page = browser.page("i/0/conversation", handle=handle)
-    assert words(page).count("delayed until") == 3  # two rows, and what doctor notes
+    assert words(page).count("delayed until") == 3  # two rows, and the findings of doctor
     assert "2 delayed messages are cancelled." in browser.press(page, "cancel-delayed")
     assert "CANCEL DELAYED MESSAGES" in browser.text("i/0/audit")
     assert "delayed until" not in browser.text("i/0/conversation", handle=handle)

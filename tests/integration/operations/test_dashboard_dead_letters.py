@@ -1,4 +1,4 @@
-"""Dead letters and poison on the dashboard: how they are listed, replayed and discarded, by one of two people."""
+"""Dead letters and poison messages on the dashboard: list, replay and discard, also by two people at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, brow
     assert "raise ValueError" in text
     assert "again" in browser.press(page, "replay")
     assert "No dead letters." in browser.text("i/0/dead-letters")
-    assert "must be" in browser.press(page, "replay")  # somebody who has looked before it was replayed
+    assert "must be" in browser.press(page, "replay")  # a viewer who has loaded the page before the replay
     assert bodies(database.receive(STOCK_QUEUE)) == [b"bad"]
     poisoned(database, b"worse")
     page = browser.page("i/0/dead-letters")
@@ -53,14 +53,14 @@ def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, brow
 def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Browser) -> None:
     poisoned(database, b"\n<b>bad</b>\nline")
     page = browser.page("i/0/dead-letters")
-    assert page.xpath("//textarea/text()") == ["\n\n<b>bad</b>\nline"]  # of which a browser drops the first line end
+    assert page.xpath("//textarea/text()") == ["\n\n<b>bad</b>\nline"]  # a browser drops its first line end
     form = page.xpath("//form[contains(@action, '/replay-edited')]")[0]
     large = browser.send_form(form.action, {**dict(form.form_values()), "body": "x" * 70_000})
     assert (large.status_code, "The form is too large" in large.text) == (413, True)
     assert "with another body" in browser.press(page, "replay-edited", body="good\r\nline")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"good\nline"]
     assert "body edited" in browser.text("i/0/audit").replace(": ", " ")
-    for body in (b"\x00", b"a\r\nb", b"\xff", b"x" * 5000):  # bodies that a form would change, or does not have whole
+    for body in (b"\x00", b"a\r\nb", b"\xff", b"x" * 5000):  # bodies that a form would change or truncate
         poisoned(database, body)
     assert browser.page("i/0/dead-letters").xpath("//textarea") == []
 
@@ -74,7 +74,7 @@ def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Brow
     forms = page.xpath("//form[contains(@action, '/replay-chosen')]")
     ours = [form.fields["database"] for form in forms].index(database.name)
     assert "newest is 'x'; it must be a number" in browser.press(page, "replay-chosen", ours, newest="x")
-    poisoned(database, b"4")  # after the page, whose button names three
+    poisoned(database, b"4")  # after the page was loaded, whose button names three
     assert "3 messages are in their queues again." in browser.press(page, "replay-chosen", ours)
     found = sorted(str(body) for _ in range(3) for body in bodies(database.receive(STOCK_QUEUE)))
     assert found == ["b'1'", "b'2'", "b'3'"]
@@ -84,7 +84,7 @@ def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Brow
 
 
 def by_two(browse: Callable[..., Browser], act: str, path: str, **asked: object) -> list[str]:
-    """Two people look at a page, and both press the same at once; what each is told."""
+    """Let two people load a page and press the same button at the same time. Return both notices."""
     people = [browse(), browse()]
     pages = [answer.page(path, **asked) for answer in people]
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""The figures of the dashboard: rates, counts of large queues, statements, and one look for many viewers."""
+"""The figures of the dashboard: rates, counts of large queues, statements, and one snapshot for many viewers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
 def test_rates_are_of_the_last_seconds(database: sb.Database, browser: Browser) -> None:
-    def counted() -> None:  # PostgreSQL counts what a session did when it has a moment, which may be 10 s later
+    def counted() -> None:  # PostgreSQL reports the counters of a session when it is idle, up to 10 s later
         query(database, "select pg_stat_force_next_flush()")
 
     counted()
@@ -39,7 +39,7 @@ def test_a_rate_is_what_has_risen_by_the_time_that_has_passed(monkeypatch: pytes
     assert rates.update({("a",): 1000}) == {("a",): 0.0}
     assert rates.update({("a",): 1020, ("b",): 5}) == {("a",): 10.0, ("b",): 0.0}
     assert rates.update({("a",): 1110})[("a",)] == 10.0
-    assert rates.update({("a",): 90}) == {("a",): 0.0}  # the server has begun to count anew
+    assert rates.update({("a",): 90}) == {("a",): 0.0}  # the server's counters were reset
 
 
 def test_many_viewers_are_one_question(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_many_viewers_are_one_question(database: sb.Database, monkeypatch: pytes
 
 
 def test_what_is_slow_to_see_is_shown_as_it_was_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look takes a sixth of the time at most; a failure is reported to the next viewer."""
+    """Reading takes a sixth of the time at most. A failure is reported to the next viewer."""
     monkeypatch.setattr(snapshot_cache, "SLOW_S", 0.01)
     watched, going, asked = snapshot_cache.CachedSource("slow"), threading.Event(), []
 
@@ -76,12 +76,12 @@ def test_what_is_slow_to_see_is_shown_as_it_was_while_it_is_looked_at(monkeypatc
     eventually(lambda: watched.snapshot("page", lambda: 2, 0.0).facts == 2)
     watched.invalidate()
     asked[:] = [0.0, 0.0]
-    with pytest.raises(sb.BrokerError):  # after an act nobody is shown what was before
+    with pytest.raises(sb.BrokerError):  # after an action no viewer gets the old state
         watched.snapshot("page", ask, 0.0)
 
 
 def test_a_look_that_was_asked_before_an_act_is_not_of_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for slow in (0.0, 60.0):  # beside the page, and by who asks
+    for slow in (0.0, 60.0):  # in the background, and by the request itself
         monkeypatch.setattr(snapshot_cache, "SLOW_S", slow)
         watched, asked, going = snapshot_cache.CachedSource("acted on"), threading.Event(), threading.Event()
         watched.snapshot("page", lambda: "old", 0.0)
@@ -113,19 +113,21 @@ def test_trouble_is_over_when_a_look_succeeds(monkeypatch: pytest.MonkeyPatch) -
 
     assert watched.snapshot("page", lambda: "old", 0.0).trouble == ""
     monkeypatch.setattr(snapshot_cache, "MIN_IDLE_FACTOR", 0)
-    eventually(lambda: watched.snapshot("page", down, 0.0)[::2] == ("old", "it is down"))  # by a look beside the page
+    eventually(lambda: watched.snapshot("page", down, 0.0)[::2] == ("old", "it is down"))  # by a read in the background
     watched.invalidate()
     assert watched.snapshot("page", down, 0.0)[::2] == ("old", "it is down")
     assert watched.snapshot("page", lambda: "new", 0.0)[::2] == ("new", "")
     assert watched.snapshot("page", lambda: "newer", 60.0)[::2] == ("new", ""), "it is fresh, and there is no trouble"
 
 
-def test_many_messages_are_told_by_the_statistics(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A viewer that polls each second counts a part of a queue; smaller counts are exact."""
+def test_the_count_of_many_messages_comes_from_the_statistics(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A viewer that polls every second counts only part of a large queue. Smaller counts are exact."""
     database.send_batch(begin(database), ORDER, [b"x"] * 300)
     number = queue_number(database, STOCK_QUEUE)
     counted = "select pg_stat_force_next_flush(), pg_stat_get_tuples_inserted(%s::regclass)"
-    # else untold counts of the sender would be added to those of VACUUM
+    # otherwise unreported counts of the sender would be added to those of VACUUM
     eventually(lambda: query(database, counted, f"servicebroker.queue_{number}")[0][1] == 300)
     with database.instance.connection() as connection:
         connection.execute(f"vacuum analyze servicebroker.queue_{number}")  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: what it looks like, by keyboard, and that markup in names is text."""
+"""The dashboard in a real browser: its looks, use by keyboard, and markup in names shown as text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HIT = "<img src=x onerror='window.hit=1'>"
 
 @contextmanager
 def served(url: str) -> Iterator[str]:
-    """The dashboard of an instance; its address."""
+    """Serve the dashboard of an instance, and return its address."""
     app = Dashboard([url], token=TOKEN, role=Role.ACT)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = Server(configured(app, timeout_graceful_shutdown=1))
@@ -62,7 +62,7 @@ def signed_in(chromium: Any, address: str) -> Any:
 
 @pytest.fixture
 def pages(database: sb.Database) -> list[str]:
-    """Every page, with a conversation and a queue whose names and bodies are markup."""
+    """Return every page, with a conversation and a queue whose names and bodies contain markup."""
     database.create_queue(HIT)
     database.create_service(HIT, HIT)
     handle = begin(database)
@@ -92,7 +92,7 @@ SHOP = {
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """A shop in `./shop` in which this and that has happened; its pages by the names of their pictures."""
+    """Create an instance in `./shop` with typical problems. Return its pages by the names of their pictures."""
     monkeypatch.chdir(tmp_path)
     with sb.open("shop") as instance:
         database = instance.database("Shop", create=True)
@@ -129,7 +129,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
 
 
 def test_pictures_of_the_documentation(chromium: Any, shop: dict[str, str]) -> None:
-    """They are written to docs/screens, where the site has them from (tools/site_pages.py)."""
+    """Write the pictures to docs/screens, from where tools/site_pages.py takes them."""
     SCREENS.mkdir(exist_ok=True)
     with served("./shop") as address:
         sign_in(chromium, address)
@@ -198,7 +198,7 @@ def test_the_values_of_a_chart_and_the_search_are_reached_by_keyboard(
         connection.execute(
             "insert into servicebroker.history_samples (slot, at, step) values (1, now() - interval '5 minutes', 600)"
         )
-    signed_in.get(f"{address}/?span=hour")  # not the snapshot of the sign-in
+    signed_in.get(f"{address}/?span=hour")  # not the snapshot from the sign-in
     charts = signed_in.find_elements("css selector", "svg[data-chart]")
     assert charts, "no sample was taken"
     signed_in.execute_script("arguments[0].focus()", charts[0])
@@ -226,7 +226,7 @@ def test_a_queue_is_switched_off_by_keyboard_alone(signed_in: Any, address: str,
         )
         assert outline, f"nobody sees that {here.text!r} has the focus"
         if here.tag_name == "summary" and here.text.startswith("Switch off"):
-            ActionChains(signed_in).send_keys(Keys.ENTER).perform()  # asks first
+            ActionChains(signed_in).send_keys(Keys.ENTER).perform()  # asks for confirmation first
         form = (
             signed_in.execute_script("return document.activeElement.form && document.activeElement.form.action") or ""
         )

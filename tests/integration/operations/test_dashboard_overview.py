@@ -44,7 +44,7 @@ def test_the_overview_says_what_doctor_finds_and_how_much_there_is(database: sb.
 
 
 def growing(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue with messages that nobody receives, for longer than is natural."""
+    """Create a queue whose messages have not been received for unusually long."""
     sent(database, (ORDER, b"1"))
     monkeypatch.setattr("servicebroker.engine.diagnosis.queue_findings.UNEXPLAINED_WAIT", timedelta(0))
 
@@ -67,10 +67,10 @@ def test_a_queue_that_nobody_reads_stands_out_as_doctor_judges(
     assert row().get("class") == "note"
 
 
-def test_a_finding_has_a_button_for_what_it_advises(
+def test_a_finding_has_a_button_for_its_remedy(
     database: sb.Database, browse: Callable[..., Browser], browser: Browser
 ) -> None:
-    """And only for a person who may press it."""
+    """Only a person with the role sees the button."""
     queue = f"dbo.{STOCK_QUEUE}"
     database.alter_queue(STOCK_QUEUE, status=False)
     label = f"Switch on {queue}, and retry"
@@ -301,7 +301,7 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     pipeline_file.write_text("[pipeline]\n")
     text = browser.text("pipelines")
     assert "does not answer" in text
-    assert "orders 2" in text  # as they were
+    assert "orders 2" in text  # unchanged
     assert "--pipeline" in browse().text("pipelines", status=404)
 
 

@@ -1,4 +1,4 @@
-"""Requests that no page makes: places and objects that are not there, and long numbers."""
+"""Requests that no page sends: missing pages and objects, and long numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 def test_what_is_not_there_is_said(database: sb.Database, browser: Browser) -> None:
     assert "is not found" in browser.text("i/0/conversation", 404, handle=uuid4())
     assert "no such page" in browser.text("i/0/nothing", 404)
-    for beyond in (1, 7):  # one instance is observed, of the number 0
+    for beyond in (1, 7):  # only one instance is observed: number 0
         assert "no such page" in browser.text(f"i/{beyond}/queues", 404)
     assert "no such page" in browser.text("i/0/queue", 404, database=database.name)
     for nowhere in ("nowhere", "i/0", "i/x/queues", "i/0/queues/more"):

@@ -1,4 +1,4 @@
-"""The main job, run as a person or a script runs it: a process of its own."""
+"""The demo, run as its own process, as a person or a script would."""
 
 import json
 import os
@@ -38,16 +38,16 @@ def rows(table: object) -> list[tuple[str, int, bytes]]:
 
 
 def check_exactly(table: object, lines: list[bytes]) -> None:
-    """The table holds exactly these lines; each conversation in their order, without a gap.
+    """Check that the table holds exactly these lines, each conversation in order and without a gap.
 
-    A Delta table has no order among its files: the sequence number is what orders a conversation.
+    A Delta table has no order among its files: the sequence number orders a conversation.
     """
     landed = sorted(rows(table))
     assert sorted(body for _, _, body in landed) == sorted(lines)
     conversations: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
     for handle, number, body in landed:
         conversations[handle].append((number, body))
-    place = {line: n for n, line in enumerate(lines)}  # lines of the tests are distinct
+    place = {line: n for n, line in enumerate(lines)}  # the lines of the tests are distinct
     for messages in conversations.values():
         assert [number for number, _ in messages] == list(range(len(messages)))
         places = [place[body] for _, body in messages]
@@ -55,7 +55,7 @@ def check_exactly(table: object, lines: list[bytes]) -> None:
 
 
 def check_closed(out: Path) -> None:
-    """Every conversation ended on both sides, no message left."""
+    """Check that every conversation has ended on both sides and that no message is left."""
     with sb.open(out / "instance") as instance:
         queues, waiting = instance.status()
         assert [queue.messages for queue in queues] == [0, 0]
@@ -67,7 +67,7 @@ def check_closed(out: Path) -> None:
 def test_the_lines_of_a_file_land_once_also_when_it_grows_is_rewritten_or_ends_unfinished(
     tmp_path: Path, changes: bool
 ) -> None:
-    """Each run starts Spark: the short form has one."""
+    """Each run starts Spark, so the short form has one run."""
     source, out = tmp_path / "input.log", tmp_path / "out"
     first = [b"line %d" % n for n in range(25_000)] + [b"", b"carriage return\r", b"\xff\x00 bytes"]
     source.write_bytes(b"\n".join([*first, b"unfinished"]))
@@ -117,7 +117,7 @@ def test_killed_five_times_at_random_it_loses_and_doubles_nothing(tmp_path: Path
         )
         try:
             run.communicate(timeout=seeded_random.uniform(0.5, 12))
-            with source.open("ab") as file:  # the run was done already: give it more
+            with source.open("ab") as file:  # the run had already finished: give it more lines
                 more = [b"more %d %d" % (kills, n) for n in range(60_000)]
                 lines += more
                 file.write(b"\n".join(more) + b"\n")

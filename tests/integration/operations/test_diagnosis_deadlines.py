@@ -1,4 +1,4 @@
-"""doctor, status and check where applications are stuck: they wait for nothing long, and change nothing."""
+"""doctor, status and check while applications are stuck: they have deadlines, and change nothing."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from support import ORDER, STOCK_QUEUE, begin, eventually, standard_database
 COMMANDS = (("doctor", "--json"), ("status", "--json"), ("status", "--statements"), ("check", "--json"))
 
 
-def invoked(url: str, *arguments: str) -> tuple[int, str]:
-    """Run a command, and return its exit code and what it printed on standard output."""
+def invoke(url: str, *arguments: str) -> tuple[int, str]:
+    """Run a command, and return its exit code and standard output."""
     done = CliRunner().invoke(command, [*arguments, "--instance", url], catch_exceptions=False)
     return done.exit_code, done.stdout
 
 
-def found(url: str) -> list[dict[str, str]]:
+def run_doctor(url: str) -> list[dict[str, str]]:
     """Return the findings of doctor."""
-    findings: list[dict[str, str]] = json.loads(invoked(url, "doctor", "--json")[1])["findings"]
+    findings: list[dict[str, str]] = json.loads(invoke(url, "doctor", "--json")[1])["findings"]
     return findings
 
 
 def problems(url: str, subject: str) -> list[str]:
-    return [finding["problem"] for finding in found(url) if finding["subject"] == subject]
+    return [finding["problem"] for finding in run_doctor(url) if finding["subject"] == subject]
 
 
 def rows(url: str, text: str) -> list[tuple[Any, ...]]:
@@ -55,8 +55,8 @@ def rows(url: str, text: str) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def primary() -> Iterator[Server]:
-    """A primary with an instance; its commits wait for no standby yet."""
-    folder = Path(tempfile.mkdtemp(prefix="servicebroker-primary-"))  # reachable for the server's user
+    """Start a primary with an instance. Its commits do not wait for a standby yet."""
+    folder = Path(tempfile.mkdtemp(prefix="servicebroker-primary-"))  # accessible for the server's user
     folder.chmod(0o755)
     server = Server(folder / "one")
     try:
@@ -72,7 +72,7 @@ def primary() -> Iterator[Server]:
 
 @pytest.mark.timeout(60)
 def test_nothing_waits_for_a_standby_that_has_gone(primary: Server) -> None:
-    """No diagnosis and no closing; a SEND waits, which doctor names with its cause until the standby is given up."""
+    """Neither diagnosis nor close waits. A SEND does, and doctor reports it and its cause."""
     url = primary.url
     with sb.open(url, upkeep=None) as instance:
         database = instance.database("Test")
@@ -83,7 +83,7 @@ def test_nothing_waits_for_a_standby_that_has_gone(primary: Server) -> None:
         eventually(lambda: rows(url, "select from pg_stat_activity where wait_event = 'SyncRep'"))
         for arguments in COMMANDS:
             began = time.monotonic()
-            code, text = invoked(url, *arguments)
+            code, text = invoke(url, *arguments)
             assert time.monotonic() - began < 10
             assert text, arguments
             assert code == (arguments[0] == "doctor"), (arguments, text)
@@ -100,7 +100,7 @@ def test_nothing_waits_for_a_standby_that_has_gone(primary: Server) -> None:
 
 
 def test_doctor_looks_at_a_server_that_no_application_may_use(make_instance_url: Callable[..., str]) -> None:
-    """A crash would lose commits there; doctor says so, and everything else."""
+    """A crash would lose commits there. doctor reports that and everything else."""
     url = make_instance_url(1)
     name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
     rows(url, "update servicebroker.queues set is_receive_enabled = false where name = 'StockQueue'")
@@ -108,7 +108,7 @@ def test_doctor_looks_at_a_server_that_no_application_may_use(make_instance_url:
     rows(url, f"alter database {name} set servicebroker.allow_data_loss = off")
     with pytest.raises(sb.InstanceError, match="synchronous_commit are off"):
         sb.open(url)
-    told = {(finding["subject"], finding["problem"].partition(":")[0]) for finding in found(url)}
+    told = {(finding["subject"], finding["problem"].partition(":")[0]) for finding in run_doctor(url)}
     assert {("PostgreSQL", "synchronous_commit is off"), ("PostgreSQL", "fsync is off")} <= told
     assert ("queue Test.dbo.StockQueue", "It is OFF, with 0 messages") in told
 
@@ -119,7 +119,7 @@ def test_the_schema_of_another_version_stays_as_it_is(make_instance_url: Callabl
     before = rows(url, "select number from servicebroker.migrations order by 1")
     rows(url, f"delete from servicebroker.migrations where number = {last}")
     for arguments in COMMANDS:
-        invoked(url, *arguments)
+        invoke(url, *arguments)
     assert rows(url, "select number from servicebroker.migrations order by 1") == before[:-1]
     (said,) = problems(url, "schema")
     assert said.startswith(f"It is number {before[-2][0]}, of an older servicebroker than this one ({this_version()})")
@@ -129,7 +129,7 @@ def test_the_schema_of_another_version_stays_as_it_is(make_instance_url: Callabl
     rows(url, "drop view sys.events; alter table servicebroker.routes rename to paths")
     unseen = problems(url, "doctor")
     assert any("The query of the network failed: relation" in problem for problem in unseen)
-    assert "PostgreSQL" in {finding["subject"] for finding in found(url)}  # the rest is told
+    assert "PostgreSQL" in {finding["subject"] for finding in run_doctor(url)}  # the rest is reported
 
 
 def test_a_lock_on_a_table_cuts_the_looks_that_need_it(
@@ -141,16 +141,16 @@ def test_a_lock_on_a_table_cuts_the_looks_that_need_it(
     url = make_instance_url(1)
     with psycopg.connect(url) as holder:
         holder.execute("lock table servicebroker.routes")
-        told = {finding["subject"]: finding["problem"] for finding in found(url) if finding["subject"] != "doctor"}
+        told = {finding["subject"]: finding["problem"] for finding in run_doctor(url) if finding["subject"] != "doctor"}
         assert "has locked servicebroker.routes for itself" in told[f"session {holder.info.backend_pid}"]
         unseen = problems(url, "doctor")
         assert "The query of the network failed: another session holds a lock that it needs." in unseen
         assert not any("queues" in problem for problem in unseen)
         holder.rollback()
         holder.execute("lock table servicebroker.conversation_endpoints")
-        code, text = invoked(url, "status", "--json")
+        code, text = invoke(url, "status", "--json")
         assert (code, "queues" in {problem["subject"] for problem in json.loads(text)["unseen"]}) == (1, True)
-        code, text = invoked(url, "check", "--json")
+        code, text = invoke(url, "check", "--json")
         assert code == 1
         assert "ownership and rights" not in {problem["subject"] for problem in json.loads(text)["unseen"]}
     assert problems(url, "doctor") == []
@@ -169,7 +169,7 @@ def test_a_server_that_answers_nothing_is_given_up(
             assert opened.query("its role", is_standby(), None) is None
             (unseen,) = opened.failed_queries
             assert (unseen.subject, unseen.is_cut) == ("its role", True)
-            assert opened.query("its role", is_standby(), None) is False  # by another connection
+            assert opened.query("its role", is_standby(), None) is False  # through another connection
         finally:
             os.kill(frozen, signal.SIGCONT)
 

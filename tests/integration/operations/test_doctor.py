@@ -49,7 +49,7 @@ def of(database: sb.Database, handle: object) -> str:
 
 
 def test_a_server_that_became_read_only_is_named(make_url: Callable[[], str]) -> None:
-    """A managed server does so when its disk is nearly full."""
+    """A managed server becomes read-only when its disk is nearly full."""
     made, empty = make_url(), make_url()
     sb.open(made).close()
     for url in (made, empty):
@@ -67,7 +67,7 @@ def test_a_server_that_became_read_only_is_named(make_url: Callable[[], str]) ->
 def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) -> None:
     database, instance = fresh_database, fresh_database.instance
     code, text = examined(instance)
-    assert (code, "fsync is off" in text, text.count("\n  ")) == (1, True, 1)  # the tests' own server
+    assert (code, "fsync is off" in text, text.count("\n  ")) == (1, True, 1)  # the server of the tests
     database.send(database.begin_dialog(ORDERS, "//nowhere", contract=CONTRACT), ORDER, b"x")
     database.create_queue("Idle", activation=sb.Activation("dbo.nobody", 1, "OWNER"))
     database.alter_queue(STOCK_QUEUE, status=False)
@@ -179,8 +179,8 @@ def test_who_brings_something_is_nobody_who_receives(database: sb.Database) -> N
         reader.connection.rollback()
 
 
-def test_a_reader_that_was_killed_is_nobody_who_receives(database: sb.Database) -> None:
-    """Its row is there until somebody else waits."""
+def test_a_killed_reader_does_not_count_as_a_receiver(database: sb.Database) -> None:
+    """The row of a killed reader stays until another reader waits."""
     begun = begin(database)
     code = (
         "import servicebroker, sys; servicebroker.open(sys.argv[1]).database(sys.argv[2]).receive(sys.argv[3], wait=60)"
@@ -206,7 +206,7 @@ def test_while_the_database_is_down(tmp_path: Path) -> None:
     (found,) = json.loads(done.stdout)["findings"]
     assert (done.exit_code, found["subject"], "It is down" in found["problem"]) == (1, "PostgreSQL", True)
     assert "Connection refused" in found["problem"]
-    (tmp_path / "postgresql").mkdir()  # an embedded one of which nothing else is left
+    (tmp_path / "postgresql").mkdir()  # an embedded server of which nothing else is left
     (tmp_path / "keys").mkdir(mode=0o700)
     facts, key = x509_certificates.make("west", datetime(2020, 1, 1, tzinfo=UTC), 366)
     identity = x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der)

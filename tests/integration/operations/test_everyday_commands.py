@@ -39,7 +39,7 @@ def chosen(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     monkeypatch.undo()
-    for number, handler in handlers.items():  # of commands that serve until a signal comes
+    for number, handler in handlers.items():  # for commands that serve until a signal arrives
         signal.signal(number, handler)
 
 
@@ -61,7 +61,7 @@ def test_a_message_there_and_back() -> None:
         "conversation_handle": handle,
         "message_sequence_number": 1,
     }
-    assert run("peek", STOCK_QUEUE) == run("peek", STOCK_QUEUE)  # peek takes nothing
+    assert run("peek", STOCK_QUEUE) == run("peek", STOCK_QUEUE)  # peek removes nothing
     (first,) = json.loads(run("receive", STOCK_QUEUE, "--json"))["messages"]
     assert (first["text"], first["message_body"]) == ("tea & pots", b"tea & pots".hex())
     assert datetime.fromisoformat(first["message_enqueue_time"]).utcoffset() is not None
@@ -244,7 +244,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["service", "create", "//test/S", "--queue", ""], "A queue name has 1 to 518 characters"),
 ]
 
-WRONG_USAGE: list[tuple[list[str], str]] = [  # said by whoever reads the options, with exit code 2
+WRONG_USAGE: list[tuple[list[str], str]] = [  # raised by the option parser, with exit code 2
     (["quue"], "Did you mean 'queue'?"),
     (["receive"], "Missing argument 'QUEUE'"),
     (["receive", "StockQueue", "--top", "0"], "greater than or equal to 1"),
@@ -300,7 +300,7 @@ def test_the_help_of_all_commands_shows_flags_without_a_value() -> None:
 
 @pytest.mark.parametrize("words", sorted(EXAMPLES))
 def test_the_help_of_a_command_ends_with_its_example(words: str) -> None:
-    """Which the page of all commands runs; a flag of it is shown without a value."""
+    """The page of all commands runs these examples. Flags in them have no value."""
     said = " ".join(run(*words.split(), "--help", columns=120).split())
     assert f"Example: servicebroker {' '.join(EXAMPLES[words].split())}" in said
     assert EXAMPLES[words].startswith(words)

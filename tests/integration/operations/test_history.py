@@ -49,8 +49,8 @@ def receive(database: sb.Database, count: int) -> None:
         tx.connection.execute("select pg_stat_force_next_flush()")
 
 
-def look(database: sb.Database) -> None:
-    """A sample, after which ten seconds pass."""
+def take_sample(database: sb.Database) -> None:
+    """Take a sample, and let ten seconds pass."""
     with database.instance.connection() as connection:
         run_alone(connection, sample())
     wait(database, 10)
@@ -59,7 +59,7 @@ def look(database: sb.Database) -> None:
 def wait(database: sb.Database, seconds: int) -> None:
     """Let time pass: make all samples older."""
     with database.instance.connection() as connection:
-        connection.execute("update servicebroker.history_samples set slot = -slot")  # so that no two are the same
+        connection.execute("update servicebroker.history_samples set slot = -slot")  # so that all are different
         for table, change in (("history_samples", "slot = -slot - %(s)s / 10, "), ("history", "")):
             connection.execute(
                 f"update servicebroker.{table} set {change}at = at - make_interval(secs => %(s)s)", {"s": seconds}
@@ -78,13 +78,13 @@ def total(rates: list[float | None], history: RateHistory) -> int:
 def test_what_came_what_left_and_what_was_there(database: sb.Database) -> None:
     handle = begin(database)
     send(database, handle, 1)
-    look(database)
+    take_sample(database)
     send(database, handle, 20)
-    look(database)
+    take_sample(database)
     receive(database, 15)
     send(database, handle, 2)
-    look(database)
-    look(database)
+    take_sample(database)
+    take_sample(database)
     found = history_of(database)
     assert (total(found.rates_in, found), total(found.rates_out, found)) == (22, 15)
     with database.instance.connection() as connection:
@@ -98,26 +98,26 @@ def test_what_came_what_left_and_what_was_there(database: sb.Database) -> None:
 
 
 def test_a_depth_is_that_of_its_part(database: sb.Database) -> None:
-    """A row of whole minutes has the peak of a minute, of which most was before its part."""
-    look(database)
+    """A row per minute has the peak of its minute, most of which may lie before the shown part."""
+    take_sample(database)
     send(database, begin(database), 1)
-    look(database)
+    take_sample(database)
     receive(database, 1)
-    look(database)
+    take_sample(database)
     wait(database, 60)
-    look(database)
+    take_sample(database)
     fine = history_of(database, timedelta(seconds=150))
     assert [depth for depth in fine.depths if depth is not None][-3:] == [1, 0, 0]
     wait(database, 600)
-    look(database)
+    take_sample(database)
     coarse = history_of(database, timedelta(hours=2))
     assert max(depth for depth in coarse.depths if depth is not None) == 1
 
 
 def test_what_is_idle_takes_no_row_and_a_sample_is_taken_once(database: sb.Database) -> None:
-    look(database)
-    for _ in range(12):  # rows of a longer step are there by now
-        look(database)
+    take_sample(database)
+    for _ in range(12):  # rows of a longer interval exist by now
+        take_sample(database)
     rows = query(database, "select queue_id from servicebroker.history group by 1 having count(*) > 3")
     assert rows == []
     with database.instance.connection() as connection:
@@ -129,18 +129,18 @@ def test_what_is_idle_takes_no_row_and_a_sample_is_taken_once(database: sb.Datab
 def test_an_hour_is_kept_in_minutes_and_a_day_in_tens_of_them(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     send(database, handle, 0)
-    look(database)
+    take_sample(database)
     for _ in range(20):
         send(database, handle, 3)
-        look(database)
+        take_sample(database)
     send(database, handle, 1000)
-    look(database)
+    take_sample(database)
     with database.transaction() as tx:
         assert len(tx.receive(STOCK_QUEUE, top=5000)) > 1000
         tx.connection.execute("select pg_stat_force_next_flush()")
     for hours, finest in ((2, 60), (24, 600)):
         wait(database, hours * 3600)
-        look(database)
+        take_sample(database)
         found = history_of(database, timedelta(hours=hours + 3))
         assert total(found.rates_in, found) == 1060
         assert max(depth for depth in found.depths if depth is not None) >= 1000, "a peak is kept too"
@@ -149,7 +149,7 @@ def test_an_hour_is_kept_in_minutes_and_a_day_in_tens_of_them(database: sb.Datab
         )
         assert steps[0][0] >= finest
     wait(database, 31 * 86400)
-    look(database)
+    take_sample(database)
     assert query(database, "select count(*) from servicebroker.history_samples") == [(1,)]
     rows = query(database, "select count(*) from servicebroker.history group by queue_id having count(*) > 2")
     assert rows == []
@@ -158,10 +158,10 @@ def test_an_hour_is_kept_in_minutes_and_a_day_in_tens_of_them(database: sb.Datab
 def test_counters_that_begin_anew_are_no_negative_rate(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     send(database, handle, 0)
-    look(database)
+    take_sample(database)
     execute(database, "update servicebroker.history set arrived = arrived + 100000, departed = departed + 100000")
     send(database, handle, 7)
-    look(database)
+    take_sample(database)
     found = history_of(database)
     assert 0 < total(found.rates_in, found) < 100
     assert min(rate for rate in (*found.rates_in, *found.rates_out) if rate is not None) >= 0
@@ -169,10 +169,10 @@ def test_counters_that_begin_anew_are_no_negative_rate(database: sb.Database) ->
 
 def test_a_queue_that_is_dropped_has_no_history(database: sb.Database) -> None:
     database.create_queue("Short")
-    look(database)
+    take_sample(database)
     database.drop_queue("Short")
     wait(database, 2 * 30 * 86400)
-    look(database)
+    take_sample(database)
     gone = "select from servicebroker.history where queue_id <> 0 and queue_id not in (select queue_id from "
     assert query(database, f"{gone}servicebroker.queues)") == []
 
@@ -184,11 +184,11 @@ def test_the_background_writes_it_and_status_and_the_dashboard_tell(make_instanc
         handle, _ = open_dialog(database)
         send(database, handle, 5)
         eventually(lambda: query(database, "select from servicebroker.history"))
-    with sb.open(url, upkeep=None) as instance:  # or the background takes the next sample, between what we do
+    with sb.open(url, upkeep=None) as instance:  # otherwise the background could take a sample in between
         database = instance.database("Test")
         wait(database, 10)
         send(database, handle, 50)
-        look(database)
+        take_sample(database)
         told = CliRunner().invoke(app, ["status", "--since", "1h", "--json", "--instance", url], catch_exceptions=False)
         stock = next(row for row in json.loads(told.stdout)["history"] if row["queue"] == STOCK[1])
         rates = stock["servicebroker_enqueued_messages_per_second"]

@@ -1,4 +1,4 @@
-"""`servicebroker serve --metrics`: counters that move with what they count."""
+"""`servicebroker serve --metrics`: the counters follow their events."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ command = ["true"]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own to work in."""
+    """Change into an empty folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

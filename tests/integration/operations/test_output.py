@@ -28,7 +28,7 @@ EVIL = (
     "\u202e\u2066\x9b31m[red]a[/red]:bomb:"
 )
 LINK = "[link=http://evil]x[/link]\x1b[31m\nFORGED"
-STYLES = re.compile(r"\x1b\[[\d;]*m")  # rich's own
+STYLES = re.compile(r"\x1b\[[\d;]*m")  # written by rich
 
 COMMANDS = [
     ("doctor",),
@@ -62,7 +62,7 @@ COMMANDS = [
 
 @pytest.fixture
 def evil(fresh_instance: sb.Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> sb.Instance:
-    """An instance in which a stranger has put such text wherever he can."""
+    """Return an instance with hostile text wherever a stranger can put it."""
     from support import define_standard_set
 
     database = define_standard_set(fresh_instance.database("Evil", create=True))
@@ -82,7 +82,7 @@ def evil(fresh_instance: sb.Instance, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def unsafe(text: str) -> set[str]:
-    """The characters in it that are a terminal's orders, line ends beside ours, or direction marks."""
+    """Return the terminal control characters, foreign line ends and direction marks in a text."""
     return {
         character
         for character in text
@@ -125,7 +125,7 @@ def test_a_row_of_several_lines_is_no_other_row(evil: sb.Instance) -> None:
     shown = CliRunner().invoke(command, ["sql", "-Q", "select 'a' + char(13) + char(10) + 'b' as x"]).output
     assert [line.strip() for line in shown.splitlines() if line.strip() in ("a\u21b5", "b")] == ["a\u21b5", "b"]
     printed = CliRunner().invoke(command, ["sql", "-Q", "print 'a' + char(10) + char(9) + 'b' + char(27)"]).output
-    assert printed.splitlines()[0:2] == ["a", "\tb\ufffd"]  # the script's own lines, and nothing that steers
+    assert printed.splitlines()[0:2] == ["a", "\tb\ufffd"]  # the lines of the script, without control characters
 
 
 def test_an_unexpected_error_and_the_log(capfd: pytest.CaptureFixture[str]) -> None:

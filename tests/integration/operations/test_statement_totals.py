@@ -1,4 +1,4 @@
-"""Statements by their names: how often the processes of an instance have run them, and how long that took."""
+"""Statistics by statement name: calls and time of all processes of an instance."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from support import ORDER, begin, open_dialog
 
 
 def totals(url: str) -> dict[str, tuple[int, int]]:
-    """Calls and microseconds by name."""
+    """Return calls and microseconds by statement name."""
     with psycopg.connect(url) as connection:
         rows = connection.execute("select name, calls, microseconds from servicebroker.statement_totals").fetchall()
     return {name: (calls, microseconds) for name, calls, microseconds in rows}
 
 
 def send(url: str, messages: int) -> None:
-    """A process that sends so many messages, one after the other."""
+    """Run a process that sends `messages` messages one by one."""
     with sb.open(url) as instance:
         database = instance.database("Test")
         handle = begin(database)
-        database.send(handle, ORDER, b"first")  # opens the conversation, which other statements do
+        database.send(handle, ORDER, b"first")  # opens the conversation with other statements
         for _ in range(messages):
             database.send(handle, ORDER, b"x")
 

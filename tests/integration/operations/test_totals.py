@@ -1,4 +1,4 @@
-"""Counters of what the processes of applications do: SEND, RECEIVE, rollbacks, messages by priority."""
+"""Counters over all application processes: SEND, RECEIVE, rollbacks, messages by priority."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, eventual
 
 
 class Moves:
-    """The changes of counters of sys.dm_os_performance_counters since this object was made."""
+    """The changes of counters in sys.dm_os_performance_counters since the creation of this object."""
 
     def __init__(self, database: sb.Database) -> None:
         self._database = database
@@ -69,7 +69,7 @@ def test_rolled_back_transactions_of_the_broker_are_counted(fresh_database: sb.D
     assert moved("Broker Transaction Rollbacks") == 1
     with database.instance.connection() as connection:
         joined = database.join(connection)
-        for _ in range(5):  # so often that it is asked how they have ended
+        for _ in range(5):  # often enough that their outcome is looked up
             with suppress(ZeroDivisionError), connection.transaction():
                 assert joined.receive(STOCK_QUEUE)
                 raise ZeroDivisionError
@@ -108,7 +108,7 @@ def test_messages_are_counted_by_their_priority(fresh_database: sb.Database, mov
     usual = begin(database)
     database.create_broker_priority("High", contract_name=CONTRACT, local_service_name=STOCK, priority_level=9)
     urgent = begin(database)
-    for _ in range(2):  # the first makes the target, the second finds it
+    for _ in range(2):  # the first creates the target endpoint, the second finds it
         database.send(usual, ORDER, b"x")
         database.send(urgent, ORDER, b"x")
     assert by_priority() == {5: 2, 9: 2} or by_priority() == {9: 4}

@@ -37,18 +37,18 @@ from tracing_support import tracer_provider
 
 
 class Traced:
-    """The spans of this process."""
+    """The spans recorded in this process."""
 
     def __init__(self, exporter: InMemorySpanExporter) -> None:
         self.exporter = exporter
         self.tracer = trace.get_tracer("tests")
 
     def spans(self) -> dict[str, ReadableSpan]:
-        """The finished spans by name, the last of each."""
+        """Return the last finished span of each name."""
         return {span.name: span for span in self.exporter.get_finished_spans()}
 
     def path(self, name: str) -> list[str]:
-        """The names from a span up to its root, all in one trace."""
+        """Return the names from a span up to its root. All must be in one trace."""
         by_id = {span.context.span_id: span for span in self.exporter.get_finished_spans() if span.context}
         span, found = self.spans()[name], []
         while True:
@@ -149,7 +149,7 @@ def test_messages_of_several_traces_are_linked(database: sb.Database, traced: Tr
     assert kept(database) == 4
     with database.transaction() as tx:
         assert len(tx.receive(STOCK_QUEUE)) == 4
-        with traced.tracer.start_as_current_span("elsewhere"):  # the messages say more of why the reply is sent
+        with traced.tracer.start_as_current_span("elsewhere"):  # the received messages explain the reply better
             tx.send(begin(tx), ORDER, b"on")  # type: ignore[arg-type]
     span = traced.spans()[f"process {STOCK_QUEUE}"]
     assert traced.path(f"process {STOCK_QUEUE}") == [f"process {STOCK_QUEUE}", f"send {ORDER}", "first"] or (
@@ -177,7 +177,7 @@ def test_a_rollback_keeps_the_context_with_the_message(database: sb.Database, tr
 def test_a_receive_that_cannot_read_its_context_returns_its_messages(
     fresh_database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The RECEIVE is committed by then; in a transaction nothing is lost, and the failure is logged."""
+    """The RECEIVE is already committed, or loses nothing inside a transaction; the failure is logged."""
     database = fresh_database
     database.send(begin(database), ORDER, b"1")
     with database.instance.connection() as connection:
@@ -194,7 +194,7 @@ def test_a_receive_that_cannot_read_its_context_returns_its_messages(
 def test_a_receive_whose_tracer_fails_returns_its_messages(
     database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Processors are the application's own, and run when the RECEIVE is committed."""
+    """Span processors belong to the application, and run after the commit of the RECEIVE."""
     with trace.get_tracer("application").start_as_current_span("order"):
         database.send(begin(database), ORDER, b"1")
     trace.get_tracer_provider().add_span_processor(Failing())  # type: ignore[attr-defined]
@@ -204,7 +204,7 @@ def test_a_receive_whose_tracer_fails_returns_its_messages(
 
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_a_processor_that_fails_costs_no_message(database: sb.Database, traced: Traced, at: str) -> None:
-    """A handler has run once and its work is committed; no queue is switched off, no connection is left open."""
+    """The handler runs once, and its work is committed. No queue is switched off, no connection leaks."""
     done: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE)
 
@@ -248,7 +248,7 @@ def test_what_is_not_sampled_and_what_nobody_traces(database: sb.Database, trace
 
 
 def test_nothing_is_asked_without_a_tracer(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one statement more, though opentelemetry is imported here."""
+    """Without a tracer no statement is added, although opentelemetry is imported here."""
 
     def refuse(*_: object) -> None:
         raise AssertionError
@@ -315,9 +315,9 @@ def test_between_instances(pair: Pair, traced: Traced) -> None:
         west.send(handle, ORDER, b"small")
     west.send(handle, ORDER, b"of nobody")
     with traced.tracer.start_as_current_span("second") as second:
-        west.send(handle, ORDER, b"large" * 20_000)  # travels in fragments
+        west.send(handle, ORDER, b"large" * 20_000)  # sent in fragments
     pair.west.round([])
-    pair.west.out.frames.clear()  # lost: it travels again
+    pair.west.out.frames.clear()  # lost: it is sent again
     pair.pass_time(5)
     pair.rounds(8)
     assert kept(west) == 0  # acknowledged
@@ -337,7 +337,7 @@ def test_between_instances(pair: Pair, traced: Traced) -> None:
 
 
 def test_contexts_are_what_the_sender_says(pair: Pair, traced: Traced) -> None:
-    """A peer without any, and one that is not traced here."""
+    """The peer may send no context, or one of a trace unknown here."""
     west, east = pair.west.database, pair.east.database
     handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     west.send(handle, ORDER, b"1")

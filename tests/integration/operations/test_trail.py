@@ -163,7 +163,7 @@ def test_a_queue_that_comes_later_is_followed_and_partitions_are_dropped(databas
         connection.execute(
             "insert into servicebroker.trail (at, conversation_handle, what) select now(), %s, 'G'", [uuid4()]
         )
-        for statement in run(connection, partitions(now)):  # there is something in the rest: today stays there
+        for statement in run(connection, partitions(now)):  # the rest partition has a row of today, which stays there
             in_transaction(connection, briefly(statement))
     assert database.instance.check().findings == []
 

@@ -20,12 +20,12 @@ from servicebroker.store.embedded import EmbeddedServer
 from support import ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, far_handle, in_thread
 
 Run = Callable[..., str]
-HOSTILE_QUEUE = "Stock\\$(id)"  # zsh would run that
+HOSTILE_QUEUE = "Stock\\$(id)"  # zsh would execute that
 
 
 @pytest.fixture
 def run(database: sb.Database) -> Run:
-    """Runs `servicebroker watch ...` on the database until it ends; what it printed."""
+    """Return a function that runs `servicebroker watch ...` to its end and returns its output."""
 
     def call(target: object, *options: str) -> str:
         given = ["watch", str(target), "--database", database.name, "--instance", database.instance.url]

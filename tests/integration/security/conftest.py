@@ -1,4 +1,4 @@
-"""Fixtures of the tests of security."""
+"""Fixtures for the tests of security."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remote service bindings between two databases of one instance: the principal of a conversation."""
+"""Remote service bindings between two databases of one instance decide the principal of a conversation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PASSWORD = "correct horse"
 
 
 class Sides(NamedTuple):
-    """The databases of the initiator and of the target, the name of its service, and where certificates are passed on.
+    """The databases of initiator and target, the target's service, and the folder to exchange certificates.
 
     The initiator's service belongs to Seller, the target's to Keeper, and each database has a user with the name of the
     other's owner, who has its certificate. The users Seller there and public have no SEND.
@@ -47,7 +47,7 @@ class Sides(NamedTuple):
         return self.near.begin_dialog(ORDERS, self.service, contract=CONTRACT)
 
     def talk(self) -> str:
-        """Return the outcome of a first message: 'Seller' or 'public', as which it acted, or the text of its Error."""
+        """Send a first message. Return its principal at the target ('Seller' or 'public'), or the text of its Error."""
         handle = self.begin()
         self.near.send(handle, ORDER, b"x")
         arrived = self.far.receive(STOCK_QUEUE)
@@ -64,7 +64,7 @@ class Sides(NamedTuple):
         return actor
 
     def certificates(self, database: sb.Database) -> list[tuple[Any, ...]]:
-        """Of each endpoint: whose certificate its side uses, and whose the other one."""
+        """Return for each endpoint the owners of both certificates: its own side's and the other side's."""
         return query(
             database,
             "select a.name, b.name from sys.conversation_endpoints e join sys.database_principals a "
@@ -76,13 +76,13 @@ class Sides(NamedTuple):
         )
 
     def pass_on(self, giver: sb.Database, name: str, taker: sb.Database, user: str) -> None:
-        """A certificate of one database is that of a user of the other one too."""
+        """Export a certificate from one database, and import it into the other for a user."""
         file = self.folder / f"{giver.name}-{name}.pem"
         giver.backup_certificate(name, file)
         taker.create_certificate(f"of {name}", file=file, authorization=user)
 
     def belongs_to_dbo(self) -> None:
-        """The initiator's service, with a certificate of dbo's, which is one of Seller's there."""
+        """Give the initiator's service to dbo, with a certificate that belongs to Seller in the other database."""
         self.near.alter_authorization("dbo", service=ORDERS)
         self.near.create_certificate("dbo")
         self.pass_on(self.near, "dbo", self.far, "Seller")
@@ -117,7 +117,7 @@ def sides(database: sb.Database, tmp_path: Path) -> Sides:
 def test_with_a_full_binding_it_acts_as_the_user_who_has_the_certificate(sides: Sides) -> None:
     near, far = sides.near, sides.far
     assert sides.talk() == f"You do not have permission to access the service '{sides.service}'."
-    far.grant("SEND", "Seller", service=sides.service)  # all it needs
+    far.grant("SEND", "Seller", service=sides.service)  # everything it needs
     handle = sides.begin()
     near.send(handle, ORDER, b"one")
     near.send(handle, ORDER, b"two")
@@ -129,18 +129,18 @@ def test_with_a_full_binding_it_acts_as_the_user_who_has_the_certificate(sides: 
     assert bodies(near.receive(ORDERS_QUEUE)) == [b"answer"]
     near.end_conversation(handle)
     assert [message.is_end_dialog for message in far.receive(STOCK_QUEUE)] == [True]
-    far.deny("SEND", "public", service=sides.service)  # everybody is public
+    far.deny("SEND", "public", service=sides.service)  # every user is a member of public
     assert "permission" in sides.talk()
 
 
 @pytest.mark.feature(158, 162)
 def test_whatever_is_missing_it_acts_as_public(sides: Sides) -> None:
-    """The Error says what is. SEND for public is enough then; that of the user helps nobody else."""
+    """The Error names the missing part. SEND for public is enough then; SEND for the user is not."""
     near, far, folder = sides.near, sides.far, sides.folder
     far.create_user("Other")
 
-    def renew(database: sb.Database, name: str, **how: Any) -> Callable[[], None]:
-        """The certificate as it was, with its key; what a case does is undone so."""
+    def restore_certificate(database: sb.Database, name: str, **how: Any) -> Callable[[], None]:
+        """Restore a certificate and its key, to undo the changes of a case."""
         files = {"file": folder / f"{name}.kept", "private_key_file": folder / f"{name}.key"}
 
         def restored() -> None:
@@ -151,7 +151,7 @@ def test_whatever_is_missing_it_acts_as_public(sides: Sides) -> None:
             database.backup_certificate(name, **files, encryption_password=PASSWORD)
         return restored
 
-    restore_seller, restore_keeper = renew(near, "Seller"), renew(far, "Keeper")
+    restore_seller, restore_keeper = restore_certificate(near, "Seller"), restore_certificate(far, "Keeper")
     keeper_pem, seller_pem = folder / f"{far.name}-Keeper.pem", folder / f"{near.name}-Seller.pem"
 
     def close_key() -> None:
@@ -239,7 +239,7 @@ def test_an_anonymous_binding_acts_as_public(sides: Sides) -> None:
 
 @pytest.mark.feature(158)
 def test_a_service_of_dbo_acts_as_its_certificate_says_too(sides: Sides) -> None:
-    """Without a binding dbo is dbo everywhere; who makes one asks to be somebody."""
+    """Without a binding dbo is dbo everywhere. With one, the certificate decides the user."""
     near, far = sides.near, sides.far
     near.alter_authorization("dbo", service=ORDERS)
     assert "it acts as public. Dialog security is unavailable" in sides.talk()
@@ -273,7 +273,7 @@ def test_it_is_proved_once_and_the_permission_asked_again(sides: Sides, clock: C
     near.drop_remote_service_binding("ToStock")
     near.drop_certificate("Seller")
     near.drop_certificate("of Keeper")
-    clock.jump(days=400)  # and the others have expired
+    clock.jump(days=400)  # the others have expired
     for number in range(1, 4):
         near.send(handle, ORDER, str(number))
     assert bodies(far.receive(STOCK_QUEUE)) == [b"0", b"1", b"2", b"3"]
@@ -353,7 +353,7 @@ def test_one_message_to_several_of_whom_each_acts_as_somebody(sides: Sides) -> N
 def test_a_process_without_the_service_master_key_leaves_it_to_one_that_has_it(
     sides: Sides, tmp_path: Path, clock: Clock
 ) -> None:
-    """Such a process cannot prove its identity: public would be wrong."""
+    """A process without the key cannot prove an identity, but acting as public would be wrong."""
     far = sides.far
     far.grant("SEND", "Seller", service=sides.service)
     with sb.open(sides.near.instance.url, keys=tmp_path / "empty", upkeep=None, clock=clock) as stranger:
@@ -366,7 +366,7 @@ def test_a_process_without_the_service_master_key_leaves_it_to_one_that_has_it(
         assert near.receive(ORDERS_QUEUE) == []
         with sb.open(near.instance.url, upkeep=0.1, clock=clock):
             eventually(lambda: near.get_transmission_status(handle) == "")
-        near.send(handle, ORDER, b"3")  # the permission is all that is asked from now on
+        near.send(handle, ORDER, b"3")  # from now on only the permission is checked
     assert bodies(far.receive(STOCK_QUEUE)) == [b"0", b"1", b"2", b"3"]
     assert sides.certificates(far) == [("Keeper", "Seller")]
 
@@ -406,7 +406,7 @@ def test_the_usual_send_is_one_statement_and_notices_a_revoke(
 
 @pytest.mark.feature(52)
 def test_without_a_binding_a_first_send_costs_no_statement_more(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Than inside of one database, where bindings are never asked about."""
+    """The statements are those of a SEND within one database, which never looks up bindings."""
     near = sides.near
     near.drop_remote_service_binding("ToStock")
     near.alter_authorization("dbo", service=ORDERS)

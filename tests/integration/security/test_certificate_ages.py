@@ -61,7 +61,7 @@ def test_those_of_the_transport(shop: sb.Database) -> None:
     instance = shop.instance
     assert (doctor(shop), scraped(shop)) == ({}, {"expiring_certificates": 0})
     instance.create_certificate("mine", expiry_date=NOW + 29 * DAY)
-    instance.create_certificate("next", expiry_date=NOW + 9 * DAY)  # not shown before the other one has gone
+    instance.create_certificate("next", expiry_date=NOW + 9 * DAY)  # shown only after the other one was dropped
     instance.create_login("partner")
     imported(shop, "partner-old", 2, "partner")
     imported(shop, "partner-new", 90, "partner")
@@ -87,7 +87,7 @@ def test_those_that_the_endpoint_does_not_ask_for(shop: sb.Database) -> None:
 
 
 def test_those_of_dialog_security(shop: sb.Database) -> None:
-    """Of users who have to do with conversations, and of each the one that is taken."""
+    """Only users of conversations count, each with the certificate that would be used."""
     shop.create_master_key("Pa55 of the shop")
     for user in ("Owner", "Far", "Sender", "Idle", "Well"):
         shop.create_user(user)

@@ -28,7 +28,7 @@ class Terminal:
             result = CliRunner().invoke(certificate.app, arguments, env=own)
             assert result.exit_code == 0, result.exception
             return result.stdout
-        done = ran("certificate", *arguments, env=os.environ | own)  # only a process shows the end of a command
+        done = ran("certificate", *arguments, env=os.environ | own)  # only a new process shows how a command ends
         assert done.returncode == code, done.stderr
         assert done.stderr.count("\n") == 1
         return done.stderr
@@ -72,7 +72,7 @@ def test_what_is_refused(fresh_instance: sb.Instance, terminal: Terminal, tmp_pa
     terminal("create", "west")
     before = terminal.files()
     assert "15232" in terminal("create", "West", code=1)
-    assert terminal.files() == before  # no key is left behind
+    assert terminal.files() == before  # no key file is left behind
     assert "402" in terminal("create", "east", "--days", "0", code=1)
     file = tmp_path / "file.pem"
     terminal("export", "west", str(file))

@@ -1,4 +1,4 @@
-"""Secure conversations between two instances: who is believed, what is encrypted, and why messages wait."""
+"""Secure conversations between two instances: trusted certificates, encryption, and reasons for waiting messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
 
 
 def talk(pair: Pair, *texts: str, handle: Any = None) -> Any:
-    """Send, and say what has left."""
+    """Send a message, and return its delivery."""
     database = pair.west.database
     handle = handle or database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
     for text in texts:
@@ -76,7 +76,7 @@ def status(pair: Pair, handle: Any) -> str:
     return pair.west.database.get_transmission_status(handle)
 
 
-# ---------------------------------------------------------------- what travels
+# ---------------------------------------------------------------- transmitted frames
 
 
 @pytest.mark.feature(158, 161)
@@ -117,19 +117,19 @@ def test_full_security(pair: Pair, tmp_path: Path) -> None:
         assert [header.exchange for header in headers(site)] == [None]
         assert [header.is_secured for header in headers(site)] == [True]
     pair.rounds()
-    # a session key is that of one conversation
+    # a session key belongs to one conversation
     talk(pair, "another")
     pair.west.round([])
     assert headers(pair.west)[0].exchange.key_id != first.exchange.key_id  # type: ignore[union-attr]
     pair.rounds()
     assert arrived(pair) == [b"again", b"another"]
     assert "reject" not in status(pair, handle)
-    # and ends as any other does
+    # and ends like any other conversation
     pair.west.database.end_conversation(handle)
     pair.rounds()
     pair.east.database.end_conversation(message.conversation_handle)
     pair.rounds()
-    # keys are there for whoever is open, and for a while for the end that the peer may send again
+    # keys exist while endpoints are open, and for a while after, since the peer may resend its end
     assert query(
         pair.west.database,
         "select state, count(*) from servicebroker.conversation_endpoints "
@@ -170,7 +170,7 @@ def test_anonymous_security(pair: Pair, tmp_path: Path) -> None:
 
 @pytest.mark.feature(40, 160)
 def test_encryption_off_and_no_binding_is_no_security(pair: Pair, tmp_path: Path) -> None:
-    """An unsecured sender acts as public."""
+    """A sender without security acts as public."""
     begin(pair)
     pair.rounds()
     (error,) = pair.west.database.receive(ORDERS_QUEUE)
@@ -190,7 +190,7 @@ def test_encryption_off_and_no_binding_is_no_security(pair: Pair, tmp_path: Path
     assert arrived(pair) == [b"0"]
 
 
-# ---------------------------------------------------------------- why it waits
+# ---------------------------------------------------------------- reasons for waiting
 
 
 @pytest.mark.feature(40, 160, 162)
@@ -212,7 +212,9 @@ def test_why_messages_wait_and_that_they_leave_when_it_is_mended(pair: Pair, tmp
     west.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock")
     waits("there is no security certificate bound to the database principal (Id: 1)")  # 9731: the owner has none
     west.create_certificate("orders", encryption_password=PASSWORD)
-    waits("there is no security certificate bound to the database principal")  # 9731: nor has the binding's user
+    waits(
+        "there is no security certificate bound to the database principal"
+    )  # 9731: the binding's user has none, either
     west.create_certificate("theirs", file=tmp_path / "stock.pem", authorization="Stock")
     waits("is password protected")  # 9737
     west.alter_certificate("orders", remove_private_key=True)
@@ -238,7 +240,7 @@ def test_why_messages_wait_and_that_they_leave_when_it_is_mended(pair: Pair, tmp
 
 @pytest.mark.feature(162)
 def test_no_master_key(pair: Pair, tmp_path: Path) -> None:
-    """The initiator cannot keep a session key (28051); the target cannot open one, and the message waits (28054)."""
+    """The initiator cannot store a session key (28051). The target cannot decrypt it: the message waits (28054)."""
     introduce(pair, tmp_path, anonymous=True)
     west, east = pair.west.database, pair.east.database
     west.drop_certificate("orders")
@@ -256,7 +258,7 @@ def test_no_master_key(pair: Pair, tmp_path: Path) -> None:
     pair.pass_time(6)
     pair.rounds()
     assert arrived(pair) == [b"one"]
-    # a database whose certificates are of no use without a master key: 28050
+    # certificates of a database are useless without a master key: 28050
     west.alter_remote_service_binding("ToStock", anonymous=False)
     west.create_certificate("orders")
     query(west, "delete from servicebroker.master_keys returning 1")
@@ -284,7 +286,7 @@ def test_a_conversation_under_way_waits_while_its_keys_cannot_be_opened(pair: Pa
     assert arrived(pair) == [b"two"]
 
 
-# ---------------------------------------------------------------- who is believed
+# ---------------------------------------------------------------- trusted certificates
 
 
 @pytest.mark.feature(163)
@@ -304,8 +306,8 @@ def test_the_remote_user_needs_send(pair: Pair, tmp_path: Path, caplog: pytest.L
     assert arrived(pair) == [b"now"]
 
 
-def tampered(pair: Pair, change: Callable[[Header], Header]) -> None:
-    """The frames of west arrive with another header."""
+def tamper(pair: Pair, change: Callable[[Header], Header]) -> None:
+    """Change the headers of west's frames on arrival."""
     frames, pair.west.out.frames = pair.west.out.frames, deque()
     changed = []
     for frame in frames:
@@ -343,13 +345,13 @@ def test_what_is_not_believed_is_audited_dropped_and_sent_again(
     talk(pair, SECRET)
     pair.west.round([])
     with caplog.at_level(logging.INFO, "servicebroker.broker"):
-        tampered(pair, changes.get(subclass, lambda header: header))
+        tamper(pair, changes.get(subclass, lambda header: header))
     audited = [record for record in caplog.records if getattr(record, "fields", {}).get("subclass") == subclass]
     assert [record.fields["event"] for record in audited] == ["Audit Broker Conversation"]  # type: ignore[attr-defined]
     if subclass == "Run As Target Failure":
         assert "does not have permission to receive from the queue" in caplog.text  # 8401
         east.revoke("RECEIVE", "Owner", queue=STOCK_QUEUE)
-    assert not pair.east.out.frames  # the peer is not told
+    assert not pair.east.out.frames  # the peer gets no error
     assert query(east, "select count(*) from sys.conversation_endpoints") == [(0,)]
     pair.pass_time(6)
     pair.rounds()
@@ -372,7 +374,7 @@ def test_the_owner_of_the_target_must_only_not_be_denied_receive(
     assert arrived(pair) == [b"granted nothing"]
     for denied in ("Keepers", "public"):
         east.deny("RECEIVE", denied, queue=STOCK_QUEUE)
-        east.grant("RECEIVE", "Owner", queue=STOCK_QUEUE)  # a DENY counts more
+        east.grant("RECEIVE", "Owner", queue=STOCK_QUEUE)  # a DENY has precedence
         caplog.clear()
         handle = talk(pair, denied)
         with caplog.at_level(logging.INFO, "servicebroker.broker"):
@@ -395,9 +397,9 @@ def test_a_source_without_a_signature_is_a_corrupted_message(
     talk(pair, SECRET)
     pair.west.round([])
     with caplog.at_level(logging.INFO, "servicebroker.broker"):
-        tampered(pair, with_exchange(**{field: b""}))
+        tamper(pair, with_exchange(**{field: b""}))
     assert "11251" in caplog.text
-    assert not pair.east.out.frames  # the peer is not told
+    assert not pair.east.out.frames  # the peer gets no error
     assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(0,)]
     pair.pass_time(6)
     pair.rounds()
@@ -406,7 +408,7 @@ def test_a_source_without_a_signature_is_a_corrupted_message(
 
 @pytest.mark.feature(158)
 def test_only_known_certificates(pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of the initiator at the target, of the target at the initiator; and not when they have expired."""
+    """Both sides must have imported the certificate of the other side, and it must not have expired."""
     introduce(pair, tmp_path)
     west, east = pair.west.database, pair.east.database
     east.drop_certificate("orders!")
@@ -417,7 +419,7 @@ def test_only_known_certificates(pair: Pair, tmp_path: Path, caplog: pytest.LogC
     pair.pass_time(6)
     pair.rounds()
     (message,) = east.receive(STOCK_QUEUE)
-    # the answer's certificate is no longer that of the binding's user
+    # the answer's certificate no longer belongs to the binding's user
     caplog.clear()
     west.alter_authorization("dbo", certificate="stock!")
     west.create_user("Nobody")
@@ -430,7 +432,7 @@ def test_only_known_certificates(pair: Pair, tmp_path: Path, caplog: pytest.LogC
     pair.pass_time(6)
     pair.rounds()
     assert bodies(west.receive(ORDERS_QUEUE)) == [b"two"]
-    # they expire; what has its keys goes on
+    # they expire; conversations with session keys continue
     pair.west.clock.jump(days=400)
     talk(pair, "three", handle=handle)
     other = talk(pair, "four")
@@ -446,7 +448,7 @@ def test_only_known_certificates(pair: Pair, tmp_path: Path, caplog: pytest.LogC
 def test_each_side_judges_certificates_by_its_own_clock(
     make_instance_url: Callable[..., str], tmp_path: Path, of: str, time: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The sender's clock shows a time at which they are valid, and the receiver's does not; then the other way."""
+    """Certificates are valid by the sender's clock but not by the receiver's; then the other way round."""
     with paired(make_instance_url, Clock()) as pair:
         now = pair.east.clock()
         minute, day = timedelta(minutes=1), timedelta(days=1)
@@ -456,7 +458,7 @@ def test_each_side_judges_certificates_by_its_own_clock(
         )
 
         def travels(sender: Site, receiver: Site) -> None:
-            """Messages are not believed at first, and then they are."""
+            """Check that messages are refused first, and accepted later."""
             caplog.clear()
             sender.round([])
             frames, sender.out.frames = sender.out.frames, deque()
@@ -530,7 +532,7 @@ def test_every_changed_message_is_dropped_and_sent_again(
 def test_nobody_else_s_key_is_taken_for_a_conversation(
     pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exchange of another conversation is worth nothing, nor is a second one in the same (11233)."""
+    """An exchange of another conversation is refused, as is a second one in the same conversation (11233)."""
     introduce(pair, tmp_path)
     talk(pair, "one")
     pair.west.round([])
@@ -541,12 +543,12 @@ def test_nobody_else_s_key_is_taken_for_a_conversation(
     assert arrived(pair) == [b"one"]
     with caplog.at_level(logging.INFO, "servicebroker.broker"):
         pair.west.out.frames = deque(frames)
-        tampered(pair, with_exchange(key_id=parse(frames[0]).header.conversation_id))
+        tamper(pair, with_exchange(key_id=parse(frames[0]).header.conversation_id))
     assert "session key of the conversation endpoint does not match" in caplog.text
     caplog.clear()
     talk(pair, "two")
     pair.west.round([])
-    tampered(pair, lambda header: msgspec.structs.replace(header, exchange=stolen))
+    tamper(pair, lambda header: msgspec.structs.replace(header, exchange=stolen))
     assert "Bad Signature" in caplog.text
     pair.pass_time(6)
     pair.rounds()
@@ -581,7 +583,7 @@ def test_daemons_that_begin_anew_have_the_keys(pair: Pair, tmp_path: Path) -> No
 
 @pytest.mark.feature(164, 165)
 def test_certificates_are_replaced_without_loss(pair: Pair, tmp_path: Path) -> None:
-    """New ones with a later expiry, under the same users, on both sides; then the old ones go."""
+    """Both sides add certificates with a later expiry for the same users; then the old ones are dropped."""
     introduce(pair, tmp_path)
     west, east = pair.west.database, pair.east.database
     old = talk(pair, "old 1")
@@ -598,7 +600,7 @@ def test_certificates_are_replaced_without_loss(pair: Pair, tmp_path: Path) -> N
     newest = "select thumbprint from sys.certificates where name = %s"
     assert query(west, newest, "orders 2027") == [(exchange.source,)]
     assert query(west, newest, "stock 2027!") == [(exchange.destination,)]
-    pair.west.out.frames.clear()  # lost; meanwhile the old ones go
+    pair.west.out.frames.clear()  # lost; meanwhile the old ones are dropped
     for database, names in ((west, ("orders", "stock!")), (east, ("stock", "orders!"))):
         for name in names:
             database.drop_certificate(name)
@@ -619,7 +621,7 @@ def test_a_key_that_was_not_acknowledged_is_wrapped_anew_when_certificates_are_r
     west, east = pair.west.database, pair.east.database
     handle = talk(pair, "one")
     pair.west.round([])
-    pair.west.out.frames.clear()  # lost; the certificates that its key was made for are gone before it comes again
+    pair.west.out.frames.clear()  # lost; the certificates of its key are dropped before it is sent again
     pair.west.clock.jump(days=100)
     introduce(pair, tmp_path, suffix=" 2027", anonymous=anonymous)
     east.drop_certificate("stock")
@@ -630,7 +632,7 @@ def test_a_key_that_was_not_acknowledged_is_wrapped_anew_when_certificates_are_r
     assert status(pair, handle) == ""
     if anonymous:
         return
-    east.send(message.conversation_handle, REPLY, "two")  # and so for the key of the target
+    east.send(message.conversation_handle, REPLY, "two")  # the same for the key of the target
     pair.east.round([])
     pair.east.out.frames.clear()
     for name in ("orders", "stock!"):
@@ -679,16 +681,16 @@ def test_unsecured_frames_do_not_enter_a_secured_conversation(
     introduce(pair, tmp_path)
     talk(pair, "one")
     pair.west.round([])
-    tampered(pair, lambda header: msgspec.structs.replace(header, is_secured=False, exchange=None))
+    tamper(pair, lambda header: msgspec.structs.replace(header, is_secured=False, exchange=None))
     assert "Broker:Corrupted Message" in caplog.text
     pair.pass_time(6)
     pair.rounds()
-    tampered(pair, lambda header: header)
+    tamper(pair, lambda header: header)
     assert arrived(pair) == [b"one"]
     assert Kind.FAILURE not in {header.kind for header in headers(pair.east)}
 
 
-# ---------------------------------------------------------------- old copies
+# ---------------------------------------------------------------- restored backups
 
 
 def test_an_old_copy_is_told_apart_under_the_seal(pair: Pair, tmp_path: Path) -> None:
@@ -707,7 +709,7 @@ def test_an_old_copy_is_told_apart_under_the_seal(pair: Pair, tmp_path: Path) ->
 
 
 def test_an_old_copy_without_the_conversation_has_no_key_to_answer_with(pair: Pair, tmp_path: Path) -> None:
-    """The missing conversation cannot be proved, so the message is held with a reason."""
+    """The missing conversation cannot be proved, so the message waits with a reason."""
     introduce(pair, tmp_path)
     copy = Copy(pair.east)
     handle = talk(pair, "first")
@@ -723,7 +725,7 @@ def test_an_old_copy_without_the_conversation_has_no_key_to_answer_with(pair: Pa
 
 
 def test_an_old_copy_that_lacks_the_key_gets_it_under_the_certificates_of_today(pair: Pair, tmp_path: Path) -> None:
-    """The former certificates of the target are gone at the initiator, as after a restore of long ago."""
+    """The initiator no longer has the target's former certificates, as after a restore from an old backup."""
     introduce(pair, tmp_path)
     talk(pair, "first")
     pair.rounds()
@@ -752,7 +754,7 @@ def test_an_old_copy_that_lacks_the_key_gets_it_under_the_certificates_of_today(
 def test_an_end_is_acknowledged_again_by_an_initiator_that_has_closed(
     pair: Pair, tmp_path: Path, *, anonymous: bool, is_fenced: bool
 ) -> None:
-    """The acknowledgement was lost, and the daemon has forgotten the keys: they are with the endpoint still."""
+    """The acknowledgement was lost, and the daemon has dropped the keys. The endpoint still has them."""
     introduce(pair, tmp_path, anonymous=anonymous)
     west, east = pair.west.database, pair.east.database
     handle = talk(pair, SECRET)

@@ -1,4 +1,4 @@
-"""EXECUTE AS, REVERT, what modules work as, logins, and who somebody is in another database."""
+"""EXECUTE AS, REVERT, the context of modules, logins, and the user in another database."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ GRANT EXECUTE ON SCHEMA::dbo TO Clerk; GRANT EXECUTE TO Visitor;
 
 @pytest.fixture(scope="module")
 def shop(instance: sb.Instance) -> sb.Database:
-    """A database, and another one in which only the login's user may do something."""
+    """Create a database, and another one where only the login's user has permissions."""
     for login in ("visitor", "chief"):
         instance.create_login(login)
     annex = instance.database("Annex", create=True)
@@ -72,7 +72,7 @@ def who(session: Session) -> str:
 
 
 def column(session: Session, script: str) -> list[object]:
-    """The first value of each result set."""
+    """Return the first value of each result set."""
     return [found.rows[0][0] for found in session.execute(script).sets]
 
 
@@ -86,7 +86,7 @@ def test_execute_as_is_taken_back_one_by_one(session: Session) -> None:
     session.execute("REVERT")
     assert who(session) == "Clerk"
     session.execute("REVERT")
-    session.execute("REVERT")  # there is nothing to take back
+    session.execute("REVERT")  # there is nothing to revert
     assert who(session) == "dbo"
 
 
@@ -118,7 +118,7 @@ def test_without_revert_it_is_for_ever(session: Session) -> None:
         with refused(15196) if "TRY" not in again else refused(229):
             session.execute(f"{again}; SELECT * FROM Seen", {"c": b"x"})
         assert who(session) == "Clerk"
-    with refused(8134):  # an error in a TRY block takes it back neither
+    with refused(8134):  # an error in a TRY block does not revert it, either
         session.execute("BEGIN TRY SELECT 1 / 0 END TRY BEGIN CATCH THROW END CATCH")
     assert who(session) == "Clerk"
 
@@ -143,7 +143,7 @@ def test_a_cookie_is_needed_to_go_back(session: Session) -> None:
         assert who(session) == "Clerk"
     session.execute("REVERT WITH COOKIE = @c", {"c": cookie})
     assert who(session) == "dbo"
-    # clients write it into the text
+    # clients write the cookie into the text
     again = "DECLARE @c VARBINARY(100) EXECUTE AS USER = 'Clerk' WITH COOKIE INTO @c SELECT @c AS cookie"
     cookie = session.execute(again).rows[0][0]
     assert isinstance(cookie, bytes)
@@ -203,7 +203,7 @@ def test_execute_as_caller_outside_of_a_module_does_nothing(session: Session) ->
 def test_what_a_module_works_as_ends_with_it(session: Session) -> None:
     session.execute("EXECUTE AS USER = 'Clerk'")
     assert column(session, "EXEC Caller") == ["Clerk"]
-    assert column(session, "EXEC AsOwner") == ["dbo"]  # REVERT in it has taken nothing back
+    assert column(session, "EXEC AsOwner") == ["dbo"]  # REVERT in it has reverted nothing
     assert who(session) == "Clerk"
     assert column(session, "EXEC AsSelf") == ["dbo"]
     assert column(session, "EXEC AsBoss") == ["Boss", "Clerk", "Boss", "Boss"]
@@ -212,7 +212,7 @@ def test_what_a_module_works_as_ends_with_it(session: Session) -> None:
     with refused(208):
         session.execute("EXEC Fails")
     assert who(session) == "Clerk"
-    session.execute("EXEC ('REVERT REVERT')")  # a text takes nothing back of who has called it
+    session.execute("EXEC ('REVERT REVERT')")  # dynamic SQL cannot revert the context of its caller
     assert who(session) == "Clerk"
 
 
@@ -226,7 +226,7 @@ def test_what_a_module_uses_is_its_owners_but_not_what_its_texts_use(session: Se
     session.execute("EXEC DynamicAsOwner")
     assert column(session, "EXEC Outer1") == [2]
     session.execute("REVERT DENY EXECUTE ON Inner1 TO Clerk EXECUTE AS USER = 'Clerk'")
-    assert column(session, "EXEC Outer1") == [2]  # no question along the ownership chain
+    assert column(session, "EXEC Outer1") == [2]  # no check along the ownership chain
     with refused(229, "EXECUTE", "Inner1"):
         session.execute("EXEC Inner1")
     session.execute("REVERT DELETE FROM Seen REVOKE EXECUTE ON Inner1 FROM Clerk")
@@ -326,7 +326,7 @@ def test_a_module_of_dbo_reaches_no_other_database_unless_its_own_is_trustworthy
     assert column(session, "EXEC Elsewhere") == [0]
     assert column(session, "EXECUTE AS USER = 'dbo' USE Annex SELECT USER_NAME() USE Shop REVERT") == ["dbo"]
     assert column(session, "EXECUTE AS USER = 'Visitor' USE Annex SELECT USER_NAME() USE Shop REVERT") == ["Guest1"]
-    session.execute("EXECUTE AS USER = 'Clerk'")  # without a login the user is nobody there
+    session.execute("EXECUTE AS USER = 'Clerk'")  # without a login the user has no identity there
     with refused(916):
         session.execute("USE Annex")
     session.execute("REVERT ALTER DATABASE Shop SET TRUSTWORTHY OFF")
@@ -362,7 +362,7 @@ def test_a_login_is_its_user_in_every_database(shop: sb.Database, session: Sessi
     with refused(229):
         session.execute("DELETE FROM Annex.dbo.Things")
     session.execute("REVERT DELETE FROM Annex.dbo.Things")
-    with refused(916, "chief", "Shop"):  # no user of this login here
+    with refused(916, "chief", "Shop"):  # this login has no user here
         session.execute("EXECUTE AS LOGIN = 'chief'")
     with refused(15406):
         session.execute("EXECUTE AS LOGIN = 'nobody'")
@@ -533,7 +533,7 @@ READERS = {
 
 @pytest.fixture
 def two_shops(fresh_instance: sb.Instance) -> Iterator[Session]:
-    """Mallory is db_owner of Shop, and guest in Other."""
+    """Create two databases: Mallory is db_owner of Shop and guest in Other."""
     other = fresh_instance.database("Other", create=True)
     other.execute_tsql(
         "CREATE TABLE Secrets (Word NVARCHAR(9)); INSERT Secrets VALUES (N'hush'); GRANT CONNECT TO guest\nGO\n"
@@ -560,7 +560,7 @@ def test_what_reads_another_database_is_asked_of_who_makes_it(two_shops: Session
     two_shops.execute(f"EXEC (N'CREATE OR ALTER {made}')")
     assert len(two_shops.execute(read).rows) == 1
     two_shops.execute("EXECUTE AS USER = 'Mallory'")
-    with pytest.raises(sb.BrokerError) as caught:  # nor can it be altered into something that reads more
+    with pytest.raises(sb.BrokerError) as caught:  # it cannot be altered to read more, either
         two_shops.execute(f"EXEC (N'ALTER {made}') {read}")
     assert caught.value.number == 229
 

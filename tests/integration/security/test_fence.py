@@ -28,9 +28,9 @@ from servicebroker.store.migrations import mend
 from servicebroker.store.running import run
 from support import as_role, bodies, group_of, let_in, query, queue_number
 
-_SLICE_S = 0.3  # seconds of quiet, or of harm
-_LOOK_S = 0.01  # seconds between two looks for waits
-_MOST_WAITS = 0.1  # of all looks
+_SLICE_S = 0.3  # seconds without Mallory, and seconds with her
+_LOOK_S = 0.01  # seconds between two checks for waits
+_MOST_WAITS = 0.1  # share of all checks
 
 
 def names_of(town: Town, connection: psycopg.Connection[Any]) -> dict[str, str]:
@@ -49,7 +49,7 @@ def test_every_statement_on_every_object(town: Town) -> None:
         texts = [*hostile_role.statements(found, names), *hostile_role.at_large(names)]
         tried = hostile_role.attempt(mallory, texts)
         done = {attempt.statement for attempt in tried if not attempt.sqlstate}
-        # Allowed acts: to read and lock its own key, GRANT and REVOKE with a warning and no effect, to be itself.
+        # Allowed: read and lock its own key, GRANT and REVOKE without effect and with a warning, SET ROLE to itself.
         harmless = re.compile(
             r"(select|table|copy|declare|explain|create|do) .*servicebroker_fence\.caller|grant |revoke |"
             r"lock servicebroker_fence\.caller in access share mode|"
@@ -59,7 +59,7 @@ def test_every_statement_on_every_object(town: Town) -> None:
         states = Counter(attempt.sqlstate for attempt in tried)
         assert states["42501"] > 0.75 * len(tried), states
         assert hostile_role.digest(owner) == before
-    # the statements are real ones: where the owner runs them, most are done
+    # the statements are valid: most succeed for the owner
     with town.database.instance.connection() as owner, pytest.raises(ZeroDivisionError), owner.transaction():
         some = hostile_role.Objects(
             [t for t in found.tables if ".permissions" in t[0]], [], found.functions[-1:], ["sys"]
@@ -67,11 +67,11 @@ def test_every_statement_on_every_object(town: Town) -> None:
         tried = hostile_role.attempt(owner, list(hostile_role.statements(some, names)), undo=True)
         worked = [attempt.statement for attempt in tried if not attempt.sqlstate]
         assert len(worked) > 25
-        raise ZeroDivisionError  # undo it all
+        raise ZeroDivisionError  # roll everything back
 
 
 def pool(town: Town, own: tuple[UUID, UUID], alices: tuple[UUID, UUID]) -> dict[str, list[object]]:
-    """Return values that Mallory may have heard of: numbers, names, handles and groups of others, and nonsense."""
+    """Return values that Mallory may know: numbers, names, handles and groups of others, and random values."""
     database = town.database
     numbers = [queue_number(database, name) for name in ("Alice", "Vault", "Mallory", "Den")]
     groups = [group_of(database, handle) for handle in (*own, *alices)]
@@ -92,7 +92,7 @@ def pool(town: Town, own: tuple[UUID, UUID], alices: tuple[UUID, UUID]) -> dict[
 
 
 def impossible_times(owner: psycopg.Connection[Any]) -> list[str]:
-    """The columns of our tables that hold a time which Python cannot represent."""
+    """Return the columns of our tables with a time that Python cannot represent."""
     columns = owner.execute(
         "select table_name, column_name from information_schema.columns join pg_class c on c.relname = table_name "
         "and c.relnamespace = 'servicebroker'::regnamespace and c.relkind = 'r' where table_schema = 'servicebroker' "
@@ -135,7 +135,7 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
         fenced = [function for function in functions if function[0].startswith("servicebroker_fence.")]
         assert len(fenced) > 20
         calls = list(hostile_role.calls(fenced, pool(town, own, alices), seeded_random, 60))
-        for text in calls[:: len(calls) // 3]:  # with a savepoint, in a transaction, on a snapshot of before
+        for text in calls[:: len(calls) // 3]:  # with a savepoint, in a transaction, on an older snapshot
             with mallory.transaction(force_rollback=True):
                 hostile_role.say(mallory, [text])
         said, tried = hostile_role.say(mallory, calls)
@@ -143,7 +143,7 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
         assert SECRET.decode() not in said
         keys = owner.execute("select key::text from servicebroker.fenced_roles where postgres_role = %s", (ALICE,))
         assert not any(key in said for (key,) in keys.fetchall())
-        assert Counter(row.sqlstate for row in tried)[""] > len(tried) / 4  # most refusals are rows
+        assert Counter(row.sqlstate for row in tried)[""] > len(tried) / 4  # most refusals are returned as rows
         assert not {attempt for attempt in tried if attempt.sqlstate.startswith(("XX", "58"))}
         after = hostile_role.digest(owner)
         changed = {name.split(".")[1] for name in sums if name in after and sums[name] != after[name] and "." in name}
@@ -169,7 +169,7 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
 
 
 class Mallory(Thread):
-    """Calls, notifies and tries what she likes on a connection of her own, whenever she is let."""
+    """A thread that calls, notifies and tries random acts on its own connection, unless paused."""
 
     def __init__(self, town: Town, heard_of: dict[str, list[object]], chance: random.Random) -> None:
         super().__init__(daemon=True)
@@ -217,7 +217,7 @@ class Mallory(Thread):
         self.may.set()
 
     def pause(self) -> None:
-        """Wait until her present act has ended."""
+        """Wait until the current act has ended."""
         self.may.clear()
         assert self.rests.wait(60)
         if self.failed is not None:
@@ -225,7 +225,7 @@ class Mallory(Thread):
 
 
 class Waits(Thread):
-    """Looks again and again whether somebody waits for a lock of Mallory's, and counts both outcomes."""
+    """A thread that checks repeatedly if a session waits for a lock of Mallory, and counts both outcomes."""
 
     def __init__(self, town: Town) -> None:
         super().__init__(daemon=True)
@@ -257,7 +257,7 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
     """
     database = town.database
     own, alices = conversation(town, "Mallory", "Den", b"own"), conversation(town, "Alice", "Vault", SECRET)
-    delivered(town)  # left-over messages of others, too
+    delivered(town)  # including left-over messages of other tests
     for queue in ("Vault", "Alice"):
         while database.receive(queue):
             pass
@@ -279,7 +279,7 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
                 received.extend(bodies(database.receive("Vault")))
                 took.append(time.monotonic() - begun)
 
-        messages([])  # all are warm
+        messages([])  # all caches are warm
         mallory = Mallory(town, pool(town, own, alices), seeded_random)
         request.addfinalizer(mallory.over.set)
         mallory.start()
@@ -307,7 +307,7 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
 
 
 def test_shadows_of_what_we_call(town: Town) -> None:
-    """Tables, types, functions and operators of the caller's own, wherever its search path says."""
+    """The caller's own tables, types, functions and operators, in any schema of its search path."""
     with psycopg.connect(town.mallory, autocommit=True) as mallory:
         mallory.execute("create schema shadows")
         mallory.execute("create table shadows.log (who text)")
@@ -384,7 +384,7 @@ def test_the_key_of_another_is_not_to_be_had(town: Town) -> None:
 
 
 def test_code_of_the_role_in_other_sessions_is_still_the_role(town: Town) -> None:
-    """In Alice's session, and where a superuser's session evaluates an index of the role's own."""
+    """It runs in Alice's session, and when a superuser's session evaluates an index of the role."""
     queue = queue_number(town.database, "Alice")
     conversation(town, "Alice", "Vault", SECRET)
     with psycopg.connect(town.mallory, autocommit=True) as mallory:
@@ -443,7 +443,7 @@ def test_nothing_is_done_on_old_snapshots(town: Town) -> None:
 def test_a_role_with_rights_on_tables_works_on_them(
     make_instance_url: Callable[[], str], server: EmbeddedServer
 ) -> None:
-    """Doctor names the role, and the command that restricts it."""
+    """doctor names the role, and the command that restricts it."""
     url, role = make_instance_url(), "deployed"
     with sb.open(url, upkeep=None) as instance:
         instance.database("Shop", create=True)
@@ -453,7 +453,7 @@ def test_a_role_with_rights_on_tables_works_on_them(
         connection.execute(f"grant all on all tables in schema servicebroker to {role}")  # type: ignore[call-overload]
         connection.execute(f"grant usage, select on all sequences in schema servicebroker to {role}")  # type: ignore[call-overload]
         connection.execute(f"grant execute on all functions in schema servicebroker to {role}")  # type: ignore[call-overload]
-        mend(connection)  # gives it the functions that take our locks
+        mend(connection)  # grants it the functions that take our locks
         with sb.open(url, upkeep=None) as instance:
             shop = instance.database("Shop")
             shop.create_user(role, role)

@@ -1,4 +1,4 @@
-"""Extreme arguments of a restricted role to the functions of the fence: none breaks the diagnosis of an instance."""
+"""Extreme arguments of a restricted role to the fence's functions: none breaks the diagnosis of an instance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAUSES = ["NaN", "Infinity", "-Infinity", "1e300", "3155760000", "-1", "-1e-300"
 
 
 class Fence(NamedTuple):
-    """The owner's database, where the role connects, and a conversation of its own."""
+    """The owner's database, the role's connection, and a conversation of the role."""
 
     database: sb.Database
     role: psycopg.Connection[Any]
@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused(fence: Fence, function: str, name: str, value
 
 
 def test_what_has_failed_has_failed_by_now(fence: Fence) -> None:
-    """The clock of the caller may be fast."""
+    """The caller's clock may be fast."""
     fence.track(first="2345-01-01", failures=MAX_FAILURE_COUNT, after="3155759999", number=2**63 - 1)
     fence.set_aside(first="2345-01-01", enqueued="2345-01-01", error="e" * 10_000, traceback="t" * 300_000)
     (failed,), (kept,) = stored(fence)
@@ -130,12 +130,12 @@ def test_traces_are_left_for_what_was_sent(fence: Fence, first: int | None, many
     assert sorted(query(fence.database, left)) == [(1,), (2,)]
 
 
-# ---------------------------------------------------------------- rows that are there already
+# ---------------------------------------------------------------- existing rows
 
 
 @pytest.fixture
 def spoiled(fence: Fence) -> Iterator[Fence]:
-    """Rows as older versions have stored them."""
+    """Insert rows as older versions have stored them."""
     fence.track()
     fence.set_aside()
     impossible = (
@@ -191,7 +191,7 @@ def test_pages_show_rows_with_impossible_times(spoiled: Fence, page: str) -> Non
 
 
 def test_a_reader_goes_on_after_an_impossible_time(fence: Fence) -> None:
-    """The policy is told of it, and it is stored again."""
+    """The policy gets the time, and it is stored again."""
     database, seen = fence.database, list[tuple[int, datetime]]()
 
     def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
@@ -237,7 +237,7 @@ def test_an_upgrade_makes_them_possible(spoiled: Fence) -> None:
 
 @pytest.fixture
 def limited(fence: Fence) -> Iterator[Callable[..., None]]:
-    """Set limits of the role, which nobody else finds."""
+    """Return a function that sets limits of the role; other roles have none."""
     instance = fence.database.instance
 
     def limit(**amounts: int) -> None:
@@ -267,7 +267,7 @@ def test_a_role_has_so_many_open_conversations(fence: Fence, limited: Callable[.
     third = begin(fence)
     with sb.open(as_role(fence.database.instance.url, ROLE), upkeep=None) as opened:
         database = opened.database("Bounds")
-        for many in (0, 2):  # BEGIN DIALOG alone, and with its first messages
+        for many in (0, 2):  # BEGIN DIALOG alone, and together with its first messages
             with pytest.raises(sb.BrokerError) as caught, database.transaction() as transaction:
                 handle = transaction.begin_dialog("//own", "//own")
                 for _ in range(many):

@@ -46,14 +46,14 @@ def test_nobody_joins_or_locks_the_group_of_another_by_a_new_conversation(town: 
 
 
 def test_a_new_conversation_leaves_with_its_messages(town: Town) -> None:
-    """In one statement each; nobody joins a group or takes a handle of another by it."""
+    """Each takes one statement, and gives no access to the group or handle of another role."""
     with sb.open(town.mallory, upkeep=None) as instance:
         bank = instance.database("Bank")
         with instance.connection() as connection:
             counts = counts_of(connection)
 
         def ask(*bodies: bytes, contract: str = "//bank/Contract") -> int:
-            """Return how many statements that took."""
+            """Begin a conversation and send. Return the number of statements."""
             counts.take()
             with bank.transaction() as tx:
                 handle = tx.begin_dialog("//bank/Mallory", "//bank/Den", contract=contract)
@@ -93,7 +93,7 @@ def test_a_new_conversation_leaves_with_its_messages(town: Town) -> None:
 
 
 def test_when_both_sides_have_ended_neither_is_told(town: Town) -> None:
-    """The other side's EndDialog waits, since the queue is off, when the restricted role ends its own."""
+    """The restricted role ends its side while the other side's EndDialog waits, since the queue is off."""
     database = town.database
     mallory, den = conversation(town, "Mallory", "Den", b"x")
     database.alter_queue("Mallory", status=False)
@@ -109,7 +109,7 @@ def test_when_both_sides_have_ended_neither_is_told(town: Town) -> None:
 
 
 def test_an_end_waits_for_a_dialog_that_joins_the_group_of_the_other_side(town: Town) -> None:
-    """The last conversation of the group goes with the END of its peer, and the group stays for the new one."""
+    """The END of the peer removes the group's last conversation, but the group stays for the new one."""
     database = town.database
     den, mallory = conversation(town, "Den", "Mallory", b"x")
     group = group_of(database, den)
@@ -132,7 +132,7 @@ def test_an_end_waits_for_a_dialog_that_joins_the_group_of_the_other_side(town: 
 
 @pytest.mark.parametrize("how", ["END", "MOVE"])
 def test_a_group_that_a_role_and_another_leave_at_once_is_removed(town: Town, how: str) -> None:
-    """The role's conversation leaves it, another goes with the END of its peer, which has the lock of another group."""
+    """The role's conversation leaves the group. The END of a peer, under another group's lock, removes the other."""
     database = town.database
     ending, target = conversation(town, "Mallory", "Den", b"x")
     group = group_of(database, ending)
@@ -155,7 +155,7 @@ def test_a_group_that_a_role_and_another_leave_at_once_is_removed(town: Town, ho
 
 
 def test_what_was_sent_before_an_expired_side_ended_does_not_reach_it(town: Town) -> None:
-    """The sender goes by the time at which it was called; it waited for a connection meanwhile."""
+    """The sender uses the time of its call, and then waits for a connection."""
     database = town.database
     mallory, den = conversation(town, "Mallory", "Den", b"x")
     before = database.instance.clock()

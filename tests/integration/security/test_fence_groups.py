@@ -19,7 +19,7 @@ QUEUE = "StockQueue"
 
 @pytest.fixture(scope="module")
 def shop(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iterator[tuple[sb.Database, str]]:
-    """The owner's database, and the URL by which the role connects."""
+    """Return the owner's database, and the URL of the role."""
     url = make_instance_url()
     with let_in(server.url, CLERK), sb.open(url, upkeep=None) as instance:
         shop = instance.database("Shop", create=True)

@@ -1,4 +1,4 @@
-"""Random histories through the fence beside the in-memory double: a restricted role has the rules of everybody else."""
+"""Random histories through the fence, compared with the in-memory double: the same rules for a restricted role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fence beside the model of permissions, its functions as they are pinned, and what check and doctor say of it."""
+"""The fence: permissions as in the model, pinned functions, and the findings of check and doctor."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_check_says_it(town: Town) -> None:
     assert "queues has row level security" in finding.text
 
 
-def test_doctor_names_who_holds_a_lock_of_ours(town: Town) -> None:
+def test_doctor_names_the_holder_of_a_lock_of_ours(town: Town) -> None:
     """A session of the owner can hold a lock for which others wait."""
     with (
         psycopg.connect(town.database.instance.url, autocommit=True, application_name="forgotten") as holder,

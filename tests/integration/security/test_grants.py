@@ -1,4 +1,4 @@
-"""Owners, GRANT, DENY and REVOKE, and what they leave in sys.database_permissions."""
+"""Owners, GRANT, DENY and REVOKE, and the resulting rows of sys.database_permissions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support import (
 
 
 def permissions(database: sb.Database) -> set[tuple[str, str, str, str]]:
-    """Grantee, grantor, permission and state of all that stands in sys.database_permissions, but for CONNECT."""
+    """Return grantee, grantor, permission and state of all rows of sys.database_permissions except CONNECT."""
     text = (
         "select e.name, o.name, permission_name, state from sys.database_permissions p "
         "join sys.database_principals e on e.principal_id = grantee_principal_id "
@@ -120,7 +120,7 @@ def test_alter_authorization(database: sb.Database, app: sb.Database, kind: str,
     other = as_user(database, "Other")
     other.grant("VIEW DEFINITION", APP, **on)
     database.alter_authorization(APP, **on)
-    assert permissions(database) == set()  # all permissions on it are gone
+    assert permissions(database) == set()  # all permissions on it were removed
     app.grant("VIEW DEFINITION", "Other", **on)
     with refused(4624):
         database.deny("CONTROL", APP, **on)
@@ -155,7 +155,7 @@ def test_what_cannot_change_its_owner(database: sb.Database, app: sb.Database) -
         database.alter_authorization(APP)
     with refused(402):
         database.alter_authorization(APP, service=STOCK, queue=STOCK_QUEUE)
-    for kind in ("user", "schema", "table"):  # these have no owner of their own, or are no keyword at all
+    for kind in ("user", "schema", "table"):  # these have no owner of their own, or are not keywords
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{kind}'"):
             database.alter_authorization(APP, **{kind: "x"})
 
@@ -205,7 +205,7 @@ def test_grant_deny_and_revoke_on_each_kind(
             found = query(database, text, app.user.principal_id, database.name)
             assert found == [(number, letter, state_letter, word)]
         database.revoke(permission, APP, **on)
-        database.revoke(permission, APP, **on)  # a permission without a grant is no error
+        database.revoke(permission, APP, **on)  # REVOKE without a grant is no error
         assert query(database, text, app.user.principal_id, database.name) == []
     for wrong in ("EXECUTE", "SEND" if kind != "service" else "RECEIVE", "CREATE QUEUE", "control"):
         for verb in (database.grant, database.deny, database.revoke):
@@ -286,5 +286,5 @@ def test_who_has_only_the_option_takes_back_only_its_own(database: sb.Database, 
     app.revoke("SEND", "B", service=STOCK)
     assert ("B", "dbo", "SEND", "D") in permissions(database)
     app.grant("SEND", "B", service=STOCK)
-    database.revoke("SEND", "B", service=STOCK)  # CONTROL: whoever granted it
+    database.revoke("SEND", "B", service=STOCK)  # CONTROL: from any grantor
     assert permissions(database) == {(APP, "dbo", "SEND", "W")}

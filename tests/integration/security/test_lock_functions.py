@@ -1,4 +1,4 @@
-"""A PostgreSQL role with nothing but CONNECT takes no lock of the broker's, and so stops nothing (decision 165)."""
+"""A PostgreSQL role with only CONNECT cannot take locks of the broker, and so cannot block it (decision 165)."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ TAKING = [
     for mode in ("", "_shared")
 ]
 SOURCES = Path(sb.__file__).parent
-PATIENCE_S = 2  # seconds; the owner's acts wait for no lock
+PATIENCE_S = 2  # seconds; the owner's acts must not wait for a lock
 
 
 class Town(NamedTuple):
-    """An instance of a superuser's, and the URLs of a role with nothing but CONNECT, and of one that has the verbs."""
+    """An instance of a superuser, and the URLs of a role with only CONNECT and of a restricted role."""
 
     database: sb.Database
     stranger: str
@@ -60,7 +60,7 @@ class Town(NamedTuple):
 
 @pytest.fixture(scope="module")
 def roles(server: EmbeddedServer) -> Iterator[None]:
-    """The roles of the tests; what they have in databases goes with those."""
+    """Create the roles of the tests. Their rights are dropped with the databases."""
     with let_in(server.url, STRANGER, RESTRICTED, OWNER), psycopg.connect(server.url, autocommit=True) as connection:
         for role in (STRANGER, RESTRICTED, OWNER):
             connection.execute(f"create role {role} login")  # type: ignore[call-overload]
@@ -79,7 +79,7 @@ def town(roles: None, make_instance_url: Callable[[int], str]) -> Iterator[Town]
 
 @pytest.fixture(scope="module")
 def plain(roles: None, make_url: Callable[[], str]) -> Iterator[Town]:
-    """An instance whose owner is no superuser, so that nobody has closed the functions."""
+    """Return an instance whose owner is no superuser, so that the lock functions are open."""
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"grant create on database {connection.info.dbname} to {OWNER}")  # type: ignore[call-overload]
@@ -94,7 +94,7 @@ def superuser(town: Town) -> psycopg.Connection[Any]:
 
 
 def keys_of(database: sb.Database) -> list[tuple[str, int, int]]:
-    """Every lock that somebody can compute: its family and both keys."""
+    """Return every lock that a stranger can compute: its family and both keys."""
     rows = query(
         database,
         "select 0 union select queue_id from servicebroker.queues where queue_id > 65535 union select service_id "
@@ -132,7 +132,7 @@ def peer_of(database: sb.Database, handle: object) -> Any:
     return query(database, text, handle)[0][0]
 
 
-def judged(town: Town) -> list[Finding]:
+def run_doctor(town: Town) -> list[Finding]:
     """Return the findings of doctor for the owner."""
     with town.database.instance.connection() as connection:
         return judge(run(connection, gather(town.database.instance.clock())))
@@ -156,8 +156,8 @@ def give_functions(connection: psycopg.Connection[Any], *, to: str) -> None:
 # ---------------------------------------------------------------- the functions
 
 
-def test_every_lock_of_ours_has_two_keys() -> None:
-    """Locks with one key are others, whose functions are everybody's."""
+def test_every_lock_of_the_broker_has_two_keys() -> None:
+    """Locks with one key are separate locks, whose functions stay open to all."""
     found = 0
     for file in (*SOURCES.rglob("*.py"), *SOURCES.rglob("*.sql")):
         for call in re.finditer(
@@ -169,7 +169,7 @@ def test_every_lock_of_ours_has_two_keys() -> None:
 
 
 def test_a_role_with_nothing_but_connect_takes_no_lock_of_ours(town: Town) -> None:
-    """By every function, each way to call one, and for every key that can be computed."""
+    """The role tries every function, each way to call it, and every key that it can compute."""
     keys = keys_of(town.database)
     assert {name for name, _, _ in keys} == set(FAMILIES)
     for url in (town.stranger, town.restricted):
@@ -199,11 +199,11 @@ def test_locks_with_one_key_and_giving_back_stay_everybodys(town: Town) -> None:
         connection.execute(f"select pg_advisory_unlock({locks.PARKED_DELIVERY}, 0), pg_advisory_unlock_all()")
         connection.execute("select pg_advisory_lock(%s)", (locks.PARKED_DELIVERY << 32,))
         round_trip(town.database, "Beside")
-        assert of_locks(judged(town)) == []
+        assert of_locks(run_doctor(town)) == []
 
 
 def test_a_restricted_role_keeps_its_verbs(town: Town) -> None:
-    """Beyond a savepoint the session keeps the lock of a group, and gives it back."""
+    """After a savepoint the session keeps the lock of a group, and releases it later."""
     handle = town.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
     town.database.send(handle, ORDER, b"ask")
     (asked,) = town.database.receive(STOCK_QUEUE)
@@ -223,7 +223,7 @@ def test_a_restricted_role_keeps_its_verbs(town: Town) -> None:
 
 
 def test_a_restricted_roles_policy_puts_a_message_back(town: Town) -> None:
-    """The session keeps the lock of the group from the rollback until what has failed is noted."""
+    """The session keeps the lock of the group from the rollback until the failure is stored."""
     handle = town.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
     town.database.send(handle, ORDER, b"ask")
     (asked,) = town.database.receive(STOCK_QUEUE)
@@ -260,11 +260,11 @@ def test_a_restricted_role_keeps_the_lock_of_no_group_that_it_has_not(town: Town
     town.database.receive(STOCK_QUEUE)
 
 
-# ---------------------------------------------------------------- an owner who is no superuser
+# ---------------------------------------------------------------- owner without superuser rights
 
 
 def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town) -> None:
-    (able,) = of_locks(judged(plain))
+    (able,) = of_locks(run_doctor(plain))
     assert STRANGER in able.problem
     assert "servicebroker rights locks --sql" in able.advice
     with psycopg.connect(plain.stranger, autocommit=True) as stranger:
@@ -280,7 +280,7 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
         ):
             stranger.execute("select pg_advisory_unlock_all()")
             stranger.execute(f"select pg_advisory_{how}(%s, %s)", (number, key))  # type: ignore[call-overload]
-            (holder,) = [finding for finding in of_locks(judged(plain)) if finding.subject.startswith("session")]
+            (holder,) = [finding for finding in of_locks(run_doctor(plain)) if finding.subject.startswith("session")]
             assert holder.subject == f"session {stranger.info.backend_pid}"
             assert STRANGER in holder.problem
             assert f"1 lock of the broker ({word})" in holder.problem
@@ -293,7 +293,7 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
     with superuser(plain) as connection:
         connection.execute(printed)  # type: ignore[call-overload]
         connection.execute(printed)  # type: ignore[call-overload] # as often as one likes
-    assert of_locks(judged(plain)) == []
+    assert of_locks(run_doctor(plain)) == []
     with (
         psycopg.connect(plain.stranger, autocommit=True) as stranger,
         pytest.raises(psycopg.errors.InsufficientPrivilege),
@@ -305,17 +305,17 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
 def test_who_cannot_connect_is_not_named(plain: Town) -> None:
     with superuser(plain) as connection:
         give_functions(connection, to="public")
-        assert of_locks(judged(plain))
+        assert of_locks(run_doctor(plain))
         name = connection.info.dbname
         connection.execute(f"revoke connect on database {name} from public")  # type: ignore[call-overload]
         connection.execute(f"grant connect on database {name} to {OWNER}")  # type: ignore[call-overload]
-        assert of_locks(judged(plain)) == []
+        assert of_locks(run_doctor(plain)) == []
         connection.execute(f"grant connect on database {name} to public")  # type: ignore[call-overload]
         connection.execute(said(plain.database.instance.url, "rights", "locks", "--sql"))  # type: ignore[call-overload]
 
 
 def test_an_owner_without_the_functions_is_told_what_to_do(plain: Town) -> None:
-    """As after ALTER SCHEMA ... OWNER TO, or where another instance was in this database."""
+    """This happens after ALTER SCHEMA ... OWNER TO, or if the database held another instance before."""
     with superuser(plain) as connection:
         printed = said(plain.database.instance.url, "rights", "locks", "--sql")
         for name in TAKING:
@@ -323,7 +323,7 @@ def test_an_owner_without_the_functions_is_told_what_to_do(plain: Town) -> None:
         try:
             with pytest.raises(sb.InstanceError, match="servicebroker rights locks"):
                 plain.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-            assert any("may not take" in finding.problem for finding in of_locks(judged(plain)))
+            assert any("may not take" in finding.problem for finding in of_locks(run_doctor(plain)))
             assert said(plain.database.instance.url, "rights", "locks", "--sql") == printed
         finally:
             connection.execute(printed)  # type: ignore[call-overload]
@@ -340,7 +340,7 @@ def test_a_new_instance_without_the_functions_is_told_what_to_do(roles: None, ma
             sb.open(as_role(url, OWNER))
 
 
-# ---------------------------------------------------------------- how they become and stay closed
+# ---------------------------------------------------------------- closing the functions
 
 
 def is_open(connection: psycopg.Connection[Any]) -> bool:
@@ -372,11 +372,11 @@ def test_they_are_closed_while_a_stranger_holds_every_lock(town: Town) -> None:
             stranger.execute("select pg_advisory_lock(%s, 0)", (number,))
         said(town.database.instance.url, "rights", "locks")
         assert not is_open(connection)
-        (holder,) = of_locks(judged(town))
+        (holder,) = of_locks(run_doctor(town))
         assert holder.subject == f"session {stranger.info.backend_pid}"
         connection.execute("select pg_terminate_backend(%s, 5000)", (stranger.info.backend_pid,))
     round_trip(town.database, "AfterAll")
-    assert of_locks(judged(town)) == []
+    assert of_locks(run_doctor(town)) == []
 
 
 def test_who_has_our_tables_keeps_its_verbs_and_a_grant_by_name_stays(town: Town) -> None:
@@ -397,23 +397,23 @@ def test_who_has_our_tables_keeps_its_verbs_and_a_grant_by_name_stays(town: Town
         assert not is_open(connection)
         with sb.open(as_role(town.stranger, OWNER), upkeep=None) as instance:
             instance.database("Test").begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-        (able,) = of_locks(judged(town))
+        (able,) = of_locks(run_doctor(town))
         assert (STRANGER in able.problem, OWNER in able.problem) == (True, False)
         said(town.database.instance.url, "rights", "locks")
-        assert of_locks(judged(town)) == []
+        assert of_locks(run_doctor(town)) == []
         connection.execute(f"drop owned by {OWNER}; drop owned by {STRANGER}")  # type: ignore[call-overload]
 
 
 def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None:
-    """SEND holds that lock until its COMMIT, as for any application; other locks are not its own."""
+    """SEND holds its lock until COMMIT, as for any application. Other locks are reported."""
     with sb.open(town.restricted) as instance, instance.database("Test").transaction() as transaction:
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         transaction.send(handle, ORDER, b"x")
-        assert of_locks(judged(town)) == []
+        assert of_locks(run_doctor(town)) == []
     with superuser(town) as connection, psycopg.connect(town.restricted, autocommit=True) as restricted:
         give_functions(connection, to=RESTRICTED)
         restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG_CHANGE,))
-        found = [finding for finding in of_locks(judged(town)) if finding.subject.startswith("session")]
+        found = [finding for finding in of_locks(run_doctor(town)) if finding.subject.startswith("session")]
         assert [RESTRICTED in finding.problem and "(definitions)" in finding.problem for finding in found] == [True]
         restricted.execute("select pg_advisory_unlock_all()")
         town.database.instance.grant_rights(RESTRICTED)
@@ -422,7 +422,7 @@ def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None
 
 
 def test_what_a_function_of_the_owners_locks_for_a_stranger_is_no_strangers_lock(town: Town) -> None:
-    """As a trigger with SECURITY DEFINER does, whoever changes its table."""
+    """A trigger with SECURITY DEFINER takes such a lock for any user who changes its table."""
     with superuser(town) as connection, psycopg.connect(town.stranger) as stranger:
         connection.execute(
             "create function public.announce() returns uuid language plpgsql security definer as $$ "
@@ -432,12 +432,12 @@ def test_what_a_function_of_the_owners_locks_for_a_stranger_is_no_strangers_lock
         stranger.execute("select public.announce()")
         held = "select from pg_locks where locktype = 'advisory' and pid = %s"
         assert query(town.database, held, stranger.info.backend_pid)
-        assert of_locks(judged(town)) == []
+        assert of_locks(run_doctor(town)) == []
         stranger.rollback()
 
 
 def test_a_copy_holds_no_rights_on_the_functions(town: Town, make_url: Callable[[], str], tmp_path: Path) -> None:
-    """They are those of the place, so that it need not have the roles of the original."""
+    """Rights on the functions belong to the server, so a copy does not need the roles of the original."""
     with superuser(town) as connection:
         connection.execute("create role lock_reader")
         try:
@@ -456,7 +456,7 @@ def test_a_copy_holds_no_rights_on_the_functions(town: Town, make_url: Callable[
 def test_an_owner_who_is_no_superuser_restores_a_copy(
     town: Town, plain: Town, make_url: Callable[[], str], tmp_path: Path
 ) -> None:
-    """Of an instance whose functions are closed: here they are everybody's, and doctor says so."""
+    """The original's functions are closed. In the copy they are open to all, and doctor reports it."""
     said(town.database.instance.url, "instance", "dump", str(tmp_path / "dump"))
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
@@ -471,7 +471,7 @@ def test_an_owner_who_is_no_superuser_restores_a_copy(
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[str]:
-    """The URL of a server with prepared transactions, and with little room for locks and notifications."""
+    """Return the URL of a server with prepared transactions and little room for locks and notifications."""
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         server = Server(Path(folder, "server"))
@@ -486,7 +486,7 @@ def small() -> Iterator[str]:
 
 
 def test_a_prepared_transaction_that_holds_a_lock_is_named(small: str) -> None:
-    """No session has it any more, and no end of one gives the lock back."""
+    """No session owns such a transaction, so the end of a session does not release the lock."""
     with sb.open(small, upkeep=None) as instance, psycopg.connect(small, autocommit=True) as owner:
         give_functions(owner, to=STRANGER)
         with psycopg.connect(as_role(small, STRANGER)) as stranger:
@@ -500,7 +500,7 @@ def test_a_prepared_transaction_that_holds_a_lock_is_named(small: str) -> None:
 
 
 def test_who_fills_the_servers_room_for_locks_is_named(small: str) -> None:
-    """Any session can, by locks that are not ours, and in any database."""
+    """Any session can exhaust the lock table, in any database, with locks that are not the broker's."""
     elsewhere = as_role(small.replace("/postgres?", "/template1?"), STRANGER)
     with (
         sb.open(small, upkeep=None) as instance,

@@ -1,4 +1,4 @@
-"""A table of permissions: principals by T-SQL statements. Each case is rolled back, because all share an instance."""
+"""Permissions by principal and T-SQL statement. Each case is rolled back, because all share an instance."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ SELECT @h AS handle
 
 
 class Row(NamedTuple):
-    """A statement, the number that refuses it, and what is granted for it: `permission [ON securable]`.
+    """A statement, the number of its refusal, and the grants that allow it: `permission [ON securable]`.
 
-    `owned`: Owner owns what it is about.
+    `owned`: Owner owns the object of the statement.
     """
 
     statement: str
@@ -363,7 +363,7 @@ ROWS = [
         True,
     ),
 ]
-# of the instance, of a transaction of their own, or no statement by themselves: tested elsewhere
+# instance-level, in transactions of their own, or not statements by themselves: tested elsewhere
 ELSEWHERE = {
     "ARRIVE", "AUTHENTICATE", "CONNECT", "END ENDED CONVERSATION WITH CLEANUP", "BACKUP CERTIFICATE",
     "ALTER DATABASE", "DROP DATABASE",
@@ -389,7 +389,7 @@ def session(shop: sb.Database, handle: str) -> Iterator[Session]:
 
 
 def outcome(session: Session, who: str, script: str, *before: str) -> int:
-    """The number that refuses it, 0 when it is done; then all is undone."""
+    """Run the script and roll back. Return the number of the refusal, or 0."""
     session.execute("BEGIN TRANSACTION")
     try:
         for statement in before:

@@ -1,4 +1,4 @@
-"""Permissions of the verbs for users that are not dbo; and SEND at the target."""
+"""Permissions of the verbs for users other than dbo, and SEND at the target."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_begin_dialog_needs_the_queue_and_the_contract(database: sb.Database, ap
     database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
     with refused(229, "REFERENCES", CONTRACT, database.name):
         start()
-    start(sb.DEFAULT)  # everybody may refer to what is built in
+    start(sb.DEFAULT)  # any user may refer to built-in objects
     database.grant("REFERENCES", APP, contract=CONTRACT)
     assert state(database, start()) == "SO"
     database.deny("RECEIVE", APP, queue=ORDERS_QUEUE)
@@ -84,7 +84,7 @@ def test_verbs_on_a_conversation_need_its_queue(database: sb.Database, app: sb.D
                     verb(transaction)
             else:
                 verb(app)
-    assert query(database, "select * from servicebroker.conversation_endpoints") == before  # the verb has done nothing
+    assert query(database, "select * from servicebroker.conversation_endpoints") == before  # the verb had no effect
     assert database.receive(STOCK_QUEUE) == []
     database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
     with refused(8494, ORDERS):
@@ -115,7 +115,7 @@ def test_with_cleanup_of_an_ended_conversation_is_for_db_owner(database: sb.Data
     assert state(database, far) is None
     other, _ = open_dialog(database)
     database.drop_role_member("db_owner", APP)
-    app.end_conversation(other, cleanup=True)  # not ended: who receives there may
+    app.end_conversation(other, cleanup=True)  # not ended: needs RECEIVE on its queue
 
 
 def far_of(database: sb.Database, handle: UUID) -> UUID:
@@ -162,7 +162,7 @@ def test_receive_needs_its_permission(database: sb.Database, app: sb.Database) -
         app.receive(STOCK_QUEUE)
     with refused(229), app.transaction() as transaction:
         transaction.receive(STOCK_QUEUE)
-    assert bodies(database.receive(STOCK_QUEUE)) == [b"second"]  # dbo is not denied
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"second"]  # a DENY does not apply to dbo
 
 
 def test_a_reader_that_waits_is_stopped_by_a_revoke(database: sb.Database, app: sb.Database) -> None:
@@ -186,7 +186,7 @@ def test_a_queue_that_is_dropped_under_a_restricted_reader(database: sb.Database
         reader.result(10)
     with refused(15151, "Gone"):
         app.receive("Gone")
-    database.create_queue("Gone")  # another one, on which nothing was granted
+    database.create_queue("Gone")  # another service, without grants
     with refused(229, "Gone"):
         app.receive("Gone")
 
@@ -261,11 +261,11 @@ def test_a_service_that_moves_to_another_queue_takes_its_senders_along(database:
 def test_nothing_that_begins_after_a_revoke_is_done(
     database: sb.Database, app: sb.Database, seeded_random: random.Random
 ) -> None:
-    """Threads of one process that keep each other's memory warm, while dbo grants and revokes."""
+    """Threads of one process keep the shared cache warm while dbo grants and revokes."""
     database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
     handles = [open_dialog(database)[0] for _ in range(3)]
     granted, changing, revoked = "granted", "changing", "revoked"
-    phases = [granted]  # the last one is now
+    phases = [granted]  # the last change is now
     seen: Counter[tuple[str, bool]] = Counter()
     finished = threading.Event()
 
@@ -282,7 +282,7 @@ def test_nothing_that_begins_after_a_revoke_is_done(
 
     verbs = [(lambda handle=handle: app.send(handle, ORDER, b"x"), 8494) for handle in handles]
     threads = [in_thread(work, verb, number) for verb, number in [*verbs, (lambda: app.receive(ORDERS_QUEUE), 229)]]
-    while len(phases) < 160 or min(seen[revoked, False], seen[granted, True]) < 30:  # the timeout of tests ends it
+    while len(phases) < 160 or min(seen[revoked, False], seen[granted, True]) < 30:  # bounded by the timeout of tests
         for change, phase in ((database.revoke, revoked), (database.grant, granted)):
             time.sleep(seeded_random.uniform(0, 0.03))
             phases.append(changing)
@@ -299,7 +299,7 @@ def test_nothing_that_begins_after_a_revoke_is_done(
 
 
 def initiator_of(database: sb.Database, owner: str) -> str:
-    """A service on the initiator's queue that belongs to somebody."""
+    """Create a service on the initiator's queue for this owner."""
     database.create_service("//test/Owned", ORDERS_QUEUE, authorization=owner)
     return "//test/Owned"
 
@@ -309,7 +309,7 @@ def test_send_without_permission_at_the_target_becomes_an_error_message(
     database: sb.Database, app: sb.Database
 ) -> None:
     service = initiator_of(database, APP)
-    handle = database.begin_dialog(service, STOCK, contract=CONTRACT)  # the owner counts, not who sends
+    handle = database.begin_dialog(service, STOCK, contract=CONTRACT)  # the owner of the service counts, not the sender
     database.send(handle, ORDER, b"refused")
     (message,) = database.receive(ORDERS_QUEUE)
     assert sb.read_error(message.message_body) == (
@@ -327,7 +327,7 @@ def test_send_without_permission_at_the_target_becomes_an_error_message(
     database.send(handle, ORDER, b"welcome")
     (message,) = database.receive(STOCK_QUEUE)
     assert message.message_body == b"welcome"
-    database.send(message.conversation_handle, REPLY, b"answer")  # the way back needs no SEND permission
+    database.send(message.conversation_handle, REPLY, b"answer")  # a reply needs no SEND permission
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"answer"]
 
 
@@ -376,7 +376,7 @@ def test_the_owner_is_looked_for_in_the_targets_database(
         other.receive(STOCK_QUEUE)
         return found
 
-    assert outcome() == [-8494]  # no user stands for the sender there: it is guest
+    assert outcome() == [-8494]  # the sender has no user there: it is guest
     other.create_user("Same", postgres_role)
     other.grant("SEND", "Same", service="//far/Stock")
     assert outcome() == [-8494]

@@ -1,4 +1,4 @@
-"""Permissions of DDL for users that are not dbo."""
+"""Permissions of DDL for users other than dbo."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = '<schema xmlns="http://www.w3.org/2001/XMLSchema"/>'
 
 
 def ddl(app: sb.Database) -> list[tuple[str, int, Callable[[], Any], list[tuple[str, dict[str, str]]]]]:
-    """Statement, the refusal without permissions, the statement, and what it needs."""
+    """Return the cases: name, the refusal without permissions, the statement, and its needs."""
     return [
         ("CREATE MESSAGE TYPE", 262, lambda: app.create_message_type("t"), [("CREATE MESSAGE TYPE", {})]),
         (
@@ -141,7 +141,7 @@ def test_each_ddl_statement_needs_its_permissions(database: sb.Database, app: sb
             database.revoke(other, APP, **there)
     for permission, on in needed:
         database.grant(permission, APP, **on)
-    for permission, on in needed:  # a DENY to everybody beats what was granted to one
+    for permission, on in needed:  # a DENY to public beats a grant to a user
         database.deny(permission, "public", **on)
         with refused(number if not on or permission in ("ALTER", "CONTROL") else 15151):
             statement()

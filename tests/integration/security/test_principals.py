@@ -89,7 +89,7 @@ def test_roles_bring_what_they_have_to_their_members(database: sb.Database, app:
     database.create_role("Outer")
     database.add_role_member("Inner", APP)
     database.add_role_member("Outer", "Inner")
-    database.add_role_member("OUTER", "inner")  # is there already
+    database.add_role_member("OUTER", "inner")  # already exists
     database.grant("RECEIVE", "Outer", queue=STOCK_QUEUE)
     assert app.receive(STOCK_QUEUE) == []
     with refused(15413):
@@ -115,7 +115,7 @@ def test_roles_bring_what_they_have_to_their_members(database: sb.Database, app:
             database.add_role_member("Outer", special)
     text = "select count(*) from sys.database_role_members where broker_database = %s"
     assert query(database, text, database.name) == [(1,)]
-    database.drop_user(APP)  # its memberships go with it
+    database.drop_user(APP)  # its memberships are removed with it
     database.drop_role("Inner")
 
 

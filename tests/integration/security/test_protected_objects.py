@@ -82,7 +82,7 @@ OF_THE_SYSTEM = [
     ("MERGE sys.services s USING (SELECT 1 AS n) x ON 1 = 0 WHEN MATCHED THEN DELETE;", 259, "system catalogs"),
     ("EXEC ('DROP VIEW sys.services')", 3701, "sys.services"),
 ]
-BY_OTHER_NAMES = [  # PostgreSQL's schemas cannot be named
+BY_OTHER_NAMES = [  # schemas of PostgreSQL cannot be named
     "SELECT * FROM servicebroker.queues",
     "SELECT * FROM tsql.objects",
     "SELECT * FROM pg_catalog.pg_class",
@@ -102,7 +102,7 @@ def shop(instance: sb.Instance) -> sb.Database:
 
 
 def objects(database: sb.Database) -> list[tuple[object, ...]]:
-    """Every table, view, sequence and function, as it is defined."""
+    """Return the definition of every table, view, sequence and function."""
     text = (
         "select c.oid::bigint, c.relname::text, coalesce(pg_get_viewdef(c.oid), '') || "
         "coalesce(string_agg(d.adnum::text, ',' order by d.adnum), '') "
@@ -151,7 +151,7 @@ def test_a_schema_where_another_database_stands_is_refused(shop: sb.Database) ->
 
 
 def test_what_has_a_queues_name_elsewhere_is_allowed(shop: sb.Database) -> None:
-    """Names are those of a schema; types have names of their own."""
+    """A name is unique within its schema, and types have a namespace of their own."""
     shop.execute_tsql("CREATE SCHEMA Annex")
     shop.execute_tsql("CREATE TABLE Annex.Inbox (n INT) CREATE TYPE Inbox FROM INT CREATE TABLE #Inbox (n INT)")
     shop.execute_tsql("CREATE VIEW Waiting AS SELECT * FROM Inbox")

@@ -1,4 +1,4 @@
-"""The how-to 'Give an application only the rights it needs', run as printed, and what its role cannot do."""
+"""The how-to 'Give an application only the rights it needs', run as printed, and the limits of its role."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def blocks(language: str) -> list[str]:
 
 
 def said(url: str, line: str) -> str:
-    """Return the output of a command on that instance."""
+    """Run a command on the instance, and return its output."""
     done = CliRunner().invoke(command, shlex.split(line)[1:], env={"SERVICEBROKER_INSTANCE": url})
     assert done.exit_code == 0, done.output or done.exception
     return done.output
@@ -41,7 +41,7 @@ def said(url: str, line: str) -> str:
 
 @pytest.fixture(scope="module")
 def shop(server: EmbeddedServer, make_url: Callable[[], str]) -> Iterator[sb.Database]:
-    """The database of the how-to, as an owner who is no superuser, after the how-to's first line."""
+    """Return the how-to's database after its first line, for an owner without superuser rights."""
     url = make_url()
     with let_in(server.url, OWNER, ROLE), psycopg.connect(url, autocommit=True) as connection:
         for role in (OWNER, ROLE):
@@ -69,7 +69,7 @@ def url(shop: sb.Database) -> str:
 
 
 def delivered(shop: sb.Database) -> None:
-    """Do what the background of an owner's process does."""
+    """Run the background work of an owner's process once."""
     with shop.instance.connection() as connection:
         deliver(connection, shop.instance.clock())
 
@@ -291,7 +291,7 @@ def test_a_role_with_rights_on_tables_is_named_and_loses_them(shop: sb.Database,
         connection.execute(f"grant update (state) on servicebroker.conversation_endpoints to {ROLE}")  # type: ignore[call-overload]
         connection.execute(f"grant execute on function servicebroker.send to {ROLE}")  # type: ignore[call-overload]
         (rights,) = shop.instance.show_rights(ROLE)
-        assert rights.direct == []  # without USAGE on the schema the role reaches none of them
+        assert rights.direct == []  # without USAGE on the schema the role cannot call them
         connection.execute(f"grant usage on schema servicebroker to {ROLE}")  # type: ignore[call-overload]
     (rights,) = shop.instance.show_rights(ROLE)
     assert rights.direct == ["EXECUTE on servicebroker.send", "UPDATE on servicebroker.conversation_endpoints"]
@@ -308,7 +308,9 @@ def test_a_role_with_rights_on_tables_is_named_and_loses_them(shop: sb.Database,
 def test_the_dashboard_shows_a_restricted_role_its_own(
     shop: sb.Database, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("servicebroker.dashboard.pages.share_of", lambda queues: 0)  # its own are counted to the end
+    monkeypatch.setattr(
+        "servicebroker.dashboard.pages.share_of", lambda queues: 0
+    )  # its own messages are counted completely
     dashboard = Dashboard([url], token=None)
     browser = TestClient(dashboard, base_url="http://127.0.0.1")
     assert "Links to peers" in browser.get("/").text

@@ -1,4 +1,4 @@
-"""Logins, master keys, certificates of a database, remote service bindings: what is defined, and what is refused."""
+"""Logins, master keys, certificates of a database, remote service bindings: definitions and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PASSWORD = "correct horse"
 
 @pytest.fixture
 def secure(database: sb.Database) -> sb.Database:
-    """A database with a master key and a user."""
+    """Return a database with a master key and a user."""
     database.create_user(APP)
     database.create_master_key(PASSWORD)
     return database
@@ -82,7 +82,7 @@ def test_one_master_key_that_goes_with_nothing_under_it(secure: sb.Database) -> 
     for needs_one in (secure.create_certificate, secure.open_master_key):
         with refused(15581):
             needs_one(PASSWORD)
-    secure.create_master_key("battery staple")  # the opened old key is not used for the new one
+    secure.create_master_key("battery staple")  # the opened old key is not used for the new key
     secure.create_certificate("c")
 
 
@@ -154,7 +154,7 @@ def test_a_certificate_is_valid_for_a_calendar_year(
 
 
 def test_out_of_one_database_into_another(secure: sb.Database, tmp_path: Path) -> None:
-    """The certificate alone, and with its key; the same one is recognized again."""
+    """A certificate is exported alone or with its key, and recognized at the second import."""
     secure.create_certificate("stock")
     secure.backup_certificate(
         "stock", tmp_path / "stock.pem", private_key_file=tmp_path / "stock.key", encryption_password=PASSWORD
@@ -291,7 +291,7 @@ def test_bindings_need_permissions(secure: sb.Database) -> None:
     with refused(262):
         app.create_remote_service_binding("mine", to_service=STOCK, user=APP)
     secure.grant("CREATE REMOTE SERVICE BINDING", APP)
-    with refused(15151):  # no right to act as Remote
+    with refused(15151):  # no permission to impersonate Remote
         app.create_remote_service_binding("mine", to_service=STOCK, user="Remote")
     app.create_remote_service_binding("mine", to_service=STOCK, user=APP)
     for refuses in (

@@ -1,4 +1,4 @@
-"""AUTHENTICATION = WINDOWS between real daemons: the domain that their instances share."""
+"""AUTHENTICATION = WINDOWS between real daemons whose instances share a domain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def authenticated(site: Site) -> list[tuple[object, ...]]:
     return query(site.database, f"{text} where login_state_desc = 'ONLINE'")
 
 
-# ---------------------------------------------------------------- the shape of the tutorial for two instances
+# ---------------------------------------------------------------- the tutorial for two instances
 
 ENDPOINT = """
     USE master
@@ -130,7 +130,7 @@ END = """
 def test_a_conversation_between_two_instances_as_the_tutorial_begins_it(
     make_instance_url: Callable[[], str], tmp_path: Path
 ) -> None:
-    """Scripts alone: endpoints that say WINDOWS and nothing more, users without logins, certificates as files."""
+    """Scripts only: endpoints with just WINDOWS, users without logins, certificates as files."""
     sides, daemons = {}, []
     names = {"Initiator": "Target", "Target": "Initiator"}
     ports = {me: free_port() for me in names}
@@ -193,7 +193,7 @@ def test_members_who_joined_with_a_token_need_connect_until_they_are_revoked(two
     eventually(lambda: authenticated(east) == [])
     west.daemon.says("AUTHENTICATION = WINDOWS: CORP\\Shop was revoked.")
     two.send("b", handle=handle)
-    west.waits("No certificate was found")  # west has read the list too, and shows no certificate any more
+    west.waits("No certificate was found")  # west has read the list, too, and presents no certificate any more
     assert east.database.receive(STOCK_QUEUE) == []
     eventually(lambda: query(west.database, "select problem <> '' from servicebroker.domain_membership") == [(True,)])
     found = CliRunner().invoke(command, ["doctor", "--instance", west.url]).stdout
@@ -201,7 +201,7 @@ def test_members_who_joined_with_a_token_need_connect_until_they_are_revoked(two
 
 
 def test_a_certificate_that_is_renewed_is_shown_at_once_and_nothing_is_lost(two: Two, tmp_path: Path) -> None:
-    """One of a week ago, which has half a day left when the daemon starts."""
+    """The certificate is a week old and has half a day left when the daemon starts."""
     for site in (two.west, two.east):
         early = datetime.now(UTC) - timedelta(days=6.5)
         Membership(KeyFolder(site.keys), site.instance.identifier()).look(early)
@@ -214,7 +214,7 @@ def test_a_certificate_that_is_renewed_is_shown_at_once_and_nothing_is_lost(two:
     assert left > timedelta(days=6.9)
 
 
-# ---------------------------------------------------------------- public, and which one is shown
+# ---------------------------------------------------------------- public, and the presented certificate
 
 
 @pytest.mark.feature(148)
