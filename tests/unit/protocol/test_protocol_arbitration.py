@@ -26,7 +26,7 @@ class Side:
 
     def take_greeting(self, name: str, hello: Hello) -> Online | int:
         """Take a greeting. Return the welcome to send back, or the number of the rejection."""
-        number = self.arbiter.take_greeting(hello)
+        number = self.arbiter.greeted(hello)
         if number:
             return number
         connection_number = self.arbiter.count_connection()
@@ -117,19 +117,19 @@ def test_a_restarted_peer_is_believed(sides: tuple[Side, Side]) -> None:
     low.arbiter.online(
         "old", Online(HIGH, UUID(int=5), 900), is_opener=True, connection_number=low.arbiter.count_connection()
     )
-    assert low.arbiter.take_greeting(Hello(HIGH, UUID(int=6), 1, 1, 1)) == 0
+    assert low.arbiter.greeted(Hello(HIGH, UUID(int=6), 1, 1, 1)) == 0
 
 
 def test_an_instance_does_not_connect_to_itself(sides: tuple[Side, Side]) -> None:
     low, _ = sides
-    assert low.arbiter.take_greeting(low.open("self")) == 28032
+    assert low.arbiter.greeted(low.open("self")) == 28032
 
 
 def test_a_seat_counts_under_its_own_certificate_only(sides: tuple[Side, Side]) -> None:
     low, _ = sides
     arbiter = low.arbiter
     for owner in ("shop", "mallory"):
-        assert arbiter.take_greeting(Hello(HIGH, UUID(int=5), 900, 1, 1), owner) == 0
+        assert arbiter.greeted(Hello(HIGH, UUID(int=5), 900, 1, 1), owner) == 0
         connection_number = arbiter.count_connection()
         assert (
             arbiter.online(

@@ -96,10 +96,10 @@ def test_both_are_asked_again_while_neither_is_chosen() -> None:
     assert (silent.chosen, silent.asked_at) == (None, ANSWER_TIMEOUT_S)
 
 
-@pytest.mark.parametrize("news", [None, IN_DOUBT, RoleReport(Role.MIRROR, "c", 2)])
-def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(reports: RoleReport | None) -> None:
+@pytest.mark.parametrize("report", [None, IN_DOUBT, RoleReport(Role.MIRROR, "c", 2)])
+def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(report: RoleReport | None) -> None:
     pair = pair_after(principal(), MIRROR)
-    pair = unreachable(pair, 0, "cut", 5.0) if reports is None else heard(pair, 0, reports, 5.0)
+    pair = unreachable(pair, 0, "cut", 5.0) if report is None else heard(pair, 0, report, 5.0)
     assert (pair.chosen, pair.statuses[1], pair.asked_at, pair.questions) == (
         None,
         BrokerStatus.UNANSWERED,
