@@ -34,8 +34,8 @@ from support import (
 )
 
 
-def echoes(database: sb.Database) -> int:
-    """Return the numbers of messages that wait for an answer, and of answers that wait for delivery."""
+def count_echoes(database: sb.Database) -> int:
+    """Return the number of messages that wait for an answer, or whose answer waits for delivery."""
     return int(query(database, f"select count(*) from {database.name.lower()}_dbo.servicebrokerqueue")[0][0])  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ def test_what_is_sent_comes_back(database: sb.Database) -> None:
     database.send(handle, ECHO, b"again")
     answer(database)
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"again"]
-    assert echoes(database) == 0
+    assert count_echoes(database) == 0
     database.end_conversation(handle)
 
 
@@ -65,7 +65,7 @@ def test_who_ends_is_followed_and_nothing_is_left(database: sb.Database, error: 
     database.send(handle, ECHO, b"unread too")
     database.end_conversation(handle, error=error)
     answer(database)
-    assert (database.receive(ORDERS_QUEUE), echoes(database)) == ([], 0)
+    assert (database.receive(ORDERS_QUEUE), count_echoes(database)) == ([], 0)
     text = "select is_initiator, state from sys.conversation_endpoints where broker_database = %s"
     assert query(database, text, database.name) == [(0, "CD")]  # the target endpoint stays, to refuse replays
 
@@ -95,7 +95,7 @@ def test_a_lifetime_ends_both_sides(database: sb.Database, clock: Clock) -> None
     with database.instance.connection() as connection:
         upkeep(connection, clock())
     assert errors(database.receive(ORDERS_QUEUE)) == [-8489]
-    assert (state(database, target), echoes(database)) == ("CD", 0)
+    assert (state(database, target), count_echoes(database)) == ("CD", 0)
     database.end_conversation(handle)
 
 
@@ -106,7 +106,7 @@ def test_two_such_services_do_not_talk_for_ever(database: sb.Database) -> None:
     assert bodies(database.receive("ServiceBrokerQueue", conversation_handle=handle)) == [b"once"]
     database.end_conversation(handle)
     answer(database)
-    assert echoes(database) == 0
+    assert count_echoes(database) == 0
 
 
 def test_who_is_at_it_is_not_waited_for(database: sb.Database) -> None:
@@ -138,7 +138,7 @@ def test_another_message_type_is_refused_at_once(database: sb.Database) -> None:
     handle = begin(database)
     with refused(8431):
         database.send(handle, ORDER, b"x")
-    assert echoes(database) == 0
+    assert count_echoes(database) == 0
     for service in {name for name, _ in SYSTEM_SERVICES} - {SERVICE_BROKER}:
         other = database.begin_dialog(ORDERS, service, contract=SERVICE_ECHO)
         database.send(other, ECHO, b"x")
@@ -230,7 +230,7 @@ def test_between_two_instances(pair: Pair) -> None:
     pair.rounds()
     assert leftovers(pair.west) == {}
     assert query(east, "select state from sys.conversation_endpoints") == [("CD",)]
-    assert echoes(east) == 0
+    assert count_echoes(east) == 0
 
 
 def test_another_contract_is_refused_there_too(pair: Pair) -> None:

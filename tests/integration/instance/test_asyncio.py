@@ -1,4 +1,4 @@
-"""Faults of the asyncio form alone: cancellation at any await, many tasks on few connections, the end of a loop."""
+"""Faults that only asyncio has: cancellation at any await, many tasks on few connections, the end of a loop."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tracing_support import tracer_provider
 
 T = TypeVar("T")
 
-TIMEOUT_S = 20.0  # seconds within which everything here must have happened
+TIMEOUT_S = 20.0  # seconds; more than any step here needs
 _names = count(1)
 
 
-class Loop:
-    """One broker database, and an instance of the asyncio form in a loop of the test's."""
+class LoopBed:
+    """One broker database, and an asyncio instance in an event loop of the test."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -34,7 +34,7 @@ class Loop:
         with sb.open(url, upkeep=None) as instance:
             database = instance.database(self.name, create=True)
             define_standard_set(database)
-            # these tests roll back again and again: when the fifth in a row is known is not what they ask
+            # these tests roll back often, and must not trigger poison detection
             database.alter_queue(STOCK_QUEUE, poison_message_handling=False)
 
     def run(self, test: Callable[[sb.AsyncDatabase], Coroutine[Any, Any, T]], connections: int = 4) -> T:
@@ -51,8 +51,8 @@ def url(make_instance_url: Callable[..., str]) -> str:
 
 
 @pytest.fixture
-def loop(url: str) -> Loop:
-    return Loop(url)
+def loop(url: str) -> LoopBed:
+    return LoopBed(url)
 
 
 async def dialog(database: sb.AsyncDatabase, *messages: bytes) -> UUID:
@@ -74,14 +74,14 @@ async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
 
 
 async def nothing_is_left_open(database: sb.AsyncDatabase) -> None:
-    """No advisory lock is held, no transaction is open, and all connections of the pool can be had."""
+    """Check that no advisory lock is held, no transaction is open, and all pool connections are available."""
     held = (
         "select count(*) from pg_locks where locktype = 'advisory' "
         "and database = (select oid from pg_database where datname = current_database())"
     )
     opened = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%'"
 
-    async def quiet() -> bool:  # a connection that was closed under a statement lives on in the server for a moment
+    async def quiet() -> bool:  # the server's session outlives a connection closed during a statement for a moment
         return await rows(database, f"select ({held}) + ({opened})") == [(0,)]
 
     await eventually(quiet)
@@ -97,8 +97,8 @@ async def nothing_is_left_open(database: sb.AsyncDatabase) -> None:
             group.create_task(hold())
 
 
-class Cut:
-    """Runs a coroutine and cancels its task at the `at`th time that it waits."""
+class CancelAt:
+    """Runs a coroutine and cancels its task at its await number `at`."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -129,16 +129,18 @@ class Cut:
                 given, step = problem, work.throw
 
 
-async def cut_everywhere(
+async def cancel_everywhere(
     work: Callable[[], Coroutine[Any, Any, T]], check: Callable[[T | None], Coroutine[Any, Any, None]]
 ) -> int:
-    """Does the work as often as it waits, cut at another wait each time. The check gets what it has returned."""
+    """Run the work once per await, cancelled at another await each time. `check` gets its result."""
     for at in count(1):
-        cut = Cut(at)
+        cut = CancelAt(at)
         task = asyncio.create_task(cut.run(work()))
         result = None
         async with asyncio.timeout(TIMEOUT_S):
-            with suppress(asyncio.CancelledError, sb.InstanceError):  # the second: PostgreSQL has undone all of it
+            with suppress(
+                asyncio.CancelledError, sb.InstanceError
+            ):  # the second: PostgreSQL has rolled everything back
                 result = await task
         await check(result)
         if cut.waits < at:
@@ -151,7 +153,7 @@ async def cut_everywhere(
 
 @pytest.mark.parametrize("wait", [0.0, 30.0])
 @pytest.mark.parametrize("traces", [False, True], ids=["", "traced"])
-def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop, wait: float, traces: bool) -> None:
+def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: LoopBed, wait: float, traces: bool) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database, b"0")
         got: list[bytes | None] = []
@@ -169,15 +171,15 @@ def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop, wait
             await database.send(handle, ORDER, b"%d" % sent)
             sent += 1
 
-        assert await cut_everywhere(work, check) >= 1  # a server that answers at once is waited for once
+        assert await cancel_everywhere(work, check) >= 1  # a server that answers at once costs one await
 
     with tracer_provider() if traces else nullcontext():
         loop.run(test)
 
 
 @pytest.mark.parametrize("table", ["trace_contexts", "message_types"])
-def test_a_receive_that_is_cancelled_after_its_commit_returns_its_messages(loop: Loop, table: str) -> None:
-    """While it looks for traces, or for a name that another process has made."""
+def test_a_receive_that_is_cancelled_after_its_commit_returns_its_messages(loop: LoopBed, table: str) -> None:
+    """The cancellation hits the lookup of traces, or of a name that another process has created."""
 
     def send(elsewhere: sb.Database) -> None:
         elsewhere.create_message_type("//test/New")
@@ -190,7 +192,7 @@ def test_a_receive_that_is_cancelled_after_its_commit_returns_its_messages(loop:
             waits = "select count(*) from pg_locks where not granted and relation = %r::regclass"
             return await rows(database, waits % f"servicebroker.{table}") == [(1,)]
 
-        assert await database.receive(STOCK_QUEUE) == []  # the names of today are known
+        assert await database.receive(STOCK_QUEUE) == []  # the current names are cached
         with sb.open(database.instance.url, upkeep=None) as other:
             await asyncio.to_thread(send, other.database(database.name))
         async with await psycopg.AsyncConnection.connect(database.instance.url) as locking:
@@ -198,7 +200,7 @@ def test_a_receive_that_is_cancelled_after_its_commit_returns_its_messages(loop:
             receiving = asyncio.create_task(database.receive(STOCK_QUEUE))
             await eventually(is_blocked)
             receiving.cancel()
-            await asyncio.wait({receiving}, timeout=1)  # so long it would have to lose them
+            await asyncio.wait({receiving}, timeout=1)  # longer than it would take to lose them
         (message,) = await receiving
         assert (message.message_type_name, message.message_body) == ("//test/New", b"x")
         await nothing_is_left_open(database)
@@ -207,7 +209,7 @@ def test_a_receive_that_is_cancelled_after_its_commit_returns_its_messages(loop:
         loop.run(test)
 
 
-def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop) -> None:
+def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database)
         got: list[bytes | None] = []
@@ -238,13 +240,13 @@ def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Lo
             assert not database.instance.notifier._waiting
             await nothing_is_left_open(database)
 
-        assert await cut_everywhere(work, check) >= 6
+        assert await cancel_everywhere(work, check) >= 6
 
     loop.run(test)
 
 
-def test_a_receive_on_a_connection_of_the_application_loses_nothing(loop: Loop) -> None:
-    """In autocommit mode, where the RECEIVE is a transaction of its own."""
+def test_a_receive_on_a_connection_of_the_application_loses_nothing(loop: LoopBed) -> None:
+    """In autocommit mode the RECEIVE is a transaction of its own."""
 
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database, b"0")
@@ -266,7 +268,7 @@ def test_a_receive_on_a_connection_of_the_application_loses_nothing(loop: Loop) 
             sent += 1
 
         async with application:
-            assert await cut_everywhere(work, check) >= 1
+            assert await cancel_everywhere(work, check) >= 1
 
     loop.run(test)
 
@@ -290,7 +292,7 @@ async def theirs(
 
 
 @pytest.mark.parametrize("begin", [ours, theirs])
-def test_a_transaction_that_is_cancelled_at_any_await_is_done_or_not(loop: Loop, begin: Callable[..., Any]) -> None:
+def test_a_transaction_that_is_cancelled_at_any_await_is_done_or_not(loop: LoopBed, begin: Callable[..., Any]) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database, b"0")
         async with database.instance.connection() as connection:
@@ -321,13 +323,13 @@ def test_a_transaction_that_is_cancelled_at_any_await_is_done_or_not(loop: Loop,
                     raise Undo
 
         async with application:
-            assert await cut_everywhere(work, check) >= 5
+            assert await cancel_everywhere(work, check) >= 5
 
     loop.run(test)
 
 
-def test_a_pipeline_that_is_cancelled_at_any_await_is_committed_whole_or_not(loop: Loop) -> None:
-    """The cancellation may also be taken back, and the transaction goes on."""
+def test_a_pipeline_that_is_cancelled_at_any_await_is_committed_whole_or_not(loop: LoopBed) -> None:
+    """The cancellation may also be suppressed, and the transaction continues."""
 
     async def test(database: sb.AsyncDatabase) -> None:
         known = await dialog(database, b"0")
@@ -353,7 +355,7 @@ def test_a_pipeline_that_is_cancelled_at_any_await_is_committed_whole_or_not(loo
                 found += len(messages)
             assert found in ([4] if committed else [0, 4])
 
-        assert await cut_everywhere(work, check) >= 4
+        assert await cancel_everywhere(work, check) >= 4
 
     loop.run(test)
 
@@ -364,7 +366,7 @@ async def make_log(database: sb.AsyncDatabase) -> None:
 
 
 async def log(transaction: sb.AsyncTransaction, messages: list[sb.Message]) -> None:
-    """A procedure that writes what it was given into a table of the database's name."""
+    """Store the messages in the log table of the database. This is a procedure for `process`."""
     for message in messages:
         await transaction.connection.execute(
             f"insert into {transaction.database.name} values (%s)", (message.message_body,)
@@ -376,7 +378,7 @@ async def logged(database: sb.AsyncDatabase) -> list[bytes]:
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.05])
-def test_a_process_that_is_cancelled_at_any_await_does_each_message_once(loop: Loop, wait: float) -> None:
+def test_a_process_that_is_cancelled_at_any_await_does_each_message_once(loop: LoopBed, wait: float) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         await make_log(database)
         handle = await dialog(database, b"000", b"001", b"002")
@@ -395,12 +397,12 @@ def test_a_process_that_is_cancelled_at_any_await_does_each_message_once(loop: L
                 await database.send(handle, ORDER, b"%03d" % number)
             sent += 3
 
-        assert await cut_everywhere(work, check) >= 6
+        assert await cancel_everywhere(work, check) >= 6
 
     loop.run(test)
 
 
-def test_a_timeout_at_any_moment_of_a_process_does_each_message_once(loop: Loop) -> None:
+def test_a_timeout_at_any_moment_of_a_process_does_each_message_once(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         await make_log(database)
         handle = await dialog(database)
@@ -417,7 +419,7 @@ def test_a_timeout_at_any_moment_of_a_process_does_each_message_once(loop: Loop)
     loop.run(test)
 
 
-def test_what_follows_a_cancellation_in_the_block_is_still_inside_the_transaction(loop: Loop) -> None:
+def test_what_follows_a_cancellation_in_the_block_is_still_inside_the_transaction(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         await make_log(database)
         await dialog(database, b"x")
@@ -439,13 +441,13 @@ def test_what_follows_a_cancellation_in_the_block_is_still_inside_the_transactio
             await nothing_is_left_open(database)
             assert await logged(database) == []
 
-        assert await cut_everywhere(work, check) >= 3
+        assert await cancel_everywhere(work, check) >= 3
 
     loop.run(test)
 
 
 @pytest.mark.parametrize("where", ["alone", "in a transaction that is committed all the same"])
-def test_an_end_that_is_cancelled_at_any_await_is_never_half_done(loop: Loop, where: str) -> None:
+def test_an_end_that_is_cancelled_at_any_await_is_never_half_done(loop: LoopBed, where: str) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         async def target_of_new_conversation() -> UUID:
             await dialog(database, b"x")
@@ -465,7 +467,7 @@ def test_an_end_that_is_cancelled_at_any_await_is_never_half_done(loop: Loop, wh
                     await transaction.end_conversation(target, error=(5, "enough"))
                 except asyncio.CancelledError:
                     ending.uncancel()
-                    return False  # leaves the block as if nothing were wrong
+                    return False  # leaves the block normally
             return True
 
         async def check(ended: bool | None) -> None:
@@ -483,12 +485,12 @@ def test_an_end_that_is_cancelled_at_any_await_is_never_half_done(loop: Loop, wh
             if told:
                 target = await target_of_new_conversation()
 
-        assert await cut_everywhere(work, check) >= 2
+        assert await cancel_everywhere(work, check) >= 2
 
     loop.run(test)
 
 
-def test_definitions_that_are_cancelled_at_any_await_are_done_or_not(loop: Loop) -> None:
+def test_definitions_that_are_cancelled_at_any_await_are_done_or_not(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         made = 0
 
@@ -508,7 +510,7 @@ def test_definitions_that_are_cancelled_at_any_await_are_done_or_not(loop: Loop)
                 await database.drop_queue(f"Queue{made}")
             made += 1
 
-        await cut_everywhere(work, check)
+        await cancel_everywhere(work, check)
         names = "select name from servicebroker.queues where name like 'Queue%'"
         tables = "select relname from pg_class where relname ~ '^queue_[0-9]+$'"
         assert await rows(database, names) == []
@@ -521,7 +523,7 @@ def test_definitions_that_are_cancelled_at_any_await_are_done_or_not(loop: Loop)
 # --- timeouts -----------------------------------------------------------------------------------------------------
 
 
-def test_timeouts_of_asyncio_end_a_wait_and_no_more(loop: Loop) -> None:
+def test_timeouts_of_asyncio_end_a_wait_and_no_more(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database)
         for _ in range(3):
@@ -532,7 +534,7 @@ def test_timeouts_of_asyncio_end_a_wait_and_no_more(loop: Loop) -> None:
                 await asyncio.wait_for(database.receive(STOCK_QUEUE, wait=float("inf")), 0.1)
         async with database.transaction() as transaction:
             with suppress(TimeoutError):
-                async with asyncio.timeout(0.3):  # while it waits: the transaction goes on
+                async with asyncio.timeout(0.3):  # during a wait: the transaction continues
                     await transaction.receive(STOCK_QUEUE, wait=float("inf"))
             await transaction.send(handle, ORDER, b"x")
         assert bodies(await database.receive(STOCK_QUEUE)) == [b"x"]
@@ -541,7 +543,7 @@ def test_timeouts_of_asyncio_end_a_wait_and_no_more(loop: Loop) -> None:
     loop.run(test)
 
 
-def test_a_timeout_at_any_moment_loses_no_message(loop: Loop) -> None:
+def test_a_timeout_at_any_moment_loses_no_message(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database)
         got: list[bytes | None] = []
@@ -560,8 +562,8 @@ def test_a_timeout_at_any_moment_loses_no_message(loop: Loop) -> None:
     loop.run(test)
 
 
-def test_cancelling_again_and_again_loses_no_message(loop: Loop) -> None:
-    """As a scope of anyio does until its tasks have ended."""
+def test_cancelling_again_and_again_loses_no_message(loop: LoopBed) -> None:
+    """A cancel scope of anyio does the same until its tasks have ended."""
 
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database)
@@ -582,7 +584,7 @@ def test_cancelling_again_and_again_loses_no_message(loop: Loop) -> None:
     loop.run(test)
 
 
-def test_a_verb_that_waits_for_a_lock_can_be_cancelled(loop: Loop) -> None:
+def test_a_verb_that_waits_for_a_lock_can_be_cancelled(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         await dialog(database, b"x")
         async with database.transaction() as transaction:
@@ -604,7 +606,7 @@ def test_a_verb_that_waits_for_a_lock_can_be_cancelled(loop: Loop) -> None:
 # --- many tasks ---------------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_transactions_at_once_on_four_connections(loop: Loop) -> None:
+def test_a_thousand_transactions_at_once_on_four_connections(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         async def conversation(number: int) -> None:
             async with database.transaction() as transaction:
@@ -630,7 +632,7 @@ def test_a_thousand_transactions_at_once_on_four_connections(loop: Loop) -> None
     loop.run(test)
 
 
-def test_waiting_readers_share_one_connection_and_each_gets_a_message(loop: Loop) -> None:
+def test_waiting_readers_share_one_connection_and_each_gets_a_message(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         readers = [asyncio.create_task(database.receive(STOCK_QUEUE, wait=TIMEOUT_S)) for _ in range(50)]
 
@@ -654,7 +656,7 @@ def test_waiting_readers_share_one_connection_and_each_gets_a_message(loop: Loop
     loop.run(test)
 
 
-def test_two_tasks_may_share_a_transaction(loop: Loop) -> None:
+def test_two_tasks_may_share_a_transaction(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         async with database.transaction() as transaction, asyncio.TaskGroup() as group:
             for number in range(20):
@@ -671,7 +673,7 @@ def test_two_tasks_may_share_a_transaction(loop: Loop) -> None:
 # --- opening and closing ------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_the_loop_ends_everything(loop: Loop) -> None:
+def test_the_end_of_the_loop_ends_everything(loop: LoopBed) -> None:
     async def leave_readers_behind(database: sb.AsyncDatabase) -> None:
         readers = [asyncio.create_task(database.receive(STOCK_QUEUE, wait=float("inf"))) for _ in range(10)]
         await asyncio.sleep(0.3)
@@ -741,22 +743,22 @@ def test_an_instance_is_opened_before_it_is_used_and_not_after(url: str) -> None
 
 
 def test_tsql_runs_on_connections_that_stay_open(url: str) -> None:
-    loop = Loop(url)
+    loop = LoopBed(url)
     since = "SELECT login_time FROM sys.dm_exec_sessions WHERE session_id = @@SPID"
 
     async def talk(database: sb.AsyncDatabase) -> None:
         began = {(await database.execute_tsql(since)).rows[0] for _ in range(10)}
-        assert len(began) < 5  # a call that opens an instance has a connection of its own
+        assert len(began) < 5  # a call that opens an instance has its own connection
         with pytest.raises(sb.TsqlError):
             await database.execute_tsql("SELECT 1 / 0")
         several = await asyncio.gather(*(database.execute_tsql("SELECT @n", {"n": n}) for n in range(10)))
         assert [each.rows for each in several] == [[(n,)] for n in range(10)]
 
     loop.run(talk)
-    loop.run(talk)  # and again, after the instance was closed
+    loop.run(talk)  # and once more after the instance was closed
 
 
-def test_tsql_works_on_connections_of_the_instance(loop: Loop) -> None:
+def test_tsql_works_on_connections_of_the_instance(loop: LoopBed) -> None:
     sessions = (
         "select count(*) from pg_stat_activity where datname = current_database() and application_name like "
         "'servicebroker%' and application_name not in ('servicebroker notifier', 'servicebroker waiting readers')"
@@ -779,7 +781,7 @@ def test_tsql_works_on_connections_of_the_instance(loop: Loop) -> None:
     loop.run(work, connections=2)
 
 
-def test_waitfor_is_woken_by_a_message(loop: Loop) -> None:
+def test_waitfor_is_woken_by_a_message(loop: LoopBed) -> None:
     waiting = "WAITFOR (RECEIVE TOP (1) message_body FROM StockQueue), TIMEOUT 60000"
 
     async def work(database: sb.AsyncDatabase) -> None:

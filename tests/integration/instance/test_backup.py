@@ -1,4 +1,4 @@
-"""An instance that was dumped with pg_dump and restored into another server."""
+"""An instance dumped with pg_dump and restored into another server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def identifier(database: sb.Database) -> UUID:
 
 
 class Copied:
-    """The state when the dump was made."""
+    """The state of the database at the time of the dump."""
 
     def __init__(self, database: sb.Database) -> None:
         self.url = database.instance.url
@@ -59,7 +59,7 @@ class Copied:
 def restored(
     make_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, object, Copied]]:
-    """A server of its own with a restored copy, the name of that database, and what it was made of."""
+    """Start a server with a restored copy. Return it with the copy's database name and the original's state."""
     dump = tmp_path_factory.mktemp("backup") / "dump"
     folder_of_programs = programs()
     url = make_url()
@@ -69,7 +69,7 @@ def restored(
             [folder_of_programs / "pg_dump", "-Fc", "-f", dump, url], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-    with (  # not under pytest's own folder, as in conftest.py
+    with (  # outside of pytest's folder; conftest.py has the reason
         tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder,
         EmbeddedServer.start(folder) as server,
     ):
@@ -85,14 +85,16 @@ def restored(
 
 @pytest.fixture
 def copied(restored: tuple[str, object, Copied]) -> Iterator[tuple[sb.Instance, Copied]]:
-    """A copy of this test alone, and what it was made of."""
+    """Return a copy for this test only, and the state of the original."""
     server_url, name, was = restored
     copy = f"copy_{next(_numbers)}"
     with psycopg.connect(server_url.replace(f":///{name}?", ":///postgres?"), autocommit=True) as connection:
         connection.execute(f"create database {copy} template {name}")  # type: ignore[call-overload]
     url = server_url.replace(f":///{name}?", f":///{copy}?")
     with psycopg.connect(url) as connection:
-        connection.execute("select servicebroker.settle()")  # as adopting does; here the copy itself is looked at
+        connection.execute(
+            "select servicebroker.settle()"
+        )  # as `instance adopt` does; these tests look at the copy itself
     with sb.open(url, upkeep=None) as instance:
         yield instance, was
 
@@ -161,7 +163,7 @@ def adopted(instance: sb.Instance, identifier: str) -> str:
 
 
 def stamps_ahead(database: sb.Database) -> int:
-    """Return the number of messages with a transaction number that this server has not begun yet."""
+    """Return the number of messages with a transaction id that this server has not reached yet."""
     text = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
     count: int = query(database, f"{text} where stamp >= pg_snapshot_xmax(pg_current_snapshot())")[0][0]
     return count
@@ -174,7 +176,7 @@ def test_a_copy_is_adopted_and_its_messages_are_within_the_reach_of_a_stream(
     copy, was = copied
     database = copy.database("Shop")
     number = queue_number(database, STOCK_QUEUE)
-    with copy.connection() as connection:  # as from a server that has run for long
+    with copy.connection() as connection:  # like a dump of a server with a high transaction id
         connection.execute(f"update servicebroker.queue_{number} set stamp = '1000000000'".encode())
     assert stamps_ahead(database) == 1
     busy = CliRunner().invoke(command, ["instance", "adopt", "--instance", copy.url, "--identifier", "keep"])

@@ -1,4 +1,4 @@
-"""The baseline of the schema: what a new instance has, an upgraded one has, and an older one is refused."""
+"""The schema baseline: upgraded and new instances have the same schema, and older instances are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_A_QUEUE = re.compile(r"_\d+(_|\b)")  # `check` compares these with the templa
 
 
 def entries(url: str) -> dict[tuple[str, str, str], str]:
-    """Return the definitions of all objects of the broker, but for those of queues."""
+    """Return the definitions of all objects of the broker except those of queues."""
     schemas = [f"--schema={name}" for name in SCHEMAS]
     done = subprocess.run(
         [programs() / "pg_dump", "--schema-only", *schemas, url], capture_output=True, text=True, check=True
@@ -41,7 +41,7 @@ def entries(url: str) -> dict[tuple[str, str, str], str]:
 
 
 def restore(file: Path, url: str) -> str:
-    """Restore a copy and return what the command says, or why it refuses."""
+    """Restore a copy, and return the output of the command or its error."""
     done = CliRunner().invoke(command, ["instance", "restore", str(file), "--instance", url, "--identifier", "keep"])
     return done.output if done.exit_code == 0 else str(done.exception)
 
@@ -49,7 +49,7 @@ def restore(file: Path, url: str) -> str:
 def test_an_upgraded_instance_of_the_landed_version_has_the_schema_of_a_new_one(
     make_instance_url: Callable[[], str], make_url: Callable[[], str], tmp_path: Path
 ) -> None:
-    """The order of columns is part of it."""
+    """The comparison includes the order of columns."""
     file, url = tmp_path / "landed", make_url()
     file.write_bytes(lzma.decompress(landed_copy.FILE.read_bytes()))
     assert "is adopted" in restore(file, url)
@@ -62,7 +62,7 @@ def test_an_upgraded_instance_of_the_landed_version_has_the_schema_of_a_new_one(
 
 
 def test_a_view_with_for_xml_outlives_an_upgrade(make_instance_url: Callable[[], str]) -> None:
-    """Functions of the library call each other, and views of applications call them: none can simply be dropped."""
+    """Library functions and views of applications call library functions, so none can simply be dropped."""
     url = make_instance_url()
     with psycopg.connect(url) as connection:
         connection.execute(
@@ -119,7 +119,7 @@ def test_views_on_the_catalog_outlive_an_upgrade(
 
 
 def test_a_catalog_view_changes_its_columns_in_an_upgrade(make_instance_url: Callable[[], str]) -> None:
-    """A view has lost a column before its last one. Its grants, and views that read it, stay."""
+    """A view loses a column in the middle. Its grants, and the views that read it, stay."""
     url = make_instance_url()
     new = entries(url)
     with psycopg.connect(url) as connection:
@@ -147,7 +147,7 @@ def test_a_catalog_view_changes_its_columns_in_an_upgrade(make_instance_url: Cal
 def test_an_instance_from_before_the_baseline_is_left_alone(
     make_instance_url: Callable[[], str], make_url: Callable[[], str], tmp_path: Path, last: int
 ) -> None:
-    """The refusal names the version that opens it; a copy of it is refused before anything is made."""
+    """The refusal names the version that opens it. A copy of it is refused before anything is created."""
     url, file, place = make_instance_url(), tmp_path / "copy", make_url()
     applied = [(number,) for number in range(1, last + 1)]
     with psycopg.connect(url, autocommit=True) as connection:

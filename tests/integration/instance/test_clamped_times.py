@@ -1,4 +1,4 @@
-"""Times of PostgreSQL that Python cannot represent are loaded as the ends of its range, and hide no other rows."""
+"""PostgreSQL times outside of Python's range are clamped to its ends, and hide no other rows."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_statements_of_ours_in_asyncio(database: sb.Database) -> None:
 
 
 def test_statements_of_the_application_are_the_drivers(database: sb.Database) -> None:
-    """A time that the driver refuses is not changed in silence."""
+    """A time that the driver refuses is not changed silently."""
     with database.transaction() as transaction, pytest.raises(psycopg.DataError):
         transaction.connection.execute(TIMES).fetchall()
     with connect(database.instance.url) as connection, pytest.raises(psycopg.DataError):
-        connection.run_described(TIMES, ())  # as T-SQL does
+        connection.run_described(TIMES, ())  # like T-SQL

@@ -1,4 +1,4 @@
-"""The connections of an instance: as many as are needed, and a true word when there are none."""
+"""The connections of an instance: as many as needed, and a correct error if none is available."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_connections_that_nobody_needs_any_more_are_closed(
             thread.join()
 
 
-def test_who_gets_no_connection_hears_what_the_server_says(
+def test_the_error_without_a_connection_has_the_servers_reason(
     make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One caller alone, while the server takes no further session."""
+    """A single caller fails while the server accepts no further session."""
     monkeypatch.setattr(instances, "FIRST_TIMEOUT_S", 0.2)
     monkeypatch.setattr(instances, "CONNECTION_TIMEOUT_S", 1.0)
     url = make_instance_url()
@@ -84,7 +84,7 @@ def test_who_gets_no_connection_hears_what_the_server_says(
 
 
 def test_a_notification_that_came_with_an_answer_is_not_waited_for(instance: sb.Instance) -> None:
-    """The driver has read it with the answer of the statement, and the socket is silent."""
+    """The driver has read it together with the statement's result, so the socket stays silent."""
     with connections.connect(instance.url) as connection:
         connection.execute("listen told")
         connection.execute("notify told, 'now'")

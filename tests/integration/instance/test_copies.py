@@ -27,7 +27,7 @@ from support import ORDER, STOCK_QUEUE, begin, bodies, define_standard_set, quer
 
 
 def said(*arguments: object) -> str:
-    """Return the output of `servicebroker instance`, also of a refusal."""
+    """Return a function that runs `servicebroker instance` and returns its output, also of a refusal."""
     done = CliRunner().invoke(command, ["instance", *map(str, arguments)])
     return done.output if done.exit_code == 0 else str(done.exception)
 
@@ -38,7 +38,7 @@ def restored(file: Path, place: object, *options: str) -> str:
 
 @pytest.fixture(scope="module")
 def copy(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with the standard set and two messages."""
+    """Create a dump with the standard set and two messages."""
     file, url = tmp_path_factory.mktemp("copies") / "copy", make_instance_url()
     with sb.open(url, upkeep=None) as instance:
         database = define_standard_set(instance.database("Shop", create=True))
@@ -52,13 +52,13 @@ def copy(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that is not there; not under pytest's own, as in conftest.py."""
+    """Return the path of a missing folder outside of pytest's folder; conftest.py has the reason."""
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
         yield Path(folder, "deep", "place")
 
 
 def goes_on(place: object) -> None:
-    """Check that the content of the copy is there and usable."""
+    """Check that the content of the copy is complete and usable."""
     with sb.open(str(place), upkeep=None) as instance:
         database = instance.database("Shop")
         assert instance.check().findings == []
@@ -73,7 +73,7 @@ def goes_on(place: object) -> None:
 
 
 def programs_of(version: str) -> Path:
-    """Return the programs of a PostgreSQL version: the wheel has two, the system may have others."""
+    """Return the folder of a PostgreSQL version's programs: two are in wheels, the system may have others."""
     for folder in (*programs().parent.parent.glob("pginstall*/bin"), Path(f"/usr/lib/postgresql/{version}/bin")):
         if (folder / "postgres").is_file() and (folder / "pg_ctl").is_file():
             shown = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True)
@@ -84,7 +84,7 @@ def programs_of(version: str) -> Path:
 
 @pytest.fixture(scope="module", params=["15", "16", "17"])
 def older(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
-    """Makes databases in a server of an older version."""
+    """Return a function that creates databases in a server of an older version."""
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         server = Server(Path(folder, "server"), programs_of(request.param))
@@ -119,7 +119,7 @@ def test_between_versions_in_each_direction(
 
 @pytest.fixture
 def of_a_role(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Path]:
-    """A copy in which rights were granted to a role, which is gone meanwhile."""
+    """Create a dump with rights of a role that was dropped meanwhile."""
     url, role, file = make_instance_url(), 'clerk "of" tests', tmp_path / "copy"
     with psycopg.connect(url, autocommit=True) as connection:
         name = psycopg.sql.Identifier(role)
@@ -161,7 +161,7 @@ def test_roles_that_do_not_exist_are_named_before_anything_is_made(of_a_role: Pa
 
 
 def test_without_privileges_what_everybody_may_stays_as_it_was(of_a_role: Path, make_url: Callable[[], str]) -> None:
-    """The functions of the broker are no less closed in the copy."""
+    """The functions of the broker are closed in the copy, too."""
     url = make_url()
     assert "does not have" in restored(of_a_role, url)
     assert "is adopted" in restored(of_a_role, url, "--no-privileges")
@@ -209,7 +209,7 @@ def test_a_copy_that_is_none_leaves_no_folder(
 
 @pytest.mark.feature(204)
 def test_what_fails_half_way_is_taken_back_whole(copy: Path, make_url: Callable[[], str]) -> None:
-    """A table of the copy is there already."""
+    """A table of the copy exists already."""
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create schema shop_dbo")
@@ -227,7 +227,7 @@ def test_a_folder_that_was_there_keeps_what_is_not_ours(copy: Path, place: Path,
     if os.geteuid() == 0:
         shutil.chown(place, 0)
     cut = tmp_path / "cut"
-    cut.write_bytes(copy.read_bytes()[:-4000])  # found out in the middle
+    cut.write_bytes(copy.read_bytes()[:-4000])  # found only in the middle
     assert "failed" in restored(cut, place)
     assert [path.name for path in place.iterdir()] == ["notes"]
     assert "is adopted" in restored(copy, place)
@@ -240,9 +240,7 @@ def test_a_dump_that_fails_leaves_no_file(make_instance_url: Callable[[], str], 
     url, file = make_instance_url(), tmp_path / "copy"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create function public.loud() returns int language sql as 'select 1'")
-        connection.execute(
-            "update pg_proc set prolang = 999999 where proname = 'loud'"
-        )  # pg_dump cannot say what it is
+        connection.execute("update pg_proc set prolang = 999999 where proname = 'loud'")  # pg_dump cannot dump it
     assert "pg_dump failed" in said("dump", file, "--instance", url)
     assert not file.exists()
 
@@ -289,6 +287,6 @@ def test_an_instance_of_the_last_landed_version_is_upgraded_with_all_it_holds(
         results = shop.execute_tsql(script)
         assert results.rows == [(2,)]
         assert [message.text for message in results.messages] == ["one more"]
-        shop.create_event_notification(  # names are unique on their queue since
+        shop.create_event_notification(  # since then names are unique on their queue
             "Told", on_queue="OrdersQueue", events="BROKER_QUEUE_DISABLED", to_service=landed_copy.KNOWN
         )

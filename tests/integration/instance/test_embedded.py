@@ -1,4 +1,4 @@
-"""The embedded server: created whole, shared, private, and found again after every kind of death."""
+"""The embedded server: created completely, shared, private, and recovered after every kind of death."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if sys.stdin.readline() == "close\\n":
 @pytest.fixture
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder without a server."""
-    folder = tmp_path_factory.mktemp("e") / "data"  # a short name: the socket's path may have 107 bytes
+    folder = tmp_path_factory.mktemp("e") / "data"  # a short name: a socket path has at most 107 bytes
     yield folder
     gc.collect()
     kill(folder)
@@ -58,14 +58,14 @@ def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(empty: Path, created: Path) -> Path:
-    """Return a folder with a server that was created and left: a copy, which takes a tenth of the time."""
+    """Return a folder with a created, stopped server: a copy, which takes a tenth of the time."""
     subprocess.run(["cp", "-a", created, empty], check=True)
-    (empty / "home").unlink()  # by which it would be recognised as a copy
+    (empty / "home").unlink()  # would identify it as a copy
     return empty
 
 
 def postmaster(folder: Path) -> int | None:
-    """The process that postmaster.pid names, if it runs."""
+    """Return the process named in postmaster.pid if it is running."""
     with suppress(FileNotFoundError, NotADirectoryError, ProcessLookupError):
         pid = int((folder / "postgresql/postmaster.pid").read_text().split("\n")[0])
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
@@ -74,7 +74,7 @@ def postmaster(folder: Path) -> int | None:
 
 
 def kill(folder: Path) -> None:
-    """Kill -9 the server, and wait until it is gone."""
+    """Kill the server by SIGKILL, and wait until it is gone."""
     if pid := postmaster(folder):
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: postmaster(folder) is None)
@@ -88,7 +88,7 @@ def eventually(condition: Callable[[], object]) -> None:
 
 
 def opener(folder: Path) -> subprocess.Popen[str]:
-    """Another process that opens the server, and holds it until told "close" or anything else."""
+    """Start a process that opens the server and holds it until it reads "close" or another word."""
     process = subprocess.Popen(
         [sys.executable, "-c", OPENER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -143,7 +143,7 @@ def test_a_task_of_spark_watches_no_server(folder: Path) -> None:
     task = OpenInstance(str(folder), in_task=True)
     assert watchers() == before + 1
     driver.close()
-    with psycopg.connect(task.url):  # the task has the server open all the same
+    with psycopg.connect(task.url):  # the task has opened the server anyway
         task.close()
 
 
@@ -199,7 +199,7 @@ def test_a_living_forked_child_does_not_keep_the_server(folder: Path) -> None:
         server.close()
         assert postmaster(folder) is None
         with (folder / "in-use").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises when the child's copy still holds it
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises if the child's copy still holds it
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -237,7 +237,7 @@ def test_killed_opener_leaves_an_orphan_that_the_next_one_joins_and_stops(folder
 def test_a_killed_server_recovers_what_was_committed(folder: Path) -> None:
     with EmbeddedServer.start(folder) as server:
         run(server.url, "CREATE TABLE kept AS SELECT generate_series(1, 1000) AS i")
-        with psycopg.connect(server.url) as busy:  # its backend outlives the postmaster for a moment
+        with psycopg.connect(server.url) as busy:  # the backend outlives the postmaster for a moment
             pid = postmaster(folder)
             kill(folder)
             with EmbeddedServer.start(folder) as again:
@@ -252,7 +252,7 @@ def test_a_killed_server_recovers_what_was_committed(folder: Path) -> None:
 def test_a_killed_servers_last_process_is_waited_for(folder: Path) -> None:
     with EmbeddedServer.start(folder) as server, psycopg.connect(server.url) as busy:
         backend = busy.info.backend_pid
-        os.kill(backend, signal.SIGSTOP)  # the stopped process holds the shared memory until it goes on, and ends
+        os.kill(backend, signal.SIGSTOP)  # the stopped process holds the shared memory until it continues and ends
         kill(folder)
         threading.Timer(0.5, os.kill, (backend, signal.SIGCONT)).start()
         with EmbeddedServer.start(folder) as again:
@@ -583,7 +583,7 @@ def test_a_server_that_dies_is_started_again_by_those_who_have_it(
     dead = postmaster(folder)
     kill(folder)
     eventually(lambda: postmaster(folder) not in (None, dead))
-    # the start waits for the other one
+    # the start waits for the other opener
     with EmbeddedServer.start(folder) as third, psycopg.connect(third.url) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
     first.close()
@@ -612,7 +612,7 @@ def test_a_log_that_is_deleted_under_the_server_is_told_once(folder: Path, caplo
 def test_an_instance_whose_server_has_just_died_is_closed_without_a_word(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its background has a statement to be cancelled, and nobody takes the request any more."""
+    """The background task wants to cancel a statement, and no server accepts the request any more."""
 
     def nobody(*_: object, **__: object) -> None:
         raise psycopg.OperationalError("couldn't send cancellation")
@@ -627,5 +627,5 @@ def test_an_instance_whose_server_has_just_died_is_closed_without_a_word(
 def test_a_server_that_was_left_stays_down(folder: Path) -> None:
     with EmbeddedServer.start(folder):
         pass
-    time.sleep(1.2)  # two looks
+    time.sleep(1.2)  # two polls
     assert postmaster(folder) is None

@@ -1,4 +1,4 @@
-"""A fork inside an open transaction: the child is told that it is not its own, and the parent's goes on."""
+"""A fork inside an open transaction: the child gets an error, and the parent's transaction continues."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_child_that_leaves_the_block_undoes_nothing(
         if process:
             raise
     finally:
-        if process == 0:  # in the child, which is no test any more
+        if process == 0:  # in the child, which no longer runs the test
             os._exit(7 if type(ended) is told else 1)
     assert os.waitstatus_to_exitcode(status) == 7, f"the child was to end by {told.__name__}"
     assert database.receive(STOCK_QUEUE) == []
@@ -89,7 +89,7 @@ def test_a_child_that_leaves_the_block_undoes_nothing(
 
 
 def test_a_handler_that_forks_loses_nothing(database: sb.Database) -> None:
-    """Acts of the child after the handler, in `process`, change nothing in the parent."""
+    """The child's return into `process` changes nothing in the parent."""
     database.send(begin(database), ORDER, b"1")
     database.send(begin(database), ORDER, b"2")
     parent = os.getpid()

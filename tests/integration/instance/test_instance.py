@@ -1,4 +1,4 @@
-"""Instances and transactions: opening, joining, misuse, and what happens when PostgreSQL goes away."""
+"""Instances and transactions: opening, joining, misuse, and the loss of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from support import (
 # ---------------------------------------------------------------- opening
 
 
-def test_who_borrows_again_does_not_ask_the_pool(database: sb.Database) -> None:
+def test_a_second_borrowing_does_not_use_the_pool(database: sb.Database) -> None:
     handle = begin(database)
     database.send(handle, ORDER, b"")
     pool = database.instance._pool
@@ -56,8 +56,8 @@ def test_who_borrows_again_does_not_ask_the_pool(database: sb.Database) -> None:
     assert pool.get_stats()["requests_num"] <= asked + 1  # once a minute
 
 
-def test_nobody_waits_for_a_connection_that_lies_at_hand(make_instance_url: Callable[..., str]) -> None:
-    """More threads than connections, which come and go."""
+def test_no_caller_waits_while_a_spare_connection_is_free(make_instance_url: Callable[..., str]) -> None:
+    """There are more threads than connections, and both come and go."""
     with sb.Instance(make_instance_url(1), upkeep=None, connections=2) as instance:
         database = instance.database("Test")
         handles = [begin(database) for _ in range(6)]
@@ -69,7 +69,7 @@ def test_nobody_waits_for_a_connection_that_lies_at_hand(make_instance_url: Call
         assert [sent.result(timeout=20) for sent in sending] == [49] * 6
 
 
-def test_what_lies_at_hand_is_closed_with_the_instance(make_instance_url: Callable[..., str]) -> None:
+def test_spare_connections_are_closed_with_the_instance(make_instance_url: Callable[..., str]) -> None:
     with sb.open(make_instance_url(1), upkeep=None) as instance:
         url, pool = instance.url, instance._pool
         database = instance.database("Test")
@@ -132,7 +132,7 @@ def test_a_server_that_cannot_be_reached(url: str) -> None:
 
 @pytest.fixture
 def as_limited_role(make_url: Callable[[], str], server: EmbeddedServer) -> Callable[[bool], str]:
-    """The URL of a PostgreSQL database where every session acts as a role without superuser rights."""
+    """Return a function for URLs of databases where each session has a role without superuser rights."""
 
     def make(may_create: bool) -> str:
         url = make_url()
@@ -190,7 +190,7 @@ def test_what_is_neither_a_folder_nor_a_url(target: object, tmp_path: Path, monk
 def test_a_closed_instance_says_so(make_url: Callable[[], str]) -> None:
     with sb.open(make_url()) as instance:
         database = instance.database("msdb")
-    instance.close()  # twice does nothing
+    instance.close()  # a second close does nothing
     with pytest.raises(sb.InstanceError, match="is closed"):
         database.receive("Q")
     with pytest.raises(sb.InstanceError, match="is closed"), database.transaction():
@@ -319,7 +319,7 @@ def test_any_interruption_rolls_back(fresh_database: sb.Database, interruption: 
 
 
 def test_ctrl_c_in_the_middle_of_a_statement(database: sb.Database) -> None:
-    """The main thread waits for a lock when the signal comes; its connection serves again afterwards."""
+    """The main thread waits for a lock when the signal comes. Its connection is usable afterwards."""
     handle, _ = open_dialog(database)
     with database.transaction() as holder:
         holder.send(handle, ORDER, b"held")
@@ -337,7 +337,7 @@ def test_ctrl_c_in_the_middle_of_a_statement(database: sb.Database) -> None:
 
 
 def test_ctrl_c_in_the_first_statement_of_a_transaction(database: sb.Database) -> None:
-    """BEGIN and a RECEIVE that waits for a lock are on their way together."""
+    """BEGIN was sent together with a RECEIVE that waits for a lock."""
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"1")
     with database.transaction() as holder:
@@ -399,7 +399,7 @@ def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(d
         joined = database.join(connection)
         joined.send(initiator, ORDER, b"1")
         assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
-        with database.transaction() as holder:  # all of END under its locks, not statement by statement
+        with database.transaction() as holder:  # END runs as a whole under its locks, not statement by statement
             holder.send(target, REPLY, b"first")
             ended = in_thread(joined.end_conversation, initiator)
             wait_until_blocked(database)
@@ -415,7 +415,7 @@ def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(d
 @pytest.mark.parametrize("autocommit", [False, True])
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_joining_a_connection_of_another_encoding(fresh_database: sb.Database, encoding: str, autocommit: bool) -> None:
-    """The verbs take and return any name, and the connection keeps its encoding."""
+    """The verbs accept and return any name, and the connection keeps its encoding."""
     fresh_database.define(
         {
             "message_types": {"//注文": "NONE"},
@@ -462,11 +462,11 @@ def test_a_verb_in_a_pipeline_of_the_application_does_nothing(database: sb.Datab
         assert bodies(transaction.receive(STOCK_QUEUE)) == [b"stays"]
 
 
-# ---------------------------------------------------------------- when PostgreSQL goes away
+# ---------------------------------------------------------------- loss of PostgreSQL
 
 
 def test_a_connection_whose_prepared_statements_are_gone(make_url: Callable[[], str]) -> None:
-    """DISCARD ALL on a connection of the pool goes unnoticed; inside a transaction it undoes that, and is said."""
+    """DISCARD ALL on a pool connection goes unnoticed. Inside a transaction it causes a rollback and an error."""
     with sb.Instance(make_url(), upkeep=None, connections=1) as instance:
         database = standard_database(instance)
         handle = begin(database)
@@ -493,7 +493,7 @@ def test_what_can_be_said_of_a_connection_that_was_closed(database: sb.Database)
         pass
     with pytest.raises(sb.InstanceError, match="connection is closed"):
         joined.receive(STOCK_QUEUE)
-    joined.release_locks()  # they went with the connection
+    joined.release_locks()  # they were lost with the connection
 
 
 def test_a_connection_that_is_killed_in_a_transaction(database: sb.Database) -> None:
@@ -515,8 +515,8 @@ def test_a_connection_that_is_killed_in_a_transaction(database: sb.Database) -> 
     assert database.send(handle, ORDER, b"next") == 1
 
 
-def test_connections_that_are_killed_while_they_rest(database: sb.Database) -> None:
-    """One verb may find a dead connection; then all the dead ones are gone."""
+def test_connections_that_are_killed_while_idle(database: sb.Database) -> None:
+    """One verb may meet a dead connection; then all dead ones are removed."""
     handle = begin(database)
     with database.transaction(), database.transaction(), database.transaction():
         pass
@@ -549,7 +549,7 @@ def test_the_notifier_works_again_after_its_connections_were_killed(database: sb
     eventually(lambda: query(database, listening) == [(1,)])
     reader = in_thread(lambda: (database.receive(STOCK_QUEUE, wait=30), time.monotonic()))
     eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") == [(1,)])
-    time.sleep(0.1)  # the reader has looked for the second time
+    time.sleep(0.1)  # the reader has polled for the second time
     sent = time.monotonic()
     database.send(handle, ORDER, b"x")
     messages, woke = reader.result(10)
@@ -557,13 +557,13 @@ def test_the_notifier_works_again_after_its_connections_were_killed(database: sb
     assert woke - sent < 0.3
 
 
-def test_to_wait_again_is_not_planned_again(database: sb.Database) -> None:
+def test_a_second_wait_needs_no_new_plan(database: sb.Database) -> None:
     for _ in range(2):
         assert database.receive(STOCK_QUEUE, wait=0.01) == []
     registrar = database.instance.notifier._registrar
     assert registrar is not None
     runs = registrar.execute("select generic_plans + custom_plans from pg_prepared_statements").fetchall()
-    assert len(runs) == 2  # of entering and of leaving
+    assert len(runs) == 2  # of registering and unregistering
     assert min(runs) >= (2,)
 
 
@@ -589,7 +589,7 @@ def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path, caplog: pyt
         eventually(lambda: instance.notifier.count_asleep(queue_number(database, STOCK_QUEUE)))
         server = int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0])
         os.kill(server, signal.SIGKILL)
-        eventually(lambda: not Path(f"/proc/{server}/cwd").exists())  # until then its sessions still answer
+        eventually(lambda: not Path(f"/proc/{server}/cwd").exists())  # until then its sessions answer
         died = time.monotonic()
 
         def works() -> bool:
@@ -600,7 +600,7 @@ def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path, caplog: pyt
                 return False
 
         eventually(works)
-        assert time.monotonic() - died < 20  # 5 on a machine that has nothing else to do
+        assert time.monotonic() - died < 20  # 5 on an idle machine
         assert bodies(reader.result(20)) == [b"after"]
         assert int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0]) != server
     assert f"(process {server}) was killed: its log says nothing of an end. It is started again." in caplog.text

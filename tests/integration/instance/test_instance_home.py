@@ -1,4 +1,4 @@
-"""A copy of an instance beside the original: recognised, refused everywhere, and cured by `instance adopt`."""
+"""A copy of an instance next to its original: detected, refused everywhere, and fixed by `instance adopt`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COPY = "holds a copy of an instance, and nobody has adopted it"
 
 
 def said(*arguments: object) -> str:
-    """The output of a command, or why it refuses."""
+    """Return a function that runs a command and returns its output or error."""
     done = CliRunner().invoke(command, [*map(str, arguments)])
     return done.output if done.exit_code == 0 else f"{done.output}{done.exception}"
 
@@ -37,7 +37,7 @@ def refusal(url: str | Path) -> str:
 
 @pytest.fixture
 def original(make_instance_url: Callable[[], str]) -> str:
-    """An instance with the standard set and one message."""
+    """Return an instance with the standard set and one message."""
     url = make_instance_url()
     with sb.open(url, upkeep=None) as instance:
         database = define_standard_set(instance.database("Shop", create=True))
@@ -47,7 +47,7 @@ def original(make_instance_url: Callable[[], str]) -> str:
 
 
 def restored(original: str, url: str, tmp_path: Path) -> str:
-    """A dump of it in another database of the same server, by PostgreSQL's own programs."""
+    """Restore a dump into another database of the same server with pg_dump and pg_restore."""
     file = tmp_path / "dump"
     subprocess.run([programs() / "pg_dump", "-Fc", "-f", file, original], check=True)
     subprocess.run([programs() / "pg_restore", "--no-owner", "--exit-on-error", "-d", url, file], check=True)
@@ -60,7 +60,7 @@ def of_template(original: str, make_url: Callable[..., str]) -> str:
 
 @pytest.fixture(params=["restored", "template"])
 def copy(request: pytest.FixtureRequest, original: str, make_url: Callable[..., str], tmp_path: Path) -> str:
-    """A copy beside the original, in one cluster."""
+    """Return a copy in the cluster of the original."""
     if request.param == "restored":
         return restored(original, make_url(), tmp_path)
     return of_template(original, make_url)
@@ -152,7 +152,7 @@ def test_a_database_under_another_name_stays_at_home(original: str) -> None:
 
 
 def test_pg_upgrade_is_told_and_mended_by_check(original: str) -> None:
-    # The state after pg_upgrade: all numbers of PostgreSQL are as before, and the server has another identifier.
+    # The state after pg_upgrade: PostgreSQL's object ids are unchanged, the system identifier is new.
     with psycopg.connect(original, autocommit=True) as connection:
         connection.execute("update servicebroker.instance set system_identifier = 1")
     said_so = refusal(original)
@@ -162,7 +162,7 @@ def test_pg_upgrade_is_told_and_mended_by_check(original: str) -> None:
     sb.open(original, upkeep=None).close()
 
 
-def test_an_owner_who_may_not_read_the_servers_identifier_is_at_home(original: str) -> None:
+def test_an_owner_without_access_to_the_servers_identifier_is_at_home(original: str) -> None:
     with psycopg.connect(original) as connection, connection.transaction(force_rollback=True):
         connection.execute("create role no_superuser nologin")
         connection.execute("revoke execute on function pg_control_system() from public")
@@ -186,7 +186,7 @@ def copied(folder: Path) -> Path:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """The data folder of an instance that nobody has open; not under pytest's own, as in conftest.py."""
+    """Return the data folder of a closed instance, outside of pytest's folder; conftest.py has the reason."""
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as place:
         folder = Path(place, "data")
         with sb.open(folder, upkeep=None) as instance:
@@ -208,7 +208,7 @@ def test_a_copied_folder_is_refused_until_it_is_adopted(folder: Path) -> None:
 def test_a_folder_that_was_copied_while_it_ran_is_refused_also_by_adopt(folder: Path) -> None:
     with sb.open(folder, upkeep=None):
         copy = copied(folder)
-        (copy / "home").unlink()  # as the version before has left it
+        (copy / "home").unlink()  # as the previous version left it
         for refused in (refusal(copy), said("instance", "adopt", "--identifier", "new", "--instance", copy)):
             assert f"was copied from '{folder}' while the server there ran" in refused
     assert "while the server there ran" in refusal(copy)

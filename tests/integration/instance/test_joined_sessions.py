@@ -1,4 +1,4 @@
-"""Transactions of SQLAlchemy and Django: messages belong to them, and to their savepoints."""
+"""Transactions of SQLAlchemy and Django: messages follow them and their savepoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support import ORDER, STOCK_QUEUE, Undo, begin, bodies, query, standard_dat
 
 
 def alchemy(url: str, driver: str = "psycopg") -> str:
-    """The URL that SQLAlchemy wants."""
+    """Return the URL in SQLAlchemy's form."""
     return url.replace("postgresql://", f"postgresql+{driver}://")
 
 
@@ -52,7 +52,7 @@ def test_a_session_commits_rows_and_messages_together(database: sb.Database, eng
         write(session, "teapot")
         database.join(session).send(handle, ORDER, b"teapot")
     with pytest.raises(Undo), Session(engine) as session, session.begin():
-        database.join(session).send(handle, ORDER, b"cup")  # the first thing that is done in it
+        database.join(session).send(handle, ORDER, b"cup")  # the first statement in it
         write(session, "cup")
         raise Undo
     assert shipments(database) == ["teapot"]
@@ -60,7 +60,7 @@ def test_a_session_commits_rows_and_messages_together(database: sb.Database, eng
 
 
 def test_savepoints_of_a_session_are_ours(database: sb.Database, engine: sqlalchemy.Engine) -> None:
-    """The session may have worked before the savepoint or not, at any depth of savepoints."""
+    """The session may have run statements before the savepoint or not, at any depth of savepoints."""
     handle = begin(database)
     for first in (True, False):
         with Session(engine) as session, session.begin():
@@ -95,7 +95,7 @@ def test_a_session_is_joined_for_many_transactions(database: sb.Database, engine
 
 
 def test_a_received_group_is_free_when_the_session_has_ended(database: sb.Database, engine: sqlalchemy.Engine) -> None:
-    """A RECEIVE under a savepoint locks its group for the session of the server, which the pool keeps."""
+    """A RECEIVE under a savepoint locks its group for the server session, which the pool keeps open."""
     database.send(begin(database), ORDER, b"1")
     with Session(engine) as session, session.begin():
         with pytest.raises(Undo), session.begin_nested():

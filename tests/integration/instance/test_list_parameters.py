@@ -1,4 +1,4 @@
-"""Lists as parameters of statements: they arrive as they were given, whatever is in them."""
+"""Lists as statement parameters arrive unchanged, whatever they contain."""
 
 from __future__ import annotations
 

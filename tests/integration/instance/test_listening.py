@@ -1,4 +1,4 @@
-"""The thread of `listening` sleeps until a notification, the loss of its connection, or the end of its block."""
+"""The thread of `listening` sleeps until a notification, a lost connection, or the end of its block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "of a test"
 
 
 def switches() -> int:
-    """Return the number of wake-ups of the thread that listens."""
+    """Return the number of wake-ups of the listening thread."""
     (thread,) = (thread for thread in threading.enumerate() if thread.name == f"{NAME} listens")
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.partition("nonvoluntary_ctxt_switches")[0].rpartition("voluntary_ctxt_switches:")[2])

@@ -1,4 +1,4 @@
-"""A proxy that loses its way to the server, keeps the sockets of its clients open and answers their keepalives."""
+"""A proxy loses the server, but keeps its clients' sockets open and answers their keepalives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Stream: TypeAlias = tuple[socket.socket, socket.socket]  # to the client, to the
 
 
 class ForgetfulProxy:
-    """Passes on between clients and a server with a Unix socket; `forget` stops all present streams for good."""
+    """Forwards between clients and a server with a Unix socket. `forget` stops all current streams for good."""
 
     def __init__(self, url: str) -> None:
         parts = conninfo_to_dict(url)
@@ -38,7 +38,7 @@ class ForgetfulProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def forget(self) -> int:
-        """Close the server's side, say nothing to the clients, and return how many there were."""
+        """Close the server's side without a word to the clients, and return the number of streams."""
         forgotten, self._streams = self._streams, []
         self._forgotten += forgotten
         for _, server in forgotten:

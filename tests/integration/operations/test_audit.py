@@ -46,7 +46,7 @@ def shown(*arguments: str) -> Any:
 
 
 def test_no_definition_is_without_a_face(database: sb.Database) -> None:
-    before = {entry.number for entry in acts(database)}  # those of the fixture, in transactions of one statement
+    before = {entry.number for entry in acts(database)}  # acts of the fixture, in transactions of one statement
     database.instance.database("Two", create=True)
     with Session(database) as session:
         for text in (

@@ -139,8 +139,8 @@ def test_whatever_is_missing_it_acts_as_public(sides: Sides) -> None:
     near, far, folder = sides.near, sides.far, sides.folder
     far.create_user("Other")
 
-    def restore_certificate(database: sb.Database, name: str, **how: Any) -> Callable[[], None]:
-        """Restore a certificate and its key, to undo the changes of a case."""
+    def make_restorer(database: sb.Database, name: str, **how: Any) -> Callable[[], None]:
+        """Return a function that restores a certificate and its key after the changes of a case."""
         files = {"file": folder / f"{name}.kept", "private_key_file": folder / f"{name}.key"}
 
         def restored() -> None:
@@ -151,7 +151,7 @@ def test_whatever_is_missing_it_acts_as_public(sides: Sides) -> None:
             database.backup_certificate(name, **files, encryption_password=PASSWORD)
         return restored
 
-    restore_seller, restore_keeper = restore_certificate(near, "Seller"), restore_certificate(far, "Keeper")
+    restore_seller, restore_keeper = make_restorer(near, "Seller"), make_restorer(far, "Keeper")
     keeper_pem, seller_pem = folder / f"{far.name}-Keeper.pem", folder / f"{near.name}-Seller.pem"
 
     def close_key() -> None:

@@ -46,7 +46,7 @@ def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
 
 
 def talk(pair: Pair, *texts: str, handle: Any = None) -> Any:
-    """Send a message, and return its delivery."""
+    """Send the texts on a conversation, by default a new one, and return its handle."""
     database = pair.west.database
     handle = handle or database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
     for text in texts:

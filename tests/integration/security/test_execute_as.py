@@ -560,7 +560,7 @@ def test_what_reads_another_database_is_asked_of_who_makes_it(two_shops: Session
     two_shops.execute(f"EXEC (N'CREATE OR ALTER {made}')")
     assert len(two_shops.execute(read).rows) == 1
     two_shops.execute("EXECUTE AS USER = 'Mallory'")
-    with pytest.raises(sb.BrokerError) as caught:  # it cannot be altered to read more, either
+    with pytest.raises(sb.BrokerError) as caught:  # ALTER cannot make it read more, either
         two_shops.execute(f"EXEC (N'ALTER {made}') {read}")
     assert caught.value.number == 229
 

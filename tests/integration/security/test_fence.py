@@ -384,7 +384,7 @@ def test_the_key_of_another_is_not_to_be_had(town: Town) -> None:
 
 
 def test_code_of_the_role_in_other_sessions_is_still_the_role(town: Town) -> None:
-    """It runs in Alice's session, and when a superuser's session evaluates an index of the role."""
+    """The code runs in Alice's session, and when a superuser's session evaluates an index of the role."""
     queue = queue_number(town.database, "Alice")
     conversation(town, "Alice", "Vault", SECRET)
     with psycopg.connect(town.mallory, autocommit=True) as mallory:

@@ -30,7 +30,7 @@ SCHEMA = '<schema xmlns="http://www.w3.org/2001/XMLSchema"/>'
 
 
 def ddl(app: sb.Database) -> list[tuple[str, int, Callable[[], Any], list[tuple[str, dict[str, str]]]]]:
-    """Return the cases: name, the refusal without permissions, the statement, and its needs."""
+    """Return the cases: statement, number of its refusal, a function that runs it, and its needs."""
     return [
         ("CREATE MESSAGE TYPE", 262, lambda: app.create_message_type("t"), [("CREATE MESSAGE TYPE", {})]),
         (

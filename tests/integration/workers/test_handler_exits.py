@@ -1,4 +1,4 @@
-"""Whatever ends a handler is a failure of its message. The policy decides; the reader and the queue go on."""
+"""Every kind of exit of a handler is a failure of its message. The policy decides; reader and queue go on."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Crossing(Inboxes):
     is_armed = True
 
     def is_full(self, link: Link) -> bool:
-        """Return what the loop sees, and empty the inbox."""
+        """Return the state that the loop sees, and empty the inbox."""
         found = super().is_full(link)
         if found and self.is_armed:
             self.is_armed = False

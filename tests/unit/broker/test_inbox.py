@@ -106,7 +106,7 @@ def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) 
     world.brings(large, 16, inboxes.ROUND_BYTES // 4)
     assert world.round(each=0.001) == {"large": 4}
     assert world.inbox.wake_at == 0.0
-    assert world.round(each=0.001, waste=1.0)["large"] > 0  # nothing to take: it rests, like mallory
+    assert world.round(each=0.001, waste=1.0)["large"] > 0  # no frame to take: it rests, like mallory
     assert world.inbox.wake_at > world.now
 
 
