@@ -53,8 +53,8 @@ def empty(instance: sb.Instance) -> sb.Database:
 
 def copied() -> dict[str, Any]:
     """Return a copy of the definition that a test may change."""
-    told: dict[str, Any] = json.loads(json.dumps(SHOP))
-    return told
+    document: dict[str, Any] = json.loads(json.dumps(SHOP))
+    return document
 
 
 def test_a_definition_is_applied_once_and_then_there_is_nothing_to_do(empty: sb.Database) -> None:
@@ -170,9 +170,9 @@ def test_the_command(make_instance_url: Callable[..., str], tmp_path: Path) -> N
         instance.database("Copy", create=True).execute_tsql("create schema ops")
 
     def run(*arguments: str, code: int = 0) -> str:
-        done = CliRunner().invoke(command, ["define", *arguments, "--instance", url])
-        assert done.exit_code == code, done.output
-        return done.output
+        result = CliRunner().invoke(command, ["define", *arguments, "--instance", url])
+        assert result.exit_code == code, result.output
+        return result.output
 
     file.write_text(run("dump", "-d", "Shop"))
     assert run("diff", str(file), "-d", "Shop") == "No changes.\n"

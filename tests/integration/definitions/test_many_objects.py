@@ -117,20 +117,22 @@ def test_a_queue_is_made_in_a_few_round_trips(database: sb.Database, asked: Coun
 def test_the_status_shows_the_first_services_of_a_queue(database: sb.Database) -> None:
     for number in range(5):
         database.create_service(f"//test/more/{number}", "Queue1")
-    done = CliRunner().invoke(app, ["status"], env={"SERVICEBROKER_INSTANCE": database.instance.url, "COLUMNS": "200"})
-    assert done.exit_code == 0, done.exception
-    assert "//test/more/1" in done.stdout
-    assert "//test/more/2" not in done.stdout
-    assert "and 3 more" in done.stdout
+    result = CliRunner().invoke(
+        app, ["status"], env={"SERVICEBROKER_INSTANCE": database.instance.url, "COLUMNS": "200"}
+    )
+    assert result.exit_code == 0, result.exception
+    assert "//test/more/1" in result.stdout
+    assert "//test/more/2" not in result.stdout
+    assert "and 3 more" in result.stdout
 
 
 def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: Counter[str]) -> None:
     """A message must still be noticed, however it arrives."""
-    taken: list[bytes | None] = []
+    received: list[bytes | None] = []
 
     @sb.procedure("usp_Many")
     def many(transaction: sb.Transaction, message: sb.Message) -> None:
-        taken.append(message.message_body)
+        received.append(message.message_body)
 
     database.receive("Queue7")
     for number in range(MANY_OBJECTS):
@@ -145,13 +147,13 @@ def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: 
 
         eventually(lambda: looks() == 0, 30)
         database.send(begin(database, "//test/9"), ORDER, b"ninth")
-        eventually(lambda: taken == [b"ninth"], 5)
+        eventually(lambda: received == [b"ninth"], 5)
         with database.instance.connection() as connection:  # like a SEND that began before it could see the listener
             connection.execute("delete from servicebroker.waiting_readers where is_monitor")
         with database.transaction() as transaction:
             transaction.send(transaction.begin_dialog(ORDERS, "//test/3", contract=CONTRACT), ORDER, b"third")
             looks()
-        eventually(lambda: taken == [b"ninth", b"third"], 5)
+        eventually(lambda: received == [b"ninth", b"third"], 5)
         eventually(lambda: looks() == 0, 30)
 
 

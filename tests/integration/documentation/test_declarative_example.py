@@ -15,9 +15,9 @@ EXAMPLE = Path(__file__).parents[3] / "examples/declarative/run.py"
 
 @pytest.mark.full
 def test_a_queue_is_a_streaming_table_of_a_declarative_pipeline() -> None:
-    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=500, check=False)
-    if "This example needs" in done.stderr:
-        assert done.returncode == 1
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-3:] == ["messages: 102 rows", "orders: 100 rows", "customers: 3 rows"]
+    result = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=500, check=False)
+    if "This example needs" in result.stderr:
+        assert result.returncode == 1
+        pytest.skip(result.stderr.strip())
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.splitlines()[-3:] == ["messages: 102 rows", "orders: 100 rows", "customers: 3 rows"]

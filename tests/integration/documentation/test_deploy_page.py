@@ -84,11 +84,11 @@ def test_the_dockerfile() -> None:
 
 def test_the_compose_file() -> None:
     yaml = pytest.importorskip("yaml")
-    told = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    services = told["services"]
+    document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    services = document["services"]
     for name, service in services.items():
         assert set(service.get("depends_on", {})) <= set(services), name
-        assert {row.partition(":")[0] for row in service.get("volumes", ())} <= set(told["volumes"]), name
+        assert {row.partition(":")[0] for row in service.get("volumes", ())} <= set(document["volumes"]), name
     assert services["worker"]["environment"]["SERVICEBROKER_DATABASE"] == "Shop"
     commands = [shlex.split(line) for line in services["prepare"]["command"][2].split(" && ")]
     for words in [*commands, services["serve"]["command"], services["worker"]["command"]]:
@@ -120,8 +120,8 @@ def test_an_instance_without_a_superuser(server: EmbeddedServer, make_url: Calla
                 for statement in statements.split(";\n")[:-1]:
                     connection.execute(statement)  # type: ignore[call-overload]
             there = re.sub(r":///\w+\?", f":///{OWNER}?", as_role(url, OWNER))
-            told = CliRunner().invoke(app, ["init", "--database", "Shop", "--instance", there])
-            assert told.exit_code == 0, told.output
+            result = CliRunner().invoke(app, ["init", "--database", "Shop", "--instance", there])
+            assert result.exit_code == 0, result.output
             with sb.open(there, upkeep=None) as instance:
                 db = instance.database("Shop")
                 db.create_queue("StockQueue")

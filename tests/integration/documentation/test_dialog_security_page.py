@@ -46,7 +46,7 @@ def test_the_page(sites: dict[str, Site], tmp_path: Path) -> None:
         for line in console.splitlines():
             where, _, command = line.partition("$ servicebroker ")
             site = sites[where]
-            done = ran(
+            result = ran(
                 *shlex.split(command),
                 cwd=tmp_path,
                 env=os.environ
@@ -56,7 +56,7 @@ def test_the_page(sites: dict[str, Site], tmp_path: Path) -> None:
                     "SERVICEBROKER_MASTER_KEY_PASSWORD": "correct horse",
                 },
             )
-            assert done.returncode == 0, (line, done.stderr)
+            assert result.returncode == 0, (line, result.stderr)
     for site in sites.values():
         site.serve()
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
@@ -74,7 +74,7 @@ def test_the_page(sites: dict[str, Site], tmp_path: Path) -> None:
 def test_a_certificate_needs_a_master_key(sites: dict[str, Site]) -> None:
     shop = sites["shop"]
     environment = os.environ | {"SERVICEBROKER_INSTANCE": shop.url, "SERVICEBROKER_KEYS": str(shop.keys)}
-    done = ran("certificate", "create", "x", "--database", "Test", env=environment)
-    assert done.returncode == 1
-    assert "15581" in done.stderr
-    assert "servicebroker certificate master-key --database Test" in done.stderr
+    result = ran("certificate", "create", "x", "--database", "Test", env=environment)
+    assert result.returncode == 1
+    assert "15581" in result.stderr
+    assert "servicebroker certificate master-key --database Test" in result.stderr

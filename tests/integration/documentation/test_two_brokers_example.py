@@ -25,10 +25,10 @@ def test_every_command_of_the_page_exists() -> None:
     commands = {match.split()[-1] for match in re.findall(r"servicebroker (certificate \w+|serve)", page)}
     assert commands == {"master", "create", "export", "import", "list", "budget", "drop", "serve"}
     for command in ("serve", "certificate"):
-        shown = ran(command, "--help").stdout
+        result = ran(command, "--help").stdout
         for word in (
             ("master-key", "create", "export", "import", "list", "accept", "budget", "drop")
             if command == "certificate"
             else ("--listen",)
         ):
-            assert word in shown
+            assert word in result

@@ -156,7 +156,7 @@ async def cancel_everywhere(
 def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: LoopBed, wait: float, traces: bool) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database, b"0")
-        got: list[bytes | None] = []
+        received: list[bytes | None] = []
         sent = 1
 
         async def work() -> list[sb.Message]:
@@ -164,10 +164,10 @@ def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: LoopBed, w
 
         async def check(messages: list[sb.Message] | None) -> None:
             nonlocal sent
-            got.extend(bodies(messages or []))
+            received.extend(bodies(messages or []))
             await nothing_is_left_open(database)
-            got.extend(bodies(await database.receive(STOCK_QUEUE)))
-            assert got == [b"%d" % number for number in range(sent)]
+            received.extend(bodies(await database.receive(STOCK_QUEUE)))
+            assert received == [b"%d" % number for number in range(sent)]
             await database.send(handle, ORDER, b"%d" % sent)
             sent += 1
 
@@ -212,7 +212,7 @@ def test_a_receive_that_is_cancelled_after_its_commit_returns_its_messages(loop:
 def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database)
-        got: list[bytes | None] = []
+        received: list[bytes | None] = []
         sent = 0
 
         async def work() -> list[sb.Message]:
@@ -228,14 +228,14 @@ def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Lo
 
         async def check(messages: list[sb.Message] | None) -> None:
             nonlocal sent
-            got.extend(bodies(messages or []))
+            received.extend(bodies(messages or []))
 
             async def arrived() -> bool:
-                got.extend(bodies(await database.receive(STOCK_QUEUE)))
-                return len(got) > sent
+                received.extend(bodies(await database.receive(STOCK_QUEUE)))
+                return len(received) > sent
 
             await eventually(arrived)
-            assert got == [b"%d" % number for number in range(sent + 1)]
+            assert received == [b"%d" % number for number in range(sent + 1)]
             sent += 1
             assert not database.instance.notifier._waiting
             await nothing_is_left_open(database)
@@ -250,7 +250,7 @@ def test_a_receive_on_a_connection_of_the_application_loses_nothing(loop: LoopBe
 
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database, b"0")
-        got: list[bytes | None] = []
+        received: list[bytes | None] = []
         sent = 1
         application = await psycopg.AsyncConnection.connect(database.instance.url, autocommit=True)
 
@@ -260,9 +260,9 @@ def test_a_receive_on_a_connection_of_the_application_loses_nothing(loop: LoopBe
         async def check(messages: list[sb.Message] | None) -> None:
             nonlocal sent
             assert not application.closed
-            got.extend(bodies(messages or []))
-            got.extend(bodies(await database.receive(STOCK_QUEUE)))
-            assert got == [b"%d" % number for number in range(sent)]
+            received.extend(bodies(messages or []))
+            received.extend(bodies(await database.receive(STOCK_QUEUE)))
+            assert received == [b"%d" % number for number in range(sent)]
             await nothing_is_left_open(database)
             await database.send(handle, ORDER, b"%d" % sent)
             sent += 1
@@ -546,17 +546,17 @@ def test_timeouts_of_asyncio_end_a_wait_and_no_more(loop: LoopBed) -> None:
 def test_a_timeout_at_any_moment_loses_no_message(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database)
-        got: list[bytes | None] = []
+        received: list[bytes | None] = []
         for number in range(150):
             await database.send(handle, ORDER, b"%d" % number)
             with suppress(TimeoutError):
                 async with asyncio.timeout(number * 0.00003):
-                    got += bodies(await database.receive(STOCK_QUEUE))
+                    received += bodies(await database.receive(STOCK_QUEUE))
             with suppress(TimeoutError):
-                got += bodies(await asyncio.wait_for(database.receive(STOCK_QUEUE), number * 0.00003))
+                received += bodies(await asyncio.wait_for(database.receive(STOCK_QUEUE), number * 0.00003))
             await asyncio.sleep(0)  # a cancellation that was held back would come here
-        got += bodies(await database.receive(STOCK_QUEUE))
-        assert got == [b"%d" % number for number in range(150)]
+        received += bodies(await database.receive(STOCK_QUEUE))
+        assert received == [b"%d" % number for number in range(150)]
         await nothing_is_left_open(database)
 
     loop.run(test)
@@ -567,7 +567,7 @@ def test_cancelling_again_and_again_loses_no_message(loop: LoopBed) -> None:
 
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database)
-        got: list[bytes | None] = []
+        received: list[bytes | None] = []
         for number in range(50):
             await database.send(handle, ORDER, b"%d" % number)
             receiving = asyncio.create_task(database.receive(STOCK_QUEUE))
@@ -576,9 +576,9 @@ def test_cancelling_again_and_again_loses_no_message(loop: LoopBed) -> None:
                 receiving.cancel()
                 await asyncio.sleep(0)
             if not receiving.cancelled():
-                got += bodies(receiving.result())
-        got += bodies(await database.receive(STOCK_QUEUE))
-        assert got == [b"%d" % number for number in range(50)]
+                received += bodies(receiving.result())
+        received += bodies(await database.receive(STOCK_QUEUE))
+        assert received == [b"%d" % number for number in range(50)]
         await nothing_is_left_open(database)
 
     loop.run(test)
@@ -616,16 +616,16 @@ def test_a_thousand_transactions_at_once_on_four_connections(loop: LoopBed) -> N
         async with asyncio.TaskGroup() as group:
             for number in range(1000):
                 group.create_task(conversation(number))
-        got: list[bytes | None] = []
+        received: list[bytes | None] = []
 
         async def reader() -> None:
             while messages := await database.receive(STOCK_QUEUE, wait=0.5):
-                got.extend(bodies(messages))
+                received.extend(bodies(messages))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(20):
                 group.create_task(reader())
-        assert sorted(got) == sorted(b"%d" % number for number in range(1000))
+        assert sorted(received) == sorted(b"%d" % number for number in range(1000))
         used = await rows(database, "select count(*) from pg_stat_activity where application_name = 'servicebroker'")
         assert used[0][0] <= 4
 
@@ -662,10 +662,10 @@ def test_two_tasks_may_share_a_transaction(loop: LoopBed) -> None:
             for number in range(20):
                 handle = await database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
                 group.create_task(transaction.send(handle, ORDER, b"%d" % number))
-        got: list[bytes | None] = []
+        received: list[bytes | None] = []
         while messages := await database.receive(STOCK_QUEUE):
-            got += bodies(messages)
-        assert sorted(got) == sorted(b"%d" % number for number in range(20))
+            received += bodies(messages)
+        assert sorted(received) == sorted(b"%d" % number for number in range(20))
 
     loop.run(test)
 

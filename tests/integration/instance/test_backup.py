@@ -65,21 +65,21 @@ def restored(
     url = make_url()
     with sb.open(url, upkeep=None) as original:
         was = Copied(define_standard_set(original.database("Shop", create=True)))
-        done = subprocess.run(
+        result = subprocess.run(
             [folder_of_programs / "pg_dump", "-Fc", "-f", dump, url], capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
+        assert result.returncode == 0, result.stderr
     with (  # outside of pytest's folder; conftest.py has the reason
         tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder,
         EmbeddedServer.start(folder) as server,
     ):
-        done = subprocess.run(
+        result = subprocess.run(
             [folder_of_programs / "pg_restore", "--no-owner", "--exit-on-error", "-d", server.url, dump],
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert result.returncode == 0, result.stderr
         yield server.url, psycopg.conninfo.conninfo_to_dict(server.url)["dbname"], was
 
 
@@ -157,9 +157,9 @@ def adopted(instance: sb.Instance, identifier: str) -> str:
     """Return the output of `servicebroker instance adopt` for an unused copy."""
     instance.close()
     arguments = ["instance", "adopt", "--instance", instance.url, "--identifier", identifier, "--yes"]
-    done = CliRunner().invoke(command, arguments)
-    assert done.exit_code == 0, done.output
-    return done.output
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def stamps_ahead(database: sb.Database) -> int:
@@ -236,15 +236,15 @@ def test_a_copy_is_adopted_with_its_identifier_decided(copied: tuple[sb.Instance
 
 def test_adopting_asks_what_to_do() -> None:
     for arguments in ([], ["--identifier", "both"]):
-        done = CliRunner().invoke(command, ["instance", "adopt", "--instance", "nowhere", *arguments])
-        assert done.exit_code == 2
-        assert "--identifier" in done.output
+        result = CliRunner().invoke(command, ["instance", "adopt", "--instance", "nowhere", *arguments])
+        assert result.exit_code == 2
+        assert "--identifier" in result.output
 
 
 def said(*arguments: object) -> str:
     """Return the output of `servicebroker instance`, also of a refusal."""
-    done = CliRunner().invoke(command, ["instance", *map(str, arguments)])
-    return done.output if done.exit_code == 0 else str(done.exception)
+    result = CliRunner().invoke(command, ["instance", *map(str, arguments)])
+    return result.output if result.exit_code == 0 else str(result.exception)
 
 
 @pytest.mark.feature(204)

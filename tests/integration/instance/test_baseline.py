@@ -28,10 +28,10 @@ OF_A_QUEUE = re.compile(r"_\d+(_|\b)")  # `check` compares these with the templa
 def entries(url: str) -> dict[tuple[str, str, str], str]:
     """Return the definitions of all objects of the broker except those of queues."""
     schemas = [f"--schema={name}" for name in SCHEMAS]
-    done = subprocess.run(
+    result = subprocess.run(
         [programs() / "pg_dump", "--schema-only", *schemas, url], capture_output=True, text=True, check=True
     )
-    parts = ENTRY.split(done.stdout.split("-- PostgreSQL database dump complete")[0])[1:]
+    parts = ENTRY.split(result.stdout.split("-- PostgreSQL database dump complete")[0])[1:]
     found = zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True)
     return {
         (schema, kind, name): text
@@ -42,8 +42,8 @@ def entries(url: str) -> dict[tuple[str, str, str], str]:
 
 def restore(file: Path, url: str) -> str:
     """Restore a copy, and return the output of the command or its error."""
-    done = CliRunner().invoke(command, ["instance", "restore", str(file), "--instance", url, "--identifier", "keep"])
-    return done.output if done.exit_code == 0 else str(done.exception)
+    result = CliRunner().invoke(command, ["instance", "restore", str(file), "--instance", url, "--identifier", "keep"])
+    return result.output if result.exit_code == 0 else str(result.exception)
 
 
 def test_an_upgraded_instance_of_the_landed_version_has_the_schema_of_a_new_one(

@@ -28,8 +28,8 @@ from support import ORDER, STOCK_QUEUE, begin, bodies, define_standard_set, quer
 
 def said(*arguments: object) -> str:
     """Return a function that runs `servicebroker instance` and returns its output, also of a refusal."""
-    done = CliRunner().invoke(command, ["instance", *map(str, arguments)])
-    return done.output if done.exit_code == 0 else str(done.exception)
+    result = CliRunner().invoke(command, ["instance", *map(str, arguments)])
+    return result.output if result.exit_code == 0 else str(result.exception)
 
 
 def restored(file: Path, place: object, *options: str) -> str:
@@ -76,8 +76,8 @@ def programs_of(version: str) -> Path:
     """Return the folder of a PostgreSQL version's programs: two are in wheels, the system may have others."""
     for folder in (*programs().parent.parent.glob("pginstall*/bin"), Path(f"/usr/lib/postgresql/{version}/bin")):
         if (folder / "postgres").is_file() and (folder / "pg_ctl").is_file():
-            shown = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True)
-            if shown.stdout.split()[2].split(".")[0] == version:
+            result = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True)
+            if result.stdout.split()[2].split(".")[0] == version:
                 return folder
     pytest.skip(f"PostgreSQL {version} is not installed")
 

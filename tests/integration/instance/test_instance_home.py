@@ -25,8 +25,8 @@ COPY = "holds a copy of an instance, and nobody has adopted it"
 
 def said(*arguments: object) -> str:
     """Return a function that runs a command and returns its output or error."""
-    done = CliRunner().invoke(command, [*map(str, arguments)])
-    return done.output if done.exit_code == 0 else f"{done.output}{done.exception}"
+    result = CliRunner().invoke(command, [*map(str, arguments)])
+    return result.output if result.exit_code == 0 else f"{result.output}{result.exception}"
 
 
 def refusal(url: str | Path) -> str:
@@ -100,9 +100,9 @@ def test_an_adopted_copy_works_and_its_endpoint_is_stopped_beside_the_original(c
 @pytest.mark.parametrize("identifier", ["new", "error"])
 def test_an_original_is_adopted_only_after_a_question(original: str, identifier: str) -> None:
     adopt = ["instance", "adopt", "--identifier", identifier, "--instance", original]
-    asked = CliRunner().invoke(command, adopt, input="n\n")
-    assert asked.exit_code == 1
-    assert "looks like an original, not like a copy: all its conversations" in asked.output
+    result = CliRunner().invoke(command, adopt, input="n\n")
+    assert result.exit_code == 1
+    assert "looks like an original, not like a copy: all its conversations" in result.output
     with sb.open(original, upkeep=None) as instance:
         assert bodies(instance.database("Shop").receive(STOCK_QUEUE)) == [b"one"]
         instance.database("Shop").send(begin(instance.database("Shop")), ORDER, b"two")

@@ -225,8 +225,8 @@ with sb.open(url) as instance:
 
 @pytest.mark.parametrize("zone", ["tz", "naive"])
 def test_django(make_instance_url: Callable[..., str], zone: str) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", DJANGO, make_instance_url(1), zone], capture_output=True, text=True, check=False
     )
-    assert done.stderr == ""
-    assert done.stdout == "[b'1', b'2', b'3'] True\n"
+    assert result.stderr == ""
+    assert result.stdout == "[b'1', b'2', b'3'] True\n"

@@ -90,12 +90,12 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_goes_on_after_all_its_sessions_are_gone(proxy: ForgetfulProxy) -> None:
-    taken: list[bytes | None] = []
+    received: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE)
 
     @worker.on(ORDER)
     def order(tx: sb.Transaction, message: sb.Message) -> None:
-        taken.append(message.message_body)
+        received.append(message.message_body)
 
     with sb.open(proxy.direct) as sender, sb.open(proxy.url) as instance:
         database = standard_database(sender)
@@ -103,9 +103,9 @@ def test_a_worker_goes_on_after_all_its_sessions_are_gone(proxy: ForgetfulProxy)
         with instance.database(database.name).working(worker):
             for number in range(3):
                 database.send(handle, ORDER, b"%d" % number)
-                eventually(lambda number=number: len(taken) == number + 1, 20)
+                eventually(lambda number=number: len(received) == number + 1, 20)
                 assert proxy.forget() > 1
-        assert taken == [b"0", b"1", b"2"]
+        assert received == [b"0", b"1", b"2"]
 
 
 def test_a_statement_is_told_of_the_loss(proxy: ForgetfulProxy) -> None:

@@ -68,8 +68,8 @@ def test_a_network_that_is_gone_holds_nobody() -> None:
         os.chmod(folder, 0o711)
         script = Path(__file__).parents[2] / "vanished_network.py"
         command = ["unshare", "--net", sys.executable, str(script), folder]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_commits_that_do_not_wait_for_the_disk_are_refused(make_url: Callable[[], str], server: EmbeddedServer) -> None:
@@ -165,8 +165,8 @@ def test_a_database_of_another_encoding_is_refused_by_its_name(server: EmbeddedS
     url = make_encoded(server, encoding)
     with pytest.raises(sb.InstanceError, match=f"with the encoding UTF8; the encoding of 'encoded_.*' is {encoding}"):
         sb.open(url)
-    done = CliRunner().invoke(command, ["init", "--instance", url])
-    assert f"is {encoding}. Make another one" in str(done.exception)
+    result = CliRunner().invoke(command, ["init", "--instance", url])
+    assert f"is {encoding}. Make another one" in str(result.exception)
 
 
 @pytest.mark.parametrize("theirs", ["LATIN1", "SQL_ASCII", "EUC_JP"])
@@ -260,7 +260,7 @@ def test_row_security_that_an_event_trigger_sets_is_switched_off(make_url: Calla
 )
 def test_a_command_makes_no_instance_in_somebody_s_database(make_url: Callable[[], str], arguments: list[str]) -> None:
     url = make_url()
-    done = CliRunner().invoke(command, [*arguments, "--instance", url])
-    assert "There is no instance in the PostgreSQL database" in str(done.exception)
+    result = CliRunner().invoke(command, [*arguments, "--instance", url])
+    assert "There is no instance in the PostgreSQL database" in str(result.exception)
     with psycopg.connect(url) as connection:
         assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]

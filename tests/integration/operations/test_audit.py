@@ -41,8 +41,8 @@ def acts(database: sb.Database, text: str = "", who: str = "") -> list[AuditReco
 
 
 def shown(*arguments: str) -> Any:
-    told = CliRunner().invoke(app, ["audit", "--json", *arguments], catch_exceptions=False)
-    return json.loads(told.stdout)["audit"]
+    result = CliRunner().invoke(app, ["audit", "--json", *arguments], catch_exceptions=False)
+    return json.loads(result.stdout)["audit"]
 
 
 def test_no_definition_is_without_a_face(database: sb.Database) -> None:
@@ -214,9 +214,9 @@ def test_it_is_searched_and_told(database: sb.Database) -> None:
     assert [one["act"] for one in shown("--instance", url, "--text", "marked")] == ["DROP QUEUE", "CREATE QUEUE"]
     assert shown("--instance", url, "--who", "nobody at all") == []
     assert len(shown("--instance", url, "--since", "1h", "--top", "1")) == 1
-    told = CliRunner().invoke(app, ["audit", "--instance", url, "--text", "MARKED"], catch_exceptions=False)
-    assert "dbo" in told.stdout
-    assert "DROP QUEUE dbo.<b>Marked</b> in Test" in told.stdout
+    result = CliRunner().invoke(app, ["audit", "--instance", url, "--text", "MARKED"], catch_exceptions=False)
+    assert "dbo" in result.stdout
+    assert "DROP QUEUE dbo.<b>Marked</b> in Test" in result.stdout
     with TestClient(Dashboard([url], token=None), base_url=HERE) as browser:
         page = browser.get("/i/0/audit").text
         assert "&lt;b&gt;Marked" in page

@@ -23,9 +23,9 @@ def servicebroker(*arguments: str, **environment: str) -> subprocess.CompletedPr
 def test_init_makes_an_instance_once_and_status_shows_its_queues(tmp_path: Path) -> None:
     folder = str(tmp_path / "data")
     for _ in range(2):
-        made = servicebroker("init", "--instance", folder, "--database", "Shop", "--json")
-        assert made.returncode == 0, made.stderr
-        assert json.loads(made.stdout)["database"] == "Shop"
+        result = servicebroker("init", "--instance", folder, "--database", "Shop", "--json")
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["database"] == "Shop"
     with sb.open(folder) as instance:
         db = instance.database("shop")
         db.create_queue("StockQueue")
@@ -35,25 +35,28 @@ def test_init_makes_an_instance_once_and_status_shows_its_queues(tmp_path: Path)
         db.send(db.begin_dialog("//orders", "//stock"), body=b"x")
         db.send(db.begin_dialog("//orders", "//nobody"), body=b"y")
         shown = servicebroker("status", SERVICEBROKER_INSTANCE=folder)
-        told = json.loads(servicebroker("status", "--json", SERVICEBROKER_INSTANCE=folder).stdout)
+        document = json.loads(servicebroker("status", "--json", SERVICEBROKER_INSTANCE=folder).stdout)
     assert "Shop.dbo.StockQueue" in shown.stdout.replace("\n", "")
     assert "no service by that name" in shown.stdout.replace("\n", " ")
-    assert {queue["queue"]: queue["messages"] for queue in told["queues"]} == {"dbo.OrderQueue": 0, "dbo.StockQueue": 1}
-    assert told["transmission_queue"]["messages"] == 1
+    assert {queue["queue"]: queue["messages"] for queue in document["queues"]} == {
+        "dbo.OrderQueue": 0,
+        "dbo.StockQueue": 1,
+    }
+    assert document["transmission_queue"]["messages"] == 1
 
 
 def test_status_makes_nothing(tmp_path: Path) -> None:
-    asked = servicebroker("status", "--instance", str(tmp_path))
-    assert asked.returncode == 1
-    assert "no instance" in asked.stderr
+    result = servicebroker("status", "--instance", str(tmp_path))
+    assert result.returncode == 1
+    assert "no instance" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_is_not_there_is_said_in_one_sentence() -> None:
-    asked = servicebroker("status", "--instance", "postgresql://127.0.0.1:1/none")
-    assert asked.returncode == 1
-    assert asked.stderr.startswith("servicebroker: Cannot connect to PostgreSQL")
-    assert asked.stderr.count("\n") == 1
+    result = servicebroker("status", "--instance", "postgresql://127.0.0.1:1/none")
+    assert result.returncode == 1
+    assert result.stderr.startswith("servicebroker: Cannot connect to PostgreSQL")
+    assert result.stderr.count("\n") == 1
 
 
 def test_wrong_usage_is_exit_code_2() -> None:

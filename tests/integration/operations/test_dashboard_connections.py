@@ -185,8 +185,8 @@ def test_a_second_signal_ends_the_dashboard_without_a_traceback(tmp_path: Path) 
 def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = CliRunner().invoke(command, ["dashboard", "--instance", str(tmp_path), "--port", str(port)])
-    assert str(done.exception) == (
+        result = CliRunner().invoke(command, ["dashboard", "--instance", str(tmp_path), "--port", str(port)])
+    assert str(result.exception) == (
         f"The dashboard cannot be served at 127.0.0.1, port {port}: Address already in use. Name another --port, or "
         "another --host."
     )
@@ -214,8 +214,8 @@ def test_files_that_are_no_certificate_are_refused_in_a_sentence(
         "locked": (certificate, locked),
     }
     options = ("--certificate", *files[given][:1], "--key", *files[given][1:])
-    done = CliRunner().invoke(command, ["dashboard", "--instance", str(tmp_path), "--port", "0", *map(str, options)])
-    assert str(done.exception).startswith(f"The certificate {options[1]} with the key {options[3]} cannot be used: ")
+    result = CliRunner().invoke(command, ["dashboard", "--instance", str(tmp_path), "--port", "0", *map(str, options)])
+    assert str(result.exception).startswith(f"The certificate {options[1]} with the key {options[3]} cannot be used: ")
 
 
 @pytest.fixture

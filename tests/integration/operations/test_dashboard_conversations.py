@@ -25,11 +25,11 @@ def test_a_closed_conversation_is_no_trouble(database: sb.Database, browser: Bro
         shown_findings = browser.page("i/0/conversation", handle=page).xpath("//ul[@class='findings']/li")
         assert [finding.get("class") for finding in shown_findings] == [severity]
     assert browser.page("i/0/conversation", handle=far).xpath(f"//main{TROUBLE[1:]}") == []
-    said = CliRunner().invoke(
+    result = CliRunner().invoke(
         command,
         ["doctor", "--instance", database.instance.url, "--database", database.name, "--conversation", str(far)],
     )
-    assert (said.exit_code, "It is closed." in said.output) == (0, True)
+    assert (result.exit_code, "It is closed." in result.output) == (0, True)
 
 
 def test_conversations_are_listed_by_age_active_ones_first(database: sb.Database, browser: Browser) -> None:

@@ -87,9 +87,9 @@ def by_two(browse: Callable[..., Browser], act: str, path: str, **asked: object)
     """Let two people load a page and press the same button at the same time. Return both notices."""
     people = [browse(), browse()]
     pages = [answer.page(path, **asked) for answer in people]
-    said: list[str] = []
-    together(*(partial(lambda who: said.append(people[who].press(pages[who], act)), who) for who in (0, 1)))
-    return said
+    calls: list[str] = []
+    together(*(partial(lambda who: calls.append(people[who].press(pages[who], act)), who) for who in (0, 1)))
+    return calls
 
 
 @pytest.mark.parametrize(

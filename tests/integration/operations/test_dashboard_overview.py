@@ -37,8 +37,8 @@ def test_the_overview_says_what_doctor_finds_and_how_much_there_is(database: sb.
     text = browser.text("")
     assert f"queue {database.name}.dbo.{ORDERS_QUEUE} : It is OFF" in text
     found = int(re.findall(r"(\d+) problems?", text)[0])
-    said = CliRunner().invoke(command, ["doctor", "--instance", database.instance.url]).output
-    assert f"{found} found." in said
+    result = CliRunner().invoke(command, ["doctor", "--instance", database.instance.url]).output
+    assert f"{found} found." in result
     (messages,) = re.findall(r"In queues ([\d,]+)", text)
     assert int(messages) >= 2
 

@@ -33,8 +33,8 @@ COMMANDS = (("doctor", "--json"), ("status", "--json"), ("status", "--statements
 
 def invoke(url: str, *arguments: str) -> tuple[int, str]:
     """Run a command, and return its exit code and standard output."""
-    done = CliRunner().invoke(command, [*arguments, "--instance", url], catch_exceptions=False)
-    return done.exit_code, done.stdout
+    result = CliRunner().invoke(command, [*arguments, "--instance", url], catch_exceptions=False)
+    return result.exit_code, result.stdout
 
 
 def run_doctor(url: str) -> list[dict[str, str]]:

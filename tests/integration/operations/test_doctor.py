@@ -202,16 +202,16 @@ def test_a_killed_reader_does_not_count_as_a_receiver(database: sb.Database) -> 
 
 
 def test_while_the_database_is_down(tmp_path: Path) -> None:
-    done = CliRunner().invoke(command, ["doctor", "--json", "--instance", "postgresql://nobody@127.0.0.1:9/none"])
-    (found,) = json.loads(done.stdout)["findings"]
-    assert (done.exit_code, found["subject"], "It is down" in found["problem"]) == (1, "PostgreSQL", True)
+    result = CliRunner().invoke(command, ["doctor", "--json", "--instance", "postgresql://nobody@127.0.0.1:9/none"])
+    (found,) = json.loads(result.stdout)["findings"]
+    assert (result.exit_code, found["subject"], "It is down" in found["problem"]) == (1, "PostgreSQL", True)
     assert "Connection refused" in found["problem"]
     (tmp_path / "postgresql").mkdir()  # an embedded server of which nothing else is left
     (tmp_path / "keys").mkdir(mode=0o700)
     facts, key = x509_certificates.make("west", datetime(2020, 1, 1, tzinfo=UTC), 366)
     identity = x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der)
     (tmp_path / "keys" / f"{facts.thumbprint.hex()}.pem").write_bytes(identity)
-    done = CliRunner().invoke(command, ["doctor", "--instance", str(tmp_path)])
-    assert (done.exit_code, done.output.count("\n  ")) == (1, 2), done.output
-    assert "It is down, so doctor can check little" in done.output
-    assert "has expired on 2021-01-01" in done.output
+    result = CliRunner().invoke(command, ["doctor", "--instance", str(tmp_path)])
+    assert (result.exit_code, result.output.count("\n  ")) == (1, 2), result.output
+    assert "It is down, so doctor can check little" in result.output
+    assert "has expired on 2021-01-01" in result.output

@@ -44,15 +44,15 @@ def chosen(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def run(*arguments: str, given: str | None = None, columns: int = 80) -> str:
-    done = CliRunner().invoke(command, list(arguments), input=given, env={"COLUMNS": str(columns)})
-    assert done.exit_code == 0, f"{done.output} {done.exception}"
-    return done.output
+    result = CliRunner().invoke(command, list(arguments), input=given, env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0, f"{result.output} {result.exception}"
+    return result.output
 
 
 def refused(*arguments: str) -> str:
-    done = CliRunner().invoke(command, list(arguments))
-    assert done.exit_code != 0
-    return f"{done.output} {done.exception}"
+    result = CliRunner().invoke(command, list(arguments))
+    assert result.exit_code != 0
+    return f"{result.output} {result.exception}"
 
 
 def test_a_message_there_and_back() -> None:
@@ -106,8 +106,8 @@ def test_the_endpoint() -> None:
         "endpoint", "alter", "Broker", "--encryption", "SUPPORTED", "--message-forwarding", "ENABLED"
     )
     run("endpoint", "alter", "Broker", "--state", "STOPPED")
-    told = json.loads(run("endpoint", "show", "--json"))["endpoint"]
-    assert (told["state"], told["encryption"], told["message_forwarding"]) == ("STOPPED", "SUPPORTED", True)
+    document = json.loads(run("endpoint", "show", "--json"))["endpoint"]
+    assert (document["state"], document["encryption"], document["message_forwarding"]) == ("STOPPED", "SUPPORTED", True)
     run("endpoint", "drop", "Broker")
 
 
@@ -163,10 +163,10 @@ def test_the_shell_completes(typed: str, offered: str) -> None:
     program = "import sys; sys.argv = ['servicebroker']; from servicebroker.cli.main import main; main()"
     words = f"servicebroker {typed}"
     asked = {"_SERVICEBROKER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [offered]
+    assert result.stdout.split() == [offered]
 
 
 MISTAKES: list[tuple[list[str], str]] = [
@@ -262,9 +262,9 @@ WRONG_USAGE: list[tuple[list[str], str]] = [  # raised by the option parser, wit
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG_USAGE, ids=[" ".join(usage) for usage, _ in WRONG_USAGE])
 def test_wrong_usage_is_told_from_the_rest(arguments: list[str], words: str) -> None:
-    done = CliRunner().invoke(command, arguments)
-    assert done.exit_code == 2
-    assert words in " ".join(done.output.replace("│", " ").split())
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[" ".join(usage) for usage, _ in MISTAKES])
@@ -283,11 +283,11 @@ def test_a_mistake_is_one_sentence(
     (tmp_path / "broken.py").write_text("def")
     with pytest.raises(SystemExit) as ended, main.errors_as_sentences():
         command(arguments, standalone_mode=True)
-    said = capsys.readouterr()
-    assert ended.value.code == 1, said.err
-    assert re.fullmatch(r"servicebroker: .+\n", said.err), said.err
-    assert words in said.err
-    assert "Traceback" not in said.err + said.out
+    output = capsys.readouterr()
+    assert ended.value.code == 1, output.err
+    assert re.fullmatch(r"servicebroker: .+\n", output.err), output.err
+    assert words in output.err
+    assert "Traceback" not in output.err + output.out
 
 
 def test_every_command_stands_in_one_group_of_the_help() -> None:

@@ -189,13 +189,15 @@ def test_the_background_writes_it_and_status_and_the_dashboard_tell(make_instanc
         wait(database, 10)
         send(database, handle, 50)
         take_sample(database)
-        told = CliRunner().invoke(app, ["status", "--since", "1h", "--json", "--instance", url], catch_exceptions=False)
-        stock = next(row for row in json.loads(told.stdout)["history"] if row["queue"] == STOCK[1])
+        result = CliRunner().invoke(
+            app, ["status", "--since", "1h", "--json", "--instance", url], catch_exceptions=False
+        )
+        stock = next(row for row in json.loads(result.stdout)["history"] if row["queue"] == STOCK[1])
         rates = stock["servicebroker_enqueued_messages_per_second"]
         assert round(sum(rate or 0 for rate in rates) * stock["seconds"]) >= 50
-        told = CliRunner().invoke(app, ["status", "--since", "10min", "--instance", url], catch_exceptions=False)
-        assert STOCK[1] in told.stdout
-        assert "█" in told.stdout
+        result = CliRunner().invoke(app, ["status", "--since", "10min", "--instance", url], catch_exceptions=False)
+        assert STOCK[1] in result.stdout
+        assert "█" in result.stdout
         dashboard = Dashboard([url], token=None)
         with TestClient(dashboard, base_url="http://127.0.0.1") as browser:
             for page in ("/", "/i/0/queues", f"/i/0/queue?database=Test&queue={STOCK[1]}", "/?span=month"):
@@ -205,5 +207,5 @@ def test_the_background_writes_it_and_status_and_the_dashboard_tell(make_instanc
 
 @pytest.mark.parametrize("wrong", ["1", "an hour", "5s", "367d", "99999999999h"])
 def test_a_time_that_is_none_is_refused(wrong: str) -> None:
-    told = CliRunner().invoke(app, ["status", "--since", wrong, "--instance", "postgresql://nowhere"])
-    assert told.exit_code == 2
+    result = CliRunner().invoke(app, ["status", "--since", wrong, "--instance", "postgresql://nowhere"])
+    assert result.exit_code == 2

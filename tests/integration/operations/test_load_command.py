@@ -14,9 +14,9 @@ from servicebroker.cli.commands.load import DATABASE, percentile
 
 def test_all_that_was_sent_is_received_and_the_database_is_gone(make_instance_url: Callable[..., str]) -> None:
     url = make_instance_url()
-    done = ran("load", "--instance", url, "--seconds", "0.5", "--senders", "2", "--batch", "10", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    result = ran("load", "--instance", url, "--seconds", "0.5", "--senders", "2", "--batch", "10", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
     assert found["sent"] == found["received"] > 0
     assert 0 < found["latency_p50_ms"] <= found["latency_p99_ms"]
     with sb.open(url) as instance, pytest.raises(sb.BrokerError, match=DATABASE):
@@ -27,9 +27,9 @@ def test_a_database_of_that_name_is_left_alone(make_instance_url: Callable[..., 
     url = make_instance_url()
     with sb.open(url) as instance:
         instance.database(DATABASE, create=True)
-    done = ran("load", "--instance", url, "--seconds", "0.1")
-    assert done.returncode == 1
-    assert f"The broker database {DATABASE} exists" in done.stderr
+    result = ran("load", "--instance", url, "--seconds", "0.1")
+    assert result.returncode == 1
+    assert f"The broker database {DATABASE} exists" in result.stderr
     with sb.open(url) as instance:
         assert instance.database(DATABASE).name == DATABASE
 

@@ -60,9 +60,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(*arguments: str) -> str:
-    done = CliRunner().invoke(command, list(arguments))
-    assert done.exit_code != 0
-    return f"{done.output} {done.exception}"
+    result = CliRunner().invoke(command, list(arguments))
+    assert result.exit_code != 0
+    return f"{result.output} {result.exception}"
 
 
 @pytest.mark.parametrize("target", SLIPS)
@@ -106,9 +106,9 @@ def test_what_is_a_folder_and_what_a_server(target: str, is_server: bool) -> Non
 @pytest.mark.parametrize("words", [["check"], ["run", "--once"], ["status"]])
 def test_a_mistyped_folder_in_a_pipeline_file_makes_nothing(here: Path, words: list[str]) -> None:
     Path("pipeline.toml").write_text(PIPELINE.format(instance="dta"))
-    done = CliRunner().invoke(command, ["pipeline", words[0], "pipeline.toml", *words[1:]])
-    assert done.exit_code != 0
-    assert f"There is no instance in '{here}/dta'" in f"{done.output} {done.exception}"
+    result = CliRunner().invoke(command, ["pipeline", words[0], "pipeline.toml", *words[1:]])
+    assert result.exit_code != 0
+    assert f"There is no instance in '{here}/dta'" in f"{result.output} {result.exception}"
     assert not Path("dta").exists()
 
 

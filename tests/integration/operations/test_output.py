@@ -94,19 +94,19 @@ def unsafe(text: str) -> set[str]:
 def test_no_command_prints_what_steers_a_terminal(evil: sb.Instance, *, terminal: bool) -> None:
     for arguments in COMMANDS:
         colours = {"FORCE_COLOR": "1", "TERM": "xterm-256color"} if terminal else {}
-        done = CliRunner().invoke(command, arguments, env={"COLUMNS": "200", **colours})
-        assert done.exception is None or isinstance(done.exception, SystemExit | sb.ServiceBrokerError), arguments
-        shown = STYLES.sub("", done.output)
+        result = CliRunner().invoke(command, arguments, env={"COLUMNS": "200", **colours})
+        assert result.exception is None or isinstance(result.exception, SystemExit | sb.ServiceBrokerError), arguments
+        shown = STYLES.sub("", result.output)
         assert unsafe(shown) == set(), arguments
         assert not [line for line in shown.splitlines() if line.startswith("FORGED")], arguments
         assert not re.search(r"^ *FORGED", shown, re.MULTILINE) or arguments[0] in ("peek", "receive", "sql"), arguments
-        assert done.output or arguments[0] == "define", arguments
+        assert result.output or arguments[0] == "define", arguments
 
 
 def test_the_names_are_shown_all_the_same(evil: sb.Instance) -> None:
     for arguments in (("doctor",), ("status",), ("service", "list", "--database", "Evil"), ("route", "list")):
-        shown = CliRunner().invoke(command, arguments, env={"COLUMNS": "400"}).output
-        assert "\ufffd]52;c;ZXZpbA==\ufffd\ufffd[2J\ufffd\ufffdFORGED: Nothing" in shown, arguments
+        result = CliRunner().invoke(command, arguments, env={"COLUMNS": "400"}).output
+        assert "\ufffd]52;c;ZXZpbA==\ufffd\ufffd[2J\ufffd\ufffdFORGED: Nothing" in result, arguments
     assert (
         "[link=http://evil]x[/link]\ufffd[31m"
         in CliRunner().invoke(command, ["route", "list"], env={"COLUMNS": "400"}).output
@@ -115,15 +115,15 @@ def test_the_names_are_shown_all_the_same(evil: sb.Instance) -> None:
 
 def test_json_escapes(evil: sb.Instance) -> None:
     for arguments in (("doctor",), ("status",), ("service", "list", "-d", "Evil"), ("route", "list"), ("audit",)):
-        shown = CliRunner().invoke(command, [*arguments, "--json"]).output
-        assert shown.isascii()
-        assert unsafe(shown) == set()
-        assert "FORGED" in json.dumps(json.loads(shown)) or arguments[0] == "audit"
+        result = CliRunner().invoke(command, [*arguments, "--json"]).output
+        assert result.isascii()
+        assert unsafe(result) == set()
+        assert "FORGED" in json.dumps(json.loads(result)) or arguments[0] == "audit"
 
 
 def test_a_row_of_several_lines_is_no_other_row(evil: sb.Instance) -> None:
-    shown = CliRunner().invoke(command, ["sql", "-Q", "select 'a' + char(13) + char(10) + 'b' as x"]).output
-    assert [line.strip() for line in shown.splitlines() if line.strip() in ("a\u21b5", "b")] == ["a\u21b5", "b"]
+    result = CliRunner().invoke(command, ["sql", "-Q", "select 'a' + char(13) + char(10) + 'b' as x"]).output
+    assert [line.strip() for line in result.splitlines() if line.strip() in ("a\u21b5", "b")] == ["a\u21b5", "b"]
     printed = CliRunner().invoke(command, ["sql", "-Q", "print 'a' + char(10) + char(9) + 'b' + char(27)"]).output
     assert printed.splitlines()[0:2] == ["a", "\tb\ufffd"]  # the lines of the script, without control characters
 
@@ -138,16 +138,16 @@ def test_an_unexpected_error_and_the_log(capfd: pytest.CaptureFixture[str]) -> N
         "def work(): raise ValueError(evil)\n"
         "thread = threading.Thread(target=work); thread.start(); thread.join()\nraise ValueError(evil)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stderr.count("[red]a[/red]") == 5
-    assert unsafe(done.stderr) == set()
-    assert not re.search("^FORGED", done.stderr, re.MULTILINE)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.stderr.count("[red]a[/red]") == 5
+    assert unsafe(result.stderr) == set()
+    assert not re.search("^FORGED", result.stderr, re.MULTILINE)
 
 
 def test_a_file_is_written_as_it_is_to_a_pipe_only(tmp_path: Path) -> None:
     program = f"from servicebroker.cli.output import say_document; say_document({EVIL!r})"
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
-    assert done.stdout.decode() == EVIL
+    result = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    assert result.stdout.decode() == EVIL
     main, other = pty.openpty()
     subprocess.run([sys.executable, "-c", program], stdout=other, check=True)
     os.close(other)
@@ -186,12 +186,12 @@ def test_what_rich_draws(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_linter_refuses_every_other_way(line: str) -> None:
     root = Path(__file__).parents[3]
     where = "src/servicebroker/cli/commands/doctor.py"
-    done = subprocess.run(
+    result = subprocess.run(
         [Path(sys.executable).with_name("ruff"), "check", "--select", "T20,TID251", "--stdin-filename", where, "-"],
         input=line, capture_output=True, text=True, check=False, cwd=root,
     )  # fmt: skip
-    assert done.returncode == 1
-    assert "TID251" in done.stdout or "T201" in done.stdout
+    assert result.returncode == 1
+    assert "TID251" in result.stdout or "T201" in result.stdout
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -81,8 +81,8 @@ def test_it_explains_where_a_message_goes(database: sb.Database) -> None:
     assert f"It is delivered in this instance, to database {name}." in here
     database.create_route("Far", service_name=STOCK, address="TCP://far:4022")
     assert "It is sent to TCP://far:4022." in said("explain", "--from-database", name, "--service", STOCK)
-    told = json.loads(said("explain", "--from-database", name, "--service", STOCK, "--json"))
-    (decision,) = told["decisions"]
+    document = json.loads(said("explain", "--from-database", name, "--service", STOCK, "--json"))
+    (decision,) = document["decisions"]
     assert (decision["rule"], decision["chosen"], decision["address"]) == ("SERVICE", "Far", "TCP://far:4022")
     assert "Dropped" in said("explain", "--from-outside", "--service", NOWHERE, "--json")
     done = route("explain", "--from-database", name, "--service", STOCK, "--broker-instance", "nobody")

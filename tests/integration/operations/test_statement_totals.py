@@ -44,11 +44,11 @@ def test_processes_add_up_what_they_have_run(make_instance_url: Callable[..., st
     after, microseconds = totals(url)["conversation.send"]
     assert after - calls == 50
     assert 0 < microseconds / after < 1_000_000
-    told = CliRunner().invoke(app, ["status", "--statements", "--json", "--instance", url], catch_exceptions=False)
-    shown = {row["name"]: row["calls"] for row in json.loads(told.stdout)["statements"]}
+    result = CliRunner().invoke(app, ["status", "--statements", "--json", "--instance", url], catch_exceptions=False)
+    shown = {row["name"]: row["calls"] for row in json.loads(result.stdout)["statements"]}
     assert shown["conversation.send"] == after
-    told = CliRunner().invoke(app, ["status", "--statements", "--instance", url], catch_exceptions=False)
-    assert re.search(rf"conversation\.send +{after} ", told.stdout)
+    result = CliRunner().invoke(app, ["status", "--statements", "--instance", url], catch_exceptions=False)
+    assert re.search(rf"conversation\.send +{after} ", result.stdout)
 
 
 def test_what_fails_is_counted_too(make_instance_url: Callable[..., str]) -> None:

@@ -205,12 +205,12 @@ def test_a_receive_whose_tracer_fails_returns_its_messages(
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_a_processor_that_fails_costs_no_message(database: sb.Database, traced: Traced, at: str) -> None:
     """The handler runs once, and its work is committed. No queue is switched off, no connection leaks."""
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE)
 
     @worker.on(ORDER)
     def order(tx: sb.Transaction, message: sb.Message) -> None:
-        done.append(message.message_body)
+        received.append(message.message_body)
 
     with traced.tracer.start_as_current_span("order"):
         for number in range(7):
@@ -220,11 +220,11 @@ def test_a_processor_that_fails_costs_no_message(database: sb.Database, traced: 
         pass
     for _ in range(5):
         with database.transaction() as tx:
-            done += bodies(tx.receive(STOCK_QUEUE))
+            received += bodies(tx.receive(STOCK_QUEUE))
             tx.send(begin(tx), ORDER, b"on")  # type: ignore[arg-type]
     with database.working(worker):
-        eventually(lambda: len(done) == 12)
-    assert sorted(body for body in done if body != b"on") == [str(number).encode() for number in range(7)]
+        eventually(lambda: len(received) == 12)
+    assert sorted(body for body in received if body != b"on") == [str(number).encode() for number in range(7)]
     assert database.receive(STOCK_QUEUE) == []
 
 

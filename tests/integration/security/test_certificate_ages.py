@@ -34,10 +34,10 @@ def shop(fresh_instance: sb.Instance, tmp_path: Path) -> Iterator[sb.Database]:
 
 
 def told(shop: sb.Database, *arguments: str) -> Any:
-    done = CliRunner().invoke(command, [*arguments, "--instance", shop.instance.url, "--json"])
-    assert done.exit_code in (0, 1), done.output
-    assert not isinstance(done.exception, Exception), repr(done.exception)
-    return json.loads(done.stdout)
+    result = CliRunner().invoke(command, [*arguments, "--instance", shop.instance.url, "--json"])
+    assert result.exit_code in (0, 1), result.output
+    assert not isinstance(result.exception, Exception), repr(result.exception)
+    return json.loads(result.stdout)
 
 
 def doctor(shop: sb.Database) -> dict[str, str]:

@@ -65,13 +65,13 @@ def test_global_limits(shop: tuple[sb.Database, str]) -> None:
     owner, url = shop
     for number in range(4):
         order(owner, b"%d" % number)
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
     worker = sb.Worker(QUEUE, global_concurrency=1, global_rate="100/s")
-    worker.on()(lambda tx, message: done.append(message.message_body))
+    worker.on()(lambda tx, message: received.append(message.message_body))
     with sb.open(url, upkeep=None) as instance:
         clerk = instance.database("Shop")
         with clerk.working(worker, concurrency=2):
-            eventually(lambda: len(done) == 4)
+            eventually(lambda: len(received) == 4)
         safe = owner._find("SafeQueue").queue_id
         for refused in (clerk.engine.call("take_slot", safe, 1), clerk.engine.call("take_place", safe, 1.0)):
             with pytest.raises(sb.BrokerError, match=r"229|15151|RECEIVE"):

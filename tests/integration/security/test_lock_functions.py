@@ -143,9 +143,9 @@ def of_locks(findings: list[Finding]) -> list[Finding]:
 
 
 def said(url: str, *arguments: str) -> str:
-    done = CliRunner().invoke(command, list(arguments), env={"SERVICEBROKER_INSTANCE": url})
-    assert done.exit_code == 0, done.output or done.exception
-    return done.output
+    result = CliRunner().invoke(command, list(arguments), env={"SERVICEBROKER_INSTANCE": url})
+    assert result.exit_code == 0, result.output or result.exception
+    return result.output
 
 
 def give_functions(connection: psycopg.Connection[Any], *, to: str) -> None:
@@ -286,9 +286,11 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
             assert f"1 lock of the broker ({word})" in holder.problem
             assert "pg_terminate_backend" in holder.advice
         stranger.execute("select pg_advisory_unlock_all()")
-    done = CliRunner().invoke(command, ["rights", "locks"], env={"SERVICEBROKER_INSTANCE": plain.database.instance.url})
-    assert isinstance(done.exception, sb.InstanceError)
-    assert "superuser" in str(done.exception)
+    result = CliRunner().invoke(
+        command, ["rights", "locks"], env={"SERVICEBROKER_INSTANCE": plain.database.instance.url}
+    )
+    assert isinstance(result.exception, sb.InstanceError)
+    assert "superuser" in str(result.exception)
     printed = said(plain.database.instance.url, "rights", "locks", "--sql")
     with superuser(plain) as connection:
         connection.execute(printed)  # type: ignore[call-overload]

@@ -34,9 +34,9 @@ def blocks(language: str) -> list[str]:
 
 def said(url: str, line: str) -> str:
     """Run a command on the instance, and return its output."""
-    done = CliRunner().invoke(command, shlex.split(line)[1:], env={"SERVICEBROKER_INSTANCE": url})
-    assert done.exit_code == 0, done.output or done.exception
-    return done.output
+    result = CliRunner().invoke(command, shlex.split(line)[1:], env={"SERVICEBROKER_INSTANCE": url})
+    assert result.exit_code == 0, result.output or result.exception
+    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -295,14 +295,14 @@ def test_a_role_with_rights_on_tables_is_named_and_loses_them(shop: sb.Database,
         connection.execute(f"grant usage on schema servicebroker to {ROLE}")  # type: ignore[call-overload]
     (rights,) = shop.instance.show_rights(ROLE)
     assert rights.direct == ["EXECUTE on servicebroker.send", "UPDATE on servicebroker.conversation_endpoints"]
-    done = CliRunner().invoke(command, ["doctor"], env={"SERVICEBROKER_INSTANCE": shop.instance.url})
-    assert f"role {ROLE}" in done.output
-    assert f"servicebroker rights grant {ROLE}" in done.output
+    result = CliRunner().invoke(command, ["doctor"], env={"SERVICEBROKER_INSTANCE": shop.instance.url})
+    assert f"role {ROLE}" in result.output
+    assert f"servicebroker rights grant {ROLE}" in result.output
     shop.instance.grant_rights(ROLE)
     (rights,) = shop.instance.show_rights(ROLE)
     assert (rights.has_verbs, rights.direct) == (True, [])
-    done = CliRunner().invoke(command, ["doctor"], env={"SERVICEBROKER_INSTANCE": shop.instance.url})
-    assert f"role {ROLE}" not in done.output
+    result = CliRunner().invoke(command, ["doctor"], env={"SERVICEBROKER_INSTANCE": shop.instance.url})
+    assert f"role {ROLE}" not in result.output
 
 
 def test_the_dashboard_shows_a_restricted_role_its_own(
@@ -325,8 +325,8 @@ def test_the_dashboard_shows_a_restricted_role_its_own(
 
 def test_doctor_tells_a_restricted_role_of_its_own(shop: sb.Database, url: str) -> None:
     def doctor(*options: str) -> tuple[int, str]:
-        done = CliRunner().invoke(command, ["doctor", "--instance", url, *options])
-        return done.exit_code, done.output
+        result = CliRunner().invoke(command, ["doctor", "--instance", url, *options])
+        return result.exit_code, result.output
 
     code, text = doctor()
     assert "The role is restricted" in text
@@ -354,10 +354,10 @@ def test_doctor_tells_a_restricted_role_of_its_own(shop: sb.Database, url: str) 
         True,
         True,
     )
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         command, ["doctor", "--instance", url, "--database", "Shop", "--conversation", str(foreign)]
     )
-    assert getattr(done.exception, "number", 0) == 8426
+    assert getattr(result.exception, "number", 0) == 8426
     for queue in ("OrdersQueue", "StockQueue"):
         shop.alter_queue(queue, status=True)
     for each_handle in (handle, foreign):

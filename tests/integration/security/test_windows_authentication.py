@@ -36,9 +36,9 @@ def serve_both(two: Two, **clauses: str) -> None:
 def domain(site: Site, *arguments: str, code: int = 0) -> str:
     """Return the output of `servicebroker domain ...`."""
     environment = {"SERVICEBROKER_INSTANCE": site.url, "SERVICEBROKER_KEYS": str(site.keys), "COLUMNS": "200"}
-    done = CliRunner().invoke(command, ["domain", *arguments], env=environment)
-    assert done.exit_code == code, done.exception
-    return done.stdout if not code else str(done.exception)
+    result = CliRunner().invoke(command, ["domain", *arguments], env=environment)
+    assert result.exit_code == code, result.exception
+    return result.stdout if not code else str(result.exception)
 
 
 def authenticated(site: Site) -> list[tuple[object, ...]]:
@@ -274,6 +274,6 @@ def test_the_command_line_of_a_domain(two: Two, tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_one_sentence(tmp_path: Path) -> None:
-    done = ran("domain", "invite", "shop", "--folder", tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith("servicebroker: There is no domain in")
+    result = ran("domain", "invite", "shop", "--folder", tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith("servicebroker: There is no domain in")

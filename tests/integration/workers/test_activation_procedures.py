@@ -15,18 +15,18 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def test_messages_in_a_batch_come_by_groups(active: sb.Database, seen: Seen) -> None:
-    taken: list[list[bytes | None]] = []
+    received: list[list[bytes | None]] = []
 
     @sb.procedure(PROCEDURE, form="batch")
     def stock(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
-        taken.append(bodies(messages))
+        received.append(bodies(messages))
 
     with active.transaction() as transaction:
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         for number in range(5):
             transaction.send(handle, ORDER, str(number))
     switch_on(active)
-    eventually(lambda: taken == [[b"0", b"1", b"2", b"3", b"4"]])
+    eventually(lambda: received == [[b"0", b"1", b"2", b"3", b"4"]])
 
 
 def test_groups_share_a_transaction(active: sb.Database, seen: Seen) -> None:

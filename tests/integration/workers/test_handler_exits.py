@@ -105,18 +105,18 @@ def is_on(database: sb.Database) -> bool:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ENDS)
 def test_a_worker_goes_on_whatever_its_handler_ends_by(database: sb.Database, name: str) -> None:
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry() if failure.count < 3 else sb.SetAside())
 
     @worker.on(ORDER)
     def order(tx: sb.Transaction, message: sb.Message) -> None:
         if is_bad(message):
             raise ENDS[name]()
-        done.append(message.message_body)
+        received.append(message.message_body)
 
     with database.working(worker):
         send(database, b"bad", b"good", b"bad", b"good")
-        eventually(lambda: len(done) == 2 and len(database.set_aside_messages()) == 2)
+        eventually(lambda: len(received) == 2 and len(database.set_aside_messages()) == 2)
     assert [letter.failures for letter in database.set_aside_messages()] == [3, 3]
     assert is_on(database)
 
@@ -127,7 +127,7 @@ def test_an_asyncio_worker_goes_on_whatever_its_handler_ends_by(
     make_instance_url: Callable[..., str], name: str
 ) -> None:
     """No blocking portal is used: it has tasks of its own between the worker and a handler."""
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
 
     async def run(url: str) -> None:
         async with sb.open_async(url) as instance:
@@ -138,33 +138,33 @@ def test_an_asyncio_worker_goes_on_whatever_its_handler_ends_by(
             async def order(tx: sb.AsyncTransaction, message: sb.Message) -> None:
                 if is_bad(message):
                     raise ENDS[name]()
-                done.append(message.message_body)
+                received.append(message.message_body)
 
             async with asyncio.timeout(30), database.working(worker):
                 for body in (b"bad", b"good"):
                     handle = await database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
                     await database.send(handle, ORDER, body)
-                while not done or not await database.set_aside_messages():
+                while not received or not await database.set_aside_messages():
                     await asyncio.sleep(0.01)
             assert [letter.failures for letter in await database.set_aside_messages()] == [3]
 
     asyncio.run(run(make_instance_url(1)))
-    assert done == [b"good"]
+    assert received == [b"good"]
 
 
 @pytest.mark.parametrize("name", sorted(ENDS.keys() - {"KeyboardInterrupt", "SystemExit"}))
 def test_process_judges_whatever_a_procedure_ends_by(database: sb.Database, name: str) -> None:
     """Ctrl-C and sys.exit in the main thread are different: they stop `process`. The next test has them."""
     send(database, b"bad", b"good")
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         if is_bad(messages[0]):
             raise ENDS[name]()
-        done.append(messages[0].message_body)
+        received.append(messages[0].message_body)
 
     assert database.process(STOCK_QUEUE, procedure, top=1, poison=lambda failure: sb.EndWithError(9, "no")) == 2
-    assert done == [b"good"]
+    assert received == [b"good"]
     assert errors(database.receive(ORDERS_QUEUE)) == [9]
 
 
@@ -264,21 +264,21 @@ def test_a_log_that_fails_ends_nobody(database: sb.Database) -> None:
         def emit(self, record: logging.LogRecord) -> None:
             raise RuntimeError("no log today")
 
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.SetAside())
 
     @worker.on(ORDER)
     def order(tx: sb.Transaction, message: sb.Message) -> None:
         if is_bad(message):
             raise ValueError
-        done.append(message.message_body)
+        received.append(message.message_body)
 
     broken = Broken()
     logging.getLogger("servicebroker").addHandler(broken)
     try:
         with database.working(worker):
             send(database, b"bad", b"good")
-            eventually(lambda: done == [b"good"] and len(database.set_aside_messages()) == 1)
+            eventually(lambda: received == [b"good"] and len(database.set_aside_messages()) == 1)
     finally:
         logging.getLogger("servicebroker").removeHandler(broken)
 
@@ -425,7 +425,7 @@ def _swallow(tx: sb.Transaction) -> None:
 
 @pytest.mark.parametrize("name", MISUSES)
 def test_a_handler_that_ruins_its_transaction_costs_its_message(database: sb.Database, name: str) -> None:
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry() if failure.count < 2 else sb.SetAside())
 
     @worker.on(ORDER)
@@ -433,11 +433,11 @@ def test_a_handler_that_ruins_its_transaction_costs_its_message(database: sb.Dat
         if is_bad(message):
             MISUSES[name](tx)
         else:
-            done.append(message.message_body)
+            received.append(message.message_body)
 
     with database.working(worker):
         send(database, b"bad", b"good")
-        eventually(lambda: done == [b"good"] and len(database.set_aside_messages()) == 1, 30)
+        eventually(lambda: received == [b"good"] and len(database.set_aside_messages()) == 1, 30)
     assert is_on(database)
 
 
@@ -499,16 +499,16 @@ def test_a_handler_of_a_namespace_without_name_has_its_policy(database: sb.Datab
 )
 def test_a_handler_that_makes_its_session_read_only_stops_no_reader(database: sb.Database, setting: str) -> None:
     """A setting of the session outlives the transaction, so the reader continues in another session."""
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE)
 
     @worker.on(ORDER)
     def order(tx: sb.Transaction, message: sb.Message) -> None:
         if is_bad(message):
             tx.connection.execute(setting)
-        done.append(message.message_body)
+        received.append(message.message_body)
 
     send(database, b"bad", b"good", b"better")
     with database.working(worker):
-        eventually(lambda: done == [b"bad", b"good", b"better"], 30)
+        eventually(lambda: received == [b"bad", b"good", b"better"], 30)
     assert database.receive(STOCK_QUEUE) == []

@@ -103,7 +103,7 @@ def test_commit_and_the_next_receive_are_one_round_trip(database: sb.Database, m
 def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Callable[..., str]) -> None:
     """A COMMIT that is sent with the next RECEIVE needs no connection for poison detection if it succeeds."""
     borrowed: list[None] = []
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
     with sb.Instance(make_instance_url(), connections=8, upkeep=None) as instance:
         database = define_standard_set(instance.database("Busy", create=True))
         for number in range(8):
@@ -117,10 +117,10 @@ def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Cal
         instance.poison._connections = counted
 
         def read() -> None:
-            database.process(STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=0.5)
+            database.process(STOCK_QUEUE, lambda transaction, messages: received.extend(bodies(messages)), wait=0.5)
 
         together(*[read] * 8, seconds=120)
-    assert sorted(done, key=str) == sorted((b"%d" % number for number in range(320)), key=str)
+    assert sorted(received, key=str) == sorted((b"%d" % number for number in range(320)), key=str)
     assert borrowed == []
 
 
@@ -466,15 +466,15 @@ def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, st
     alone = 5
     handle = begin(database)
     database.send(handle, ORDER, b"first")
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
     reader = in_thread(
-        database.process, STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=2
+        database.process, STOCK_QUEUE, lambda transaction, messages: received.extend(bodies(messages)), wait=2
     )
-    eventually(lambda: _is_waiting(database) and len(done) == 1)
+    eventually(lambda: _is_waiting(database) and len(received) == 1)
     before = statements.copy()
     for number in range(alone):
         database.send(handle, ORDER, b"%d" % number)
-        eventually(lambda number=number: len(done) == number + 2 and _is_waiting(database))
+        eventually(lambda number=number: len(received) == number + 2 and _is_waiting(database))
         time.sleep(0.02)  # slower than the polling mode needs
     spent = statements - before
     assert spent["conversation.receive"] == 2 * alone
@@ -488,7 +488,7 @@ def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(
 ) -> None:
     """The message comes between an empty RECEIVE and the wait, also for a reader that has just processed one."""
     handle = begin(database)
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
     sleeps = 0
 
     def sending(reader: type[Any]) -> Callable[..., Any]:
@@ -514,19 +514,19 @@ def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(
     for reader in (sb.api.notifier.WaitingReader, sb.api.aio.notifier.WaitingReader):
         monkeypatch.setattr(reader, "wait", sending(reader))
     began = time.monotonic()
-    assert database.process(STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=1) == 5
-    assert done == [b"%d" % number for number in range(1, 6)]
+    assert database.process(STOCK_QUEUE, lambda transaction, messages: received.extend(bodies(messages)), wait=1) == 5
+    assert received == [b"%d" % number for number in range(1, 6)]
     assert time.monotonic() - began < 30  # otherwise the reader would have slept for a minute
 
 
 def test_a_service_that_changes_while_the_reader_is_busy_ends_no_wait(database: sb.Database) -> None:
     """8468 ends waits only: here the wait begins after the procedure has returned."""
     handle = begin(database)
-    done: list[bytes | None] = []
+    received: list[bytes | None] = []
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
-        done.extend(bodies(messages))
-        if done == [b"1"]:
+        received.extend(bodies(messages))
+        if received == [b"1"]:
             began.set()
             altered.wait(30)
 

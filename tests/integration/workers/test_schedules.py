@@ -149,9 +149,9 @@ def test_a_failure_is_judged_and_the_schedule_goes_on(course: ScheduleBed) -> No
 
 def test_changes(course: ScheduleBed) -> None:
     def worker(rule: str | timedelta, **options: Any) -> sb.Worker:
-        made = stock_worker()
-        made.every(rule, name="job", **options)(lambda tx, message: None)
-        return made
+        stock = stock_worker()
+        stock.every(rule, name="job", **options)(lambda tx, message: None)
+        return stock
 
     hour = course.to_next_hour()
     course.run(worker("0 * * * *"))

@@ -46,10 +46,10 @@ def in_a_process(transaction, message):
 def site(make_instance_url: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     (tmp_path / "stock_procedures.py").write_text(PROCEDURES)
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
-    made = Site("west", make_instance_url(), tmp_path)
-    made.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Stock", 2, "OWNER", status=True))
-    yield made
-    made.close()
+    started_site = Site("west", make_instance_url(), tmp_path)
+    started_site.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Stock", 2, "OWNER", status=True))
+    yield started_site
+    started_site.close()
 
 
 def serve(site: Site, tmp_path: Path, *arguments: str) -> Served:

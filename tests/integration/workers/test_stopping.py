@@ -36,17 +36,17 @@ def is_waiting(database: sb.Database) -> bool:
 @pytest.mark.parametrize("form", ["message", "transaction", "coroutine"])
 def test_a_message_after_the_end_of_the_block_is_not_taken(database: sb.Database, form: str) -> None:
     """A reader that waits for the next message ends at once with the block."""
-    taken: list[bytes | None] = []
+    received: list[bytes | None] = []
 
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
-        taken.append(message.message_body)
+        received.append(message.message_body)
 
     async def coroutine(transaction: sb.AsyncTransaction, message: sb.Message) -> None:
-        taken.append(message.message_body)
+        received.append(message.message_body)
 
     def own(database: sb.Database) -> None:
         while messages := database.receive(STOCK_QUEUE, wait=60):
-            taken.extend(message.message_body for message in messages)
+            received.extend(message.message_body for message in messages)
 
     if form == "transaction":
         sb.procedure(PROCEDURE, form="database")(own)
@@ -56,13 +56,13 @@ def test_a_message_after_the_end_of_the_block_is_not_taken(database: sb.Database
     handle = begin(database)
     with sb.activate(database.instance, interval=0.2):
         database.send(handle, ORDER, b"first")
-        eventually(lambda: taken == [b"first"] and is_waiting(database))
+        eventually(lambda: received == [b"first"] and is_waiting(database))
         ends = time.monotonic()
     assert time.monotonic() - ends < 5
     database.send(handle, ORDER, b"after")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"after"]
     assert query(database, "select from sys.dm_broker_activated_tasks") == []
-    assert taken == [b"first"]
+    assert received == [b"first"]
 
 
 def hang_in_sql(transaction: sb.Transaction, message: sb.Message) -> None:

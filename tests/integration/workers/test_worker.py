@@ -108,12 +108,12 @@ def test_one_exception_ends_no_reader(database: sb.Database, caplog: pytest.LogC
         eventually(lambda: len(database.set_aside_messages()) == 4)
         handles = [begin_with(database, b"%d" % number) for number in range(8)]
         assert [replies(database, handle) for handle in handles] == [[b"%d" % number] for number in range(8)]
-    kept = database.set_aside_messages()
-    assert sorted(message.error for message in kept) == [
+    letters = database.set_aside_messages()
+    assert sorted(message.error for message in letters) == [
         "InstanceError: The handler has called sys.exit.",
         *["ValueError: no such item"] * 3,
     ]
-    assert all(message.failures == 3 for message in kept)
+    assert all(message.failures == 3 for message in letters)
     assert "has failed 1 time; it is tried again at once. ValueError: no such item" in caplog.text
     assert "has failed 3 times; it becomes a dead letter" in caplog.text
 
@@ -147,21 +147,21 @@ def test_a_type_that_nobody_handles_is_poison(database: sb.Database) -> None:
 
 def test_batches_keep_the_order_and_one_bad_message_costs_itself(database: sb.Database) -> None:
     worker = sb.Worker(STOCK_QUEUE, batch=3, poison=retry_at_once)
-    taken: list[list[bytes | None]] = []
+    received: list[list[bytes | None]] = []
 
     @worker.on()
     def orders(tx: sb.Transaction, messages: list[sb.Message]) -> None:
         if b"bad" in bodies(messages):
             raise ValueError
-        taken.append(bodies(messages))
+        received.append(bodies(messages))
 
     handle = begin_with(database, b"1", b"2", b"3", b"4", b"bad", b"5")
     target = far_handle(database, handle)
     database.end_conversation(handle)
     with database.working(worker):
         eventually(lambda: state(database, target) == "CD")
-    assert taken[0] == [b"1", b"2", b"3"]
-    assert [body for run in taken for body in run] == [b"1", b"2", b"3", b"4", b"5"]
+    assert received[0] == [b"1", b"2", b"3"]
+    assert [body for run in received for body in run] == [b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_a_queue_that_is_off_ends_no_worker(
@@ -255,7 +255,7 @@ class Sum:
 
 
 def test_typed_handlers_within_middleware(database: sb.Database) -> None:
-    said: list[str] = []
+    calls: list[str] = []
     worker = sb.Worker(STOCK_QUEUE, poison=retry_at_once)
 
     @worker.middleware
@@ -263,13 +263,13 @@ def test_typed_handlers_within_middleware(database: sb.Database) -> None:
         try:
             yield
         except ZeroDivisionError as problem:
-            said.append(type(problem).__name__)
+            calls.append(type(problem).__name__)
             raise
         tx.send(message.conversation_handle, REPLY, b"and this")
 
     @worker.on(ORDER)
     def add(tx: sb.Transaction, order: Sum) -> None:
-        said.append(f"{sum(order.of)}")
+        calls.append(f"{sum(order.of)}")
         if not order.of:
             raise ZeroDivisionError
 
@@ -277,7 +277,7 @@ def test_typed_handlers_within_middleware(database: sb.Database) -> None:
     handle = begin_with(database, b'{"of":[1,2]}', b"{]", b'{"of":[]}')
     with database.working(worker):
         eventually(lambda: len(database.set_aside_messages()) == 2)
-    assert said == ["3"] + ["0", "ZeroDivisionError"] * 3
+    assert calls == ["3"] + ["0", "ZeroDivisionError"] * 3
     assert [message.failures for message in database.set_aside_messages()] == [3, 3]
     assert bodies(database.receive(ORDERS_QUEUE, conversation_handle=handle)) == [b"and this"]
 

@@ -185,6 +185,6 @@ def test_mistakes_are_said_in_one_sentence(
     (tmp_path / "app.py").write_text(program)
     worker = start(target)
     assert worker.process.wait(60) == 1
-    said = worker.log.read_text()
-    assert words.format(folder=tmp_path) in said
-    assert said.count("\n") == 1
+    output = worker.log.read_text()
+    assert words.format(folder=tmp_path) in output
+    assert output.count("\n") == 1

@@ -280,12 +280,12 @@ def test_another_reader_has_other_groups_meanwhile(database: sb.Database) -> Non
     for number in range(4):
         begin_with(database, b"%d" % number)
     worker = sb.Worker(STOCK_QUEUE, groups=2)
-    taken: list[bytes | None] = []
+    received: list[bytes | None] = []
     first, go_on = threading.Event(), threading.Event()
 
     @worker.on()
     def take(tx: sb.Transaction, message: sb.Message) -> None:
-        taken.append(message.message_body)
+        received.append(message.message_body)
         first.set()
         assert go_on.wait(30)
 
@@ -294,7 +294,7 @@ def test_another_reader_has_other_groups_meanwhile(database: sb.Database) -> Non
         others = in_thread(lambda: bodies(database.receive(STOCK_QUEUE, groups=50))).result(30)
         go_on.set()
         eventually(lambda: is_queue_empty(database))
-    assert (taken, others) == ([b"0", b"1"], [b"2", b"3"])
+    assert (received, others) == ([b"0", b"1"], [b"2", b"3"])
 
 
 def test_statements_of_a_group(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:

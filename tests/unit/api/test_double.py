@@ -329,9 +329,9 @@ def tables(tmp_path: Path) -> Callable[[], sqlite3.Connection]:
         connection.execute("create table shipments (item text)")
 
     def connect() -> sqlite3.Connection:
-        made = sqlite3.connect(tmp_path / "tables.db", isolation_level=None)
-        made.execute("begin")
-        return made
+        path = sqlite3.connect(tmp_path / "tables.db", isolation_level=None)
+        path.execute("begin")
+        return path
 
     return connect
 

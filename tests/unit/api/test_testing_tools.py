@@ -77,8 +77,8 @@ def test_a_worker_of_asyncio_is_refused(run_worker_once):
 def test_the_fixtures_are_there_wherever_it_is_installed(tmp_path: Path) -> None:
     (tmp_path / "test_shop.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "3 passed" in result.stdout, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

@@ -127,11 +127,11 @@ def test_each_pair_of_services_and_certificates_has_its_own() -> None:
 def test_a_peer_without_the_capability_gets_a_key_and_a_signature_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     together = count_calls(monkeypatch, "sign_together")
     west, east = Exchanges(Clock()), Exchanges(Clock())
-    made = drafts(west, 3, is_batched=False)
-    signed = west.sign([draft for _, draft in made])
+    drafted = drafts(west, 3, is_batched=False)
+    signed = west.sign([draft for _, draft in drafted])
     assert not together
     assert len({exchange.capsule for exchange in signed}) == len({exchange.signature for exchange in signed}) == 3
-    for (each_header, _), exchange in zip(made, signed, strict=True):
+    for (each_header, _), exchange in zip(drafted, signed, strict=True):
         assert exchange.siblings is None
         assert east.is_signed(exchange, WEST.certificate, each_header)
         assert east.unwrap(exchange, EAST.key, each_header) == KEY

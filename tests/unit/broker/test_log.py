@@ -100,12 +100,12 @@ def test_in_json_every_line_is_an_object(said: io.StringIO) -> None:
         warnings.warn("PySpark does not yet fully support that.", UserWarning, stacklevel=1)
     say("servicebroker: it has failed.", "Twice.", error=True)
     say_block("Traceback\n  of several\nlines", error=True)
-    told = [json.loads(line) for line in lines(said)]
-    assert len(told) == 6
-    assert [record["level"] for record in told] == ["INFO", "WARNING", "WARNING", "ERROR", "ERROR", "ERROR"]
-    assert "does not yet fully support" in told[2]["message"]
-    assert told[3]["message"] == "servicebroker: it has failed."
-    assert told[5]["message"].splitlines()[0] == "Traceback"
+    document = [json.loads(line) for line in lines(said)]
+    assert len(document) == 6
+    assert [record["level"] for record in document] == ["INFO", "WARNING", "WARNING", "ERROR", "ERROR", "ERROR"]
+    assert "does not yet fully support" in document[2]["message"]
+    assert document[3]["message"] == "servicebroker: it has failed."
+    assert document[5]["message"].splitlines()[0] == "Traceback"
 
 
 def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(said: io.StringIO) -> None:

@@ -40,11 +40,14 @@ def actions(*events: Event) -> list[ShareAction]:
 
 def test_a_killed_process_is_closed_before_another_one_takes_its_place() -> None:
     """The session of the killed process may still commit until it is terminated."""
-    done = actions(Event.READY, Event.EXITED, Event.PAUSED)
+    performed = actions(Event.READY, Event.EXITED, Event.PAUSED)
     assert (
-        done.index(ShareAction.CLOSE) < done.index(ShareAction.PAUSE) < done.index(ShareAction.REPLACE) < len(done) - 1
+        performed.index(ShareAction.CLOSE)
+        < performed.index(ShareAction.PAUSE)
+        < performed.index(ShareAction.REPLACE)
+        < len(performed) - 1
     )
-    assert done[-1] is ShareAction.AWAIT
+    assert performed[-1] is ShareAction.AWAIT
 
 
 def test_what_failed_is_closed_before_the_daemon_hears_of_it() -> None:
@@ -185,17 +188,22 @@ def test_a_process_proves_that_it_is_the_principal_only_with_the_lease() -> None
 
 
 def test_who_stands_by_says_so_once_and_has_no_connections() -> None:
-    done = way(Served.PRIMARY, Served.HELD, Served.HELD, Served.HELD, Served.WON, Served.PROVED)
-    assert done.count(Do.LOG_STANDBY) == done.count(Do.STOP_LISTENING) == 1
-    assert done.count(Do.WAIT_FOR_LEASE) == 3
-    assert done[-1] is Do.SERVE
+    performed = way(Served.PRIMARY, Served.HELD, Served.HELD, Served.HELD, Served.WON, Served.PROVED)
+    assert performed.count(Do.LOG_STANDBY) == performed.count(Do.STOP_LISTENING) == 1
+    assert performed.count(Do.WAIT_FOR_LEASE) == 3
+    assert performed[-1] is Do.SERVE
 
 
 def test_a_mirror_that_is_promoted_is_in_doubt_until_a_commit_went_through() -> None:
-    done = way(Served.MIRROR, Served.MIRROR, Served.PRIMARY, Served.WON, Served.UNPROVED, Served.PROVED)
-    assert done.count(Do.LOG_MIRROR) == done.count(Do.LOG_PROMOTED) == 1
-    assert done.index(Do.ANNOUNCE_DOUBT) < done.index(Do.TRY_LEASE) < done.index(Do.PROVE) < done.index(Do.SERVE)
-    assert done.count(Do.ANNOUNCE_DOUBT) == 2
+    performed = way(Served.MIRROR, Served.MIRROR, Served.PRIMARY, Served.WON, Served.UNPROVED, Served.PROVED)
+    assert performed.count(Do.LOG_MIRROR) == performed.count(Do.LOG_PROMOTED) == 1
+    assert (
+        performed.index(Do.ANNOUNCE_DOUBT)
+        < performed.index(Do.TRY_LEASE)
+        < performed.index(Do.PROVE)
+        < performed.index(Do.SERVE)
+    )
+    assert performed.count(Do.ANNOUNCE_DOUBT) == 2
 
 
 def test_each_phase_is_reached_and_what_cannot_happen_is_refused() -> None:

@@ -210,8 +210,8 @@ def test_without_descriptors_it_waits_and_says_so(
         return time.monotonic() - begun
 
     assert 0.25 < asyncio.run(accepted()) < TIMEOUT_S
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["A connection was not accepted: there are 0, and Too many open files."] * 3
+    records = [record.getMessage() for record in caplog.records]
+    assert records == ["A connection was not accepted: there are 0, and Too many open files."] * 3
 
 
 @pytest.mark.parametrize("kind", ["ends", "is late", "speaks TLS"])

@@ -240,5 +240,5 @@ def test_the_package_says_its_version_and_what_there_is() -> None:
     assert sb.__version__ == __import__("importlib.metadata").metadata.version("servicebroker")
     assert set(sb.__all__) <= set(dir(sb))
     fresh = "import servicebroker as sb; print(sorted(set(sb.__all__) - set(dir(sb))), hasattr(sb, 'nothing'))"
-    done = subprocess.run([sys.executable, "-c", fresh], capture_output=True, text=True, check=True)
-    assert done.stdout == "[] False\n"
+    result = subprocess.run([sys.executable, "-c", fresh], capture_output=True, text=True, check=True)
+    assert result.stdout == "[] False\n"

@@ -53,18 +53,18 @@ schema = "SCHEMA"
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
     """Create a pipe without a writer."""
-    made = tmp_path / "pipe"
-    os.mkfifo(made)
-    return made
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
 
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """Create a sparse file that is larger than any memory."""
-    made = tmp_path / "large"
-    with made.open("wb") as file:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
         file.truncate(2**40)
-    return made
+    return path
 
 
 @pytest.mark.timeout(30)
@@ -99,10 +99,10 @@ COMMANDS = [
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: " ".join(arguments[:2]))
 def test_commands_refuse_a_device_in_a_sentence(arguments: list[str]) -> None:
     given = [*("/dev/zero" if argument == "FILE" else argument for argument in arguments)]
-    done = CliRunner().invoke(app, given)
-    assert isinstance(done.exception, OSError | sb.ServiceBrokerError | SystemExit)
-    assert done.exit_code == 1
-    said = f"{done.output} {done.exception}"  # `tsql check` reports one file, and checks the others
+    result = CliRunner().invoke(app, given)
+    assert isinstance(result.exception, OSError | sb.ServiceBrokerError | SystemExit)
+    assert result.exit_code == 1
+    said = f"{result.output} {result.exception}"  # `tsql check` reports one file, and checks the others
     assert "/dev/zero" in said
     assert "more than" in said or "pipe or device" in said
 
@@ -111,8 +111,8 @@ def test_commands_refuse_a_device_in_a_sentence(arguments: list[str]) -> None:
 def test_a_script_names_no_pipe(pipe: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.sql"
     script.write_text(f":r {pipe}\n")
-    done = CliRunner().invoke(app, ["tsql", "check", str(script)])
-    assert "pipe or device" in done.output
+    result = CliRunner().invoke(app, ["tsql", "check", str(script)])
+    assert "pipe or device" in result.output
 
 
 @pytest.mark.timeout(30)

@@ -77,15 +77,15 @@ def handler_of(annotation: str, got: list[Any]) -> Callable[..., Any]:
 
 def arguments_of(database: double.Database, annotation: str, *texts: bytes, batch: int | None = None) -> list[Any]:
     """Return the arguments of a handler with this annotation for these bodies."""
-    got: list[Any] = []
+    received: list[Any] = []
     worker = sb.Worker(STOCK_QUEUE, batch=batch)
-    worker.on(ORDER)(handler_of(annotation, got))
+    worker.on(ORDER)(handler_of(annotation, received))
     worker.on()(lambda tx, message: None)
     handle = database.begin_dialog(ORDERS, STOCK, contract="//test/Contract")
     for text in texts:
         database.send(handle, ORDER, text)
     with database.working(worker):
-        return got
+        return received
 
 
 JSON = b'{"item":"cup"}'
@@ -253,20 +253,20 @@ def test_a_class_of_the_place_where_the_handler_stands(database: double.Database
 
 def test_process_reads_bodies(database: double.Database) -> None:
     handle = database.begin_dialog(ORDERS, STOCK, contract="//test/Contract")
-    got: list[Any] = []
+    received: list[Any] = []
 
     def orders(tx: double.Transaction, given: list[Order]) -> None:
-        got.extend(given)
+        received.extend(given)
 
     def messages(tx: double.Transaction, given: list[sb.Message[Order]]) -> None:
-        got.extend(None if message.is_end_dialog else message.body for message in given)
+        received.extend(None if message.is_end_dialog else message.body for message in given)
 
     for procedure in (orders, messages):
         database.send(handle, ORDER, JSON)
         assert database.process(STOCK_QUEUE, procedure) == 1
     database.end_conversation(handle)
     database.process(STOCK_QUEUE, messages)
-    assert got == [Order("cup"), Order("cup"), None]
+    assert received == [Order("cup"), Order("cup"), None]
 
 
 def test_types_for_type_checkers() -> None:
@@ -322,15 +322,15 @@ def told(worker: sb.Worker, said: list[str]) -> None:
 )
 @pytest.mark.parametrize("is_async", [False, True])
 def test_middleware_wraps_each_call(batch: int | None, body: bytes, expected: list[str], is_async: bool) -> None:
-    said: list[str] = []
+    calls: list[str] = []
     worker = sb.Worker(STOCK_QUEUE, batch=batch, poison=lambda failure: sb.SetAside())
-    told(worker, said)
+    told(worker, calls)
 
     def work(given: Any) -> None:
         message = given[0] if batch else given
         if message.message_body == b"bad":
             raise ValueError("bad")
-        said.append("handler")
+        calls.append("handler")
 
     if is_async:
 
@@ -341,7 +341,7 @@ def test_middleware_wraps_each_call(batch: int | None, body: bytes, expected: li
     else:
         worker.on()(lambda tx, given: work(given))
     asyncio.run(_one_message_async(worker, body)) if is_async else _one_message(worker, body)
-    assert said == expected
+    assert calls == expected
 
 
 def _one_message(worker: sb.Worker, body: bytes) -> None:
@@ -362,22 +362,22 @@ async def _one_message_async(worker: sb.Worker, body: bytes) -> None:
 
 
 def test_async_middleware() -> None:
-    said: list[str] = []
+    calls: list[str] = []
     worker = sb.Worker(STOCK_QUEUE)
 
     @worker.middleware
     async def around(tx: Any, message: sb.Message) -> AsyncIterator[None]:
         await asyncio.sleep(0)
-        said.append("begins")
+        calls.append("begins")
         yield
-        said.append("ends")
+        calls.append("ends")
 
     @worker.on()
     async def order(tx: Any, message: sb.Message) -> None:
-        said.append("handler")
+        calls.append("handler")
 
     asyncio.run(_one_message_async(worker, b"cup"))
-    assert said == ["begins", "handler", "ends"]
+    assert calls == ["begins", "handler", "ends"]
 
 
 @pytest.mark.parametrize(

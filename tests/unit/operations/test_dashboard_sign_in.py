@@ -40,10 +40,10 @@ class Hashing:
 
 @pytest.fixture
 def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
-    made = Hashing()
-    monkeypatch.setattr(people_file, "_hash", made)
+    stand_in = Hashing()
+    monkeypatch.setattr(people_file, "_hash", stand_in)
     monkeypatch.setattr(people_file, "_is_hash", bool)
-    return made
+    return stand_in
 
 
 @pytest.fixture

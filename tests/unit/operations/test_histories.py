@@ -55,9 +55,9 @@ def test_a_chart_has_the_times_of_its_axis_and_all_values() -> None:
     history = RateHistory(SINCE, 600.0, [1.0, None], [2.0, 0.5], [7, None])
     chart = flow_chart(history)
     assert [at.minute for at in chart.times] == [0, 5, 10, 15, 20]
-    told = json.loads(chart.values)
-    assert (told["since"], told["width"]) == (SINCE.timestamp(), 600)
-    assert {line["label"]: line["values"] for line in told["lines"]} == {
+    document = json.loads(chart.values)
+    assert (document["since"], document["width"]) == (SINCE.timestamp(), 600)
+    assert {line["label"]: line["values"] for line in document["lines"]} == {
         "In per second": [1.0, None],
         "Out per second": [2.0, 0.5],
     }

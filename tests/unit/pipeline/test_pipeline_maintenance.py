@@ -197,15 +197,18 @@ def test_hours_are_counted_by_service_and_contract(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path, unconfigured="quarantine")
     landed = datetime(2026, 1, 2, 14, tzinfo=UTC)
     monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.write_time", lambda: landed)
-    given = [order(n, minutes=n) for n in range(100)]
+    orders = [order(n, minutes=n) for n in range(100)]
     land(
-        pipe, "q", 0, batch(*given, message(100, None, names.ERROR), message(101, b"?"), message(102, b"12", "Unheard"))
+        pipe,
+        "q",
+        0,
+        batch(*orders, message(100, None, names.ERROR), message(101, b"?"), message(102, b"12", "Unheard")),
     )
     first, second = analyze(pipe)
     assert (first.hour, second.hour - first.hour) == (datetime(2026, 1, 2, 12, tzinfo=UTC), timedelta(hours=1))
     assert (first.queue, first.service_name, first.service_contract_name) == ("Shop.Stock", "S", "C")
     assert (first.messages, first.errors, first.unreadable, second.messages, second.errors) == (63, 1, 2, 40, 0)
-    assert first.bytes == sum(len(row["message_body"]) for row in given[:60]) + 3
+    assert first.bytes == sum(len(row["message_body"]) for row in orders[:60]) + 3
     assert second.slowest == 3600.0
     assert second.p50 == pytest.approx(3600 - 19.5 * 60, abs=90)
     assert analyze(pipe) == [first, second]

@@ -104,10 +104,10 @@ def test_examples_become_what_they_say_or_the_difference_is_told(files, monkeypa
 
 
 def test_the_command_tells_rows_and_quarantine_and_fails_with_an_example(files):
-    done = ran("pipeline", "test", files / "orders.toml", files / "examples.toml", timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert 'a whole order: orders: {"id": 1, "price": "1.50", "at": "2026-01-02T12:00:00+00:00"' in done.stdout
-    assert done.stdout.splitlines()[-1] == "4 examples, 3 of them as expected."
+    result = ran("pipeline", "test", files / "orders.toml", files / "examples.toml", timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert 'a whole order: orders: {"id": 1, "price": "1.50", "at": "2026-01-02T12:00:00+00:00"' in result.stdout
+    assert result.stdout.splitlines()[-1] == "4 examples, 3 of them as expected."
     body = ran(
         "pipeline", "test", files / "orders.toml", files / "bad.json", "--type", "//shop/Order", "--json", timeout=60
     )

@@ -162,11 +162,11 @@ def test_messages_that_were_moved_while_nothing_ran_are_known(tmp_path):
 
 def test_messages_that_come_again_under_another_name_of_their_queue_are_known(tmp_path):
     """Landed, unacknowledged messages are still in the queue, to which the pipeline file gives another name."""
-    given = [order(n, minutes=n) for n in range(4)]
-    land(pipeline(tmp_path), "q", 0, batch(*given[:3], message(9, b"?", minutes=3)))
+    orders = [order(n, minutes=n) for n in range(4)]
+    land(pipeline(tmp_path), "q", 0, batch(*orders[:3], message(9, b"?", minutes=3)))
     named = QueueRule("./data", "Shop", "Stock", "another name")
     pipe = replace(pipeline(tmp_path), queues=(named,))
-    rows = batch(*given, message(9, b"?", minutes=3))
+    rows = batch(*orders, message(9, b"?", minutes=3))
     commit_results(pipe, named, [sort_rows(pipe, named, "r", iter([rows]))], 0)
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3]
     assert len(table(pipe, "bronze")) == 5

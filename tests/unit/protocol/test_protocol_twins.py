@@ -18,17 +18,17 @@ def incarnation(number: int) -> UUID:
 
 def test_two_that_bring_messages_beside_each_other_are_told_with_both_places() -> None:
     twins = Twins()
-    told = [twins.heard(SHOP, incarnation(number % 2), f"host{number % 2}", float(number)) for number in range(9)]
-    assert [host for host in told if host] == ["host1"]
+    hosts = [twins.heard(SHOP, incarnation(number % 2), f"host{number % 2}", float(number)) for number in range(9)]
+    assert [host for host in hosts if host] == ["host1"]
     assert (
-        told.index("host1") == OVERLAP_S + 3
+        hosts.index("host1") == OVERLAP_S + 3
     )  # the second daemon starts at 1; the first must send for longer than that
 
 
 def test_the_same_two_are_told_again_while_it_goes_on() -> None:
     twins = Twins()
-    told = [twins.heard(SHOP, incarnation(number % 2), "x", float(number)) for number in range(100)]
-    assert 10 <= sum(host is not None for host in told) <= 100 / OVERLAP_S
+    hosts = [twins.heard(SHOP, incarnation(number % 2), "x", float(number)) for number in range(100)]
+    assert 10 <= sum(host is not None for host in hosts) <= 100 / OVERLAP_S
 
 
 @given(

@@ -41,12 +41,14 @@ def test_the_locked_versions_fit_the_requirements() -> None:
 
 def test_a_release_lists_what_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
     assert dependencies.sbom() == 0
-    told = json.loads(capsys.readouterr().out)
-    names = {component["name"] for component in told["components"]}
+    document = json.loads(capsys.readouterr().out)
+    names = {component["name"] for component in document["components"]}
     assert {"psycopg", "cryptography", "pyspark"} <= names
     assert "pytest" not in names
-    refs = {component["bom-ref"] for component in told["components"]} | {told["metadata"]["component"]["bom-ref"]}
-    assert all({component["ref"], *component["dependsOn"]} <= refs for component in told["dependencies"])
+    refs = {component["bom-ref"] for component in document["components"]} | {
+        document["metadata"]["component"]["bom-ref"]
+    }
+    assert all({component["ref"], *component["dependsOn"]} <= refs for component in document["dependencies"])
 
 
 def test_an_audit_says_that_it_has_looked_up_nothing(

@@ -22,8 +22,8 @@ HEAVY = ("psycopg", "psycopg_pool", "asyncio", "lxml", "cryptography", "pyspark"
 
 def loaded(program: str) -> set[str]:
     """Run a program in a new process, and return its loaded modules."""
-    done = subprocess.run([sys.executable, "-c", f"{program}\n{LAST}"], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    result = subprocess.run([sys.executable, "-c", f"{program}\n{LAST}"], capture_output=True, text=True, check=True)
+    return set(json.loads(result.stdout.splitlines()[-1]))
 
 
 def command(*arguments: str) -> str:
@@ -96,10 +96,10 @@ def test_a_missing_extra_is_said_in_one_sentence(
         f"import sys\nsys.modules[{missing!r}] = None\nfrom servicebroker.cli.main import main\n"
         f"sys.argv[1:] = {arguments!r}\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.endswith(f"is not installed: pip install 'servicebroker[{extra}]'.\n")
-    assert done.stderr.count("\n") == 1
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.endswith(f"is not installed: pip install 'servicebroker[{extra}]'.\n")
+    assert result.stderr.count("\n") == 1
 
 
 def test_what_an_extra_brings_is_known_to_who_says_that_it_is_missing() -> None:

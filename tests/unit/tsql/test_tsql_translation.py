@@ -84,23 +84,23 @@ def test_an_expression_becomes_this(text: str, sql: str) -> None:
 
 
 def test_an_assignment_names_its_variables_and_converts_to_their_types() -> None:
-    done = translated("SELECT @n = Id, @s = Handle FROM Items")
-    assert (done.kind, done.assignments) == ("assign", ("@n", "@s"))
-    assert 'tsql.to_nvarchar("handle")' in done.sql
+    translation = translated("SELECT @n = Id, @s = Handle FROM Items")
+    assert (translation.kind, translation.assignments) == ("assign", ("@n", "@s"))
+    assert 'tsql.to_nvarchar("handle")' in translation.sql
 
 
 def test_variables_are_parameters_and_never_text() -> None:
-    done = translated("SELECT @s, @n, @s")
-    assert done.sql == 'SELECT $1::text AS "?column?", $2::integer AS "?column?", $1::text AS "?column?"'
-    assert done.parameters == ("@s", "@n")
+    translation = translated("SELECT @s, @n, @s")
+    assert translation.sql == 'SELECT $1::text AS "?column?", $2::integer AS "?column?", $1::text AS "?column?"'
+    assert translation.parameters == ("@s", "@n")
 
 
 def test_holdlock_takes_the_key_before_the_statement() -> None:
-    done = translated("SELECT Name FROM Items WITH (UPDLOCK, HOLDLOCK) WHERE Handle = @h")
-    (lock,) = done.before
+    translation = translated("SELECT Name FROM Items WITH (UPDLOCK, HOLDLOCK) WHERE Handle = @h")
+    (lock,) = translation.before
     assert "pg_advisory_xact_lock" in lock.sql
     assert lock.parameters == ("@h",)
-    assert done.sql.endswith('FOR UPDATE OF "items"')
+    assert translation.sql.endswith('FOR UPDATE OF "items"')
 
 
 def test_a_translation_is_kept_for_scopes_of_the_same_shape_only() -> None:
