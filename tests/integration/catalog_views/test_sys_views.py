@@ -340,14 +340,16 @@ def test_databases(instance: sb.Instance) -> None:
 
 
 def test_message_types(database: sb.Database) -> None:
-    found = {row.name: row for row in rows(database, "service_message_types")}
+    rows_by_name = {row.name: row for row in rows(database, "service_message_types")}
     for name, letter, word in ((ORDER, "N", "NONE"), (DOCUMENT, "X", "XML"), (MARK, "E", "EMPTY")):
-        row = found[name]
+        row = rows_by_name[name]
         assert (row.validation, row.validation_desc, row.principal_id) == (letter, word, 1)
         assert row.message_type_id >= 65536
         assert row.xml_collection_id is None
-    assert sorted(row.message_type_id for row in found.values() if row.message_type_id < 65536) == list(range(1, 15))
-    assert (found[sb.DEFAULT].message_type_id, found[sb.DEFAULT].validation) == (14, "N")
+    assert sorted(row.message_type_id for row in rows_by_name.values() if row.message_type_id < 65536) == list(
+        range(1, 15)
+    )
+    assert (rows_by_name[sb.DEFAULT].message_type_id, rows_by_name[sb.DEFAULT].validation) == (14, "N")
 
 
 def test_contracts_and_what_they_allow(database: sb.Database) -> None:
@@ -397,10 +399,10 @@ def test_priorities(database: sb.Database) -> None:
     database.create_broker_priority(
         "One", contract_name=CONTRACT, local_service_name=STOCK, remote_service_name="//far"
     )
-    found = {row.name: row for row in rows(database, "conversation_priorities")}
-    assert found["Any"][2:6] == (None, None, None, 3)
+    rows_by_name = {row.name: row for row in rows(database, "conversation_priorities")}
+    assert rows_by_name["Any"][2:6] == (None, None, None, 3)
     (contract,), (service,) = rows(database, "service_contracts", name=CONTRACT), rows(database, "services", name=STOCK)
-    assert found["One"][2:6] == (contract.service_contract_id, service.service_id, "//far", 5)
+    assert rows_by_name["One"][2:6] == (contract.service_contract_id, service.service_id, "//far", 5)
     database.alter(honor_broker_priority=True)
     (row,) = rows(database, "databases")
     assert row.is_honor_broker_priority_on == 1

@@ -36,8 +36,8 @@ def test_alter_message_type(database: sb.Database) -> None:
         theirs.send(handle, ORDER, b"thing")
         database.alter_message_type(ORDER, "WELL_FORMED_XML")
         theirs.send(handle, ORDER, b"<a/>")  # the cached names of another process are checked
-        found = database.receive(STOCK_QUEUE)
-        assert [(message.message_body, message.validation) for message in found] == [
+        received = database.receive(STOCK_QUEUE)
+        assert [(message.message_body, message.validation) for message in received] == [
             (b"any", "N"),
             (b"thing", "N"),
             (b"<a/>", "X"),

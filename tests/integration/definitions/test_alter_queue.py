@@ -85,9 +85,9 @@ def test_messages_wait_for_a_queue_that_is_off(database: sb.Database) -> None:
     assert waiting_messages(database) == 4
     database.alter_queue(STOCK_QUEUE, status=True)
     assert waiting_messages(database) == 0
-    found = [database.receive(STOCK_QUEUE), database.receive(STOCK_QUEUE)]
-    assert sorted(map(bodies, found)) == [[b"2", b"3", b"4"], [b"first"]]
-    numbers = {message.message_body: message.message_sequence_number for message in found[0] + found[1]}
+    received = [database.receive(STOCK_QUEUE), database.receive(STOCK_QUEUE)]
+    assert sorted(map(bodies, received)) == [[b"2", b"3", b"4"], [b"first"]]
+    numbers = {message.message_body: message.message_sequence_number for message in received[0] + received[1]}
     assert numbers == {b"2": 2, b"3": 3, b"4": 4, b"first": 0}
     assert database.send(old, ORDER, b"5") == 5
     assert bodies(database.receive(STOCK_QUEUE)) == [b"5"]
@@ -282,13 +282,13 @@ def test_an_end_waits_for_a_queue_that_is_off(
     assert waiting_messages(database) == (1 if error else 2)
     assert database.receive(queues[ends_first]) == []
     database.alter_queue(queues[other], status=True)
-    found = database.receive(queues[other])
+    received = database.receive(queues[other])
     if error:
-        assert [sb.read_error(message.message_body) for message in found] == [error]
+        assert [sb.read_error(message.message_body) for message in received] == [error]
         assert state(database, handles[other]) == "ER"
     else:
-        assert [message.message_body for message in found] == [b"last", None]
-        assert found[-1].is_end_dialog
+        assert [message.message_body for message in received] == [b"last", None]
+        assert received[-1].is_end_dialog
         assert state(database, handles[other]) == "DI"
     assert state(database, handles[ends_first]) == (None if ends_first == "initiator" else "CD")
     database.end_conversation(handles[other])
@@ -325,8 +325,8 @@ def test_a_validation_altered_while_messages_wait(database: sb.Database) -> None
         [],
         [-9615],
     ]
-    found = [database.receive(STOCK_QUEUE), database.receive(STOCK_QUEUE)]
-    assert sorted(bodies([m for m in messages if not m.is_error]) for messages in found) == [
+    received = [database.receive(STOCK_QUEUE), database.receive(STOCK_QUEUE)]
+    assert sorted(bodies([m for m in messages if not m.is_error]) for messages in received) == [
         [b"<a/>", b"<b/>"],
         [b"<c/>"],
     ]

@@ -224,11 +224,11 @@ def test_verbs_in_a_database_that_was_dropped(instance: sb.Instance) -> None:
     database = define_standard_set(instance.database(f"Drop{uuid4().hex}", create=True))
     handle, target = open_dialog(database)
     with sb.open(instance.url, upkeep=None) as another:
-        there = another.database(database.name)
-        there.receive(STOCK_QUEUE)
-        remembered = there.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-        there.send(remembered, ORDER, b"x")
-        waiting = in_thread(there.receive, ORDERS_QUEUE, wait=30)
+        second_database = another.database(database.name)
+        second_database.receive(STOCK_QUEUE)
+        remembered = second_database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        second_database.send(remembered, ORDER, b"x")
+        waiting = in_thread(second_database.receive, ORDERS_QUEUE, wait=30)
         eventually(lambda: query(database, "select from servicebroker.waiting_readers"))
         instance.drop_database(database.name)
         with refused(8442):
@@ -245,14 +245,14 @@ def test_verbs_in_a_database_that_was_dropped(instance: sb.Instance) -> None:
             lambda v: v.begin_conversation_timer(handle, 5),
         ]
         for verb in verbs:
-            for each in (database, there):
+            for each in (database, second_database):
                 with refused(8442, "no Service Broker active"):
                     verb(each)
         with refused(8442):
-            there.create_queue("Q")
+            second_database.create_queue("Q")
         with refused(8442):
-            there.create_message_type("//new")
-        with there.transaction() as transaction:
+            second_database.create_message_type("//new")
+        with second_database.transaction() as transaction:
             with refused(8442):
                 transaction.begin_dialog(ORDERS, STOCK)
             assert transaction.connection.execute("select 1").fetchall() == [(1,)]

@@ -98,9 +98,9 @@ def test_pages_of_ten_thousand_queues(make_instance_url: Callable[..., str]) -> 
                 assert answer.status_code == 200, answer.text
                 assert len(answer.content) < 500_000, page
             assert "dbo.Queue7<" in client.get("/i/0/queues").text
-            found = client.get("/i/0/queues", params={"name": f"Queue{CROWD_SIZE - 1}"}).text
-            assert f"1 of {CROWD_SIZE + 2:,} queues" in found
-            assert f"//test/{CROWD_SIZE - 1}" in found
+            output = client.get("/i/0/queues", params={"name": f"Queue{CROWD_SIZE - 1}"}).text
+            assert f"1 of {CROWD_SIZE + 2:,} queues" in output
+            assert f"//test/{CROWD_SIZE - 1}" in output
         dashboard.close()
 
 

@@ -205,17 +205,17 @@ def _identifier(database: sb.Database) -> UUID:
 
 def test_another_process_notices_that_a_collection_has_changed(typed: sb.Database) -> None:
     with sb.open(typed.instance.url, upkeep=None) as other:
-        there = other.database(typed.name)
-        handle = there.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-        there.send(handle, DOCUMENT, VALID)
+        second_database = other.database(typed.name)
+        handle = second_database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        second_database.send(handle, DOCUMENT, VALID)
         typed.alter_xml_schema_collection(COLLECTION, schema("mark", "xs:string"))
-        there.send_batch(handle, DOCUMENT, [ALSO_VALID, VALID])
+        second_database.send_batch(handle, DOCUMENT, [ALSO_VALID, VALID])
         assert bodies(typed.receive(STOCK_QUEUE)) == [VALID, ALSO_VALID, VALID]
         typed.alter_message_type(DOCUMENT, "NONE")
-        there.send(handle, DOCUMENT, INVALID)
+        second_database.send(handle, DOCUMENT, INVALID)
         typed.create_xml_schema_collection("Other", schema("other"))
         typed.alter_message_type(DOCUMENT, "VALID_XML", schema_collection="Other")
-        there.send(handle, DOCUMENT, VALID)
+        second_database.send(handle, DOCUMENT, VALID)
     assert bodies(typed.receive(STOCK_QUEUE))[1:] == [INVALID]  # the Error arrives first
     assert received_errors(typed, ORDERS_QUEUE) == [-9615]
 

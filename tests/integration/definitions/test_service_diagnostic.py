@@ -81,8 +81,8 @@ def described(
 
 def test_a_service_is_described(database: sb.Database) -> None:
     database.alter_service(STOCK, add_contracts=["DEFAULT"])
-    found = ask(database, STOCK, ORDERS, SERVICE_BROKER)
-    assert found == [
+    replies = ask(database, STOCK, ORDERS, SERVICE_BROKER)
+    assert replies == [
         *described(database, STOCK, "READY", CONTRACT, "DEFAULT"),
         *described(database, ORDERS),  # a service that only begins conversations
         *described(database, SERVICE_BROKER, "READY", SERVICE_DIAGNOSTIC, SERVICE_ECHO),

@@ -20,9 +20,9 @@ STORIES = [page for page in PAGES if page.startswith("docs/stories/")]
 def follow(page: str, folder: Path) -> None:
     for path in (folder, *folder.parents[:2]):
         path.chmod(0o755)  # an embedded server started by root runs as another user, who needs access
-    here = folder / "fresh"
-    here.mkdir()
-    with newcomer(here) as session:
+    page_folder = folder / "fresh"
+    page_folder.mkdir()
+    with newcomer(page_folder) as session:
         session.do(page)
 
 

@@ -230,8 +230,8 @@ def test_a_copy_is_adopted_with_its_identifier_decided(copied: tuple[sb.Instance
         database = instance.database("Shop")
         assert (identifier(database) == was.broker) == (way == "error")
         assert (query(database, "select instance_id from servicebroker.instance") == known) == (way == "error")
-        found = errors(database.receive(STOCK_QUEUE))
-        assert found == ([-9719] if way == "error" else [])
+        received = errors(database.receive(STOCK_QUEUE))
+        assert received == ([-9719] if way == "error" else [])
 
 
 def test_adopting_asks_what_to_do() -> None:

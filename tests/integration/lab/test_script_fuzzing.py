@@ -20,8 +20,8 @@ def runner(instance: sb.Instance, monkeypatch: pytest.MonkeyPatch) -> Runner:
 
 def test_changed_scripts_run(runner: Runner) -> None:
     corpus = Corpus(own_scripts())
-    found = {number: runner.judge_run(corpus.make_text(number)) for number in range(CASE_COUNT)}
-    assert {number: problem for number, problem in found.items() if problem} == {}
+    findings = {number: runner.judge_run(corpus.make_text(number)) for number in range(CASE_COUNT)}
+    assert {number: problem for number, problem in findings.items() if problem} == {}
 
 
 @pytest.mark.parametrize("text", ["WHILE 1 = 1 SELECT 1", "WAITFOR DELAY '00:01:00'"])

@@ -57,13 +57,13 @@ def test_no_definition_is_without_a_face(database: sb.Database) -> None:
             "CREATE LOGIN l WITH PASSWORD = 'Xy1!Xy1!Xy1!'", "CREATE USER u FOR LOGIN l", "GRANT CREATE QUEUE TO u",
         ):  # fmt: skip
             session.execute(text)
-    found = [entry for entry in acts(database) if entry.number not in before]
+    entries = [entry for entry in acts(database) if entry.number not in before]
     assert {"CREATE SCHEMA", "DROP SCHEMA", "CREATE TYPE", "ALTER MODULE", "DROP MODULE"} <= {
-        entry.act for entry in found
+        entry.act for entry in entries
     }
-    assert [entry for entry in found if not entry.client_kind] == []
-    assert {entry.principal for entry in found if entry.act.endswith((" MODULE", " TYPE", " SCHEMA"))} == {"dbo"}
-    assert [one.client_kind for one in found if one.subject == "Two" and one.act == "CREATE DATABASE"] == ["Python"]
+    assert [entry for entry in entries if not entry.client_kind] == []
+    assert {entry.principal for entry in entries if entry.act.endswith((" MODULE", " TYPE", " SCHEMA"))} == {"dbo"}
+    assert [one.client_kind for one in entries if one.subject == "Two" and one.act == "CREATE DATABASE"] == ["Python"]
 
 
 def test_every_face_is_known(database: sb.Database) -> None:
@@ -80,8 +80,8 @@ def test_every_face_is_known(database: sb.Database) -> None:
         (form,) = page.xpath("//form[contains(@action, '/act/switch')]")
         answer = browser.post(form.action, data=dict(form.form_values()), headers={"origin": HERE})
         assert "OFF" in answer.text
-        found = browser.get("/i/0/audit", params={"what": "bypython"}).text
-        assert "max_readers nothing -&gt; 7" in found, html.fromstring(found).text_content()
+        output = browser.get("/i/0/audit", params={"what": "bypython"}).text
+        assert "max_readers nothing -&gt; 7" in output, html.fromstring(output).text_content()
     (made,) = acts(database, "CREATE QUEUE dbo.ByPython") or acts(database, "ByPython")[-1:]
     assert (made.act, made.client_kind, made.principal, made.before) == ("CREATE QUEUE", "Python", "dbo", None)
     assert made.after is not None
@@ -112,9 +112,9 @@ def test_each_definition_is_noted_with_names(database: sb.Database) -> None:
     database.revoke("RECEIVE", "U", queue="Q")
     database.drop_service("S")
     database.alter(honor_broker_priority=True)
-    found = [(entry.act, entry.subject) for entry in reversed(acts(database)) if entry.number > last]
+    entries = [(entry.act, entry.subject) for entry in reversed(acts(database)) if entry.number > last]
     others = ("ALTER DATABASE", "DROP SERVICE", "DROP CONTRACT OF SERVICE")
-    assert [change for change in found if change[0] not in others and "CONNECT" not in change[1]] == [
+    assert [change for change in entries if change[0] not in others and "CONNECT" not in change[1]] == [
         ("CREATE MESSAGE TYPE", "M"),
         ("CREATE CONTRACT", "C"),
         ("CREATE MESSAGE TYPE OF CONTRACT", "C M"),
@@ -130,8 +130,8 @@ def test_each_definition_is_noted_with_names(database: sb.Database) -> None:
         ("DROP BROKER PRIORITY", "P"),
         ("DROP PERMISSION", "RECEIVE U"),
     ]
-    assert ("ALTER DATABASE", "Test") in found
-    assert ("DROP SERVICE", "S") in found
+    assert ("ALTER DATABASE", "Test") in entries
+    assert ("DROP SERVICE", "S") in entries
     assert {entry.principal for entry in acts(database) if entry.number > last} == {"dbo"}
 
 
@@ -179,8 +179,8 @@ def test_what_operators_do_with_conversations_and_messages(database: sb.Database
     other, _ = open_dialog(database)
     ended = CliRunner().invoke(app, ["poison", "end", str(other), "--database", "Test", "--instance", url])
     assert ended.exit_code == 0, ended.output
-    found = [(entry.act, entry.client_kind, entry.after) for entry in reversed(acts(database, str(handle)))]
-    assert found == [
+    entries = [(entry.act, entry.client_kind, entry.after) for entry in reversed(acts(database, str(handle)))]
+    assert entries == [
         ("BEGIN CONVERSATION TIMER", "dashboard", {"seconds": "60"}),
         ("MOVE CONVERSATION", "dashboard", {"group": str(group)}),
         ("END CONVERSATION WITH ERROR", "dashboard", {"code": "7", "text": "enough"}),
@@ -200,11 +200,11 @@ def test_replayed_and_discarded_messages_without_their_bodies(database: sb.Datab
     first, second = (letter.set_aside_id for letter in database.set_aside_messages())
     database.replay_message(first)
     database.discard_message(second)
-    found = {entry.act: entry for entry in acts(database, "MESSAGE") if entry.act.endswith("MESSAGE")}
-    assert set(found) == {"REPLAY MESSAGE", "DISCARD MESSAGE"}
-    assert found["REPLAY MESSAGE"].after is not None
-    assert found["REPLAY MESSAGE"].after["conversation_handle"]
-    assert "secret" not in json.dumps([entry._asdict() for entry in found.values()], default=str)
+    entries = {entry.act: entry for entry in acts(database, "MESSAGE") if entry.act.endswith("MESSAGE")}
+    assert set(entries) == {"REPLAY MESSAGE", "DISCARD MESSAGE"}
+    assert entries["REPLAY MESSAGE"].after is not None
+    assert entries["REPLAY MESSAGE"].after["conversation_handle"]
+    assert "secret" not in json.dumps([entry._asdict() for entry in entries.values()], default=str)
 
 
 def test_it_is_searched_and_told(database: sb.Database) -> None:

@@ -82,8 +82,10 @@ def test_signing_in(browse: Callable[..., Browser]) -> None:
 
 def test_who_guesses_has_to_wait(browse: Callable[..., Browser]) -> None:
     browser = browse(Role.SEE, token="the token")
-    found = [browser.send_form("/login", {"token": str(number)}).status_code for number in range(MAX_FAILURES_PER_NAME)]
-    assert set(found) == {403}
+    statuses = [
+        browser.send_form("/login", {"token": str(number)}).status_code for number in range(MAX_FAILURES_PER_NAME)
+    ]
+    assert set(statuses) == {403}
     assert browser.send_form("/login", {"token": "the token"}).status_code == 429
 
 

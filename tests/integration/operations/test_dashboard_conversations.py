@@ -113,8 +113,8 @@ def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database
     text = browser.text("i/0/conversation", handle=sent_too)
     assert "Undelivered messages" in text
     assert "//nowhere/Service" in text
-    found = browser.page("i/0/conversations", service="nowhere").xpath("//tbody//th")
-    assert [str(sent_too)] == [title for row in found for title in row.xpath(".//@title")]
+    elements = browser.page("i/0/conversations", service="nowhere").xpath("//tbody//th")
+    assert [str(sent_too)] == [title for row in elements for title in row.xpath(".//@title")]
     assert "No matching conversations." in browser.text("i/0/conversations", service="nowhere", state="ER")
 
 

@@ -76,8 +76,8 @@ def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Brow
     assert "newest is 'x'; it must be a number" in browser.press(page, "replay-chosen", ours, newest="x")
     poisoned(database, b"4")  # after the page was loaded, whose button names three
     assert "3 messages are in their queues again." in browser.press(page, "replay-chosen", ours)
-    found = sorted(str(body) for _ in range(3) for body in bodies(database.receive(STOCK_QUEUE)))
-    assert found == ["b'1'", "b'2'", "b'3'"]
+    received = sorted(str(body) for _ in range(3) for body in bodies(database.receive(STOCK_QUEUE)))
+    assert received == ["b'1'", "b'2'", "b'3'"]
     page = browser.page("i/0/dead-letters", database=database.name)
     assert "1 message is discarded." in browser.press(page, "discard-chosen")
     assert database.set_aside_messages() == []

@@ -290,9 +290,9 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     shutil.rmtree(pipeline_file.parent / "tables" / "quarantine")
     assert "0 messages of Order written, 0 still in quarantine." in browser.send_form(form.action, fields).text
     assert "Empty." in browser.text("pipelines")
-    there = pipeline_file.read_text()
+    output = pipeline_file.read_text()
     monkeypatch.setenv("A_QUEUE", "Nowhere4711")
-    pipeline_file.write_text(there.replace(f'queue = "{STOCK_QUEUE}"', 'queue = "${A_QUEUE}"'))
+    pipeline_file.write_text(output.replace(f'queue = "{STOCK_QUEUE}"', 'queue = "${A_QUEUE}"'))
     text = browser.text("pipelines")
     assert f"{database.name}.${{A_QUEUE}} \u2013 \u2013 \u2013" in text
     assert f"{database.name}.${{A_QUEUE}}: " in text

@@ -74,14 +74,14 @@ def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) 
     database.create_route("far", service_name="//far", address="TCP://far:4022")
     other = instance.database("Other", create=True)
     other.alter(disable_broker=True)
-    found = json.loads(examined(instance, "--json")[1])["findings"]
-    said = {finding["subject"]: finding["problem"] for finding in found if finding["subject"] != "PostgreSQL"}
+    findings = json.loads(examined(instance, "--json")[1])["findings"]
+    said = {finding["subject"]: finding["problem"] for finding in findings if finding["subject"] != "PostgreSQL"}
     assert said["queue Test.dbo.StockQueue"].startswith("It is OFF")
     assert said["queue Test.dbo.Idle"].startswith("Nobody runs its activation procedure")
     assert "1 message to it waits" in said["service //nowhere"]
     assert "database Other" in said
     assert "network" in said
-    assert all(finding["advice"] for finding in found)
+    assert all(finding["advice"] for finding in findings)
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])

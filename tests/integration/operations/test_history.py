@@ -85,8 +85,8 @@ def test_what_came_what_left_and_what_was_there(database: sb.Database) -> None:
     send(database, handle, 2)
     take_sample(database)
     take_sample(database)
-    found = history_of(database)
-    assert (total(found.rates_in, found), total(found.rates_out, found)) == (22, 15)
+    history = history_of(database)
+    assert (total(history.rates_in, history), total(history.rates_out, history)) == (22, 15)
     with database.instance.connection() as connection:
         now = database.instance.clock()
         all_of_them = run(connection, total_history(now, HOUR))
@@ -94,7 +94,7 @@ def test_what_came_what_left_and_what_was_there(database: sb.Database) -> None:
     assert total(all_of_them.rates_in, all_of_them) == 22
     there = [depth for depth in short.depths if depth is not None]
     assert (total(short.rates_in, short), max(there) - there[-1]) == (22, 13)
-    assert found.rates_in[0] is None, "nobody has watched an hour ago"
+    assert history.rates_in[0] is None, "nobody has watched an hour ago"
 
 
 def test_a_depth_is_that_of_its_part(database: sb.Database) -> None:
@@ -141,9 +141,9 @@ def test_an_hour_is_kept_in_minutes_and_a_day_in_tens_of_them(database: sb.Datab
     for hours, finest in ((2, 60), (24, 600)):
         wait(database, hours * 3600)
         take_sample(database)
-        found = history_of(database, timedelta(hours=hours + 3))
-        assert total(found.rates_in, found) == 1060
-        assert max(depth for depth in found.depths if depth is not None) >= 1000, "a peak is kept too"
+        history = history_of(database, timedelta(hours=hours + 3))
+        assert total(history.rates_in, history) == 1060
+        assert max(depth for depth in history.depths if depth is not None) >= 1000, "a peak is kept too"
         steps = query(
             database, "select min(step) from servicebroker.history_samples where at < now() - interval '1 hour'"
         )
@@ -162,9 +162,9 @@ def test_counters_that_begin_anew_are_no_negative_rate(database: sb.Database) ->
     execute(database, "update servicebroker.history set arrived = arrived + 100000, departed = departed + 100000")
     send(database, handle, 7)
     take_sample(database)
-    found = history_of(database)
-    assert 0 < total(found.rates_in, found) < 100
-    assert min(rate for rate in (*found.rates_in, *found.rates_out) if rate is not None) >= 0
+    history = history_of(database)
+    assert 0 < total(history.rates_in, history) < 100
+    assert min(rate for rate in (*history.rates_in, *history.rates_out) if rate is not None) >= 0
 
 
 def test_a_queue_that_is_dropped_has_no_history(database: sb.Database) -> None:

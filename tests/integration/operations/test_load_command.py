@@ -16,9 +16,9 @@ def test_all_that_was_sent_is_received_and_the_database_is_gone(make_instance_ur
     url = make_instance_url()
     result = ran("load", "--instance", url, "--seconds", "0.5", "--senders", "2", "--batch", "10", "--json")
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found["sent"] == found["received"] > 0
-    assert 0 < found["latency_p50_ms"] <= found["latency_p99_ms"]
+    document = json.loads(result.stdout)
+    assert document["sent"] == document["received"] > 0
+    assert 0 < document["latency_p50_ms"] <= document["latency_p99_ms"]
     with sb.open(url) as instance, pytest.raises(sb.BrokerError, match=DATABASE):
         instance.database(DATABASE)
 

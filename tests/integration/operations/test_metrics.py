@@ -42,16 +42,16 @@ def test_what_postgresql_holds(fresh_database: sb.Database) -> None:
         connection.execute("select pg_stat_force_next_flush()")
 
     def enqueued() -> bool:
-        found = scraped(url)
-        return found[f"servicebroker_enqueued_messages_total{of}"] == 3
+        samples = scraped(url)
+        return samples[f"servicebroker_enqueued_messages_total{of}"] == 3
 
     eventually(enqueued)
-    found = scraped(url)
-    assert found[f"servicebroker_queue_messages{of}"] == 3
-    assert 0 <= found[f"servicebroker_queue_oldest_seconds{of}"] < 60
-    assert sum(value for name, value in found.items() if "transmission_queue_messages" in name) == 1
+    samples = scraped(url)
+    assert samples[f"servicebroker_queue_messages{of}"] == 3
+    assert 0 <= samples[f"servicebroker_queue_oldest_seconds{of}"] < 60
+    assert sum(value for name, value in samples.items() if "transmission_queue_messages" in name) == 1
     state = f'{{database="{database.name}",queue="dbo.{STOCK_QUEUE}",state="CO"}}'
-    assert found[f"servicebroker_conversations{state}"] == 1
+    assert samples[f"servicebroker_conversations{state}"] == 1
     database.process(STOCK_QUEUE, _fail, poison=lambda failure: sb.Retry(after=600))
     assert scraped(url)[f"servicebroker_failing_messages{of}"] == 1
     with refused(9617):
@@ -66,9 +66,9 @@ def test_events_of_readers_and_of_poison() -> None:
     events.subscribe(metrics.count_event)
 
     def counted() -> list[float]:
-        found = parsed(prometheus_client.generate_latest(metrics.REGISTRY).decode())
+        samples = parsed(prometheus_client.generate_latest(metrics.REGISTRY).decode())
         names = ['activation_events_total{subclass="Started"}', 'activation_events_total{subclass="Aborted"}']
-        return [found.get(f"servicebroker_{name}", 0.0) for name in (*names, "queue_disabled_events_total")]
+        return [samples.get(f"servicebroker_{name}", 0.0) for name in (*names, "queue_disabled_events_total")]
 
     before = counted()
     now = datetime.now(UTC)

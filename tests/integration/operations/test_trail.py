@@ -76,10 +76,10 @@ def test_the_life_of_a_conversation(database: sb.Database) -> None:
     database.begin_conversation_timer(handle, 3600)
     database.receive(ORDERS_QUEUE, top=10)
     database.end_conversation(handle)
-    found = events(database, handle)
-    assert found == events(database, far)
+    trail = events(database, handle)
+    assert trail == events(database, far)
     sides = {handle: "near", far: "far"}
-    lines = [f"{sides[event.handle]} {describe_event(event)}" for event in found]
+    lines = [f"{sides[event.handle]} {describe_event(event)}" for event in trail]
     first = [line for line in lines if "state" not in line]
     assert first[:2] == [
         f"far 3 messages, 0 to 2 of type {ORDER}: arrived in its queue",
@@ -92,15 +92,15 @@ def test_the_life_of_a_conversation(database: sb.Database) -> None:
     assert sum("left its queue" in line and line.startswith("near") for line in lines) == 1, (
         "what was rolled back is not there"
     )
-    (came,) = [event for event in found if event.what == "R" and event.handle == far]
-    (answered,) = [event for event in found if event.what == "A" and event.handle == handle and event.first == 0]
+    (came,) = [event for event in trail if event.what == "R" and event.handle == far]
+    (answered,) = [event for event in trail if event.what == "A" and event.handle == handle and event.first == 0]
     assert came.transaction == answered.transaction, "received and answered in one transaction"
     with TestClient(Dashboard([database.instance.url], token=None), base_url="http://127.0.0.1") as browser:
         page = browser.get(f"/i/0/conversation?handle={handle}").text
         assert "3 messages, 0 to 2" in page
         assert f"transaction {came.transaction}" in page
     shown = json.loads(command(database, "show", str(far), "--json"))["events"]
-    assert len(shown) == len(found)
+    assert len(shown) == len(trail)
     assert database.instance.check().findings == []
 
 

@@ -97,19 +97,19 @@ class Sides(NamedTuple):
 @pytest.fixture
 def sides(database: sb.Database, tmp_path: Path) -> Sides:
     far = define_standard_set(database.instance.database(f"{database.name}Far", create=True))
-    found = Sides(database, far, f"//{far.name}/Stock", tmp_path)
-    far.create_service(found.service, STOCK_QUEUE, [CONTRACT])
+    sides_of_test = Sides(database, far, f"//{far.name}/Stock", tmp_path)
+    far.create_service(sides_of_test.service, STOCK_QUEUE, [CONTRACT])
     for place, owner, other in ((database, "Seller", "Keeper"), (far, "Keeper", "Seller")):
         place.create_master_key(PASSWORD)
         place.create_user(owner)
         place.create_user(other)
         place.create_certificate(owner, authorization=owner)
     database.alter_authorization("Seller", service=ORDERS)
-    far.alter_authorization("Keeper", service=found.service)
-    database.create_remote_service_binding("ToStock", to_service=found.service, user="Keeper")
-    found.pass_on(database, "Seller", far, "Seller")
-    found.pass_on(far, "Keeper", database, "Keeper")
-    return found
+    far.alter_authorization("Keeper", service=sides_of_test.service)
+    database.create_remote_service_binding("ToStock", to_service=sides_of_test.service, user="Keeper")
+    sides_of_test.pass_on(database, "Seller", far, "Seller")
+    sides_of_test.pass_on(far, "Keeper", database, "Keeper")
+    return sides_of_test
 
 
 @pytest.mark.both_faces

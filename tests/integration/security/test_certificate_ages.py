@@ -41,8 +41,8 @@ def told(shop: sb.Database, *arguments: str) -> Any:
 
 
 def doctor(shop: sb.Database) -> dict[str, str]:
-    found = told(shop, "doctor")["findings"]
-    return {finding["subject"]: finding["problem"] for finding in found if finding["subject"] != "PostgreSQL"}
+    findings = told(shop, "doctor")["findings"]
+    return {finding["subject"]: finding["problem"] for finding in findings if finding["subject"] != "PostgreSQL"}
 
 
 def imported(shop: sb.Database, name: str, days: float, login: str | None = None) -> None:

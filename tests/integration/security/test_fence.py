@@ -42,11 +42,11 @@ def test_every_statement_on_every_object(town: Town) -> None:
     conversation(town, "Alice", "Vault", SECRET)
     with town.database.instance.connection() as owner, psycopg.connect(town.mallory, autocommit=True) as mallory:
         before = hostile_role.digest(owner)
-        found = hostile_role.objects(owner)
-        assert len(found.tables) > 100
-        assert len(found.functions) > 100
+        objects = hostile_role.objects(owner)
+        assert len(objects.tables) > 100
+        assert len(objects.functions) > 100
         names = names_of(town, mallory)
-        texts = [*hostile_role.statements(found, names), *hostile_role.at_large(names)]
+        texts = [*hostile_role.statements(objects, names), *hostile_role.at_large(names)]
         tried = hostile_role.attempt(mallory, texts)
         done = {attempt.statement for attempt in tried if not attempt.sqlstate}
         # Allowed: read and lock its own key, GRANT and REVOKE without effect and with a warning, SET ROLE to itself.
@@ -62,7 +62,7 @@ def test_every_statement_on_every_object(town: Town) -> None:
     # the statements are valid: most succeed for the owner
     with town.database.instance.connection() as owner, pytest.raises(ZeroDivisionError), owner.transaction():
         some = hostile_role.Objects(
-            [t for t in found.tables if ".permissions" in t[0]], [], found.functions[-1:], ["sys"]
+            [t for t in objects.tables if ".permissions" in t[0]], [], objects.functions[-1:], ["sys"]
         )
         tried = hostile_role.attempt(owner, list(hostile_role.statements(some, names)), undo=True)
         worked = [attempt.statement for attempt in tried if not attempt.sqlstate]

@@ -189,9 +189,9 @@ def test_check_notices_what_a_superuser_has_changed(town: Town, change: str, sai
     with town.database.instance.connection() as connection, connection.transaction(force_rollback=True):
         assert run(connection, tampered()) == []
         connection.execute(change)  # type: ignore[call-overload]
-        found = run(connection, tampered())
-        assert len(found) == 1
-        assert said in found[0]
+        findings = run(connection, tampered())
+        assert len(findings) == 1
+        assert said in findings[0]
 
 
 def test_check_says_it(town: Town) -> None:
@@ -215,9 +215,9 @@ def test_doctor_names_the_holder_of_a_lock_of_ours(town: Town) -> None:
         waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
         eventually(lambda: owner.execute(waiting).fetchone() == (1,))
         later = town.database.instance.clock() + timedelta(minutes=5)
-        found = judge(run(owner, gather(later)))
+        findings = judge(run(owner, gather(later)))
         holder.execute("select pg_advisory_unlock(%s, 0)", (locks.PARKED_DELIVERY,))
         sending.result(30)
-    (finding,) = [finding for finding in found if "the broker's lock of delivery" in finding.problem]
+    (finding,) = [finding for finding in findings if "the broker's lock of delivery" in finding.problem]
     assert "forgotten" in finding.problem
     assert "pg_terminate_backend" in finding.advice

@@ -415,8 +415,8 @@ def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None
     with superuser(town) as connection, psycopg.connect(town.restricted, autocommit=True) as restricted:
         give_functions(connection, to=RESTRICTED)
         restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG_CHANGE,))
-        found = [finding for finding in of_locks(run_doctor(town)) if finding.subject.startswith("session")]
-        assert [RESTRICTED in finding.problem and "(definitions)" in finding.problem for finding in found] == [True]
+        findings = [finding for finding in of_locks(run_doctor(town)) if finding.subject.startswith("session")]
+        assert [RESTRICTED in finding.problem and "(definitions)" in finding.problem for finding in findings] == [True]
         restricted.execute("select pg_advisory_unlock_all()")
         town.database.instance.grant_rights(RESTRICTED)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -494,8 +494,8 @@ def test_a_prepared_transaction_that_holds_a_lock_is_named(small: str) -> None:
         with psycopg.connect(as_role(small, STRANGER)) as stranger:
             stranger.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG_CHANGE,))
             stranger.execute("prepare transaction 'kept for ever'")
-        found = judge(run(owner, gather(instance.clock())))
-        (holder,) = [finding for finding in found if finding.subject == "transaction kept for ever"]
+        findings = judge(run(owner, gather(instance.clock())))
+        (holder,) = [finding for finding in findings if finding.subject == "transaction kept for ever"]
         assert f"The role {STRANGER} has prepared it since" in holder.problem
         assert "(definitions)" in holder.problem
         owner.execute("rollback prepared 'kept for ever'")
@@ -510,8 +510,8 @@ def test_who_fills_the_servers_room_for_locks_is_named(small: str) -> None:
         psycopg.connect(elsewhere) as stranger,
     ):
         stranger.execute("select pg_advisory_lock(i) from generate_series(1, 2500) i")
-        found = judge(run(owner, gather(instance.clock())))
-        (hoarder,) = [finding for finding in found if "locks that the server has room for" in finding.problem]
+        findings = judge(run(owner, gather(instance.clock())))
+        (hoarder,) = [finding for finding in findings if "locks that the server has room for" in finding.problem]
         assert hoarder.subject == f"session {stranger.info.backend_pid}"
         assert STRANGER in hoarder.problem
 
@@ -530,8 +530,8 @@ def test_a_room_for_notifications_that_gets_full_is_told(small: str) -> None:
             with pytest.raises(psycopg.errors.ProgramLimitExceeded):
                 while True:
                     stranger.execute("select pg_notify('everything', repeat('x', 7000) || random())")
-            found = judge(run(owner, gather(instance.clock())))
-            assert [finding.subject for finding in found if "queue of notifications is" in finding.problem] == [
+            findings = judge(run(owner, gather(instance.clock())))
+            assert [finding.subject for finding in findings if "queue of notifications is" in finding.problem] == [
                 "PostgreSQL"
             ]
             with pytest.raises(psycopg.errors.ProgramLimitExceeded), database.transaction() as transaction:

@@ -372,9 +372,9 @@ def test_the_owner_is_looked_for_in_the_targets_database(
     def outcome() -> list[int]:
         handle = database.begin_dialog(service, "//far/Stock", contract=CONTRACT)
         database.send(handle, ORDER, b"x")
-        found = errors(database.receive(ORDERS_QUEUE))
+        received = errors(database.receive(ORDERS_QUEUE))
         other.receive(STOCK_QUEUE)
-        return found
+        return received
 
     assert outcome() == [-8494]  # the sender has no user there: it is guest
     other.create_user("Same", postgres_role)

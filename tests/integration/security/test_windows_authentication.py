@@ -196,8 +196,8 @@ def test_members_who_joined_with_a_token_need_connect_until_they_are_revoked(two
     west.waits("No certificate was found")  # west has read the list, too, and presents no certificate any more
     assert east.database.receive(STOCK_QUEUE) == []
     eventually(lambda: query(west.database, "select problem <> '' from servicebroker.domain_membership") == [(True,)])
-    found = CliRunner().invoke(command, ["doctor", "--instance", west.url]).stdout
-    assert "CORP\\Shop was revoked" in found
+    output = CliRunner().invoke(command, ["doctor", "--instance", west.url]).stdout
+    assert "CORP\\Shop was revoked" in output
 
 
 def test_a_certificate_that_is_renewed_is_shown_at_once_and_nothing_is_lost(two: Two, tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_connect_for_public_lets_in_certificates_that_nobody_has_imported(two: T
     two.west.waits("none of those that were imported")
     two.west.instance.grant_connect("broker", "public")
     two.west.waits("Authentication failed")
-    found = CliRunner().invoke(command, ["doctor", "--instance", two.west.url]).stdout
-    assert "CONNECT is granted to public" in found
+    output = CliRunner().invoke(command, ["doctor", "--instance", two.west.url]).stdout
+    assert "CONNECT is granted to public" in output
     two.east.instance.grant_connect("broker", "PUBLIC")
     two.arrives("a")
     eventually(lambda: len(authenticated(two.east)) == 1)

@@ -124,9 +124,9 @@ def test_what_fails_is_undone_for_its_group_only(database: sb.Database, verdict:
     assert handled.failures == [1, 2, 3]
     assert [message.failures for message in database.set_aside_messages()] == [3] * isinstance(verdict, sb.SetAside)
     expected = [b"0", b"1", b"3", b"4", *[b"sorry"] * isinstance(verdict, sb.Reply)]
-    found = [message for handle in handles for message in database.receive(ORDERS_QUEUE, conversation_handle=handle)]
-    assert sorted(body for body in bodies(found) if body and b"<" not in body) == expected
-    assert sum(message.is_error for message in found) == isinstance(verdict, sb.EndWithError)
+    received = [message for handle in handles for message in database.receive(ORDERS_QUEUE, conversation_handle=handle)]
+    assert sorted(body for body in bodies(received) if body and b"<" not in body) == expected
+    assert sum(message.is_error for message in received) == isinstance(verdict, sb.EndWithError)
     assert query(database, "select count(*) from servicebroker.failed_messages") == [(0,)]
 
 

@@ -84,31 +84,33 @@ def test_contexts_are_bounded_for_each_conversation_and_for_each_owner() -> None
 
 def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
     """The rows of thirty conversations are locked: part of their messages is kept, and none is lost."""
-    here = Receiver(budget=20 * 2 * (BODY_BYTES + LIMITS.message_cost))
+    receiver = Receiver(budget=20 * 2 * (BODY_BYTES + LIMITS.message_cost))
     senders = [uuid4() for _ in range(30)]
-    here.take(senders, 0)
-    here.tables.is_held = lambda handle: True
-    here.take(senders, 1)
-    here.take(senders, 2)  # behind the waiting messages: these fill the memory, too
-    assert len(here.relay._writer._postponed) == 20
-    assert here.bodies(senders[0]) == [b"0" * BODY_BYTES]
-    here.tables.is_held = lambda handle: False
+    receiver.take(senders, 0)
+    receiver.tables.is_held = lambda handle: True
+    receiver.take(senders, 1)
+    receiver.take(senders, 2)  # behind the waiting messages: these fill the memory, too
+    assert len(receiver.relay._writer._postponed) == 20
+    assert receiver.bodies(senders[0]) == [b"0" * BODY_BYTES]
+    receiver.tables.is_held = lambda handle: False
     for number in (1, 2):  # peers retransmit unacknowledged messages
-        here.take(senders, number)
-    assert {sender: here.bodies(sender) for sender in senders} == {
+        receiver.take(senders, number)
+    assert {sender: receiver.bodies(sender) for sender in senders} == {
         sender: [b"%d" % n * BODY_BYTES for n in range(3)] for sender in senders
     }
 
 
 def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
     """The conversation that has waited longest is evicted, however small it is."""
-    here = Receiver(capacity=5)
+    receiver = Receiver(capacity=5)
     senders = [uuid4() for _ in range(8)]
-    here.take(senders, 0)
-    here.tables.is_held = lambda handle: True
+    receiver.take(senders, 0)
+    receiver.tables.is_held = lambda handle: True
     for sender in senders:
-        here.take([sender], 1)
-    assert [here.tables.endpoints[handle].conversation for handle in here.relay._writer._postponed] == senders[3:]
+        receiver.take([sender], 1)
+    assert [receiver.tables.endpoints[handle].conversation for handle in receiver.relay._writer._postponed] == senders[
+        3:
+    ]
 
 
 def test_a_peer_with_many_links_has_no_more_openings_wait_than_with_one() -> None:
@@ -135,7 +137,7 @@ class Charged(Wire):
 def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time to check, collect and acknowledge its messages counts."""
     clock = [0.0]
-    here = Receiver(seconds=lambda: clock[0])
+    receiver = Receiver(seconds=lambda: clock[0])
     costly, plain = Charged(), Charged()
     conversations = {costly: uuid4(), plain: uuid4()}
     for step in ("arrived", "batch", "transmit"):
@@ -147,8 +149,9 @@ def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: p
 
         monkeypatch.setattr(Dialog, step, slowly)
     for number in range(3):
-        here.relay.round(
-            here.store, [Arrival(link, _message(conversation, number)) for link, conversation in conversations.items()]
+        receiver.relay.round(
+            receiver.store,
+            [Arrival(link, _message(conversation, number)) for link, conversation in conversations.items()],
         )
     assert plain.seconds == 0
     assert costly.seconds == pytest.approx(3 * 0.02)  # no link back to acknowledge the message
@@ -157,22 +160,22 @@ def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: p
 def test_the_time_to_store_is_divided_by_what_each_peer_has_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each link brings one frame: with a small message, a large one, or a hundred small ones."""
     clock = [0.0]
-    here = Receiver(seconds=lambda: clock[0])
+    receiver = Receiver(seconds=lambda: clock[0])
     small, large, many = Charged(), Charged(), Charged()
     conversations = {small: uuid4(), large: uuid4(), many: uuid4()}
-    here.relay.round(
-        here.store, [Arrival(link, _message(conversation, 0)) for link, conversation in conversations.items()]
+    receiver.relay.round(
+        receiver.store, [Arrival(link, _message(conversation, 0)) for link, conversation in conversations.items()]
     )
-    store = here.store.store
+    store = receiver.store.store
 
     def slowly(*arguments: Any) -> Any:
         clock[0] += 0.1
         return store(*arguments)
 
-    monkeypatch.setattr(here.store, "store", slowly)
+    monkeypatch.setattr(receiver.store, "store", slowly)
     bodies = {small: [b"x"], large: [bytes(10_000)], many: [b"x"] * 100}
-    here.relay.round(
-        here.store,
+    receiver.relay.round(
+        receiver.store,
         [Arrival(link, _message(conversation, 1, bodies[link])) for link, conversation in conversations.items()],
     )
     costs = {link: sum(len(body) + LIMITS.message_cost for body in some) for link, some in bodies.items()}

@@ -63,8 +63,8 @@ def test_every_conversation_is_of_exactly_one_share() -> None:
 
 def test_shares_are_about_as_large() -> None:
     chance = random.Random(1)
-    found = [share_of(UUID(int=chance.getrandbits(128), version=4), 3) for _ in range(3_000)]
-    assert all(900 < found.count(number) < 1_100 for number in range(3))
+    numbers = [share_of(UUID(int=chance.getrandbits(128), version=4), 3) for _ in range(3_000)]
+    assert all(900 < numbers.count(number) < 1_100 for number in range(3))
 
 
 def test_a_frame_is_for_the_share_of_its_conversation() -> None:
@@ -129,8 +129,8 @@ def test_nothing_is_lost_and_every_owner_keeps_its_order_when_they_are_divided_a
         assert (len(made), made.size) == (61, sum(len(arrival.body) for arrival in arrivals))
     for number, inbox in enumerate(made.shares):
         expected = [arrival for arrival in arrivals if share_for(arrival, 3) == number]
-        found = [arrival for arrival in inbox.take(100) if isinstance(arrival, Arrival)]
-        assert sorted(found, key=arrivals.index) == expected
+        taken = [arrival for arrival in inbox.take(100) if isinstance(arrival, Arrival)]
+        assert sorted(taken, key=arrivals.index) == expected
 
 
 def test_shares_have_the_room_of_one_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,8 +190,8 @@ def test_owners_with_equal_traffic_need_no_turns(world: World) -> None:
         world.now += 1.0
     for item in partners:
         world.brings(item, 300)
-    found = world.round(each=0.001)
-    assert min(found.values()) >= 300
+    taken_by_owner = world.round(each=0.001)
+    assert min(taken_by_owner.values()) >= 300
     assert world.inbox.wake_at == inboxes.NEVER
 
 
@@ -201,16 +201,16 @@ def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -
         for item in busy:
             world.brings(item, 100)
         world.brings(shop)
-        found = world.round(each=0.001)
+        taken_by_owner = world.round(each=0.001)
         world.now += 0.2
-        assert found["shop"] == 1
-        assert sum(found.values()) <= 2 * inboxes.TURN_S / 0.001 + 1
+        assert taken_by_owner["shop"] == 1
+        assert sum(taken_by_owner.values()) <= 2 * inboxes.TURN_S / 0.001 + 1
     for _ in range(100):  # a quiet owner counts until it is forgotten
         world.now += inboxes.ACTIVE_S / 90
         for item in busy:
             world.brings(item, 100)
-        found = world.round(each=0.001)
-    assert sum(found.values()) > 2 * inboxes.TURN_S / 0.001 + 1
+        taken_by_owner = world.round(each=0.001)
+    assert sum(taken_by_owner.values()) > 2 * inboxes.TURN_S / 0.001 + 1
 
 
 def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World) -> None:

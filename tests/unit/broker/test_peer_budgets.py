@@ -132,12 +132,12 @@ def test_messages_to_pass_on_have_connections_made_to_few_addresses_at_a_time() 
     for number in range(60):
         victim.takes(mallory, sealed(named(number)))
     assert len({*victim.dialled}) == SMALL_BUDGET["addresses"]
-    there = Forwarding()
-    victim.reached[Address("host99", 4022)] = there
+    link = Forwarding()
+    victim.reached[Address("host99", 4022)] = link
     victim.takes(shop, sealed(named(99)))
-    assert len(there.frames) == 1
+    assert len(link.frames) == 1
     victim.takes(mallory, sealed(named(99)))  # the link is there
-    assert len(there.frames) == 2
+    assert len(link.frames) == 2
     victim.now += NAMED_PERIOD_S
     victim.takes(shop)
     assert len({*victim.dialled}) == 2 * SMALL_BUDGET["addresses"] + 1  # others have their turn

@@ -65,8 +65,8 @@ def held(start: int, expiry: int, active: bool = True) -> Held:
     ],
 )
 def test_the_latest_expiry_of_what_is_valid_and_active(certificates: list[Held], expected: int) -> None:
-    found = choose(certificates, NOW)
-    assert found == (expected if expected > 9000 else certificates[expected])
+    chosen = choose(certificates, NOW)
+    assert chosen == (expected if expected > 9000 else certificates[expected])
 
 
 KEY = bytes(range(32))

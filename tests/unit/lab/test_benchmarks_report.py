@@ -122,10 +122,10 @@ def test_bounds_are_of_scenarios_and_their_links_lead_somewhere() -> None:
 
 
 def test_json() -> None:
-    found = json.loads(json.dumps(a_report().as_json()))
-    assert found["conditions"]["messages"] == {"send-one": 3000}
-    assert [line["reached"] for line in found["lines"]] == [None, True, False, None]
-    assert found["lines"][1]["figures"] == asdict(Figures(2000.0, 1.0, 1100.0))
+    document = json.loads(json.dumps(a_report().as_json()))
+    assert document["conditions"]["messages"] == {"send-one": 3000}
+    assert [line["reached"] for line in document["lines"]] == [None, True, False, None]
+    assert document["lines"][1]["figures"] == asdict(Figures(2000.0, 1.0, 1100.0))
 
 
 def test_svg_shows_every_measured_line_to_scale() -> None:

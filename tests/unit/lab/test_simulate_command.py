@@ -29,10 +29,10 @@ def test_what_is_no_seeds_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("seeds", "cores"), [(range(3), 2), (range(7, 207), 2), (range(50), 16), (range(10_000), 2)])
 def test_each_core_has_some_of_the_seeds(seeds: range, cores: int) -> None:
-    found = portions(seeds, cores)
-    assert [seed for portion in found for seed in portion] == list(seeds)
-    assert len(found) >= min(len(seeds), cores)
-    assert max(map(len, found)) <= simulate.PORTION_SEEDS
+    slices = portions(seeds, cores)
+    assert [seed for portion in slices for seed in portion] == list(seeds)
+    assert len(slices) >= min(len(seeds), cores)
+    assert max(map(len, slices)) <= simulate.PORTION_SEEDS
 
 
 def test_good_seeds() -> None:

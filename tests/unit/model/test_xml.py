@@ -203,9 +203,9 @@ def schema(content: str, namespace: str = "", attributes: str = "") -> str:
 
 
 def collection(*texts: str | bytes) -> SchemaCollection:
-    found = SchemaCollection([read_schema(text) for text in texts])
-    found.check()
-    return found
+    schemas = SchemaCollection([read_schema(text) for text in texts])
+    schemas.check()
+    return schemas
 
 
 ELEMENT = '<xs:element name="{}" type="xs:int"/>'
@@ -247,13 +247,13 @@ PLAIN = schema(ELEMENT.format("plain"))
     ],
 )
 def test_a_document_is_valid_by_one_of_the_schemas(body: str, problem: str | None) -> None:
-    found = validation_failure("X", body.encode(), collection(ORDER, TYPES, MORE_TYPES, PLAIN))
+    failure = validation_failure("X", body.encode(), collection(ORDER, TYPES, MORE_TYPES, PLAIN))
     if problem is None:
-        assert found is None
+        assert failure is None
     else:
-        assert found is not None
+        assert failure is not None
         with pytest.raises(ValueError, match=problem):
-            raise ValueError(found)
+            raise ValueError(failure)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "latin-1"])
@@ -261,9 +261,9 @@ def test_a_schema_may_come_in_any_encoding(encoding: str) -> None:
     declaration = '<?xml version="1.0" encoding="ISO-8859-1"?>' if encoding == "latin-1" else ""
     text = declaration + schema(ELEMENT.format("größe"))
     for given_text in (text, text.encode(encoding)):
-        found = collection(given_text)
-        assert validation_failure("X", "<größe>7</größe>".encode(), found) is None
-        assert validation_failure("X", "<größe>x</größe>".encode(), found)
+        schemas = collection(given_text)
+        assert validation_failure("X", "<größe>7</größe>".encode(), schemas) is None
+        assert validation_failure("X", "<größe>x</größe>".encode(), schemas)
 
 
 def test_a_kept_schema_compiles_as_the_given_one() -> None:

@@ -71,14 +71,14 @@ def sign_in(dashboard: Dashboard, attempts: Sequence[tuple[str, str]]) -> list[i
 
 
 def test_guesses_that_come_at_once_are_counted_before_they_are_judged(dashboard: Dashboard, hashing: Hashing) -> None:
-    found = sign_in(dashboard, [("ann", f"guess {number}") for number in range(150)])
-    assert Counter(found) == {403: 10, 429: 140}
+    answers = sign_in(dashboard, [("ann", f"guess {number}") for number in range(150)])
+    assert Counter(answers) == {403: 10, 429: 140}
     assert hashing.times == 10
 
 
 def test_two_passwords_are_hashed_at_a_time(dashboard: Dashboard, hashing: Hashing) -> None:
-    found = sign_in(dashboard, [(f"name {number}", "a guess") for number in range(150)])
-    assert Counter(found) == {403: 100, 429: 50}
+    answers = sign_in(dashboard, [(f"name {number}", "a guess") for number in range(150)])
+    assert Counter(answers) == {403: 100, 429: 50}
     assert hashing.times == 100
     assert hashing.most_at_once == 2
 
@@ -103,5 +103,5 @@ def test_a_guess_that_could_not_be_judged_is_none(dashboard: Dashboard, tmp_path
 
 
 def test_a_name_that_nobody_can_have_is_not_kept(dashboard: Dashboard) -> None:
-    found = sign_in(dashboard, [(f"{'x' * 10_000}{number}", "a guess") for number in range(11)])
-    assert Counter(found) == {403: 10, 429: 1}
+    answers = sign_in(dashboard, [(f"{'x' * 10_000}{number}", "a guess") for number in range(11)])
+    assert Counter(answers) == {403: 10, 429: 1}

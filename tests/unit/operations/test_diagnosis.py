@@ -428,13 +428,13 @@ def test_of_a_conversation(changes: dict[str, Any], words: list[str]) -> None:
     ("free", "size", "is_told"), [(30, 500, False), (20, 500, True), (2_000, 10**6, False), (900, 10**6, True)]
 )
 def test_a_full_disk_is_told(free: int, size: int, is_told: bool) -> None:
-    found = judge_disk("data", free * 2**20, size * 2**20)
-    assert [finding.problem for finding in found] == [f"Its disk is full but for {free} MB."] * is_told
+    findings = judge_disk("data", free * 2**20, size * 2**20)
+    assert [finding.problem for finding in findings] == [f"Its disk is full but for {free} MB."] * is_told
 
 
 def test_short_timeouts_of_the_role_are_told() -> None:
-    found = judge_timeouts({"lock_timeout": 1_000, "statement_timeout": 1_001, "transaction_timeout": 0})
-    assert [finding.problem[:23] for finding in found] == ["lock_timeout is 1000 ms"]
+    findings = judge_timeouts({"lock_timeout": 1_000, "statement_timeout": 1_001, "transaction_timeout": 0})
+    assert [finding.problem[:23] for finding in findings] == ["lock_timeout is 1000 ms"]
 
 
 def test_a_server_without_a_connection_left_is_not_down() -> None:

@@ -22,16 +22,16 @@ SINCE = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def test_rates_are_of_parts_and_depths_go_on() -> None:
-    found = history_of(SINCE, 10.0, 5, {1, 2, 3}, [Change(-1, 0, 0, 9, 4), Change(2, 30, 20, 25, 14)])
-    assert found.rates_in == [None, 0.0, 3.0, 0.0, None]
-    assert found.rates_out == [None, 0.0, 2.0, 0.0, None]
-    assert found.depths == [None, 4, 25, 14, None]
+    history = history_of(SINCE, 10.0, 5, {1, 2, 3}, [Change(-1, 0, 0, 9, 4), Change(2, 30, 20, 25, 14)])
+    assert history.rates_in == [None, 0.0, 3.0, 0.0, None]
+    assert history.rates_out == [None, 0.0, 2.0, 0.0, None]
+    assert history.depths == [None, 4, 25, 14, None]
 
 
 def test_what_nobody_has_watched_is_not_known() -> None:
-    found = history_of(SINCE, 10.0, 3, {0, 1, 2}, [])
-    assert found.depths == [None, None, None]
-    assert found.rates_in == [0.0, 0.0, 0.0]
+    history = history_of(SINCE, 10.0, 3, {0, 1, 2}, [])
+    assert history.depths == [None, None, None]
+    assert history.rates_in == [0.0, 0.0, 0.0]
 
 
 def test_a_chart_has_gaps_and_stays_within_its_frame() -> None:

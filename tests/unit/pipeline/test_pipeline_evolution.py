@@ -57,8 +57,8 @@ def test_what_a_table_cannot_become_is_said_by_the_name_of_the_column(there, wan
 def test_a_plan_says_what_it_does():
     there = pa.schema([("id", pa.int32()), ("left", TEXT), ("f", pa.float32()), ("d", pa.decimal128(5, 2))])
     wanted = pa.schema([("note", TEXT), ("d", pa.decimal128(7, 3)), ("id", LONG), ("f", pa.float64())])
-    found = plan_change("t", there, wanted, {"note"}, has_rows=True)
-    assert found.sentences() == [
+    plan = plan_change("t", there, wanted, {"note"}, has_rows=True)
+    assert plan.sentences() == [
         "gets the column note (string)",
         "gets its column d as decimal(7,3), which is decimal(5,2)",
         "gets its column id as long, which is integer",
@@ -92,8 +92,8 @@ def test_a_widened_table_is_one_new_version_and_knows_its_batches(tmp_path):
     version = DeltaTable(before.folder("orders")).version()
     after = with_columns(tmp_path, Column("id", "long"), Column("price", "decimal(9,4)", True))
     target(after, "orders").ensure()
-    there = DeltaTable(after.folder("orders"))
-    assert (there.version(), there.transaction_version("q")) == (version + 1, 2)
+    delta_table = DeltaTable(after.folder("orders"))
+    assert (delta_table.version(), delta_table.transaction_version("q")) == (version + 1, 2)
     land(after, "q", 2, batch(body(2, '{"id": 2, "price": 1.10}')))
     land(after, "q", 3, batch(body(3, f'{{"id": {2**40}, "price": 0.0001}}')))
     assert sorted((row["id"], row["price"]) for row in table(after, "orders")) == [
@@ -126,13 +126,13 @@ def test_a_batch_beside_a_change_of_the_table_is_refused_or_waits(tmp_path, monk
 def test_what_others_have_added_is_left_alone(tmp_path):
     pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
     land(pipe, "q", 0, batch(order(1, key=1), order(2, key=2)))
-    there = DeltaTable(pipe.folder("orders"))
-    there.alter.add_columns([Field("theirs", PrimitiveType("string"))])
-    there.update(updates={"theirs": "'x'"}, predicate="id = 1")
+    delta_table = DeltaTable(pipe.folder("orders"))
+    delta_table.alter.add_columns([Field("theirs", PrimitiveType("string"))])
+    delta_table.update(updates={"theirs": "'x'"}, predicate="id = 1")
     gone = pipeline(tmp_path, replace(ORDER, key=("id",), columns=(Column("id", "long"),)))
     land(gone, "q", 1, batch(order(3, key=1), order(4, key=3)))
-    found = {row["id"]: (row["theirs"], row["note"]) for row in table(gone, "orders")}
-    assert found == {1: ("x", None), 2: (None, "n"), 3: (None, None)}
+    rows = {row["id"]: (row["theirs"], row["note"]) for row in table(gone, "orders")}
+    assert rows == {1: ("x", None), 2: (None, "n"), 3: (None, None)}
 
 
 def test_a_table_that_somebody_else_has_made_is_used_where_it_fits(tmp_path):
@@ -159,10 +159,10 @@ def test_a_table_is_made_anew_from_bronze(tmp_path):
         target(after, "orders").ensure()
     version = DeltaTable(after.folder("orders")).version()
     assert rebuild(after, "orders") == ("orders", 1, 3)
-    there = DeltaTable(after.folder("orders"), version=version + 1)
-    assert (there.count(), there.transaction_version("q")) == (1, 4)
+    delta_table = DeltaTable(after.folder("orders"), version=version + 1)
+    assert (delta_table.count(), delta_table.transaction_version("q")) == (1, 4)
     assert [(row["number"], row["_queuing_order"]) for row in table(after, "orders")] == [("x", 3)]
-    assert "note" not in [column.name for column in there.schema().fields]
+    assert "note" not in [column.name for column in delta_table.schema().fields]
     assert sorted(row["queuing_order"] for row in table(after, "quarantine")) == [1, 2, 4]
     land(after, "q", 4, batch(order(1)))  # has landed
     assert rebuild(before, "orders") == ("orders", 3, 1)

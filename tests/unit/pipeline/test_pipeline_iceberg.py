@@ -261,11 +261,11 @@ def test_a_batch_is_known_when_its_snapshot_has_expired(lake, make_pipe):
     (bronze, orders) = compact(pipe, 0)
     assert (bronze.table, bronze.merged, bronze.written) == ("bronze", 4, 1)
     assert (orders.table, orders.merged, orders.written) == ("orders", 4, 2)
-    found = lake.found("orders")
-    assert len(found.metadata["snapshots"]) == 1
+    lake_table = lake.found("orders")
+    assert len(lake_table.metadata["snapshots"]) == 1
     assert target(pipe, "orders").table.open().last_batch("q") == 3
     on_disk = {path.name for path in Path(lake.file.parent, "orders", "data").iterdir()}
-    assert on_disk == {Path(file["file_path"]).name for file in found.files()}
+    assert on_disk == {Path(file["file_path"]).name for file in lake_table.files()}
     land(pipe, "q", 3, batches[3])
     with pytest.raises(InstanceError, match=r"'lake\.shop\.bronze' has batch 3 of this query already"):
         land(pipe, "q", 2, batches[2])
@@ -389,8 +389,8 @@ def test_what_others_have_added_is_left_alone(lake, make_pipe):
     lake.fill("orders", "theirs", 2)
     gone = make_pipe(replace(ORDER, key=("id",), columns=(Column("id", "long"),)))
     land(gone, "q", 1, batch(order(3, key=2), order(4, key=3)))
-    found = {row["id"]: (row["theirs"], row["note"]) for row in lake.rows("orders")}
-    assert found == {1: (None, "n"), 2: ("x", None), 3: (None, None)}
+    rows = {row["id"]: (row["theirs"], row["note"]) for row in lake.rows("orders")}
+    assert rows == {1: (None, "n"), 2: ("x", None), 3: (None, None)}
 
 
 def test_hours_are_counted_into_a_table_of_icebergs(lake, make_pipe):

@@ -75,8 +75,8 @@ def test_quarantine_of_several_types_is_read_again_and_again(tmp_path):
         assert replay(after) == [(kind, 0, 1) for kind in kinds]
     assert sorted(row["queuing_order"] for row in table(after, "quarantine")) == [5, 15, 25]
     kind = ds.field("message_type_name")
-    there = DeltaTable(after.folder("quarantine")).to_pyarrow_dataset()
-    assert there.to_table(filter=kind == "Return").num_rows == 1
+    delta_table = DeltaTable(after.folder("quarantine")).to_pyarrow_dataset()
+    assert delta_table.to_table(filter=kind == "Return").num_rows == 1
 
 
 def test_what_deltalakes_own_merge_has_left_is_read_again(tmp_path):

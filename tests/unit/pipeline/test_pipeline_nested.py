@@ -76,10 +76,10 @@ def test_a_nested_type_that_is_none_is_refused(kind, said):
     ],
 )
 def test_a_nested_value_of_json_is_read_or_its_place_is_said(lines, value):
-    found = read(decoder("json", [LINES]), {"lines": lines})
+    values = read(decoder("json", [LINES]), {"lines": lines})
     if value is None:
         value = [{"sku": "a", "qty": 2, "tags": ["x"]}, {"sku": "b", "qty": None, "tags": None}]
-    assert found.startswith(value) if isinstance(value, str) else found == [value]
+    assert values.startswith(value) if isinstance(value, str) else values == [value]
 
 
 def test_a_body_that_is_an_array_is_a_column():
@@ -207,8 +207,8 @@ LENIENT = [
 @pytest.mark.parametrize(("kind", "epoch", "text", "strict", "lenient"), LENIENT)
 def test_a_lenient_column_takes_other_spellings_of_a_value(kind, epoch, text, strict, lenient):
     for coerces, expected in ((False, strict), (True, lenient)):
-        found = read(decoder("json", [Column("x", kind, coerces=coerces, epoch=epoch)]), f'{{"x": {text}}}'.encode())
-        assert found == [expected] if expected is not None else found.startswith("wrong type"), coerces
+        values = read(decoder("json", [Column("x", kind, coerces=coerces, epoch=epoch)]), f'{{"x": {text}}}'.encode())
+        assert values == [expected] if expected is not None else values.startswith("wrong type"), coerces
 
 
 def test_a_lenient_column_of_xml():

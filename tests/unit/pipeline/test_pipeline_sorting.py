@@ -30,9 +30,9 @@ from servicebroker.pipeline.sorting import Sorter
 
 
 def test_a_message_is_in_bronze_and_in_its_own_table(tmp_path):
-    found = Sorter(pipeline(tmp_path), QUEUE).sort(batch(order(1, note=None)), NOON)
-    assert set(found.tables) == {"bronze", "orders"}
-    (row,) = found.tables["orders"].to_pylist()
+    sorted_batch = Sorter(pipeline(tmp_path), QUEUE).sort(batch(order(1, note=None)), NOON)
+    assert set(sorted_batch.tables) == {"bronze", "orders"}
+    (row,) = sorted_batch.tables["orders"].to_pylist()
     assert row == {
         "id": 1,
         "note": None,
@@ -43,7 +43,7 @@ def test_a_message_is_in_bronze_and_in_its_own_table(tmp_path):
         "_message_enqueue_time": NOON,
         "_date": date(2026, 1, 2),
     }
-    (raw,) = found.tables["bronze"].to_pylist()
+    (raw,) = sorted_batch.tables["bronze"].to_pylist()
     assert (raw["queue"], raw["message_body"], raw["landed_at"]) == ("Shop.Stock", b'{"id": 1, "note": null}', NOON)
 
 
@@ -60,11 +60,12 @@ def test_what_cannot_be_read_is_quarantined_with_its_bytes_and_its_reason(tmp_pa
         message(8, None, "EndOfStream"),
     ]
     pipe = pipeline(tmp_path, ORDER, small, unconfigured="quarantine")
-    found = Sorter(pipe, QUEUE).sort(batch(*given), NOON)
-    assert found.tables["bronze"].num_rows == 8
-    assert found.tables["orders"].num_rows == 1
+    sorted_batch = Sorter(pipe, QUEUE).sort(batch(*given), NOON)
+    assert sorted_batch.tables["bronze"].num_rows == 8
+    assert sorted_batch.tables["orders"].num_rows == 1
     quarantined = {
-        row["queuing_order"]: (row["reason"], row["message_body"]) for row in found.tables["quarantine"].to_pylist()
+        row["queuing_order"]: (row["reason"], row["message_body"])
+        for row in sorted_batch.tables["quarantine"].to_pylist()
     }
     assert quarantined == {
         2: ("wrong encoding", b"\xff"),
@@ -73,7 +74,7 @@ def test_what_cannot_be_read_is_quarantined_with_its_bytes_and_its_reason(tmp_pa
         5: ("too large", b"1234"),
         6: ("unconfigured type", b"what"),
     }
-    assert found.failures == []
+    assert sorted_batch.failures == []
 
 
 @pytest.mark.slow
@@ -99,9 +100,9 @@ def test_a_decoder_that_breaks_costs_its_message_alone(tmp_path, monkeypatch):
         return decode(self, body) if b"1" in body else {}["what nobody thought of"]
 
     monkeypatch.setattr(JsonDecoder, "decode", broken)
-    found = Sorter(pipeline(tmp_path), QUEUE).sort(batch(order(1), order(2)), NOON)
-    assert found.tables["orders"].num_rows == 1
-    (row,) = found.tables["quarantine"].to_pylist()
+    sorted_batch = Sorter(pipeline(tmp_path), QUEUE).sort(batch(order(1), order(2)), NOON)
+    assert sorted_batch.tables["orders"].num_rows == 1
+    (row,) = sorted_batch.tables["quarantine"].to_pylist()
     assert (row["queuing_order"], row["reason"], row["detail"]) == (
         2,
         "malformed",
@@ -122,9 +123,11 @@ def test_a_rule_may_stop_the_pipeline_or_end_the_conversation(tmp_path):
     with pytest.raises(InstanceError, match="Message 2 of the conversation broken, of the type 'Order', cannot"):
         Sorter(pipeline(tmp_path, stop), QUEUE).sort(bad, NOON)
     end = MessageRule("Order", "json", "orders", ORDER.columns, when_bad="end conversation")
-    found = Sorter(pipeline(tmp_path, end), QUEUE).sort(bad, NOON)
-    assert [(failure.conversation_handle, failure.reason) for failure in found.failures] == [("broken", "malformed")]
-    assert found.tables["quarantine"].num_rows == 1
+    sorted_batch = Sorter(pipeline(tmp_path, end), QUEUE).sort(bad, NOON)
+    assert [(failure.conversation_handle, failure.reason) for failure in sorted_batch.failures] == [
+        ("broken", "malformed")
+    ]
+    assert sorted_batch.tables["quarantine"].num_rows == 1
 
 
 def test_a_batch_lands_once_in_every_table_wherever_it_was_interrupted(tmp_path):
@@ -460,5 +463,5 @@ def test_parquet_files_are_those_of_their_batch_when_it_comes_again(tmp_path):
     files = sorted(pipe.folder("orders").glob("*.parquet"))
     assert len(files) == 2
     assert sorted(row["id"] for file in files for row in pq.read_table(file).to_pylist()) == [1, 2, 3, 4]
-    found = duckdb.sql(f"select id from '{pipe.folder('orders')}/*.parquet' order by 1").fetchall()
-    assert found == [(1,), (2,), (3,), (4,)]
+    rows = duckdb.sql(f"select id from '{pipe.folder('orders')}/*.parquet' order by 1").fetchall()
+    assert rows == [(1,), (2,), (3,), (4,)]

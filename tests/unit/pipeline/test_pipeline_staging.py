@@ -44,21 +44,21 @@ def test_large_columns_are_as_others(text, plain):
 
 def test_without_a_key_pieces_take_turns(monkeypatch):
     monkeypatch.setattr(staging, "MAX_PIECE_MESSAGES", 2)
-    found = cut(batch(message_body=[b"1", b"2", b"3", b"4", b"5"]), slots=3, first=1)
-    assert found == [(0, "T", [b"3", b"4"]), (1, "T", [b"5"]), (2, "T", [b"1", b"2"])]
+    chunks = cut(batch(message_body=[b"1", b"2", b"3", b"4", b"5"]), slots=3, first=1)
+    assert chunks == [(0, "T", [b"3", b"4"]), (1, "T", [b"5"]), (2, "T", [b"1", b"2"])]
 
 
 def test_equal_keys_share_a_slot_in_their_order(monkeypatch):
     monkeypatch.setattr(staging, "MAX_PIECE_MESSAGES", 3)
     keys = [f"customer {n % 7}" for n in range(50)] + [None]
-    found = cut(
+    chunks = cut(
         batch(k=keys[:20], message_body=[b"%d" % n for n in range(20)]),
         batch(k=keys[20:], message_body=[b"%d" % n for n in range(20, 51)]),
         slots=4,
         key="k",
     )
     slots = {}
-    for slot, _, bodies in found:
+    for slot, _, bodies in chunks:
         slots.setdefault(slot, []).extend(int(body) for body in bodies)
     assert sorted(number for numbers in slots.values() for number in numbers) == list(range(51))
     for slot, numbers in slots.items():
@@ -68,17 +68,17 @@ def test_equal_keys_share_a_slot_in_their_order(monkeypatch):
 
 def test_a_change_of_type_begins_a_piece():
     types = ["A", "A", None, "A", "B"]
-    found = cut(batch(message_type_name=types, message_body=[b"1", b"2", b"3", b"4", b"5"]), slots=1)
-    assert found == [(0, "A", [b"1", b"2"]), (0, "T", [b"3"]), (0, "A", [b"4"]), (0, "B", [b"5"])]
+    chunks = cut(batch(message_type_name=types, message_body=[b"1", b"2", b"3", b"4", b"5"]), slots=1)
+    assert chunks == [(0, "A", [b"1", b"2"]), (0, "T", [b"3"]), (0, "A", [b"4"]), (0, "B", [b"5"])]
 
 
 def test_a_change_of_type_on_one_key_leaves_the_other_slots_alone():
     other = next(key for key in "bcdefgh" if slot_of(key, 2) != slot_of("a", 2))
     keys = ["a", other, "a", other, "a"]
     types = ["A", "A", "B", "A", "B"]
-    found = cut(batch(k=keys, message_type_name=types, message_body=[b"1", b"2", b"3", b"4", b"5"]), key="k")
-    mine = [(kind, bodies) for slot, kind, bodies in found if slot == slot_of("a", 2)]
-    theirs = [(kind, bodies) for slot, kind, bodies in found if slot == slot_of(other, 2)]
+    chunks = cut(batch(k=keys, message_type_name=types, message_body=[b"1", b"2", b"3", b"4", b"5"]), key="k")
+    mine = [(kind, bodies) for slot, kind, bodies in chunks if slot == slot_of("a", 2)]
+    theirs = [(kind, bodies) for slot, kind, bodies in chunks if slot == slot_of(other, 2)]
     assert (mine, theirs) == ([("A", [b"1"]), ("B", [b"3", b"5"])], [("A", [b"2", b"4"])])
 
 
@@ -89,8 +89,8 @@ def test_a_type_that_postgresql_cannot_store_is_refused():
 
 def test_large_bodies_make_small_pieces(monkeypatch):
     monkeypatch.setattr(staging, "MAX_PIECE_BYTES", 10)
-    found = cut(batch(message_body=[b"x" * 8] * 5), slots=1)
-    assert [len(bodies) for _, _, bodies in found] == [2, 2, 1]
+    chunks = cut(batch(message_body=[b"x" * 8] * 5), slots=1)
+    assert [len(bodies) for _, _, bodies in chunks] == [2, 2, 1]
 
 
 def test_a_piece_goes_on_over_batches_until_a_body_fills_it(monkeypatch):

@@ -18,8 +18,8 @@ ANY_LOCAL = Route("AutoCreatedLocal", None, None, None, "LOCAL")
 
 def told(*routes: Route, site: Site = NOWHERE, broker: str | None = None, outside: tuple[Route, ...] = ()) -> str:
     conversation = Conversation("s", broker, "here")
-    found = explain(conversation, RoutingTable(routes), RoutingTable(outside), site, NOW)
-    return "\n".join(words(found, {"here": "Warehouse"}))
+    explanation = explain(conversation, RoutingTable(routes), RoutingTable(outside), site, NOW)
+    return "\n".join(words(explanation, {"here": "Warehouse"}))
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_it_is_said_what_matched_what_was_chosen_and_where_it_goes(
 def test_what_was_found_out_of_a_mirrored_pair_is_said() -> None:
     pair = Route("m", "s", "b", None, "TCP://a:1", "TCP://b:1")
     mirrors = {Elsewhere(Address("a", 1), Address("b", 1)): "TCP://b:1 is the principal: it says so."}
-    found = explain(
+    explanation = explain(
         Conversation("s", "b", "here"), RoutingTable([pair]), RoutingTable(()), NOWHERE, NOW, mirrors=mirrors
     )
-    assert words(found, {})[-1].endswith("is the principal. TCP://b:1 is the principal: it says so.")
+    assert words(explanation, {})[-1].endswith("is the principal. TCP://b:1 is the principal: it says so.")
 
 
 def test_an_identifier_of_ours_without_the_service_fails() -> None:
@@ -74,25 +74,25 @@ def test_what_leads_back_here_is_explained_by_the_routes_of_msdb() -> None:
 def test_every_outcome_of_chance_is_found() -> None:
     routes = [Route(f"r{n}", "s", f"b{n}", None, f"TCP://h{n}:1") for n in range(3)]
     routes += [Route("r0again", "s", "b0", None, "TCP://other:1")]
-    found = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
-    hosts = {step.destination.address.host for step in found.decisions if isinstance(step.destination, Elsewhere)}
+    explanation = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
+    hosts = {step.destination.address.host for step in explanation.decisions if isinstance(step.destination, Elsewhere)}
     assert hosts == {"h0", "h1", "h2", "other"}
-    assert "Chance decides for each conversation which of these 4 it is:" in words(found, {})[1]
+    assert "Chance decides for each conversation which of these 4 it is:" in words(explanation, {})[1]
 
 
 @pytest.mark.slow
 def test_more_outcomes_than_anybody_reads_are_cut() -> None:
     routes = [Route(f"r{n}", "s", f"b{n}", None, f"TCP://h{n}:1") for n in range(5_000)]
-    found = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
-    assert len(found.decisions) == MAX_OUTCOMES
+    explanation = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
+    assert len(explanation.decisions) == MAX_OUTCOMES
 
 
 def test_what_arrives_from_outside() -> None:
-    found = explain(Conversation("s"), RoutingTable(()), RoutingTable([ANY_LOCAL]), HERE, NOW)
-    assert found.decisions[0].destination == Local("here")
-    assert words(found, {})[0] == "A conversation from outside to service s, no broker instance given."
+    explanation = explain(Conversation("s"), RoutingTable(()), RoutingTable([ANY_LOCAL]), HERE, NOW)
+    assert explanation.decisions[0].destination == Local("here")
+    assert words(explanation, {})[0] == "A conversation from outside to service s, no broker instance given."
     (decision,) = explain(
         Conversation("s"), RoutingTable(()), RoutingTable([Route("f", "s", None, None, "TCP://far:1")]), HERE, NOW
     ).decisions
-    said = words(found._replace(decisions=(decision,)), {})
+    said = words(explanation._replace(decisions=(decision,)), {})
     assert "It is dropped, and its sender sends it again: Could not forward the message because forwarding" in said[1]

@@ -300,11 +300,11 @@ class UndatedHeader(msgspec.Struct, array_like=True):
 def test_a_version_without_dates_skips_them() -> None:
     dated = Opening("//contract", 60, sealed_at=1_000, own_clock=2_000, capabilities=CAPABILITIES)
     for sent in (header(is_secured=True, opening=dated), header(Kind.ACKNOWLEDGEMENT, is_secured=True, clock=1_000)):
-        found = parse(encode(sent, (DATA,) if sent.kind is Kind.RUN else None, KEY))
-        read = msgspec.msgpack.decode(found.clear, type=UndatedHeader)
+        parsed = parse(encode(sent, (DATA,) if sent.kind is Kind.RUN else None, KEY))
+        read = msgspec.msgpack.decode(parsed.clear, type=UndatedHeader)
         assert (read.kind, read.from_broker, read.before) == (sent.kind, HERE, None)
         assert read.opening is None or read.opening.contract == "//contract"
-        assert KEY.open(found.clear, found.sealed) is not None  # the authenticated bytes are those that were sent
+        assert KEY.open(parsed.clear, parsed.sealed) is not None  # the authenticated bytes are those that were sent
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:

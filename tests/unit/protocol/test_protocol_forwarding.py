@@ -36,10 +36,10 @@ def header(number: int = 0, kind: Kind = Kind.RUN, conversation: UUID = CONVERSA
 
 
 def passed(forwarder: Forwarder[str], hop: str, now: float) -> tuple[Passage, bytes]:
-    found = forwarder.pass_on(hop, now)
-    assert isinstance(found, tuple)
-    assert not isinstance(found, DroppedMessage)
-    return unwrap(found[1])
+    passed_on = forwarder.pass_on(hop, now)
+    assert isinstance(passed_on, tuple)
+    assert not isinstance(passed_on, DroppedMessage)
+    return unwrap(passed_on[1])
 
 
 def number_of(refusal: object) -> int:
@@ -167,12 +167,12 @@ def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
                 taken += len(forwarder) - before
                 assert (refusal is None) or len(forwarder) == before
             case ("pass on", hop):
-                found = forwarder.pass_on(hop, now)
-                gone += found is not None
-                if isinstance(found, DroppedMessage):
-                    assert found.error.number == 11291
-                elif found is not None:
-                    passage, _ = unwrap(found[1])
+                passed_on = forwarder.pass_on(hop, now)
+                gone += passed_on is not None
+                if isinstance(passed_on, DroppedMessage):
+                    assert passed_on.error.number == 11291
+                elif passed_on is not None:
+                    passage, _ = unwrap(passed_on[1])
                     assert passage.hops_remaining >= 0
                     assert passage.time_consumed < passage.time_to_live
             case _:

@@ -29,8 +29,8 @@ def fragments(found: list[Cut]) -> list[tuple[int, int]]:
 
 
 def test_small_messages_share_a_frame_and_large_ones_are_cut() -> None:
-    found = cuts(outgoing(40, 60, 1, 250, 0))
-    assert found == [
+    frames = cuts(outgoing(40, 60, 1, 250, 0))
+    assert frames == [
         Cut(0, 1, 0, 1, 0, 100),
         Cut(2, 2, 0, 1, 0, 1),
         Cut(3, 3, 0, 3, 0, 100),

@@ -200,8 +200,8 @@ def test_a_transport_route_dials_what_the_service_is_called() -> None:
 def test_identical_routes_count_as_one() -> None:
     routes = [route(HOST1, SERVICE, name=f"r{n}") for n in range(9)] + [route(HOST2, SERVICE)]
     chance = random.Random(1)
-    found = Counter(decide(routes, pick=chance.randrange).destination for _ in range(1000))
-    assert 400 < found[Elsewhere(HOST1)] < 600
+    destinations = Counter(decide(routes, pick=chance.randrange).destination for _ in range(1000))
+    assert 400 < destinations[Elsewhere(HOST1)] < 600
 
 
 @pytest.mark.feature(116)
@@ -209,9 +209,11 @@ def test_new_conversations_spread_over_the_identifiers_evenly() -> None:
     routes = [route(Address(f"host{n}", 4022), SERVICE, f"{n:08}") for n in range(8)]
     chance = random.Random(2)
     count = 10_000
-    found = Counter(decide(routes, pick=chance.randrange).destination for _ in range(count))
+    destinations = Counter(decide(routes, pick=chance.randrange).destination for _ in range(count))
     expected = count / 8
-    assert sum((seen - expected) ** 2 / expected for seen in found.values()) < 24.3  # chi-square, 7 degrees, p = 0.001
+    assert (
+        sum((seen - expected) ** 2 / expected for seen in destinations.values()) < 24.3
+    )  # chi-square, 7 degrees, p = 0.001
 
 
 @pytest.mark.feature(116)

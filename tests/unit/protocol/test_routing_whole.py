@@ -139,8 +139,8 @@ def test_each_table_of_a_few_routes_leads_where_the_rules_say(service: str, aske
         ):
             conversation = Conversation(service, instance, database, from_target)
             site = Site(homes, frozenset({HERE, NEXT}), forwards=forwards, asked=pending)
-            found = explain(conversation, RoutingTable(table), RoutingTable(() if database else table), site, NOW)
+            explanation = explain(conversation, RoutingTable(table), RoutingTable(() if database else table), site, NOW)
             expected = by_the_seed(conversation, table, site)
-            assert {decision.destination for decision in found.decisions} == expected, (conversation, table, site)
+            assert {decision.destination for decision in explanation.decisions} == expected, (conversation, table, site)
             count += 1
     assert count == len(tables) * 48

@@ -12,8 +12,10 @@ from servicebroker.cli.commands.demo.input_file import advanced, batches, defaul
 
 def read_all(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
     with path.open("rb") as file:
-        found = list(batches(file, offset, path.stat().st_size))
-    return [line for batch in found for line in batch.lines], found[-1].end if found else offset
+        batches_of_text = list(batches(file, offset, path.stat().st_size))
+    return [line for batch in batches_of_text for line in batch.lines], batches_of_text[
+        -1
+    ].end if batches_of_text else offset
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ def test_a_generated_file_is_left_out(tmp_path: Path) -> None:
 
 def test_findings_are_counted_by_room() -> None:
     paths = ["src/servicebroker/tsql/parser/x.py", "src/servicebroker/tsql/y.py", "tests/conftest.py"]
-    found = prose.count([prose.Finding("comments", path, 1, "") for path in paths])
-    assert found == {("src/servicebroker/tsql", "comments"): 2, ("tests", "comments"): 1}
+    counts = prose.count([prose.Finding("comments", path, 1, "") for path in paths])
+    assert counts == {("src/servicebroker/tsql", "comments"): 2, ("tests", "comments"): 1}
 
 
 def test_a_baseline_only_shrinks() -> None:

@@ -86,11 +86,11 @@ PASSED_ON = {  # the name that the statement already has
 
 
 def test_each_has_a_name_that_says_where_it_is() -> None:
-    found = sites()
-    assert len(found) > 500
+    statements = sites()
+    assert len(statements) > 500
     wrong = [
         f"{site.file.name}:{site.line}: {site.name} is not of {site.place}"
-        for site in found
+        for site in statements
         if (site.file.name, site.function) not in PASSED_ON
         and not (site.name == "queue." or re.fullmatch(rf"{re.escape(site.place)}(\.[a-z_]+)?", site.name or ""))
     ]

@@ -96,9 +96,9 @@ def test_a_fault_in_one_file_does_not_stop_the_others(tmp_path: Path, monkeypatc
     ],
 )
 def test_check_has_no_traceback_and_every_finding_a_line(text: str) -> None:
-    found = list(check(f"\n{text}"))
-    assert found
-    assert all(finding.line and finding.statement for finding in found)
+    findings = list(check(f"\n{text}"))
+    assert findings
+    assert all(finding.line and finding.statement for finding in findings)
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,11 @@ def text_of(batch: Batch) -> str:
 
 @pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)
 def test_no_valid_sentence_is_a_syntax_error(file: Path) -> None:
-    found = sentences(file)
-    assert len(found) > 190
-    assert [text_of(sentence) for sentence in found if {str(SYNTAX_ERROR), "195"} & set(told(text_of(sentence)))] == []
+    sentences_of_file = sentences(file)
+    assert len(sentences_of_file) > 190
+    assert [
+        text_of(sentence) for sentence in sentences_of_file if {str(SYNTAX_ERROR), "195"} & set(told(text_of(sentence)))
+    ] == []
 
 
 def test_what_differs_is_a_row_of_the_differences() -> None:
@@ -48,17 +50,21 @@ def test_what_differs_is_a_row_of_the_differences() -> None:
     table = page.read_text().split("## Differences")[1].split("\n\n## ")[0]
     cells = [line[2:].split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
     assert [row for row in Row if row and not any(cell.startswith(row) for cell in cells)] == []
-    found = [finding for file in VALID for sentence in sentences(file) for finding in check(text_of(sentence))]
-    differing = [finding for finding in found if finding.verdict is Verdict.DIFFERS]
+    sentences_of_file = [
+        finding for file in VALID for sentence in sentences(file) for finding in check(text_of(sentence))
+    ]
+    differing = [finding for finding in sentences_of_file if finding.verdict is Verdict.DIFFERS]
     assert [finding for finding in differing if not finding.row] == []
     assert {finding.row for finding in differing} == set(Row) - {Row.NONE}
-    assert not any(finding.row for finding in found if finding.verdict is not Verdict.DIFFERS)
+    assert not any(finding.row for finding in sentences_of_file if finding.verdict is not Verdict.DIFFERS)
 
 
 def test_every_broken_sentence_is_a_syntax_error() -> None:
-    found = sentences(FOLDER / "broken.sql")
-    assert len(found) > 150
-    assert [text_of(sentence) for sentence in found if str(SYNTAX_ERROR) not in told(text_of(sentence))] == []
+    sentences_of_file = sentences(FOLDER / "broken.sql")
+    assert len(sentences_of_file) > 150
+    assert [
+        text_of(sentence) for sentence in sentences_of_file if str(SYNTAX_ERROR) not in told(text_of(sentence))
+    ] == []
 
 
 @pytest.mark.parametrize(

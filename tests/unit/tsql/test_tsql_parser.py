@@ -183,18 +183,18 @@ def test_words_of_the_broker_are_names_elsewhere():
 
 
 def test_go_separates_batches_and_repeats():
-    found = list(batches("SELECT 'a\nGO\n'\n go 3 -- three times\nSELECT 2 go\nGO"))
-    assert [(batch.tokens.words, batch.times) for batch in found] == [
+    batches_of_text = list(batches("SELECT 'a\nGO\n'\n go 3 -- three times\nSELECT 2 go\nGO"))
+    assert [(batch.tokens.words, batch.times) for batch in batches_of_text] == [
         (["SELECT", "'", ""], 3),
         (["SELECT", "0", "GO", ""], 1),
     ]
 
 
 def test_a_batch_that_cannot_be_read_does_not_stop_the_one_before():
-    found = batches("SELECT 1\nGO\nSELECT 'x")
-    assert next(found).tokens.words == ["SELECT", "0", ""]
+    batches_of_text = batches("SELECT 1\nGO\nSELECT 'x")
+    assert next(batches_of_text).tokens.words == ["SELECT", "0", ""]
     with pytest.raises(TsqlError, match="Unclosed"):
-        next(found)
+        next(batches_of_text)
 
 
 def test_procedures_keep_their_text():
