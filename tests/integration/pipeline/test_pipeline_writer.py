@@ -112,7 +112,7 @@ def test_a_batch_that_comes_back_with_another_number_of_rows_is_refused(feed):
     """A copy of a checkpoint that lacks exactly the last batch."""
     assert write(feed, rows(b"a", b"b"), writer="other rows", batch=5)
     with pytest.raises(
-        InstanceError, match=r"Batch 5 of .* with 2 rows, and its checkpoint has 1 for that batch: .* old"
+        InstanceError, match=r"Batch 5 of .* with 2 rows, and its checkpoint has 1 for that batch\. .* old"
     ):
         write(feed, rows(b"c"), writer="other rows", batch=5)
     assert not write(feed, rows(b"a", b"b"), writer="other rows", batch=5)
