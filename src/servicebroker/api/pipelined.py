@@ -52,7 +52,10 @@ def send_what_waits(connection: DirectConnection) -> None:
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
         raise InstanceError(QUEUE_WAS_DROPPED) from None
     except psycopg.Error as problem:
-        raise (explain_error(problem) or problem) from problem
+        explained = explain_error(problem)
+        if explained is None:
+            raise  # not from itself: whoever follows the causes would never end
+        raise explained from problem
 
 
 class Pipeline:

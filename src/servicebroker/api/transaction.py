@@ -99,9 +99,13 @@ class JoinedTransaction(Verbs):
         with self.connection.transaction():
             try:
                 yield
+                self._send_what_waits()  # psycopg counts a savepoint as open, if its RELEASE cannot be sent
             except BaseException:
                 self._drop_what_waits()
                 raise
+
+    def _send_what_waits(self) -> None:
+        """Send deferred statements. This class sends each statement at once."""
 
     def _drop_what_waits(self) -> None:
         """Drop unsent new conversations that began after the savepoint. This class sends each conversation at once."""

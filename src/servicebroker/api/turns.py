@@ -52,7 +52,7 @@ class Turn:
 
     def _call(self, procedure: Procedure) -> None:
         with tracing.current(self.transaction._processing):
-            check_result(procedure(self.transaction, self.messages))
+            check_result(procedure(self.transaction, self.messages.copy()))  # procedures may change their list
 
     @property
     def has_failed_statement(self) -> bool:
@@ -133,7 +133,7 @@ class GroupTurn(Turn):
             if not answers.has_failed:
                 self._leave(answers)
         except Exception as problem:
-            if not answers.has_failed or is_transaction_conflict(problem):
+            if not answers.has_failed or is_transaction_conflict(problem) or transaction._has_finished():
                 raise
         finally:
             transaction._answers = None
@@ -144,11 +144,11 @@ class GroupTurn(Turn):
             super().run(procedure)
 
     def _defer_answers(self) -> DeferredAnswers | None:
-        """Let answers of the procedure wait, if the messages belong to one conversation whose next number is known."""
+        """Let answers of the procedure wait, if the messages are of one conversation, as the process has cached it."""
         taken, transaction = self._taken, self.transaction
-        if taken is None or taken.next_number is None or not may_defer(transaction):
-            return None
         handle = self.messages[0].conversation_handle
+        if taken is None or not may_defer(transaction) or not transaction.engine.may_defer(handle, taken):
+            return None
         transaction._answers = DeferredAnswers(transaction, handle, taken.next_number)
         return transaction._answers
 

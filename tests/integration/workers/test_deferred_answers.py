@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,7 +14,20 @@ import servicebroker.api.aio.deferred_answers
 import servicebroker.api.deferred_answers
 from servicebroker import api
 from servicebroker.store.direct import PreparedStatements
-from support import ORDERS_QUEUE, REPLY, STOCK_QUEUE, begin_with, bodies, far_handle, query, queue_number
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    begin,
+    begin_with,
+    bodies,
+    far_handle,
+    query,
+    queue_number,
+)
 
 pytestmark = pytest.mark.both_faces
 
@@ -150,6 +164,154 @@ def test_what_a_handler_does_between_finds_its_answer_sent(warm: sb.Database) ->
     assert warm.process(STOCK_QUEUE, take, groups=50) == 2
     assert seen == [(1,), (3,)]
     assert receive_answers(warm) == ["0", "end", "1", "end"]
+
+
+def run_and_disturb(warm: sb.Database, send: Handler) -> int:
+    """Process two groups with this handler, and send on the first one's conversation after its first run.
+
+    Returns the number of its runs.
+    """
+    for number in range(2):
+        begin_with(warm, b"%d" % number)
+    runs: list[bytes | None] = []
+
+    def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        runs.append(messages[0].message_body)
+        handle = messages[0].conversation_handle
+        send(tx, messages)
+        if len(runs) == 1:
+            warm.send(handle, REPLY, b"between")
+
+    assert warm.process(STOCK_QUEUE, take, groups=50) == 2
+    return len(runs)
+
+
+def test_a_handler_that_runs_again_gets_all_messages(warm: sb.Database) -> None:
+    """The first run may have removed them from its list."""
+
+    def send(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        while messages:
+            message = messages.pop()
+            tx.send(message.conversation_handle, REPLY, message.message_body)
+
+    assert run_and_disturb(warm, send) == 3
+    assert receive_answers(warm) == ["between", "0", "1"]
+
+
+def test_an_answer_that_fails_at_the_end_of_a_savepoint_undoes_it(warm: sb.Database) -> None:
+    connections: list[Any] = []
+
+    def send(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        connections.append(tx.connection)
+        message = messages[0]
+        with tx.savepoint():
+            tx.send(message.conversation_handle, REPLY, message.message_body)
+            if len(connections) == 1:
+                warm.send(message.conversation_handle, REPLY, b"before")
+
+    for number in range(2):
+        begin_with(warm, b"%d" % number)
+    assert warm.process(STOCK_QUEUE, send, groups=50) == 2
+    assert receive_answers(warm) == ["before", "0", "1"]
+    assert {connection._num_transactions for connection in connections} == {0}
+
+
+def test_an_answer_that_fails_before_another_verb_is_sent_again(warm: sb.Database) -> None:
+    other = begin(warm)
+
+    def send(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        (message,) = messages
+        if message.message_body == b"other":
+            return
+        tx.send(message.conversation_handle, REPLY, message.message_body)
+        if not sent:
+            sent.append(warm.send(message.conversation_handle, REPLY, b"before"))
+        tx.send(other, ORDER, b"other")
+
+    sent: list[int] = []
+    for number in range(2):
+        begin_with(warm, b"%d" % number)
+    assert warm.process(STOCK_QUEUE, send, groups=50, top=1) == 2 + 2
+    assert sent == [0]
+    assert receive_answers(warm)[:3] == ["before", "0", "1"]
+
+
+def test_verbs_do_not_wait_in_pipeline_mode(warm: sb.Database) -> None:
+    """They are refused, as anywhere. Waiting for an answer of the server would take for ever."""
+    begin_with(warm, b"0")
+    begin_with(warm, b"1")
+
+    def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        handle = messages[0].conversation_handle
+        tx.connection.pgconn.enter_pipeline_mode()
+        with pytest.raises(sb.InstanceError, match="pipeline mode"):
+            tx.send(handle, REPLY, b"")
+        with pytest.raises(sb.InstanceError, match="pipeline mode"):
+            tx.end_conversation(handle)
+        tx.connection.pgconn.exit_pipeline_mode()
+
+    assert warm.process(STOCK_QUEUE, take, groups=50) == 2
+    assert receive_answers(warm) == []
+
+
+def test_no_more_answers_wait_than_fit(warm: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (api.deferred_answers, api.aio.deferred_answers):
+        monkeypatch.setattr(module, "MAX_SENDS", 2)
+    sizes = record_round_trips(monkeypatch)
+    begin_with(warm, *(b"%d" % number for number in range(6)))
+    assert warm.process(STOCK_QUEUE, answer, groups=50, top=6) == 6
+    assert sizes == [1]  # END alone
+    assert receive_answers(warm) == [*"012345", "end"]
+
+
+def test_a_lost_connection_is_told_as_such(warm: sb.Database) -> None:
+    for number in range(2):
+        begin_with(warm, b"%d" % number)
+    runs: list[bytes | None] = []
+
+    def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        runs.append(messages[0].message_body)
+        ((process,),) = tx.connection.execute("select pg_backend_pid()").fetchall()
+        answer(tx, messages)
+        if len(runs) == 2:
+            assert query(warm, "select pg_terminate_backend(%s, 10000)", process) == [(True,)]
+
+    with pytest.raises(sb.InstanceError) as lost:
+        warm.process(STOCK_QUEUE, take, groups=50)
+    assert "COMMIT" not in str(lost.value)
+    assert runs == [b"0", b"1"]
+    assert warm.process(STOCK_QUEUE, answer, groups=50) == 2
+    assert receive_answers(warm) == ["0", "end", "1", "end"]
+
+
+def test_what_is_known_to_fail_is_not_deferred(warm: sb.Database) -> None:
+    """The handler of an Error, of a peer that has ended, or of another peer than the last one runs once."""
+    warm.create_queue("SecondQueue")
+    warm.create_service("//test/Second", "SecondQueue")
+    failed, ended = begin_with(warm, b"failed"), begin_with(warm, b"ended")
+    second = warm.begin_dialog("//test/Second", STOCK, contract=CONTRACT)
+    begin_with(warm, b"last")
+    warm.send(second, ORDER, b"second")
+    warm.process(STOCK_QUEUE, lambda tx, messages: None, groups=50)
+    warm.end_conversation(failed, error=(1, "failed"))
+    warm.send(ended, ORDER, b"more")
+    warm.end_conversation(ended)
+    for handle in (second, begin(warm)):
+        warm.send(handle, ORDER, b"2")
+    runs: list[UUID] = []
+
+    def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        handle = messages[0].conversation_handle
+        runs.append(handle)
+        if not messages[0].is_error:
+            with suppress(sb.BrokerError):
+                tx.send(handle, REPLY, messages[0].message_body)
+        tx.end_conversation(handle)
+
+    assert warm.process(STOCK_QUEUE, take, groups=50, top=5) == 5
+    assert len(runs) == len(set(runs)) == 4
+    assert bodies(warm.receive("SecondQueue")) == [b"2", None]
+    assert receive_answers(warm)[-2:] == ["2", "end"]
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

@@ -17,7 +17,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, MAX_BYTES, send_what_waits
+from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, MAX_BYTES, MAX_SENDS, send_what_waits
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.deferred_answers import DeferredVerb
 from servicebroker.engine.diagnosis.totals import SENDS
@@ -50,14 +50,15 @@ class AsyncDeferredAnswers:
         has_failed: whether one of them has failed.
     """
 
-    def __init__(self, transaction: AsyncTransaction, handle: UUID, number: int) -> None:
+    def __init__(self, transaction: AsyncTransaction, handle: UUID, number: int | None) -> None:
         self.has_failed = False
         self._transaction = transaction
         self._connection = transaction.connection
         self._handle = handle
-        self._number: int | None = number  # of the next SEND; None if it is not known any more
+        self._number = number  # of the next SEND; None if it is not known
         self._may_end = True
         self._waiting: list[DeferredVerb] = []
+        self._bytes = 0  # of the bodies that wait
 
     async def run(self, operation: Operation[Any]) -> list[Any]:
         """Let an operation wait, and return its result in a list.
@@ -67,16 +68,17 @@ class AsyncDeferredAnswers:
         number = self._number
         verb = self._deferred(operation) if self._may_wait(operation) else None
         if verb is None:
-            if not isinstance(operation, Send):
+            if not isinstance(operation, Send) or operation.handle == self._handle:
                 self._number, self._may_end = None, False
-            elif operation.handle == self._handle or not operation.is_single:
+            elif not operation.is_single:
                 self._number = None  # the operation draws numbers
             await self.leave()
             return []
         self._transaction._note_verb()
         self._waiting.append(verb)
+        self._bytes += verb.size
         self._connection.pending.verbs = self._leave
-        if sum(verb.size for verb in self._waiting) >= MAX_BYTES:
+        if len(self._waiting) >= MAX_SENDS or self._bytes >= MAX_BYTES:
             await self.leave()
         return [number if isinstance(operation, Send) else None]
 
@@ -127,7 +129,8 @@ class AsyncDeferredAnswers:
     def _may_wait(self, operation: Operation[Any]) -> bool:
         if not isinstance(operation, Send | EndConversation) or operation.handle != self._handle:
             return False
-        if self._connection.pgconn.transaction_status != TransactionStatus.INTRANS:
+        is_open = self._connection.pgconn.transaction_status == TransactionStatus.INTRANS
+        if not is_open or not is_direct(self._connection):
             return False
         return bool(self._waiting) or self._connection.pending.verbs is None
 
@@ -143,14 +146,17 @@ class AsyncDeferredAnswers:
         return verb
 
     def _take(self) -> list[DeferredVerb]:
-        verbs, self._waiting = self._waiting, []
         self._connection.pending.verbs = None
+        return self._taken()
+
+    def _taken(self) -> list[DeferredVerb]:
+        verbs, self._waiting, self._bytes = self._waiting, [], 0
         return verbs
 
     def _leave(self) -> Steps[None]:
         if is_idle(self._connection):
             raise InstanceError(ENDED_ON_ITS_CONNECTION)
-        verbs, self._waiting = self._waiting, []
+        verbs = self._taken()
         self.has_failed = True
         try:
             for verb in verbs:

@@ -15,8 +15,10 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import AnswerPath, Catalog, Channel, ReceivedConversation
 from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.receive import Taken
 from servicebroker.engine.conversation.send import known_usage
 from servicebroker.engine.conversation.validation import accepts
+from servicebroker.model.states import EndpointState
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.send import Send
 from servicebroker.store.statements import Row, Statement
@@ -39,6 +41,19 @@ class DeferredVerb(NamedTuple):
     size: int = 0
 
 
+def may_defer(catalog: Catalog, handle: UUID, taken: Taken) -> bool:
+    """Return whether the cache describes the conversation of these messages, so that its verbs should not fail."""
+    found = catalog.received.get(handle.bytes)
+    if found is None:
+        return False
+    if taken.state != EndpointState.CONVERSING:
+        return found.has_ended and taken.state == EndpointState.DISCONNECTED_INBOUND
+    path = catalog.answer_paths.get(found.kind)
+    if path is None:
+        return catalog.end_queues.get(found.kind) == taken.far_queue_id
+    return (path.channel.far_queue_id, path.far_service_id) == (taken.far_queue_id, taken.far_service_id)
+
+
 def defer_send(
     catalog: Catalog, operation: Send[int], number: int, *, now: datetime, maximum_body: int
 ) -> DeferredVerb | None:
@@ -50,8 +65,8 @@ def defer_send(
     handle = operation.handle
     assert isinstance(handle, UUID)
     found = None if operation.is_delayed else catalog.received.get(handle.bytes)
-    path = found and _find_path(catalog, handle, found)
-    if not found or not path:
+    path = None if found is None or found.has_ended else _find_path(catalog, handle, found)
+    if found is None or path is None:
         return None
     content, channel = operation.content(maximum_body), path.channel
     usage = known_usage(channel, operation.message_type)

@@ -283,6 +283,10 @@ class OwnerVerbs:
         """Delete messages of one group that a `Hold` has read."""
         return receive.take(queue_id, messages)
 
+    def may_defer(self, handle: UUID, taken: Taken) -> bool:
+        """Return whether SEND and END on a received conversation may be deferred."""
+        return self.user.is_dbo and deferred_answers.may_defer(self.catalog, handle, taken)
+
     def defer_answer(self, operation: Send[int], number: int) -> DeferredVerb | None:
         """Defer SEND on a received conversation, whose next sequence number is `number`."""
         if not self.user.is_dbo:

@@ -144,21 +144,30 @@ def read_received(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Receiv
 
 
 class Taken(NamedTuple):
-    """The number of messages of a group that were taken, and the next sequence number of their conversation.
+    """The number of messages of a group that were taken, and what is known of their conversation.
 
-    `next_number` is None if it is not known, or if the messages belong to several conversations.
+    All else is None if the messages belong to several conversations, or if a principal's rights count in theirs.
+
+    Attributes:
+        state: the state of the endpoint.
+        next_number: the sequence number of its next SEND.
+        far_queue_id, far_service_id: the queue and the service of its peer.
     """
 
     messages: int
+    state: str | None = None
     next_number: int | None = None
+    far_queue_id: int | None = None
+    far_service_id: int | None = None
 
 
 def take(queue_id: int, messages: Sequence[Message]) -> Steps[Taken]:
     """Delete messages of one group that a `Hold` has read."""
     rows = yield Statement(
         "receive.take",
-        f"select servicebroker.take_{queue_id}($1, $2, $3), (select send_sequence "
-        "from servicebroker.conversation_endpoints where conversation_handle = $4)",
+        f"select servicebroker.take_{queue_id}($1, $2, $3), state, send_sequence, far_queue_id, far_service_id "
+        "from (select) one left join servicebroker.conversation_endpoints "
+        "on conversation_handle = $4 and principal_id is null and far_principal_id is null",
         (messages[0].conversation_group_id, *queue_places(messages), only_handle(messages)),
     )
     return Taken(*rows[0])
