@@ -20,10 +20,10 @@ from support import (
     Clock,
     begin,
     bodies,
+    create_endpoint,
     define_standard_set,
     far_handle,
     group_of,
-    in_state,
     in_thread,
     leftovers,
     open_dialog,
@@ -42,7 +42,7 @@ FORMS = [{}, {"error": (127, "Unable to <process> & 'more' ü")}, {"cleanup": Tr
 @pytest.mark.parametrize("form", FORMS, ids=["plain", "error", "cleanup"])
 @pytest.mark.parametrize("wanted", ["SO", "CO", "DI", "ER", "DO", "CD"])
 def test_every_form_of_end_in_every_state(database: sb.Database, wanted: str, form: dict[str, object]) -> None:
-    handle, queue = in_state(database, wanted)
+    handle, queue = create_endpoint(database, wanted)
     assert state(database, handle) == wanted
     if wanted in ("DO", "CD") and "cleanup" not in form:
         with refused(8427, f"'{wanted}'"):
@@ -339,11 +339,11 @@ def test_a_timer_beyond_the_lifetime_is_refused(database: sb.Database) -> None:
 
 def test_a_timer_needs_a_living_endpoint(database: sb.Database) -> None:
     for wanted in ("DO", "CD"):
-        handle, _ = in_state(database, wanted)
+        handle, _ = create_endpoint(database, wanted)
         with refused(8458, f"'{wanted}'"):
             database.begin_conversation_timer(handle, 5)
     for wanted in ("SO", "CO", "DI", "ER"):
-        handle, _ = in_state(database, wanted)
+        handle, _ = create_endpoint(database, wanted)
         database.begin_conversation_timer(handle, 5)
 
 

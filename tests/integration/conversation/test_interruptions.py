@@ -1,8 +1,8 @@
-"""The connection is cut before and after an exchange with the server: what a verb did is there as a whole, or not.
+"""Lost connections before and after a round trip: a statement or transaction has all of its effects, or none.
 
-At `--cuts` exchanges of each case, by chance; at every one where it has no more.
-An exchange is a statement, with the COMMIT and BEGIN that travel ahead of it, or a COMMIT. Cut before: the
-server's process is killed when the client begins. Cut after: the answer is lost on its way.
+Each case is interrupted at `--cuts` random round trips, or at all of them if it has fewer.
+A round trip carries a statement, together with a deferred COMMIT and BEGIN, or a COMMIT alone. Before it: the server
+process is killed when the client sends. After it: the server has done the work, and its answer is lost.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from support import (
 pytestmark = pytest.mark.slow
 
 Handles = list[UUID]
-Shown = list[str]
+Rows = list[str]
 LATE = "//test/Late"
 GROUP = UUID(int=1)
-UUID_IN_AN_ERROR = re.compile(r"(?:(?:3[0-9]|6[1-6]|2d)00){36}")  # its UTF-16 in hexadecimal
+UUID_IN_AN_ERROR = re.compile(r"(?:(?:3[0-9]|6[1-6]|2d)00){36}")  # a UUID as UTF-16 in hexadecimal
 
 
-class Cut:
-    """Cuts the connection at one exchange of the thread that made this, or at none and counts them."""
+class Interruption:
+    """Interrupts the connection at round trip `number` of the creating thread. Without a number it only counts them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int | None = None, *, after: bool = False) -> None:
         self.number, self.after = number, after
-        self.done = False
-        self.seen = 0
+        self.has_interrupted = False
+        self.round_trips = 0
         self._thread = threading.get_ident()
         self._wait = psycopg.Connection.wait
         self._monkeypatch = monkeypatch
@@ -69,27 +69,27 @@ class Cut:
     @contextmanager
     def active(self) -> Iterator[None]:
         with self._monkeypatch.context() as patch:
-            patch.setattr(psycopg.Connection, "wait", lambda *given, **options: self.exchange(*given, **options))
+            patch.setattr(psycopg.Connection, "wait", lambda *arguments, **options: self.wait(*arguments, **options))
             yield
 
-    def exchange(self, connection: psycopg.Connection[Any], *given: Any, **options: Any) -> Any:
-        if threading.get_ident() != self._thread or self.done:
-            return self._wait(connection, *given, **options)
-        self.seen += 1
-        if self.seen - 1 != self.number:
-            return self._wait(connection, *given, **options)
-        self.done = True
+    def wait(self, connection: psycopg.Connection[Any], *arguments: Any, **options: Any) -> Any:
+        if threading.get_ident() != self._thread or self.has_interrupted:
+            return self._wait(connection, *arguments, **options)
+        self.round_trips += 1
+        if self.round_trips - 1 != self.number:
+            return self._wait(connection, *arguments, **options)
+        self.has_interrupted = True
         if not self.after:
             stopped(connection)
-            return self._wait(connection, *given, **options)
-        self._wait(connection, *given, **options)
+            return self._wait(connection, *arguments, **options)
+        self._wait(connection, *arguments, **options)
         stopped(connection)
-        connection.pgconn.exec_(b"")  # the driver notices
+        connection.pgconn.exec_(b"")  # lets the driver notice
         raise psycopg.OperationalError("the answer was lost")
 
 
 class Case(NamedTuple):
-    """The state before, and the verb or transaction that is cut."""
+    """Prepares a state, and runs the statement or transaction that is interrupted."""
 
     prepare: Callable[[sb.Database, Clock], Handles]
     act: Callable[[sb.Database, Handles], object]
@@ -118,7 +118,7 @@ def with_messages(database: sb.Database, clock: Clock) -> Handles:
     return [initiator, target]
 
 
-def two_opened(database: sb.Database, clock: Clock) -> Handles:
+def with_two_groups(database: sb.Database, clock: Clock) -> Handles:
     handles = with_messages(database, clock)
     related = begin(database, related_conversation_group=GROUP)
     database.send(related, ORDER, b"4")
@@ -158,14 +158,14 @@ def unused_contract(database: sb.Database, clock: Clock) -> Handles:
     return handles
 
 
-def due(database: sb.Database, clock: Clock) -> Handles:
+def with_due_timers(database: sb.Database, clock: Clock) -> Handles:
     handle, expires = begin(database), begin(database, lifetime=5)
     database.begin_conversation_timer(handle, 5)
     clock.jump(seconds=6)
     return [handle, expires]
 
 
-def closed_long_ago(database: sb.Database, clock: Clock) -> Handles:
+def with_expired_endpoints(database: sb.Database, clock: Clock) -> Handles:
     for handle in reversed(open_dialog(database)):
         database.end_conversation(handle)
     clock.jump(minutes=31)
@@ -173,7 +173,7 @@ def closed_long_ago(database: sb.Database, clock: Clock) -> Handles:
 
 
 def requested(database: sb.Database, clock: Clock) -> Handles:
-    """A second request, after a conversation from which the process has learnt the way of its answers."""
+    """Send a second request, after a first one has filled the process's cache of reply targets."""
     database.send(begin(database), ORDER, b"first")
     answer(database, [])
     finish(database, [])
@@ -183,7 +183,7 @@ def requested(database: sb.Database, clock: Clock) -> Handles:
 
 
 def requested_together(database: sb.Database, clock: Clock) -> Handles:
-    """The same for three requests of as many groups."""
+    """Send three requests in three groups, as `requested`."""
     first = requested(database, clock)
     handles = [begin(database), begin(database)]
     for handle in handles:
@@ -206,7 +206,7 @@ def answer(database: sb.Database, handles: Handles) -> None:
 
 
 def answer_groups(database: sb.Database, handles: Handles) -> None:
-    """SEND and END of a group leave with the savepoint of the next one."""
+    """Answer each group. Its SEND and END are sent in the round trip that sets the next group's savepoint."""
 
     def take(tx: sb.Transaction, messages: list[sb.Message]) -> None:
         tx.send(messages[0].conversation_handle, REPLY, messages[0].message_body)
@@ -235,18 +235,18 @@ def work(database: sb.Database, handles: Handles) -> None:
         tx.send(following, ORDER, b"next")
 
 
-def ask(database: sb.Database, handles: Handles) -> None:
-    """Begin conversations for their messages, in a transaction that does nothing else."""
+def begin_and_send(database: sb.Database, handles: Handles) -> None:
+    """Begin conversations and send messages on them, in a transaction without other statements."""
     with database.transaction() as tx:
         for number in range(1 + len(handles)):
             handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-            for place in range(1 + number):
-                tx.send(handle, ORDER, b"%d %d" % (number, place))
+            for position in range(1 + number):
+                tx.send(handle, ORDER, b"%d %d" % (number, position))
             tx.begin_conversation_timer(handle, 60)
 
 
-def ask_beside(database: sb.Database, handles: Handles) -> None:
-    """The same beside the application's own tables, before and after."""
+def begin_beside_own_work(database: sb.Database, handles: Handles) -> None:
+    """Begin conversations in a transaction that also writes to the application's table, before and after."""
     with database.transaction() as tx:
         tx.connection.execute("insert into work values ('asks')")
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
@@ -265,10 +265,10 @@ def process(database: sb.Database, handles: Handles) -> None:
     database.process(STOCK_QUEUE, procedure, top=None)
 
 
-def crowd(database: sb.Database, clock: Clock) -> Handles:
-    """Conversations of one message, one with an end behind it, one whose end is all that is left.
+def with_ended_conversations(database: sb.Database, clock: Clock) -> Handles:
+    """Create five conversations: three open with a message, one with a message and an EndDialog, one with an EndDialog.
 
-    Returns the targets of those that are open.
+    Returns the targets of the open ones.
     """
     handles = [begin(database) for _ in range(5)]
     for handle in handles:
@@ -280,7 +280,7 @@ def crowd(database: sb.Database, clock: Clock) -> Handles:
 
 
 def work_on_groups(database: sb.Database, handles: Handles, *, answers_ends: bool = False) -> None:
-    """Run a worker on many groups; one message fails."""
+    """Run a worker on many groups. One message fails."""
     worker = sb.Worker(STOCK_QUEUE, groups=50, answers_ends=answers_ends, poison=lambda failure: sb.SetAside())
 
     @worker.on(ORDER)
@@ -297,10 +297,10 @@ def work_on_groups(database: sb.Database, handles: Handles, *, answers_ends: boo
 
 
 CASES: dict[str, Case] = {
-    "receive groups": Case(crowd, lambda db, handles: db.receive(STOCK_QUEUE, groups=50)),
-    "process groups": Case(crowd, work_on_groups),
+    "receive groups": Case(with_ended_conversations, lambda db, handles: db.receive(STOCK_QUEUE, groups=50)),
+    "process groups": Case(with_ended_conversations, work_on_groups),
     "answer groups": Case(requested_together, answer_groups),
-    "answer ends": Case(crowd, partial(work_on_groups, answers_ends=True)),
+    "answer ends": Case(with_ended_conversations, partial(work_on_groups, answers_ends=True)),
     "begin": Case(nothing, lambda db, handles: begin(db)),
     "begin related": Case(begun, lambda db, handles: begin(db, related_conversation=handles[0])),
     "send first": Case(begun, lambda db, handles: db.send(handles[0], ORDER, b"x")),
@@ -308,10 +308,10 @@ CASES: dict[str, Case] = {
     "send batch": Case(opened, lambda db, handles: db.send_batch(handles[1], REPLY, [b"1", b"2"])),
     "send what waits": Case(switched_off, lambda db, handles: db.send(handles[0], ORDER, b"x")),
     "send what is rejected": Case(opened, lambda db, handles: db.send(handles[0], MARK, b"not empty")),
-    "send into the blue": Case(begun_late, lambda db, handles: db.send(handles[0], ORDER, b"x")),
+    "send to a missing service": Case(begun_late, lambda db, handles: db.send(handles[0], ORDER, b"x")),
     "receive": Case(with_messages, lambda db, handles: db.receive(STOCK_QUEUE)),
     "receive where": Case(with_messages, lambda db, handles: db.receive(STOCK_QUEUE, conversation_handle=handles[1])),
-    "receive what is due": Case(due, lambda db, handles: db.receive(ORDERS_QUEUE)),
+    "receive what is due": Case(with_due_timers, lambda db, handles: db.receive(ORDERS_QUEUE)),
     "get group": Case(with_messages, lambda db, handles: db.get_conversation_group(STOCK_QUEUE)),
     "timer": Case(opened, lambda db, handles: db.begin_conversation_timer(handles[0], 60)),
     "end": Case(with_messages, lambda db, handles: db.end_conversation(handles[0])),
@@ -319,21 +319,21 @@ CASES: dict[str, Case] = {
     "end with error": Case(with_messages, lambda db, handles: db.end_conversation(handles[0], error=(5, "no"))),
     "end with cleanup": Case(with_messages, lambda db, handles: db.end_conversation(handles[0], cleanup=True)),
     "end that waits": Case(switched_off, lambda db, handles: db.end_conversation(handles[0])),
-    "end after others": Case(closed_long_ago, lambda db, handles: db.end_conversation(handles[0])),
+    "end after others": Case(with_expired_endpoints, lambda db, handles: db.end_conversation(handles[0])),
     "answer": Case(requested, answer),
     "finish": Case(answered, finish),
     "work": Case(with_messages, work),
     "process": Case(with_messages, process),
-    "ask": Case(nothing, ask),
-    "ask for several": Case(opened, ask),
-    "ask beside": Case(nothing, ask_beside),
+    "begin and send": Case(nothing, begin_and_send),
+    "begin and send several": Case(opened, begin_and_send),
+    "begin beside own work": Case(nothing, begin_beside_own_work),
     "queue off": Case(with_messages, lambda db, handles: db.alter_queue(STOCK_QUEUE, status=False)),
     "queue on": Case(switched_off, lambda db, handles: db.alter_queue(STOCK_QUEUE, status=True)),
     "create service": Case(unopened, lambda db, handles: db.create_service(LATE, STOCK_QUEUE, [CONTRACT])),
     "alter service": Case(with_messages, lambda db, handles: db.alter_service(STOCK, queue=ORDERS_QUEUE)),
     "drop service": Case(with_messages, lambda db, handles: db.drop_service(STOCK)),
-    "send to several": Case(two_opened, lambda db, handles: db.send(handles[::2], ORDER, b"x" * 5000)),
-    "move": Case(two_opened, lambda db, handles: db.move_conversation(handles[0], GROUP)),
+    "send to several": Case(with_two_groups, lambda db, handles: db.send(handles[::2], ORDER, b"x" * 5000)),
+    "move": Case(with_two_groups, lambda db, handles: db.move_conversation(handles[0], GROUP)),
     "receive and retain": Case(retained, lambda db, handles: db.receive(STOCK_QUEUE)),
     "work and retain": Case(retained, work),
     "end of what is retained": Case(retained, lambda db, handles: db.end_conversation(handles[1])),
@@ -346,8 +346,8 @@ CASES: dict[str, Case] = {
 }
 
 
-def shown(database: sb.Database) -> Shown:
-    """Everything that the database holds, without identifiers, in no order."""
+def read_rows(database: sb.Database) -> Rows:
+    """Return all rows of the database as text without identifiers, sorted."""
     queues = " union all ".join(
         f"select row('{queue}', status, message_type_name, message_sequence_number, message_body, priority)::text "
         f"from {database.name}_dbo.{queue}".lower()
@@ -380,8 +380,8 @@ def locks_held(database: sb.Database) -> list[tuple[Any, ...]]:
     )
 
 
-class Places:
-    """Broker databases with the standard set, one after the other: one that is as it was made is used again."""
+class CleanDatabases:
+    """Returns a database with the standard set for each run. Reuses it if its definitions are unchanged."""
 
     def __init__(self, instance: sb.Instance) -> None:
         self.instance = instance
@@ -391,7 +391,7 @@ class Places:
     def _new(self) -> None:
         self.database = define_standard_set(self.instance.database(f"Cut{next(self._numbers)}", create=True))
         tolerate_rollbacks(self.database)
-        self._made = shown(self.database)
+        self._initial_rows = read_rows(self.database)
         text = "select queue_id from servicebroker.queues where database_id = %s"
         tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
         numbers = [number for (number,) in query(self.database, text, self.database.database_id)]
@@ -399,89 +399,89 @@ class Places:
         self._clear = "; ".join(["delete from work", *(f"delete from servicebroker.{table}" for table in tables)])
 
     def next(self) -> sb.Database:
-        """A database without conversations."""
+        """Return a database without conversations."""
         with self.instance.connection() as connection:
             connection.execute(self._clear)  # type: ignore[call-overload]
-        if shown(self.database) != self._made:
-            with suppress(sb.BrokerError):  # other databases would find the service
+        if read_rows(self.database) != self._initial_rows:
+            with suppress(sb.BrokerError):  # other databases would route to this service
                 self.database.drop_service(LATE)
             self._new()
         return self.database
 
 
 @pytest.fixture(scope="module")
-def places(instance: sb.Instance) -> Places:
+def clean_databases(instance: sb.Instance) -> CleanDatabases:
     with instance.connection() as connection:
         connection.execute("create table work (body bytea)")
-    return Places(instance)
+    return CleanDatabases(instance)
 
 
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", CASES)
 def test_all_or_nothing(
-    places: Places,
+    clean_databases: CleanDatabases,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     seeded_random: random.Random,
     request: pytest.FixtureRequest,
     name: str,
 ) -> None:
-    """Before an exchange and after it."""
+    """Interrupt each case before and after a round trip."""
     case = CASES[name]
-    for _ in range(2):  # the first run fills the cache of the catalog; later ones have fewer exchanges
-        database = places.next()
+    for _ in range(2):  # the first run fills the cache of the catalog; later runs have fewer round trips
+        database = clean_databases.next()
         handles = case.prepare(database, clock)
-        before = shown(database)
-        counted = Cut(monkeypatch)
-        with counted.active():
+        before = read_rows(database)
+        counter = Interruption(monkeypatch)
+        with counter.active():
             case.act(database, handles)
-        after = shown(database)
-    wanted = min(counted.seen, request.config.option.cuts)
-    done = [
-        cut_once(places, clock, monkeypatch, case, before, after, number, late)
-        for number in seeded_random.sample(range(counted.seen), wanted)
+        after = read_rows(database)
+    count = min(counter.round_trips, request.config.option.cuts)
+    outcomes = [
+        interrupt_once(clean_databases, clock, monkeypatch, case, before, after, number, late)
+        for number in seeded_random.sample(range(counter.round_trips), count)
         for late in (False, True)
     ]
-    assert any(done)
+    assert any(outcomes)
 
 
-def cut_once(
-    places: Places,
+def interrupt_once(
+    clean_databases: CleanDatabases,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     case: Case,
-    before: Shown,
-    after: Shown,
+    before: Rows,
+    after: Rows,
     number: int,
     late: bool,
 ) -> bool:
-    """Cut at the exchange of that number; return whether there was one."""
-    database = places.next()
+    """Interrupt at the round trip of that number. Return whether the case reached it."""
+    database = clean_databases.next()
     handles = case.prepare(database, clock)
-    assert shown(database) == before
-    cut = Cut(monkeypatch, number, after=late)
+    assert read_rows(database) == before
+    interruption = Interruption(monkeypatch, number, after=late)
     lost = False
-    with cut.active():
+    with interruption.active():
         try:
             case.act(database, handles)
         except sb.InstanceError:
             lost = True
-    places.instance._pool.check()  # a dead connection that nobody has noticed leaves it
-    found = shown(database)
-    assert found == (after if not lost else after if found == after else before), f"half-done at exchange {number}"
+    clean_databases.instance._pool.check()  # removes a dead connection from the pool
+    rows = read_rows(database)
+    assert rows == after or (lost and rows == before), f"half-done at round trip {number}"
     assert locks_held(database) == []
-    if found == before:
+    if rows == before:
         case.act(database, handles)
-        assert shown(database) == after
-    assert lost <= cut.done
-    return cut.done
+        assert read_rows(database) == after
+    assert lost <= interruption.has_interrupted
+    return interruption.has_interrupted
 
 
-def test_a_cut_in_the_middle_of_commit(places: Places, clock: Clock) -> None:
-    """COMMIT waits in a deferred trigger of the application's table, and is killed there."""
-    database = places.next()
+def test_a_server_process_killed_during_commit(clean_databases: CleanDatabases, clock: Clock) -> None:
+    """COMMIT waits in a deferred trigger of the application's table. There the server process is killed."""
+    database = clean_databases.next()
     handles = with_messages(database, clock)
-    before = shown(database)
+    before = read_rows(database)
     with database.instance.connection() as connection:
         connection.execute(
             "create function wait() returns trigger language plpgsql as "
@@ -502,7 +502,7 @@ def test_a_cut_in_the_middle_of_commit(places: Places, clock: Clock) -> None:
             working.result(10)
         connection.execute("select pg_advisory_unlock(1, 1)")
         connection.execute("drop function wait() cascade")
-    assert shown(database) == before
+    assert read_rows(database) == before
     assert locks_held(database) == []
     work(database, handles)
-    assert shown(database) != before
+    assert read_rows(database) != before

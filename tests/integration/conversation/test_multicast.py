@@ -1,4 +1,4 @@
-"""SEND to a list of handles: all or none, the body stored once, and gone with its last reader."""
+"""SEND to a list of handles: all or none, and one stored body, which is deleted with its last message."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ from support import (
 BODY = b"<body/>" * 100
 
 
-def stored(database: sb.Database) -> tuple[int, int]:
-    """Return the number of shared bodies in the instance, and of rows that refer to one."""
-    ((bodies_there, readers),) = query(
+def count_bodies(database: sb.Database) -> tuple[int, int]:
+    """Return the number of shared bodies in the instance, and the number of messages that use one."""
+    ((body_count, readers),) = query(
         database,
         "select (select count(*) from servicebroker.shared_bodies), "
         "(select count(*) from servicebroker.shared_body_readers)",
     )
-    return bodies_there, readers
+    return body_count, readers
 
 
-def received(database: sb.Database, queue: str = STOCK_QUEUE) -> dict[UUID, list[bytes | None]]:
-    """Everything in the queue, by conversation handle."""
-    found: dict[UUID, list[bytes | None]] = {}
+def receive_all(database: sb.Database, queue: str = STOCK_QUEUE) -> dict[UUID, list[bytes | None]]:
+    """Receive all messages of the queue. Return their bodies by conversation handle."""
+    received: dict[UUID, list[bytes | None]] = {}
     while messages := database.receive(queue):
         for message in messages:
-            found.setdefault(message.conversation_handle, []).append(message.message_body)
-    return found
+            received.setdefault(message.conversation_handle, []).append(message.message_body)
+    return received
 
 
-# ---------------------------------------------------------------- what arrives
+# ---------------------------------------------------------------- delivery
 
 
 @pytest.mark.feature(49)
@@ -79,18 +79,18 @@ def test_one_message_on_several_conversations(fresh_database: sb.Database) -> No
     new = [begin(database) for _ in range(2)]
     handles = [opened[0], new[0], opened[1], new[1], opened[2]]
     assert database.send(handles, ORDER, BODY) == [1, 0, 1, 0, 1]
-    assert stored(database) == (1, 5)
+    assert count_bodies(database) == (1, 5)
     text = "select status, message_body, validation, message_sequence_number from test_dbo.stockqueue"
     assert sorted(query(database, text)) == sorted([(1, BODY, "N", 1)] * 3 + [(1, BODY, "N", 0)] * 2)
     assert database.send(handles, ORDER, b"next") == [2, 1, 2, 1, 2]
     database.send(handles[0], ORDER, b"alone")
-    assert stored(database) == (2, 10)
-    found = received(database)
+    assert count_bodies(database) == (2, 10)
+    found = receive_all(database)
     assert len(found) == 5
     for handle in handles:
         alone = [b"alone"] if handle == handles[0] else []
         assert found[far_handle(database, handle)] == [BODY, b"next", *alone]
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
 @pytest.mark.feature(49)
@@ -101,14 +101,14 @@ def test_a_list_of_one_and_bodies_that_are_empty(fresh_database: sb.Database, ki
     assert database.send(kind(handles[:1]), ORDER, b"x") == [0]
     assert database.send(kind(handles), MARK) == [1, 0]
     assert database.send(kind(handles), ORDER, b"") == [2, 1]
-    assert stored(database)[0] <= 1  # that of the list of one
-    assert sorted(received(database).values(), key=len) == [[None, None], [b"x", None, None]]
-    assert stored(database) == (0, 0)
+    assert count_bodies(database)[0] <= 1  # the SEND to a list of one handle
+    assert sorted(receive_all(database).values(), key=len) == [[None, None], [b"x", None, None]]
+    assert count_bodies(database) == (0, 0)
 
 
 @pytest.mark.feature(49)
 def test_the_body_is_stored_once(fresh_database: sb.Database) -> None:
-    """50 conversations, a body that cannot be compressed: the tables take little more than one body."""
+    """A body that cannot be compressed, sent on 50 conversations: the tables grow by little more than one body."""
     database = fresh_database
     handles = [open_dialog(database)[0] for _ in range(50)]
     size = (
@@ -137,16 +137,16 @@ def test_both_sides_of_one_conversation_and_several_databases(fresh_database: sb
     (message,) = database.receive(ORDERS_QUEUE, conversation_handle=initiator)
     assert message.message_body == b"<a/>"
     assert bodies(database.receive(STOCK_QUEUE)) == [b"<a/>"]
-    (error,) = database.receive(ORDERS_QUEUE)  # the third one's message type takes no body there
+    (error,) = database.receive(ORDERS_QUEUE)  # in the third database the message type allows no body
     assert (error.conversation_handle, sb.read_error(error.message_body)[0]) == (far, -8430)
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.feature(49)
-def test_a_list_that_is_none_of_handles_is_refused(database: sb.Database) -> None:
+def test_an_invalid_list_is_refused(database: sb.Database) -> None:
     handle = begin(database)
     wrong: list[tuple[Any, int, str]] = [
         ([], 402, "1 to 10000"),
@@ -196,7 +196,7 @@ def test_when_one_handle_is_refused_nothing_is_sent(fresh_database: sb.Database,
             transaction.send(handles, message_type, body)  # type: ignore[arg-type]
     assert query(database, sent) == before
     assert database.receive(STOCK_QUEUE) == []
-    assert (stored(database), state(database, new)) == ((0, 0), "SO")
+    assert (count_bodies(database), state(database, new)) == ((0, 0), "SO")
 
 
 @pytest.mark.feature(49, 54)
@@ -215,10 +215,10 @@ def test_a_refusal_inside_a_transaction_leaves_it_usable(fresh_database: sb.Data
         with refused(8426):
             transaction.send([*handles, uuid4()], ORDER, b"no")
         transaction.send(handles, ORDER, b"yes")
-    assert list(received(database).values()) == [[b"yes"], [b"yes"]]
+    assert list(receive_all(database).values()) == [[b"yes"], [b"yes"]]
 
 
-# ---------------------------------------------------------------- no body lost, none left behind
+# ---------------------------------------------------------------- the life of a shared body
 
 
 def test_rollback_and_savepoints(fresh_database: sb.Database) -> None:
@@ -236,9 +236,9 @@ def test_rollback_and_savepoints(fresh_database: sb.Database) -> None:
         assert bodies(transaction.receive(STOCK_QUEUE)) == [BODY]
     with undone(database) as transaction:
         assert bodies(transaction.receive(STOCK_QUEUE)) == [BODY]
-    assert stored(database) == (1, 1)
+    assert count_bodies(database) == (1, 1)
     assert bodies(database.receive(STOCK_QUEUE)) == [BODY]
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
 def test_sent_and_received_in_one_transaction(fresh_database: sb.Database) -> None:
@@ -248,19 +248,19 @@ def test_sent_and_received_in_one_transaction(fresh_database: sb.Database) -> No
         transaction.send(handles, ORDER, BODY)
         assert bodies(transaction.receive(STOCK_QUEUE)) == [BODY]
         assert bodies(transaction.receive(STOCK_QUEUE)) == [BODY]
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
-@pytest.mark.parametrize("how", ["plain", "error", "cleanup"])
-def test_end_in_its_three_forms_drops_what_was_not_received(fresh_database: sb.Database, how: str) -> None:
+@pytest.mark.parametrize("kind_of_end", ["plain", "error", "cleanup"])
+def test_every_kind_of_end_drops_unreceived_messages(fresh_database: sb.Database, kind_of_end: str) -> None:
     database = fresh_database
     handles = [open_dialog(database)[0], open_dialog(database)[0]]
     database.send(handles, ORDER, BODY)
-    options: dict[str, Any] = {"plain": {}, "error": {"error": (1, "x")}, "cleanup": {"cleanup": True}}[how]
+    options: dict[str, Any] = {"plain": {}, "error": {"error": (1, "x")}, "cleanup": {"cleanup": True}}[kind_of_end]
     database.end_conversation(far_handle(database, handles[0]), **options)
-    assert stored(database) == (1, 1)
+    assert count_bodies(database) == (1, 1)
     database.end_conversation(far_handle(database, handles[1]), **options)
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
 def test_move_leaves_the_body_readable(fresh_database: sb.Database) -> None:
@@ -270,11 +270,11 @@ def test_move_leaves_the_body_readable(fresh_database: sb.Database) -> None:
     first, second = (far_handle(database, handle) for handle in handles)
     database.move_conversation(first, group_of(database, second))
     assert bodies(database.receive(STOCK_QUEUE)) == [BODY, BODY]
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
 def test_parked_messages_wait_with_the_shared_body(fresh_database: sb.Database) -> None:
-    """A service that is not there, a queue that is off, a conversation that waits already, and one that is free."""
+    """Messages wait for a missing service and for a disabled queue. Another conversation gets its message at once."""
     database = fresh_database
     database.create_queue("Off")
     database.create_service("//test/Off", "Off", [CONTRACT])
@@ -285,37 +285,37 @@ def test_parked_messages_wait_with_the_shared_body(fresh_database: sb.Database) 
     nobody, free = begin(database, "//test/Later"), begin(database)
     database.send(nobody, ORDER, b"0")
     assert database.send([opened, new, nobody, free], ORDER, BODY) == [1, 0, 1, 0]
-    assert stored(database) == (1, 4)
+    assert count_bodies(database) == (1, 4)
     assert waiting_messages(database) == 4
     text = "select message_body from sys.transmission_queue where message_body <> '0'"
     assert query(database, text) == [(BODY,)] * 3
     assert bodies(database.receive(STOCK_QUEUE)) == [BODY]
     database.alter_queue("Off", status=True)
-    assert received(database, "Off") == {
+    assert receive_all(database, "Off") == {
         far_handle(database, opened): [BODY],
         far_handle(database, new): [BODY],
     }
     database.create_service("//test/Later", STOCK_QUEUE, [CONTRACT])
     assert bodies(database.receive(STOCK_QUEUE)) == [b"0", BODY]
-    assert (stored(database), waiting_messages(database)) == ((0, 0), 0)
+    assert (count_bodies(database), waiting_messages(database)) == ((0, 0), 0)
 
 
 def test_parked_messages_that_never_arrive(fresh_database: sb.Database, clock: Clock) -> None:
-    """Expired, ended with an error, cleaned up: what waits is dropped, and the body with the last of them."""
+    """A lifetime, an error and a cleanup each drop a waiting message. The body is dropped with the last one."""
     database = fresh_database
     handles = [begin(database, "//nobody", lifetime=60), begin(database, "//nobody"), begin(database, "//nobody")]
     database.send(handles, ORDER, BODY)
-    assert stored(database) == (1, 3)
+    assert count_bodies(database) == (1, 3)
     clock.jump(seconds=61)
     assert [message.is_error for message in database.receive(ORDERS_QUEUE)] == [True]
-    assert stored(database) == (1, 2)
+    assert count_bodies(database) == (1, 2)
     database.end_conversation(handles[1], error=(1, "x"))
-    assert stored(database) == (1, 1)
+    assert count_bodies(database) == (1, 1)
     database.end_conversation(handles[2], cleanup=True)
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
-def test_what_a_peer_refuses_fails_its_conversation_only(fresh_database: sb.Database) -> None:
+def test_a_refusal_by_a_peer_fails_only_its_conversation(fresh_database: sb.Database) -> None:
     database = fresh_database
     handles = [open_dialog(database)[0], begin(database)]
     database.create_queue("Off")
@@ -323,56 +323,56 @@ def test_what_a_peer_refuses_fails_its_conversation_only(fresh_database: sb.Data
     database.alter_queue("Off", status=False)
     late = begin(database, "//test/Off")
     database.send([*handles, late], DOCUMENT, b"<broken")
-    assert stored(database) == (1, 1)  # that of the message which nobody has looked at
+    assert count_bodies(database) == (1, 1)  # the message to the disabled queue is not validated yet
     database.alter_queue("Off", status=True)
     assert [state(database, handle) for handle in [*handles, late]] == ["ER", "ER", "ER"]
     assert {message.is_error for message in database.receive(ORDERS_QUEUE)} == {True}
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
     good = [begin(database), begin(database, "//nobody")]
     database.send(good, DOCUMENT, b"<fine/>")
-    assert stored(database) == (1, 2)
+    assert count_bodies(database) == (1, 2)
 
 
-def test_a_service_that_moves_takes_its_bodies_along(fresh_database: sb.Database) -> None:
+def test_shared_bodies_follow_a_service_to_another_queue(fresh_database: sb.Database) -> None:
     database = fresh_database
     handles = [begin(database), begin(database)]
     database.send(handles, ORDER, BODY)
     database.create_queue("New")
     database.alter_service(STOCK, queue="New")
-    assert list(received(database, "New").values()) == [[BODY], [BODY]]
-    assert stored(database) == (0, 0)
+    assert list(receive_all(database, "New").values()) == [[BODY], [BODY]]
+    assert count_bodies(database) == (0, 0)
 
 
-@pytest.mark.parametrize("how", ["service", "broker"])
-def test_drop_service_and_queue_and_new_broker_remove_the_bodies(fresh_database: sb.Database, how: str) -> None:
+@pytest.mark.parametrize("owner", ["service", "broker"])
+def test_drop_service_and_queue_and_new_broker_remove_the_bodies(fresh_database: sb.Database, owner: str) -> None:
     database = fresh_database
     database.send([begin(database), begin(database), begin(database, "//nobody")], ORDER, BODY)
-    if how == "service":
+    if owner == "service":
         database.drop_service(STOCK)
         database.drop_queue(STOCK_QUEUE)
-        assert stored(database) == (1, 1)
+        assert count_bodies(database) == (1, 1)
         database.drop_service(ORDERS)
     else:
         database.alter(new_broker=True)
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
-def test_last_readers_that_go_at_once_leave_a_body_to_the_background(fresh_database: sb.Database) -> None:
+def test_upkeep_removes_a_body_after_concurrent_last_readers(fresh_database: sb.Database) -> None:
     database = fresh_database
     handles = [begin(database), begin(database), begin(database, "//nobody")]
     database.send(handles[:2], ORDER, BODY)
-    with database.transaction() as one, database.transaction() as two:
-        assert bodies(one.receive(STOCK_QUEUE)) == bodies(two.receive(STOCK_QUEUE)) == [BODY]
-    assert stored(database) == (1, 0)
+    with database.transaction() as first, database.transaction() as second:
+        assert bodies(first.receive(STOCK_QUEUE)) == bodies(second.receive(STOCK_QUEUE)) == [BODY]
+    assert count_bodies(database) == (1, 0)
     database.send([handles[2], handles[0]], ORDER, b"kept")
     with database.instance.connection() as connection:
         upkeep(connection, database.instance.clock())
-    assert stored(database) == (1, 2)
+    assert count_bodies(database) == (1, 2)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"kept"]
 
 
 @pytest.mark.feature(49)
-def test_a_connection_lost_before_any_statement_leaves_nothing(
+def test_a_connection_lost_before_each_statement_leaves_nothing(
     fresh_database: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = fresh_database
@@ -380,19 +380,19 @@ def test_a_connection_lost_before_any_statement_leaves_nothing(
     sent = "select conversation_handle, send_sequence, state from servicebroker.conversation_endpoints order by 1"
     before = query(database, sent)
     run_prepared = DirectConnection.run_prepared
-    left = 0
+    remaining = 0
 
-    def cut(connection: DirectConnection, text: str, parameters: tuple[object, ...], then: bytes) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
+    def run_or_lose(connection: DirectConnection, text: str, parameters: tuple[object, ...], then: bytes) -> Any:
+        nonlocal remaining
+        remaining -= 1
+        if remaining < 0:
             stopped(connection)
         return run_prepared(connection, text, parameters, then)
 
     for statements in itertools.count():
-        left = statements
+        remaining = statements
         with monkeypatch.context() as patched:
-            patched.setattr(DirectConnection, "run_prepared", cut)
+            patched.setattr(DirectConnection, "run_prepared", run_or_lose)
             try:
                 database.send(handles, DOCUMENT, "<x/>")
             except sb.InstanceError:
@@ -400,25 +400,25 @@ def test_a_connection_lost_before_any_statement_leaves_nothing(
             else:
                 break
         assert query(database, sent) == before
-        assert (stored(database), waiting_messages(database)) == ((0, 0), 0)
+        assert (count_bodies(database), waiting_messages(database)) == ((0, 0), 0)
     assert statements > 8
-    assert stored(database) == (1, 4)
-    assert list(received(database).values()) == [[b"<x/>"]] * 3
+    assert count_bodies(database) == (1, 4)
+    assert list(receive_all(database).values()) == [[b"<x/>"]] * 3
 
 
-# ---------------------------------------------------------------- many at once
+# ---------------------------------------------------------------- concurrency
 
 
 @pytest.mark.slow
 @pytest.mark.feature(49)
-def test_multicasts_readers_and_ends_at_once(fresh_database: sb.Database, seeded_random: random.Random) -> None:
-    """Overlapping multicasts in every order with rollbacks: no deadlock, each body where it was sent, none left."""
+def test_concurrent_multicasts_and_readers(fresh_database: sb.Database, seeded_random: random.Random) -> None:
+    """Overlapping multicasts in random order, with rollbacks: no deadlock, no lost message, no remaining body."""
     database = fresh_database
     tolerate_rollbacks(database)
     handles = [open_dialog(database)[0] for _ in range(8)]
     targets = {handle: far_handle(database, handle) for handle in handles}
     sent: dict[UUID, list[bytes]] = {target: [] for target in targets.values()}
-    found: dict[UUID, list[bytes | None]] = {target: [] for target in targets.values()}
+    received: dict[UUID, list[bytes | None]] = {target: [] for target in targets.values()}
     done = threading.Event()
 
     def send(name: int, seed: float) -> None:
@@ -443,7 +443,7 @@ def test_multicasts_readers_and_ends_at_once(fresh_database: sb.Database, seeded
             if messages and choice.random() < 0.3:
                 raise Undo
             for message in messages:
-                found[message.conversation_handle].append(message.message_body)
+                received[message.conversation_handle].append(message.message_body)
         return messages
 
     choices = [random.Random(seeded_random.random()) for _ in range(3)]
@@ -454,15 +454,15 @@ def test_multicasts_readers_and_ends_at_once(fresh_database: sb.Database, seeded
     done.set()
     for future in readers:
         future.result(120)
-    for target, there in found.items():
-        assert sorted(map(bytes, filter(None, there))) == sorted(sent[target])
-    for name in range(6):  # in the order of each sender
-        for there in found.values():
-            own = [int(body.split()[1]) for body in there if body and body.startswith(b"%d " % name)]
-            assert own == sorted(own)
+    for target, contents in received.items():
+        assert sorted(map(bytes, filter(None, contents))) == sorted(sent[target])
+    for name in range(6):  # each sender's messages are in order
+        for contents in received.values():
+            numbers = [int(body.split()[1]) for body in contents if body and body.startswith(b"%d " % name)]
+            assert numbers == sorted(numbers)
     with database.instance.connection() as connection:
         upkeep(connection, database.instance.clock())
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
 @pytest.mark.slow
@@ -486,20 +486,20 @@ def test_multicasts_against_ends_of_their_peers(fresh_database: sb.Database, see
         work += [in_thread(end, target) for _, target in seeded_random.sample(dialogs, 2)]
         for future in work:
             future.result(60)
-        received(database)
+        receive_all(database)
         for handle in handles:
             database.end_conversation(handle, cleanup=True)
     with database.instance.connection() as connection:
         upkeep(connection, database.instance.clock())
-    assert stored(database) == (0, 0)
+    assert count_bodies(database) == (0, 0)
 
 
-# ---------------------------------------------------------------- what the peers say of the sender
+# ---------------------------------------------------------------- permissions
 
 
 @pytest.fixture
-def owned(database: sb.Database, app: sb.Database) -> tuple[UUID, UUID]:
-    """Handles of a service of App: as initiator towards STOCK, where it may not SEND any more, and as its target."""
+def app_handles(database: sb.Database, app: sb.Database) -> tuple[UUID, UUID]:
+    """Two handles of a service of App: an initiator whose SEND permission was revoked, and a target."""
     name = "//test/Owned"
     database.create_service(name, ORDERS_QUEUE, [CONTRACT], authorization=APP)
     database.grant("SEND", APP, service=STOCK)
@@ -514,39 +514,39 @@ def owned(database: sb.Database, app: sb.Database) -> tuple[UUID, UUID]:
 
 @pytest.mark.feature(49, 107)
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_answer_needs_no_permission_and_lends_none_to_a_question(
-    database: sb.Database, owned: tuple[UUID, UUID], first: int
+def test_a_target_needs_no_permission_and_an_initiator_does(
+    database: sb.Database, app_handles: tuple[UUID, UUID], first: int
 ) -> None:
-    asking, answering = owned
-    database.send([owned[first], owned[1 - first]], DOCUMENT, b"<a/>")
+    asking, answering = app_handles
+    database.send([app_handles[first], app_handles[1 - first]], DOCUMENT, b"<a/>")
     assert errors(database.receive(ORDERS_QUEUE)) == [-8494]
     assert state(database, asking) == "ER"
-    assert received(database)[far_handle(database, answering)] == [b"<a/>"]
+    assert receive_all(database)[far_handle(database, answering)] == [b"<a/>"]
 
 
 @pytest.mark.feature(49, 107)
 @pytest.mark.parametrize("obstacle", ["none", "retention", "off"])
 @pytest.mark.parametrize("first", [0, 1])
-def test_both_ends_of_a_conversation_that_fails_on_the_way(
-    database: sb.Database, owned: tuple[UUID, UUID], obstacle: str, first: int
+def test_a_multicast_to_both_sides_of_a_conversation_that_fails(
+    database: sb.Database, app_handles: tuple[UUID, UUID], obstacle: str, first: int
 ) -> None:
-    """The other end's message is delivered before the Error, or dropped with it; both ends stay in error."""
-    ends = [owned[0], far_handle(database, owned[0])]
+    """The other side's message is delivered before the Error, or dropped with it. Both sides are in state ER."""
+    handles = [app_handles[0], far_handle(database, app_handles[0])]
     database.alter_queue(STOCK_QUEUE, retention=obstacle == "retention")
     database.alter_queue(ORDERS_QUEUE, status=obstacle != "off")
-    sending = in_thread(database.send, [ends[first], ends[1 - first]], DOCUMENT, b"<a/>")
+    sending = in_thread(database.send, [handles[first], handles[1 - first]], DOCUMENT, b"<a/>")
     assert len(sending.result(20)) == 2
     database.alter_queue(ORDERS_QUEUE, status=True)
-    assert [state(database, end) for end in ends] == ["ER", "ER"]
+    assert [state(database, handle) for handle in handles] == ["ER", "ER"]
     assert waiting_messages(database) == 0
-    assert errors(database.receive(ORDERS_QUEUE, conversation_handle=ends[0])) == [-8494]
-    for end in ends:
-        database.end_conversation(end)
-    assert stored(database) == (0, 0)
+    assert errors(database.receive(ORDERS_QUEUE, conversation_handle=handles[0])) == [-8494]
+    for handle in handles:
+        database.end_conversation(handle)
+    assert count_bodies(database) == (0, 0)
 
 
 @pytest.mark.feature(49)
-def test_permissions_of_the_sender_are_asked_once_for_all_handles(
+def test_the_senders_permissions_are_read_once_for_all_handles(
     database: sb.Database, app: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handles = [open_dialog(database)[0] for _ in range(8)]
@@ -556,24 +556,26 @@ def test_permissions_of_the_sender_are_asked_once_for_all_handles(
     missing = uuid4()
     with refused(8426, str(missing)):
         app.send([*handles[:2], missing, *handles[2:]], ORDER, BODY)
-    done: list[str] = []
+    statements: list[str] = []
     run = DirectConnection.run_prepared
 
-    def counted(connection: DirectConnection, sql: str, parameters: tuple[object, ...], then: bytes) -> list[Any]:
-        done.append(sql)
+    def count_statement(
+        connection: DirectConnection, sql: str, parameters: tuple[object, ...], then: bytes
+    ) -> list[Any]:
+        statements.append(sql)
         return run(connection, sql, parameters, then)
 
-    monkeypatch.setattr(DirectConnection, "run_prepared", counted)
+    monkeypatch.setattr(DirectConnection, "run_prepared", count_statement)
     app.send(handles, ORDER, BODY)
-    asked = len([sql for sql in done if "principals" in sql or "owner_id, s.name, q.queue_id" in sql])
-    assert asked == 2
-    assert sum(map(len, received(database).values())) == len(handles)
+    reads = len([sql for sql in statements if "principals" in sql or "owner_id, s.name, q.queue_id" in sql])
+    assert reads == 2
+    assert sum(map(len, receive_all(database).values())) == len(handles)
 
 
-def test_what_is_remembered_of_contracts_has_a_limit(
+def test_the_cache_of_contracts_has_a_limit(
     database: sb.Database, app: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache stays bounded for a sender while permissions change all the time."""
+    """The cache stays bounded while permissions change after every message."""
     monkeypatch.setattr(catalog, "_MAX_USAGES", 8)
     handle = begin(database)
     for number in range(30):

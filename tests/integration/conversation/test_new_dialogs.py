@@ -1,4 +1,4 @@
-"""BEGIN DIALOG is deferred until its first messages, and written with them in one statement."""
+"""BEGIN DIALOG is deferred until the first messages, and sent with them in one statement."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ pytestmark = pytest.mark.both_faces
 
 
 @pytest.fixture
-def known(database: sb.Database) -> sb.Database:
-    """A database whose way from the one service to the other one is known."""
-    ask(database)
-    ask(database)
+def cached(database: sb.Database) -> sb.Database:
+    """A database that has cached the target of conversations from ORDERS to STOCK."""
+    begin_and_send(database)
+    begin_and_send(database)
     database.receive(STOCK_QUEUE, top=None)
     database.receive(STOCK_QUEUE, top=None)
     return database
 
 
-def ask(database: sb.Database, *messages: bytes, to: str = STOCK, **options: Any) -> UUID:
-    """Begin a conversation for its messages."""
+def begin_and_send(database: sb.Database, *messages: bytes, to: str = STOCK, **options: Any) -> UUID:
+    """Begin a conversation and send messages on it, in one transaction."""
     with database.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, to, contract=CONTRACT, **options)
         for number, body in enumerate(messages or (b"order",)):
@@ -59,26 +59,26 @@ def counts(database: sb.Database) -> StatementCounts:
         return counts_of(getattr(connection, "real", connection))
 
 
-def done(database: sb.Database, verbs: Callable[[], object]) -> dict[str, int]:
+def count_statements(database: sb.Database, run: Callable[[], object]) -> dict[str, int]:
     """Count the executions of each statement."""
-    found = counts(database)
-    found.take()
-    verbs()
-    return {name: calls for name, (calls, _) in found.take().items()}
+    statement_counts = counts(database)
+    statement_counts.take()
+    run()
+    return {name: calls for name, (calls, _) in statement_counts.take().items()}
 
 
-def test_begin_send_and_commit_are_one_statement(known: sb.Database, trips: list[None]) -> None:
-    assert done(known, lambda: ask(known)) == {"deferred_dialogs.single_message": 1}
+def test_begin_send_and_commit_are_one_statement(cached: sb.Database, trips: list[None]) -> None:
+    assert count_statements(cached, lambda: begin_and_send(cached)) == {"deferred_dialogs.single_message": 1}
     del trips[:]
     for _ in range(3):
-        ask(known)
+        begin_and_send(cached)
     assert len(trips) == 3
-    assert bodies(known.receive(STOCK_QUEUE)) == [b"order"]
+    assert bodies(cached.receive(STOCK_QUEUE)) == [b"order"]
 
 
-def test_further_sends_and_timers_join_it(known: sb.Database, trips: list[None]) -> None:
-    def several() -> None:
-        with known.transaction() as tx:
+def test_further_sends_and_timers_join_the_statement(cached: sb.Database, trips: list[None]) -> None:
+    def begin_several() -> None:
+        with cached.transaction() as tx:
             for number in range(10):
                 handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
                 tx.begin_conversation_timer(handle, 600)
@@ -86,31 +86,31 @@ def test_further_sends_and_timers_join_it(known: sb.Database, trips: list[None])
                 assert tx.send_batch(handle, ORDER, [b"%d" % number, b"%d" % number]) == 1
                 assert tx.send(handle, DOCUMENT, b"<a/>") == 3
 
-    several()
-    assert done(known, several) == {"deferred_dialogs.many_messages": 1}
+    begin_several()
+    assert count_statements(cached, begin_several) == {"deferred_dialogs.many_messages": 1}
     del trips[:]
-    several()
+    begin_several()
     assert len(trips) == 1
     for _ in range(3):
         for number in range(10):
-            received = known.receive(STOCK_QUEUE)
+            received = cached.receive(STOCK_QUEUE)
             assert [m.message_sequence_number for m in received] == [0, 1, 2, 3]
             assert bodies(received) == [None, b"%d" % number, b"%d" % number, b"<a/>"]
-    timers = query(known, "select count(*) from servicebroker.conversation_endpoints where dialog_timer is not null")
+    timers = query(cached, "select count(*) from servicebroker.conversation_endpoints where dialog_timer is not null")
     assert timers == [(30,)]
 
 
-def test_the_order_of_sends_is_the_order_of_arrival(known: sb.Database) -> None:
-    with known.transaction() as tx:
+def test_the_order_of_sends_is_the_order_of_arrival(cached: sb.Database) -> None:
+    with cached.transaction() as tx:
         first, second = (tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(2))
         tx.send(second, ORDER, b"1")
         tx.send(first, ORDER, b"2")
         tx.send(second, ORDER, b"3")
-    text = f"select message_body from {known.name.lower()}_dbo.stockqueue order by queuing_order"
-    assert [bytes(body) for (body,) in query(known, text)] == [b"1", b"2", b"3"]
+    text = f"select message_body from {cached.name.lower()}_dbo.stockqueue order by queuing_order"
+    assert [bytes(body) for (body,) in query(cached, text)] == [b"1", b"2", b"3"]
 
 
-def test_it_writes_what_the_verbs_write_one_by_one(known: sb.Database) -> None:
+def test_one_statement_writes_the_rows_of_single_statements(cached: sb.Database) -> None:
     def rows(handle: UUID) -> list[tuple[Any, ...]]:
         columns = (
             "is_initiator, database_id, service_id, service_contract_id, queue_id, priority, state, encryption, "
@@ -130,42 +130,42 @@ def test_it_writes_what_the_verbs_write_one_by_one(known: sb.Database) -> None:
             "stamp > '0', conversation_group_id = (select conversation_group_id from "
             "servicebroker.conversation_endpoints e where e.conversation_handle = q.conversation_handle)"
         )
-        queue = query(known, "select far_queue_id from servicebroker.conversation_endpoints "
+        queue = query(cached, "select far_queue_id from servicebroker.conversation_endpoints "
                              "where conversation_handle = %s", handle)[0][0]  # fmt: skip
         return query(
-            known,
+            cached,
             f"select {columns} from servicebroker.conversation_endpoints e where conversation_id = (select "
             "conversation_id from servicebroker.conversation_endpoints where conversation_handle = %s) order by 1",
             handle,
         ) + query(
-            known,
+            cached,
             f"select {message} from servicebroker.queue_{queue} q where conversation_handle = (select far_handle "
             "from servicebroker.conversation_endpoints where conversation_handle = %s) order by 1",
             handle,
         )
 
-    fresh = sb.open(known.instance.url, upkeep=None)
+    fresh = sb.open(cached.instance.url, upkeep=None)
     with fresh:
-        one_by_one = ask(fresh.database(known.name), b"1", b"2", lifetime=1000, encryption=False)
-    written = rows(one_by_one)
-    assert len(written) == 4
-    found = {}
-    assert done(known, lambda: found.update(one=ask(known, b"1", b"2", lifetime=1000, encryption=False))) == {
-        "deferred_dialogs.many_messages": 1
-    }
-    assert rows(found["one"]) == written
-    known.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-    begun = begin(known, lifetime=1000, encryption=False)
-    assert done(known, lambda: known.send(begun, ORDER, b"1")) == {"send.open_and_send": 1}
-    known.send(begun, ORDER, b"2")
-    assert rows(begun) == written
-    single = ask(known, b"1", lifetime=1000, encryption=False)
-    known.send(single, ORDER, b"2")
-    assert rows(single) == written
+        one_by_one = begin_and_send(fresh.database(cached.name), b"1", b"2", lifetime=1000, encryption=False)
+    expected = rows(one_by_one)
+    assert len(expected) == 4
+    handles = {}
+    assert count_statements(
+        cached, lambda: handles.update(combined=begin_and_send(cached, b"1", b"2", lifetime=1000, encryption=False))
+    ) == {"deferred_dialogs.many_messages": 1}
+    assert rows(handles["combined"]) == expected
+    cached.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    opened = begin(cached, lifetime=1000, encryption=False)
+    assert count_statements(cached, lambda: cached.send(opened, ORDER, b"1")) == {"send.open_and_send": 1}
+    cached.send(opened, ORDER, b"2")
+    assert rows(opened) == expected
+    single = begin_and_send(cached, b"1", lifetime=1000, encryption=False)
+    cached.send(single, ORDER, b"2")
+    assert rows(single) == expected
 
 
-def test_statements_of_the_application_see_it(known: sb.Database) -> None:
-    with known.transaction() as tx:
+def test_statements_of_the_application_see_the_new_dialog(cached: sb.Database) -> None:
+    with cached.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         text = "select state from servicebroker.conversation_endpoints where conversation_handle = %s"
         assert tx.connection.execute(text, (handle,)).fetchall() == [("SO",)]
@@ -179,21 +179,21 @@ def test_statements_of_the_application_see_it(known: sb.Database) -> None:
             "select count(*) from pg_locks where locktype = 'advisory' and objid = uuid_hash(%s)::bigint & 4294967295"
         )
         assert tx.connection.execute(locks, (group_of_in(tx, other),)).fetchall() == [(1,)]
-    assert state(known, handle) == "CO"
+    assert state(cached, handle) == "CO"
 
 
 def group_of_in(tx: Any, handle: UUID) -> UUID:
     text = "select conversation_group_id from servicebroker.conversation_endpoints where conversation_handle = %s"
-    found: UUID = tx.connection.execute(text, (handle,)).fetchone()[0]
-    return found
+    group: UUID = tx.connection.execute(text, (handle,)).fetchone()[0]
+    return group
 
 
-def test_what_is_undone_was_never_there(known: sb.Database) -> None:
-    before = query(known, "select count(*) from servicebroker.conversation_endpoints")
-    with pytest.raises(ZeroDivisionError), known.transaction() as tx:
+def test_a_rollback_removes_new_dialogs(cached: sb.Database) -> None:
+    before = query(cached, "select count(*) from servicebroker.conversation_endpoints")
+    with pytest.raises(ZeroDivisionError), cached.transaction() as tx:
         tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
         raise ZeroDivisionError
-    with known.transaction() as tx:
+    with cached.transaction() as tx:
         kept = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         with pytest.raises(ZeroDivisionError), tx.savepoint():
             undone = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
@@ -204,16 +204,16 @@ def test_what_is_undone_was_never_there(known: sb.Database) -> None:
         tx.send(kept, ORDER, b"4")
         with tx.savepoint():
             tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"5")
-    with known.transaction() as tx:
+    with cached.transaction() as tx:
         tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"6")
         tx.connection.rollback()
-    assert query(known, "select count(*) from servicebroker.conversation_endpoints") == [(before[0][0] + 4,)]
-    assert sorted(bodies(known.receive(STOCK_QUEUE) + known.receive(STOCK_QUEUE))) == [b"4", b"5"]
-    assert not known.receive(STOCK_QUEUE)
+    assert query(cached, "select count(*) from servicebroker.conversation_endpoints") == [(before[0][0] + 4,)]
+    assert sorted(bodies(cached.receive(STOCK_QUEUE) + cached.receive(STOCK_QUEUE))) == [b"4", b"5"]
+    assert not cached.receive(STOCK_QUEUE)
 
 
-def test_what_can_be_seen_without_the_server_is_refused_at_once(known: sb.Database) -> None:
-    with known.transaction() as tx:
+def test_errors_that_need_no_server_are_raised_at_once(cached: sb.Database) -> None:
+    with cached.transaction() as tx:
         with refused(8411):
             tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, lifetime=0)
         with refused(1093):
@@ -223,20 +223,20 @@ def test_what_can_be_seen_without_the_server_is_refused_at_once(known: sb.Databa
             tx.begin_conversation_timer(handle, 61)
         with refused(8433):
             tx.send(handle, ORDER, None)
-        with refused(8432):  # only the other side may send it
+        with refused(8432):  # only the target may send this type
             tx.send(handle, REPLY, b"x")
         with refused(8431):
             tx.send(handle, "DEFAULT", b"x")
         assert tx.send(handle, ORDER, b"1") == 0
-    assert bodies(known.receive(STOCK_QUEUE)) == [b"1"]
+    assert bodies(cached.receive(STOCK_QUEUE)) == [b"1"]
 
 
-def test_what_the_far_side_refuses_fails_the_conversation(known: sb.Database) -> None:
-    with known.transaction() as tx:
+def test_a_message_that_the_target_refuses_fails_the_conversation(cached: sb.Database) -> None:
+    with cached.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         tx.send(handle, ORDER, b"1")
         tx.send(handle, DOCUMENT, b"<broken")
-    (error,) = known.receive(ORDERS_QUEUE)
+    (error,) = cached.receive(ORDERS_QUEUE)
     assert error.is_error
     assert error.conversation_handle == handle
 
@@ -269,26 +269,26 @@ ALTERATIONS: dict[str, Callable[[sb.Database, str], object]] = {
 
 
 @pytest.mark.parametrize("name", ALTERATIONS)
-def test_what_was_altered_meanwhile_holds(known: sb.Database, name: str) -> None:
-    """A client that has cached the way and a new one act alike. The target's name exists in no other database."""
-    target = f"//test/Target of {known.name}"
-    known.create_service(target, STOCK_QUEUE, [CONTRACT])
+def test_alterations_invalidate_a_cached_target(cached: sb.Database, name: str) -> None:
+    """A client with a cached target and a new client get the same result. No other database has this target name."""
+    target = f"//test/Target of {cached.name}"
+    cached.create_service(target, STOCK_QUEUE, [CONTRACT])
     for _ in range(2):
-        ask(known, to=target)
-    with sb.open(known.instance.url, upkeep=None) as other:
-        ALTERATIONS[name](other.database(known.name), target)
+        begin_and_send(cached, to=target)
+    with sb.open(cached.instance.url, upkeep=None) as other:
+        ALTERATIONS[name](other.database(cached.name), target)
     outcomes = []
     for _ in range(2):  # the second run uses the cache
-        outcomes.append(outcome(known, target))
-        with sb.open(known.instance.url, upkeep=None) as fresh:
-            outcomes.append(outcome(fresh.database(known.name), target))
+        outcomes.append(outcome(cached, target))
+        with sb.open(cached.instance.url, upkeep=None) as fresh:
+            outcomes.append(outcome(fresh.database(cached.name), target))
     assert len(set(outcomes)) == 1, outcomes
 
 
 def outcome(database: Any, target: str) -> str:
     """Return the outcome of a conversation for one message: a refusal, or its rows."""
     try:
-        handle = ask(database, to=target)
+        handle = begin_and_send(database, to=target)
     except sb.BrokerError as problem:
         return str(problem)
     except Exception as problem:
@@ -303,74 +303,74 @@ def outcome(database: Any, target: str) -> str:
     return repr(query(database, text, handle))
 
 
-def test_what_was_dropped_meanwhile_is_refused_by_commit(known: sb.Database) -> None:
-    with refused(8423, ORDERS), known.transaction() as tx:
+def test_commit_refuses_a_service_dropped_meanwhile(cached: sb.Database) -> None:
+    with refused(8423, ORDERS), cached.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         tx.send(handle, ORDER, b"x")
-        with sb.open(known.instance.url, upkeep=None) as other:
-            other.database(known.name).drop_service(ORDERS)
-    assert state(known, handle) is None
+        with sb.open(cached.instance.url, upkeep=None) as other:
+            other.database(cached.name).drop_service(ORDERS)
+    assert state(cached, handle) is None
 
 
-def test_a_permission_that_was_taken_away_is_missed(known: sb.Database) -> None:
-    known.create_user("clerk")
-    known.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
-    known.grant("REFERENCES", "clerk", contract=CONTRACT)
-    clerk = known.instance.database(known.name, user="clerk")
-    ask(clerk)
-    assert done(clerk, lambda: ask(clerk)) == {"deferred_dialogs.single_message": 1}
+def test_a_revoked_permission_is_refused(cached: sb.Database) -> None:
+    cached.create_user("clerk")
+    cached.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
+    cached.grant("REFERENCES", "clerk", contract=CONTRACT)
+    clerk = cached.instance.database(cached.name, user="clerk")
+    begin_and_send(clerk)
+    assert count_statements(clerk, lambda: begin_and_send(clerk)) == {"deferred_dialogs.single_message": 1}
     with refused(8494, ORDERS), clerk.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-        tx.begin_conversation_timer(handle, 5)  # needs SEND on the own service
-    known.revoke("RECEIVE", "clerk", queue=ORDERS_QUEUE)
+        tx.begin_conversation_timer(handle, 5)  # needs SEND on the caller's service
+    cached.revoke("RECEIVE", "clerk", queue=ORDERS_QUEUE)
     with refused(8494):
-        ask(clerk)
-    known.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
-    ask(clerk)
-    known.deny("REFERENCES", "clerk", contract=CONTRACT)
+        begin_and_send(clerk)
+    cached.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
+    begin_and_send(clerk)
+    cached.deny("REFERENCES", "clerk", contract=CONTRACT)
     with refused(229):
-        ask(clerk)
-    known.grant("REFERENCES", "clerk", contract=CONTRACT)
-    known.alter_authorization("clerk", service=ORDERS)
-    handle = ask(clerk)
-    (error,) = known.receive(ORDERS_QUEUE, conversation_handle=handle)
+        begin_and_send(clerk)
+    cached.grant("REFERENCES", "clerk", contract=CONTRACT)
+    cached.alter_authorization("clerk", service=ORDERS)
+    handle = begin_and_send(clerk)
+    (error,) = cached.receive(ORDERS_QUEUE, conversation_handle=handle)
     assert error.is_error  # the owner of the service may not send to the target
 
 
-def test_a_reader_that_waits_is_woken(known: sb.Database) -> None:
-    received = waiting_reader(known)
-    began = time.monotonic()
-    ask(known)
+def test_a_new_dialog_wakes_a_waiting_reader(cached: sb.Database) -> None:
+    received = waiting_reader(cached)
+    start = time.monotonic()
+    begin_and_send(cached)
     assert bodies(received.result(30)) == [b"order"]
-    assert time.monotonic() - began < 0.9  # a reader looks each second, whatever wakes it
+    assert time.monotonic() - start < 0.9  # a reader polls each second, even without a notification
 
 
-def test_another_queue_another_statement(known: sb.Database) -> None:
-    """A message sent before one to another queue arrives before it."""
-    known.create_queue("SecondQueue")
-    known.create_service("//test/Second", "SecondQueue", [CONTRACT])
+def test_each_queue_has_a_statement_of_its_own(cached: sb.Database) -> None:
+    """Messages to different queues are enqueued in the order in which they were sent."""
+    cached.create_queue("SecondQueue")
+    cached.create_service("//test/Second", "SecondQueue", [CONTRACT])
     for _ in range(2):
-        known.send(known.begin_dialog(ORDERS, "//test/Second", contract=CONTRACT), ORDER, b"0")
+        cached.send(cached.begin_dialog(ORDERS, "//test/Second", contract=CONTRACT), ORDER, b"0")
 
-    def both() -> None:
-        with known.transaction() as tx:
+    def begin_three() -> None:
+        with cached.transaction() as tx:
             handles = [tx.begin_dialog(ORDERS, to, contract=CONTRACT) for to in (STOCK, "//test/Second", STOCK)]
             for number, handle in enumerate(handles):
                 tx.send(handle, ORDER, b"%d" % number)
 
-    assert done(known, both) == {"deferred_dialogs.single_message": 3}
-    assert bodies(known.receive(STOCK_QUEUE)) == [b"0"]
-    assert bodies(known.receive(STOCK_QUEUE)) == [b"2"]
+    assert count_statements(cached, begin_three) == {"deferred_dialogs.single_message": 3}
+    assert bodies(cached.receive(STOCK_QUEUE)) == [b"0"]
+    assert bodies(cached.receive(STOCK_QUEUE)) == [b"2"]
 
 
-def test_many_conversations_leave_in_portions(known: sb.Database) -> None:
-    with known.transaction() as tx:
+def test_many_conversations_are_sent_in_portions(cached: sb.Database) -> None:
+    with cached.transaction() as tx:
         handles = [tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(250)]
         for handle in handles:
             tx.send(handle, ORDER, b"x")
-    assert query(known, "select count(*) from servicebroker.conversation_endpoints where state = 'CO'")[0][0] >= 500
-    assert far_handle(known, handles[0])
-    assert group_of(known, handles[-1])
+    assert query(cached, "select count(*) from servicebroker.conversation_endpoints where state = 'CO'")[0][0] >= 500
+    assert far_handle(cached, handles[0])
+    assert group_of(cached, handles[-1])
 
 
 # ---------------------------------------------------------------- to another instance
@@ -382,16 +382,16 @@ WAY_OUT = "TCP://localhost:24022"
 
 @pytest.fixture
 def departing(database: sb.Database) -> sb.Database:
-    """A database that knows the way of conversations with a service of another instance."""
+    """A database that has cached the route to a service of another instance."""
     database.create_route("out", address=WAY_OUT, service_name=AWAY)
-    ask(database, to=AWAY)
+    begin_and_send(database, to=AWAY)
     return database
 
 
-def test_many_that_leave_the_instance_are_one_statement(departing: sb.Database, trips: list[None]) -> None:
+def test_many_remote_conversations_are_one_statement(departing: sb.Database, trips: list[None]) -> None:
     handles: list[UUID] = []
 
-    def several() -> None:
+    def begin_several() -> None:
         del trips[:]
         with departing.transaction() as tx:
             for _ in range(10):
@@ -400,8 +400,8 @@ def test_many_that_leave_the_instance_are_one_statement(departing: sb.Database, 
                 tx.send(handle, MARK)
                 assert tx.send_batch(handle, ORDER, [b"1", b"2"]) == 1
 
-    several()
-    assert done(departing, several) == {"deferred_dialogs.to_other_instance": 1}
+    begin_several()
+    assert count_statements(departing, begin_several) == {"deferred_dialogs.to_other_instance": 1}
     assert len(trips) == 1
     waiting = (
         "select message_sequence_number, message_type_name, message_body from servicebroker.transmission_queue "
@@ -409,7 +409,7 @@ def test_many_that_leave_the_instance_are_one_statement(departing: sb.Database, 
     )
     for handle in handles:
         assert query(departing, waiting, handle) == [(0, MARK, None), (1, ORDER, b"1"), (2, ORDER, b"2")]
-    with refused(8432), departing.transaction() as tx:  # only the other side may send it
+    with refused(8432), departing.transaction() as tx:  # only the target may send this type
         tx.send(tx.begin_dialog(ORDERS, AWAY, contract=CONTRACT), REPLY, b"x")
 
 
@@ -457,7 +457,7 @@ DEPARTURE_CHANGES: dict[str, tuple[Callable[[sb.Database], object], Callable[[sb
 }
 
 
-def test_a_principal_s_conversations_leave_in_one_statement_while_it_may_begin_them(departing: sb.Database) -> None:
+def test_conversations_of_a_principal_are_one_statement_while_permitted(departing: sb.Database) -> None:
     departing.create_user("clerk")
     rights = [("RECEIVE", {"queue": ORDERS_QUEUE}, 8494), ("REFERENCES", {"contract": CONTRACT}, 229)]
     for permission, on, _ in rights:
@@ -465,20 +465,22 @@ def test_a_principal_s_conversations_leave_in_one_statement_while_it_may_begin_t
     clerk = as_user(departing, "clerk")
     for permission, on, refusal in rights:
         for _ in range(2):
-            ask(clerk, to=AWAY)
-        assert done(clerk, lambda: ask(clerk, to=AWAY)) == {"deferred_dialogs.to_other_instance": 1}
+            begin_and_send(clerk, to=AWAY)
+        assert count_statements(clerk, lambda: begin_and_send(clerk, to=AWAY)) == {
+            "deferred_dialogs.to_other_instance": 1
+        }
         departing.deny(permission, "clerk", **on)
         with refused(refusal):
-            ask(clerk, to=AWAY)
+            begin_and_send(clerk, to=AWAY)
         departing.grant(permission, "clerk", **on)
-    ask(clerk, to=AWAY)
+    begin_and_send(clerk, to=AWAY)
     with refused(8494, ORDERS), clerk.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, AWAY, contract=CONTRACT)
-        tx.begin_conversation_timer(handle, 5)  # needs SEND on the own service
+        tx.begin_conversation_timer(handle, 5)  # needs SEND on the caller's service
 
 
-def test_what_was_altered_meanwhile_holds_on_the_way_out(departing: sb.Database) -> None:
-    """A client that has cached the way out and a new one act alike, while something is altered and after that."""
+def test_alterations_invalidate_a_cached_route(departing: sb.Database) -> None:
+    """A client with a cached route and a new client get the same result, during an alteration and after it."""
     with sb.open(departing.instance.url, upkeep=None) as other:
         for name, changes in DEPARTURE_CHANGES.items():
             for change in changes:

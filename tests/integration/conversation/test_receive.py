@@ -40,8 +40,8 @@ from support import (
 pytestmark = pytest.mark.both_faces
 
 
-def two_dialogs_in_one_target_group(database: sb.Database) -> tuple[UUID, UUID]:
-    """Two conversations whose receiving sides share a group: replies come back into it."""
+def two_dialogs_in_one_initiator_group(database: sb.Database) -> tuple[UUID, UUID]:
+    """Begin two conversations whose initiators share a group, which receives the replies."""
     first = begin(database)
     second = begin(database, related_conversation=first)
     for handle in (first, second):
@@ -53,18 +53,18 @@ def two_dialogs_in_one_target_group(database: sb.Database) -> tuple[UUID, UUID]:
 
 @pytest.mark.feature(63)
 def test_each_conversation_of_a_group_comes_whole_and_in_order(database: sb.Database) -> None:
-    handles = two_dialogs_in_one_target_group(database)
+    handles = two_dialogs_in_one_initiator_group(database)
     targets = [far_handle(database, handle) for handle in handles]
     for number in range(3):
         for target in targets:
             database.send(target, REPLY, b"%d" % number)
-    found = database.receive(ORDERS_QUEUE)
-    assert bodies(found) == [b"0", b"1", b"2"] * 2
-    assert [message.conversation_handle for message in found] == [found[0].conversation_handle] * 3 + [
-        found[3].conversation_handle
+    messages = database.receive(ORDERS_QUEUE)
+    assert bodies(messages) == [b"0", b"1", b"2"] * 2
+    assert [message.conversation_handle for message in messages] == [messages[0].conversation_handle] * 3 + [
+        messages[3].conversation_handle
     ] * 3
-    assert {message.conversation_handle for message in found} == set(handles)
-    assert len({message.conversation_group_id for message in found}) == 1
+    assert {message.conversation_handle for message in messages} == set(handles)
+    assert len({message.conversation_group_id for message in messages}) == 1
 
 
 @pytest.mark.feature(62)
@@ -72,8 +72,8 @@ def test_one_receive_takes_from_one_group(database: sb.Database) -> None:
     for number in range(3):
         database.send_batch(begin(database), ORDER, [b"%d" % number] * 2)
     for number in range(3):
-        found = database.receive(STOCK_QUEUE, top=100)
-        assert bodies(found) == [b"%d" % number] * 2
+        messages = database.receive(STOCK_QUEUE, top=100)
+        assert bodies(messages) == [b"%d" % number] * 2
     assert database.receive(STOCK_QUEUE) == []
 
 
@@ -89,7 +89,7 @@ def test_top_takes_at_most_so_many(database: sb.Database) -> None:
 
 @pytest.mark.feature(59)
 def test_top_stays_in_one_group_and_takes_whole_conversations_first(database: sb.Database) -> None:
-    handles = two_dialogs_in_one_target_group(database)
+    handles = two_dialogs_in_one_initiator_group(database)
     for handle in handles:
         database.send_batch(far_handle(database, handle), REPLY, [b"1", b"2"])
     alone, _ = open_dialog(database)
@@ -107,10 +107,10 @@ def test_top_0_is_a_receive_that_takes_nothing(database: sb.Database, app: sb.Da
     _, target = open_dialog(database)
     database.send(far_handle(database, target), ORDER, b"stays")
     where = {"conversation_handle": target}
-    with database.transaction() as one, database.transaction() as two:
-        assert one.receive(STOCK_QUEUE, top=0) == one.receive(STOCK_QUEUE, top=0, **where) == []
-        assert bodies(two.receive(STOCK_QUEUE)) == [b"stays"]
-        two.connection.rollback()
+    with database.transaction() as reader, database.transaction() as other_reader:
+        assert reader.receive(STOCK_QUEUE, top=0) == reader.receive(STOCK_QUEUE, top=0, **where) == []
+        assert bodies(other_reader.receive(STOCK_QUEUE)) == [b"stays"]
+        other_reader.connection.rollback()
     for wrong in (-1, 1.5, "1", True):
         with refused(402, "TOP"):
             database.receive(STOCK_QUEUE, top=wrong)  # type: ignore[arg-type]
@@ -129,12 +129,12 @@ def test_top_0_is_a_receive_that_takes_nothing(database: sb.Database, app: sb.Da
 
 @pytest.mark.feature(60, 61)
 def test_receive_from_one_conversation_or_one_group(database: sb.Database) -> None:
-    first, second = two_dialogs_in_one_target_group(database)
+    first, second = two_dialogs_in_one_initiator_group(database)
     other, _ = open_dialog(database)
     for handle in (other, first, second):
         database.send(far_handle(database, handle), REPLY, str(handle))
-    found = database.receive(ORDERS_QUEUE, conversation_handle=second)
-    assert bodies(found) == [str(second).encode()]
+    messages = database.receive(ORDERS_QUEUE, conversation_handle=second)
+    assert bodies(messages) == [str(second).encode()]
     assert database.receive(ORDERS_QUEUE, conversation_handle=second) == []
     group = group_of(database, first)
     assert bodies(database.receive(ORDERS_QUEUE, conversation_group_id=group)) == [str(first).encode()]
@@ -163,13 +163,13 @@ def test_a_group_is_locked_to_the_end_of_the_transaction(database: sb.Database) 
     first, second = begin(database), begin(database)
     database.send_batch(first, ORDER, [b"a1", b"a2"])
     database.send(second, ORDER, b"b1")
-    with database.transaction() as one, database.transaction() as two:
-        assert bodies(one.receive(STOCK_QUEUE, top=1)) == [b"a1"]
-        assert bodies(two.receive(STOCK_QUEUE)) == [b"b1"]
-        assert two.receive(STOCK_QUEUE) == []
-        assert bodies(one.receive(STOCK_QUEUE, top=1)) == [b"a2"]  # its own lock does not stop it
+    with database.transaction() as reader, database.transaction() as other_reader:
+        assert bodies(reader.receive(STOCK_QUEUE, top=1)) == [b"a1"]
+        assert bodies(other_reader.receive(STOCK_QUEUE)) == [b"b1"]
+        assert other_reader.receive(STOCK_QUEUE) == []
+        assert bodies(reader.receive(STOCK_QUEUE, top=1)) == [b"a2"]  # the transaction's own lock does not block it
         database.send(first, ORDER, b"a3")
-        assert two.receive(STOCK_QUEUE) == []
+        assert other_reader.receive(STOCK_QUEUE) == []
     assert bodies(database.receive(STOCK_QUEUE)) == [b"a3"]
 
 
@@ -193,14 +193,14 @@ def test_a_named_group_is_waited_for(database: sb.Database) -> None:
     for options in named:
         with undone(database) as reader:
             reader.receive(STOCK_QUEUE, top=1)
-            waiting = in_thread(database.receive, STOCK_QUEUE, top=1, **options)
+            blocked = in_thread(database.receive, STOCK_QUEUE, top=1, **options)
             wait_until_blocked(database)
-        assert len(waiting.result(10)) == 1
+        assert len(blocked.result(10)) == 1
     assert database.receive(STOCK_QUEUE) == []
 
 
 def test_a_long_backlog_of_locked_groups_hides_nothing(database: sb.Database) -> None:
-    """More locked groups than the window of the search, and a free one behind them."""
+    """More locked groups than one search for a free group reads, and a free group behind them."""
     locked = [begin(database) for _ in range(130)]
     for handle in locked:
         database.send_batch(handle, ORDER, [b"first", b"second"])
@@ -213,13 +213,13 @@ def test_a_long_backlog_of_locked_groups_hides_nothing(database: sb.Database) ->
 
 
 @pytest.mark.feature(73)
-def test_the_enqueue_time_is_when_a_message_came_into_the_queue(database: sb.Database) -> None:
+def test_the_enqueue_time_is_the_arrival_in_the_queue(database: sb.Database) -> None:
     handle = begin(database, "//test/Later")
     database.send(handle, ORDER, b"waits")
-    (made,) = query(database, "select clock_timestamp()")
+    (created,) = query(database, "select clock_timestamp()")
     database.create_service("//test/Later", STOCK_QUEUE, [CONTRACT])
     (message,) = database.receive(STOCK_QUEUE)
-    assert made[0] <= message.message_enqueue_time <= query(database, "select clock_timestamp()")[0][0]
+    assert created[0] <= message.message_enqueue_time <= query(database, "select clock_timestamp()")[0][0]
     assert message.message_enqueue_time.tzinfo is not None
     assert not message.message_enqueue_time.utcoffset()
 
@@ -233,16 +233,16 @@ def test_an_empty_receive_assigns_no_transaction_id(database: sb.Database) -> No
 
 def test_an_empty_receive_is_one_statement(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     database.receive(STOCK_QUEUE)
-    done: list[str] = []
+    statements: list[str] = []
     steps = PreparedStatements.steps
 
-    def counted(self: PreparedStatements, connection: Any, sql: str, *more: Any) -> Any:
-        done.append(sql)
-        return steps(self, connection, sql, *more)
+    def count_statement(self: PreparedStatements, connection: Any, sql: str, *arguments: Any) -> Any:
+        statements.append(sql)
+        return steps(self, connection, sql, *arguments)
 
-    monkeypatch.setattr(PreparedStatements, "steps", counted)
+    monkeypatch.setattr(PreparedStatements, "steps", count_statement)
     assert database.receive(STOCK_QUEUE) == []
-    assert len(done) == 1
+    assert len(statements) == 1
     assert database.get_conversation_group(STOCK_QUEUE) is None
 
 
@@ -251,16 +251,16 @@ def test_an_empty_receive_is_one_statement(database: sb.Database, monkeypatch: p
 
 @pytest.mark.feature(65)
 def test_a_wait_ends_empty_after_its_time(database: sb.Database) -> None:
-    began = time.monotonic()
+    start = time.monotonic()
     assert database.receive(STOCK_QUEUE, wait=0.3) == []
-    assert 0.3 <= time.monotonic() - began < 1
+    assert 0.3 <= time.monotonic() - start < 1
     for wrong in (-1, float("nan"), "1", None, True):
         with refused(402, "wait"):
             database.receive(STOCK_QUEUE, wait=wrong)  # type: ignore[arg-type]
 
 
-def waiting(database: sb.Database, readers: int = 1) -> None:
-    """Until so many threads of this process have gone to sleep in a RECEIVE on the queue of the target."""
+def wait_for_readers(database: sb.Database, readers: int = 1) -> None:
+    """Wait until that many threads of this process wait in RECEIVE, on any queue of the database."""
     numbers = query(database, "select queue_id from servicebroker.queues where database_id = %s", database.database_id)
     notifier = database.instance.notifier
     eventually(lambda: sum(len(notifier._waiting.get(number, ())) for (number,) in numbers) >= readers)
@@ -277,7 +277,7 @@ def test_a_waiting_reader_wakes_at_the_commit(database: sb.Database) -> None:
     delays = []
     for wait in (30, float("inf"), 30.5):
         reader = in_thread(lambda wait=wait: (database.receive(STOCK_QUEUE, wait=wait), time.monotonic()))
-        waiting(database)
+        wait_for_readers(database)
         with database.transaction() as transaction:
             transaction.send(handle, ORDER, b"x")
             assert not reader.done()
@@ -296,7 +296,7 @@ def test_a_waiting_reader_in_a_transaction_wakes(database: sb.Database) -> None:
             return bodies(transaction.receive(STOCK_QUEUE, wait=30))
 
     reader = in_thread(read)
-    waiting(database)
+    wait_for_readers(database)
     database.send(begin(database), ORDER, b"x")
     assert reader.result(10) == [b"x"]
 
@@ -313,7 +313,7 @@ def test_a_message_of_another_process_wakes(database: sb.Database) -> None:
     arguments = [database.instance.url, database.name, str(handle), ORDER]
     with subprocess.Popen([sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, text=True) as process:
         reader = in_thread(database.receive, STOCK_QUEUE, wait=30)
-        waiting(database)
+        wait_for_readers(database)
         process.communicate("go\n", timeout=30)
         assert bodies(reader.result(5)) == [b"from afar"]
     assert process.returncode == 0
@@ -324,7 +324,7 @@ def test_a_wait_takes_the_first_messages_of_its_conversation_or_group_only(datab
     (mine, target), (other, _) = open_dialog(database), open_dialog(database)
     for where in ({"conversation_handle": target}, {"conversation_group_id": group_of(database, target)}):
         reader = in_thread(lambda where=where: database.receive(STOCK_QUEUE, wait=float("inf"), top=5, **where))
-        waiting(database)
+        wait_for_readers(database)
         database.send(other, ORDER, b"not for it")
         assert bodies(database.receive(STOCK_QUEUE)) == [b"not for it"]
         assert not reader.done()
@@ -333,12 +333,12 @@ def test_a_wait_takes_the_first_messages_of_its_conversation_or_group_only(datab
 
 
 @pytest.mark.feature(65)
-def test_without_a_wait_nothing_is_waited_for_and_what_is_there_is_taken_at_once(database: sb.Database) -> None:
-    began = time.monotonic()
+def test_receive_returns_at_once_without_a_wait_or_with_a_message(database: sb.Database) -> None:
+    start = time.monotonic()
     assert database.receive(STOCK_QUEUE) == database.receive(STOCK_QUEUE, wait=0) == []
     database.send(begin(database), ORDER, b"x")
     assert bodies(database.receive(STOCK_QUEUE, wait=float("inf"))) == [b"x"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
     with refused(15151):
         database.receive("NoQueue", wait=60)
     database.alter_queue(STOCK_QUEUE, status=False)
@@ -349,13 +349,13 @@ def test_without_a_wait_nothing_is_waited_for_and_what_is_there_is_taken_at_once
 def test_several_waiting_readers_share_the_work(database: sb.Database) -> None:
     readers = [in_thread(database.receive, STOCK_QUEUE, wait=30) for _ in range(4)]
     others = in_thread(database.receive, ORDERS_QUEUE, wait=1)
-    waiting(database, 5)
-    began = time.monotonic()
+    wait_for_readers(database, 5)
+    start = time.monotonic()
     for number in range(4):
         database.send(begin(database), ORDER, b"%d" % number)
-    found = [bodies(reader.result(10)) for reader in readers]
-    assert sorted(found) == [[b"0"], [b"1"], [b"2"], [b"3"]]
-    assert time.monotonic() - began < 3
+    received = [bodies(reader.result(10)) for reader in readers]
+    assert sorted(received) == [[b"0"], [b"1"], [b"2"], [b"3"]]
+    assert time.monotonic() - start < 3
     assert others.result(10) == []
     text = (
         "select count(*) from servicebroker.waiting_readers join servicebroker.queues using (queue_id) "
@@ -371,7 +371,7 @@ def test_a_timer_wakes_a_waiting_reader(database: sb.Database) -> None:
 
 
 @pytest.mark.usefixtures("without_polls")
-def test_a_waiting_reader_is_told_when_the_instance_closes(database: sb.Database) -> None:
+def test_a_waiting_reader_fails_when_the_instance_closes(database: sb.Database) -> None:
     with sb.open(database.instance.url) as instance:
         reader = in_thread(instance.database(database.name).receive, STOCK_QUEUE, wait=60)
         eventually(lambda: instance.notifier._waiting)
@@ -384,7 +384,7 @@ def test_a_waiting_reader_is_told_when_the_instance_closes(database: sb.Database
 
 @pytest.mark.slow
 def test_a_receive_touches_few_pages_of_a_deep_queue(fresh_database: sb.Database) -> None:
-    """200,000 messages of 1,000 conversations: RECEIVE (1) reads no more than of a shallow queue."""
+    """From 200,000 messages of 1,000 conversations RECEIVE (1) reads as few pages as from a short queue."""
     database = fresh_database
     handles = [begin(database) for _ in range(1000)]
     with database.transaction() as transaction:
@@ -410,40 +410,40 @@ def test_a_receive_touches_few_pages_of_a_deep_queue(fresh_database: sb.Database
             assert scans == (0,)
 
 
-def test_readers_that_only_look_do_not_hold_up_each_other(database: sb.Database) -> None:
+def test_polling_readers_do_not_block_each_other(database: sb.Database) -> None:
     stop = threading.Event()
-    lookers = [in_thread(lambda: [database.receive(STOCK_QUEUE) for _ in iter(stop.is_set, True)]) for _ in range(3)]
+    readers = [in_thread(lambda: [database.receive(STOCK_QUEUE) for _ in iter(stop.is_set, True)]) for _ in range(3)]
     handle = begin(database)
     for number in range(50):
         database.send(handle, ORDER, b"%d" % number)
     eventually(lambda: query(database, f"select count(*) from {database.name}_dbo.stockqueue") == [(0,)])
     stop.set()
-    found = [body for looker in lookers for messages in looker.result(10) for body in bodies(messages)]
-    assert sorted(found) == sorted(b"%d" % number for number in range(50))
+    received = [body for reader in readers for messages in reader.result(10) for body in bodies(messages)]
+    assert sorted(received) == sorted(b"%d" % number for number in range(50))
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["database", "joined"])
-def test_names_that_another_process_made_are_found_though_the_connection_is_lost(
+def test_a_lost_connection_during_the_label_lookup_is_retried(
     database: sb.Database, monkeypatch: pytest.MonkeyPatch, joined: bool
 ) -> None:
-    """The messages are taken by then: who looks up their names does not give up."""
+    """The messages are already deleted from the queue when their names are looked up, so the lookup retries."""
     losses = 2
 
-    def losing(catalog: Catalog, database_id: int, *, anew: bool = False) -> Steps[Labels]:
+    def lose_connection(catalog: Catalog, database_id: int, *, anew: bool = False) -> Steps[Labels]:
         nonlocal losses
         if losses:
             losses -= 1
             yield Statement("test.ended", "select pg_terminate_backend(pg_backend_pid())")
         return (yield from find_labels(catalog, database_id, anew=anew))
 
-    monkeypatch.setattr(servicebroker.engine.catalog.catalog, "find_labels", losing)
-    assert database.receive(STOCK_QUEUE) == []  # the names of today are known
+    monkeypatch.setattr(servicebroker.engine.catalog.catalog, "find_labels", lose_connection)
+    assert database.receive(STOCK_QUEUE) == []  # fills the cache of names
     with sb.open(database.instance.url, upkeep=None) as other:
-        elsewhere = other.database(database.name)
-        elsewhere.create_message_type("//test/New")
-        elsewhere.create_contract("//test/New", {"//test/New": "INITIATOR"})
-        elsewhere.alter_service(STOCK, add_contracts=["//test/New"])
-        elsewhere.send(elsewhere.begin_dialog(ORDERS, STOCK, contract="//test/New"), "//test/New", b"x")
+        other_database = other.database(database.name)
+        other_database.create_message_type("//test/New")
+        other_database.create_contract("//test/New", {"//test/New": "INITIATOR"})
+        other_database.alter_service(STOCK, add_contracts=["//test/New"])
+        other_database.send(other_database.begin_dialog(ORDERS, STOCK, contract="//test/New"), "//test/New", b"x")
     with database.instance.connection() as connection:
         (message,) = (database.join(connection) if joined else database).receive(STOCK_QUEUE)
         assert (message.message_type_name, message.service_contract_name) == ("//test/New", "//test/New")

@@ -1,4 +1,4 @@
-"""Requests: an answer in one call, many at a time; what errors, timeouts, cancellations and crashes leave behind."""
+"""Requests: concurrent callers, errors, timeouts, late answers, cancellation and crashes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ask(database: sb.Database, body: object = b"1", **options: Any) -> sb.Messag
 
 
 def answer(tx: sb.Transaction, message: sb.Message) -> None:
-    """Answers with the same body, or ends as the body says."""
+    """Answer with the same body, or end the conversation if the body asks for that."""
     if message.message_body == ERROR_BODY:
         tx.end_conversation(message.conversation_handle, error=(7, "not in stock"))
     elif message.message_body == END_BODY:
@@ -76,32 +76,32 @@ def answer(tx: sb.Transaction, message: sb.Message) -> None:
 
 
 @contextmanager
-def answering(database: sb.Database, concurrency: int = 2) -> Iterator[None]:
+def worker_running(database: sb.Database, concurrency: int = 2) -> Iterator[None]:
     worker = sb.Worker(STOCK_QUEUE)
     worker.on(ORDER)(answer)
     with database.working(worker, concurrency=concurrency):
         yield
 
 
-def answer_one(database: sb.Database) -> None:
+def answer_next(database: sb.Database) -> None:
     with database.transaction() as tx:
         (message,) = tx.receive(STOCK_QUEUE, wait=10)
         answer(tx, message)
 
 
-def unanswered(database: sb.Database, **options: Any) -> UUID:
-    """A request whose caller has given up."""
+def time_out(database: sb.Database, **options: Any) -> UUID:
+    """Send a request whose caller does not wait. Return its handle."""
     with pytest.raises(sb.RequestTimeout) as caught:
         ask(database, timeout=0, **options)
     return caught.value.handle
 
 
-def look_after(database: sb.Database) -> None:
+def run_upkeep(database: sb.Database) -> None:
     with database.instance.connection() as connection:
         upkeep(connection, database.instance.clock())
 
 
-def later(database: sb.Database, **by: float) -> None:
+def advance_clock(database: sb.Database, **by: float) -> None:
     clock = database.instance.clock
     assert isinstance(clock, Clock)
     clock.jump(**by)
@@ -115,15 +115,15 @@ def endpoints(database: sb.Database) -> list[tuple[UUID]]:
     )
 
 
-def is_gone(database: sb.Database, handle: UUID) -> bool:
+def is_removed(database: sb.Database, handle: UUID) -> bool:
     return state(database, handle) is None
 
 
-def test_an_answer_comes_and_both_sides_have_ended(database: sb.Database) -> None:
-    with answering(database):
+def test_after_an_answer_both_sides_have_ended(database: sb.Database) -> None:
+    with worker_running(database):
         answered = ask(database, b"tea")
         assert (answered.message_type_name, answered.body) == (REPLY, b"tea")
-        assert is_gone(database, answered.conversation_handle)
+        assert is_removed(database, answered.conversation_handle)
         (target,) = [handle for (handle,) in endpoints(database)]
         eventually(lambda: state(database, target) == "CD")
     assert query(database, f"select * from {database.name.lower()}_dbo.ordersqueue") == []
@@ -132,12 +132,12 @@ def test_an_answer_comes_and_both_sides_have_ended(database: sb.Database) -> Non
 @pytest.mark.parametrize(
     ("body", "code", "text"), [(ERROR_BODY, 7, "not in stock"), (END_BODY, 0, "without an answer")]
 )
-def test_an_error_of_the_other_side_raises(database: sb.Database, body: bytes, code: int, text: str) -> None:
-    with answering(database), pytest.raises(sb.RequestError, match=text) as caught:
+def test_an_error_of_the_target_raises(database: sb.Database, body: bytes, code: int, text: str) -> None:
+    with worker_running(database), pytest.raises(sb.RequestError, match=text) as caught:
         ask(database, body)
     assert caught.value.code == code
     assert text in caught.value.description
-    assert is_gone(database, caught.value.handle)
+    assert is_removed(database, caught.value.handle)
 
 
 def test_an_error_of_the_broker_raises(database: sb.Database) -> None:
@@ -146,35 +146,33 @@ def test_an_error_of_the_broker_raises(database: sb.Database) -> None:
     assert caught.value.code == -8408
 
 
-def test_many_wait_at_a_time_and_each_gets_its_own_answer(
-    database: sb.Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A caller looks when its own answer is there, if that was not received together with others."""
-    each, callers = 5, 24
-    looks: list[UUID] = []
+def test_concurrent_callers_get_their_own_answers(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller runs its own RECEIVE at most once, and only if its answer was not received together with others."""
+    requests_each, callers = 5, 24
+    received: list[UUID] = []
 
-    def counting(receive: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(database: Any, queue: str, handle: UUID) -> Any:
-            looks.append(handle)
+    def count_calls(receive: Callable[..., Any]) -> Callable[..., Any]:
+        def counted_receive(database: Any, queue: str, handle: UUID) -> Any:
+            received.append(handle)
             return receive(database, queue, handle)
 
-        return counted
+        return counted_receive
 
     for module in (api.requesting, api.aio.requesting):
-        monkeypatch.setattr(module, "_receive", counting(module._receive))
+        monkeypatch.setattr(module, "_receive", count_calls(module._receive))
 
     def caller(number: int) -> None:
-        for turn in range(each):
-            body = f"{number} {turn}".encode()
+        for index in range(requests_each):
+            body = f"{number} {index}".encode()
             assert ask(database, body).message_body == body
 
-    with answering(database, 4):
+    with worker_running(database, 4):
         together(*(partial(caller, number) for number in range(callers)))
-    assert len(looks) == len(set(looks)) < each * callers
+    assert len(received) == len(set(received)) < requests_each * callers
 
 
-def test_a_request_that_is_refused_refuses_no_other(database: sb.Database) -> None:
-    """Requests that are begun in one transaction get each its own answer, or its own error."""
+def test_a_refused_request_does_not_fail_others(database: sb.Database) -> None:
+    """Each request of a shared transaction gets its own answer, or its own error."""
     outcomes: dict[int, object] = {}
 
     def caller(number: int) -> None:
@@ -183,71 +181,71 @@ def test_a_request_that_is_refused_refuses_no_other(database: sb.Database) -> No
             outcomes[number] = database.request(
                 ORDERS, STOCK, kind, b"%d" % number, contract=CONTRACT, timeout=20
             ).message_body
-        except sb.BrokerError as refused:
-            outcomes[number] = refused.number
+        except sb.BrokerError as refusal:
+            outcomes[number] = refusal.number
 
-    with answering(database):
+    with worker_running(database):
         together(*(partial(caller, number) for number in range(24)))
     assert outcomes == {number: b"%d" % number if number % 4 else 8428 for number in range(24)}
     assert [state(database, handle) for (handle,) in endpoints(database)].count("CO") == 0
 
 
-def test_requests_that_wait_for_a_commit_leave_with_the_next(
+def test_requests_that_wait_for_a_commit_share_the_next_one(
     database: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    callers, begun = 12, []
+    callers, batch_sizes = 12, []
 
-    def noted(begin_all: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(sender: Any, of: Any, together: list[Any]) -> Any:
-            begun.append(len(together))
-            return begin_all(sender, of, together)
+    def record_sizes(begin_all: Callable[..., Any]) -> Callable[..., Any]:
+        def begin_and_record(sender: Any, request: Any, together: list[Any]) -> Any:
+            batch_sizes.append(len(together))
+            return begin_all(sender, request, together)
 
-        return noting
+        return begin_and_record
 
     for kind in (api.request_batches.RequestSender, api.aio.request_batches.AsyncRequestSender):
-        monkeypatch.setattr(kind, "_begin_all", noted(kind._begin_all))
-    with answering(database):
+        monkeypatch.setattr(kind, "_begin_all", record_sizes(kind._begin_all))
+    with worker_running(database):
         together(*(partial(ask, database) for _ in range(callers)))
-    assert sum(begun) == callers
-    assert len(begun) < callers
+    assert sum(batch_sizes) == callers
+    assert len(batch_sizes) < callers
 
 
 @pytest.mark.parametrize("late_answers", ["drop", "handle"])
-def test_answers_are_received_together_if_nobody_needs_them_late(database: sb.Database, late_answers: str) -> None:
-    """If a group is held, or a late answer has a handler, each caller receives for itself."""
-    handles = [unanswered(database, body=b"%d" % number, late_answers=late_answers) for number in range(6)]
+def test_answers_of_free_groups_are_received_together(database: sb.Database, late_answers: str) -> None:
+    """If a group is locked, or late answers have a handler, each caller receives its own answer."""
+    handles = [time_out(database, body=b"%d" % number, late_answers=late_answers) for number in range(6)]
     for _ in handles:
-        answer_one(database)
+        answer_next(database)
     with database.transaction() as tx:
         (held,) = tx.receive(ORDERS_QUEUE, conversation_handle=handles[0])
         waiting = [in_thread(database.wait_for_answer, handle, timeout=20) for handle in handles[1:]]
         assert sorted(answered.result(20).message_body or b"" for answered in waiting) == [b"1", b"2", b"3", b"4", b"5"]
         assert held.message_body == b"0"
-    assert [is_gone(database, handle) for handle in handles] == [False, *[True] * 5]
+    assert [is_removed(database, handle) for handle in handles] == [False, *[True] * 5]
 
 
-def test_a_transaction_that_takes_answers_together_may_fail(
+def test_a_failed_shared_receive_is_replaced_by_single_ones(
     database: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then each caller receives its answer by itself, and no rollback counts against the queue."""
+    """Each caller receives its own answer, and the failures do not count as rollbacks of the queue."""
     failures = 0
 
-    def failing(database_id: int, queue: Any, handles: list[UUID]) -> Any:
+    def fail_receive(database_id: int, queue: Any, handles: list[UUID]) -> Any:
         nonlocal failures
         failures += 1
         yield Statement("test.fail", "select 1 / 0")
 
     for module in (api.requesting, api.aio.requesting):
         monkeypatch.setattr(module, "MIN_TOGETHER", 1)
-    monkeypatch.setattr(owner_verbs.requests, "receive_answers", failing)
-    with answering(database):
+    monkeypatch.setattr(owner_verbs.requests, "receive_answers", fail_receive)
+    with worker_running(database):
         for number in range(8):
             assert ask(database, b"%d" % number).message_body == b"%d" % number
     assert failures >= 8
 
 
-def test_the_reason_of_a_timeout_is_told(database: sb.Database) -> None:
-    def reason(**options: Any) -> str:
+def test_a_timeout_has_a_reason(database: sb.Database) -> None:
+    def time_out_reason(**options: Any) -> str:
         with pytest.raises(sb.RequestTimeout) as caught:
             database.request(
                 **{"from_service": ORDERS, "to_service": STOCK, "message_type": ORDER, "body": b"1"} | options,
@@ -257,17 +255,17 @@ def test_the_reason_of_a_timeout_is_told(database: sb.Database) -> None:
         assert caught.value.reason in str(caught.value)
         return caught.value.reason
 
-    assert "no service by that name" in reason(to_service="//test/nowhere")
-    assert "where no reader waits" in reason()
+    assert "no service by that name" in time_out_reason(to_service="//test/nowhere")
+    assert "where no reader waits" in time_out_reason()
     database.alter_queue(STOCK_QUEUE, status=False)
-    assert "STATUS = ON" in reason()
+    assert "STATUS = ON" in time_out_reason()
     database.alter_queue(STOCK_QUEUE, status=True)
     database.drop_route("AutoCreatedLocal")
-    assert "route" in reason(to_service="//test/elsewhere")
+    assert "route" in time_out_reason(to_service="//test/elsewhere")
 
 
-def test_a_queue_that_is_off_for_readers_is_the_reason(database: sb.Database) -> None:
-    handle = unanswered(database)
+def test_the_reason_is_a_queue_that_is_off_for_readers(database: sb.Database) -> None:
+    handle = time_out(database)
     with database.instance.connection() as connection:
         connection.execute(
             "update servicebroker.queues set is_receive_enabled = false where database_id = %s and name = %s",
@@ -277,119 +275,121 @@ def test_a_queue_that_is_off_for_readers_is_the_reason(database: sb.Database) ->
         database.wait_for_answer(handle, timeout=0)
 
 
-def test_the_own_queue_that_is_off_is_the_reason(database: sb.Database) -> None:
+def test_a_disabled_queue_of_the_caller_is_refused(database: sb.Database) -> None:
     database.alter_queue(ORDERS_QUEUE, status=False)
     with refused(9617):
         ask(database, timeout=0.1)
 
 
-def test_a_timeout_undoes_nothing_and_its_handle_waits_on(database: sb.Database) -> None:
-    handle = unanswered(database)
-    answer_one(database)
+def test_the_handle_of_a_timeout_can_be_waited_for_again(database: sb.Database) -> None:
+    handle = time_out(database)
+    answer_next(database)
     assert database.wait_for_answer(handle, timeout=10).body == b"1"
     with refused(8426):
         database.wait_for_answer(handle, timeout=10)
 
 
-def test_who_waits_on_is_woken(database: sb.Database) -> None:
-    handle = unanswered(database)
+def test_a_second_wait_for_an_answer_is_woken(database: sb.Database) -> None:
+    handle = time_out(database)
     waiting = in_thread(database.wait_for_answer, handle, timeout=30)
     time.sleep(0.2)
-    answer_one(database)
+    answer_next(database)
     assert waiting.result(10).body == b"1"
 
 
-def test_a_late_answer_is_dropped_once_its_time_has_passed(database: sb.Database) -> None:
-    handle = unanswered(database, keep=100)
-    answer_one(database)
-    later(database, seconds=99)
-    look_after(database)
-    assert not is_gone(database, handle)
-    later(database, seconds=3)
-    look_after(database)
-    assert is_gone(database, handle)
-    (message,) = database.receive(STOCK_QUEUE, wait=10)  # the other side's work stays; it hears that all is over
+def test_a_late_answer_is_dropped_after_its_time(database: sb.Database) -> None:
+    handle = time_out(database, keep=100)
+    answer_next(database)
+    advance_clock(database, seconds=99)
+    run_upkeep(database)
+    assert not is_removed(database, handle)
+    advance_clock(database, seconds=3)
+    run_upkeep(database)
+    assert is_removed(database, handle)
+    (message,) = database.receive(STOCK_QUEUE, wait=10)  # the target's work is committed, and it gets an EndDialog
     assert message.is_end_dialog
 
 
 def test_a_request_stays_until_its_answer_however_late(database: sb.Database) -> None:
-    handle = unanswered(database, keep=0)
-    later(database, hours=10)
-    look_after(database)
-    assert not is_gone(database, handle)
-    answer_one(database)
-    look_after(database)
-    assert is_gone(database, handle)
+    handle = time_out(database, keep=0)
+    advance_clock(database, hours=10)
+    run_upkeep(database)
+    assert not is_removed(database, handle)
+    answer_next(database)
+    run_upkeep(database)
+    assert is_removed(database, handle)
 
 
 def test_only_requests_are_dropped(database: sb.Database) -> None:
-    """Others keep their messages, also in a group that the application has named."""
-    named = uuid.UUID(int=0x5342_4400_0000_4000_8000_0000_0000_0001)  # between the groups of requests, version 4
+    """Other conversations keep their messages, also in a group whose id resembles that of a request."""
+    named = uuid.UUID(
+        int=0x5342_4400_0000_4000_8000_0000_0000_0001
+    )  # in the range of request groups, but a version 4 UUID
     handles = [begin(database), begin(database, related_conversation_group=named)]
-    kept = unanswered(database, keep=0, late_answers="handle")
+    kept = time_out(database, keep=0, late_answers="handle")
     assert is_request(group_of(database, kept))
     for handle in handles:
         database.send(handle, ORDER, b"1")
     for _ in (*handles, kept):
-        answer_one(database)
-    later(database, days=400)
-    look_after(database)
+        answer_next(database)
+    advance_clock(database, days=400)
+    run_upkeep(database)
     assert [state(database, handle) for handle in (*handles, kept)] == ["CO", "CO", "CO"]
 
 
-def test_a_late_answer_that_somebody_is_at_waits_for_the_next_look(database: sb.Database) -> None:
-    handle = unanswered(database, keep=0)
-    answer_one(database)
-    later(database, seconds=2)
+def test_upkeep_skips_a_locked_late_answer(database: sb.Database) -> None:
+    handle = time_out(database, keep=0)
+    answer_next(database)
+    advance_clock(database, seconds=2)
     with database.transaction() as tx:
         tx.receive(ORDERS_QUEUE, conversation_handle=handle)
-        look_after(database)
+        run_upkeep(database)
         tx.end_conversation(handle)
-    assert is_gone(database, handle)
+    assert is_removed(database, handle)
 
 
-def test_late_answers_are_given_to_a_handler(database: sb.Database) -> None:
-    handles = [unanswered(database, body=body, keep=10, late_answers="handle") for body in (b"1", b"2", ERROR_BODY)]
+def test_late_answers_are_passed_to_a_handler(database: sb.Database) -> None:
+    handles = [time_out(database, body=body, keep=10, late_answers="handle") for body in (b"1", b"2", ERROR_BODY)]
     for _ in handles:
-        answer_one(database)
+        answer_next(database)
     handled: list[tuple[UUID, bytes | None]] = []
 
     def handle_late(tx: sb.Transaction, messages: list[sb.Message]) -> None:
         handled.extend((message.conversation_handle, message.message_body) for message in messages)
 
-    assert _process_late(database, handle_late) == 0  # the answers still belong to their callers
-    later(database, seconds=12)
-    look_after(database)
+    assert _process_late(database, handle_late) == 0  # the callers may still wait for the answers
+    advance_clock(database, seconds=12)
+    run_upkeep(database)
     assert _process_late(database, handle_late) == 3
     assert {handle for handle, _ in handled} == set(handles)
     assert {body for _, body in handled} > {b"1", b"2"}
-    assert all(is_gone(database, handle) for handle in handles)
+    assert all(is_removed(database, handle) for handle in handles)
 
 
-def test_a_handler_of_late_answers_that_fails_undoes_its_transaction(database: sb.Database) -> None:
-    handle = unanswered(database, keep=0, late_answers="handle")
-    answer_one(database)
-    later(database, seconds=2)
+def test_a_failed_handler_of_late_answers_rolls_back(database: sb.Database) -> None:
+    handle = time_out(database, keep=0, late_answers="handle")
+    answer_next(database)
+    advance_clock(database, seconds=2)
 
     def fail(tx: sb.Transaction, messages: list[sb.Message]) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         _process_late(database, fail)
-    assert not is_gone(database, handle)
+    assert not is_removed(database, handle)
     assert _process_late(database, lambda tx, messages: tx.end_conversation(handle)) == 1
 
 
 def _process_late(database: sb.Database, procedure: Callable[[Any, list[sb.Message]], Any]) -> int:
-    """`process_late_answers` of either face."""
+    """Run `process_late_answers` of the blocking or the asyncio API."""
     if not isinstance(database, StandIn):
         return database.process_late_answers(ORDERS_QUEUE, procedure)
 
-    async def awaited(transaction: Any, messages: list[sb.Message]) -> None:
+    async def run_procedure(transaction: Any, messages: list[sb.Message]) -> None:
         await asyncio.to_thread(procedure, database._shown(transaction), messages)
 
-    done: int = database._call(database.real.process_late_answers, (ORDERS_QUEUE, awaited), {})
-    return done
+    count: int = database._call(database.real.process_late_answers, (ORDERS_QUEUE, run_procedure), {})
+    return count
 
 
 def test_a_transaction_refuses_a_request_at_once(database: sb.Database) -> None:
@@ -403,7 +403,7 @@ def test_a_transaction_refuses_a_request_at_once(database: sb.Database) -> None:
 
 
 def test_a_request_begins_with_the_tables_of_its_transaction(database: sb.Database) -> None:
-    with answering(database):
+    with worker_running(database):
         with database.transaction() as tx:
             tx.connection.execute("create temporary table kept on commit preserve rows as select 1")
             handle = tx.begin_request(ORDERS, STOCK, ORDER, b"1", contract=CONTRACT)
@@ -422,32 +422,32 @@ def test_a_request_begins_with_the_tables_of_its_transaction(database: sb.Databa
     "options",
     [{"timeout": -1}, {"timeout": float("inf")}, {"timeout": None}, {"keep": "1"}, {"late_answers": "keep"}],
 )
-def test_what_cannot_be_is_refused(database: sb.Database, options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(database: sb.Database, options: dict[str, Any]) -> None:
     with refused(402):
         ask(database, **options)
     assert endpoints(database) == []
 
 
 def test_an_answer_is_read_by_its_codec(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_bodies, "_codecs", {})  # its codecs end with the test
+    monkeypatch.setattr(model_bodies, "_codecs", {})  # the codecs are removed after the test
     sb.codec(ORDER, "json")
     sb.codec(REPLY, "json")
-    with answering(database):
+    with worker_running(database):
         assert ask(database, {"item": "tea"}).body == {"item": "tea"}
     with pytest.raises(sb.BodyError):
         ask(database, object())
 
 
-def test_a_service_that_goes_to_another_queue_is_followed(database: sb.Database) -> None:
+def test_a_request_follows_its_service_to_another_queue(database: sb.Database) -> None:
     database.create_queue("OtherQueue")
     waiting = in_thread(ask, database)
     eventually(lambda: query(database, f"select from {database.name.lower()}_dbo.stockqueue"))
     database.alter_service(ORDERS, queue="OtherQueue")
-    answer_one(database)
+    answer_next(database)
     assert waiting.result(15).body == b"1"
 
 
-def test_connections_that_are_lost_cost_no_answer(fresh_database: sb.Database) -> None:
+def test_an_answer_arrives_after_lost_connections(fresh_database: sb.Database) -> None:
     database = fresh_database
     waiting = in_thread(ask, database, timeout=60)
     eventually(lambda: query(database, "select from test_dbo.stockqueue"))
@@ -462,25 +462,25 @@ def test_connections_that_are_lost_cost_no_answer(fresh_database: sb.Database) -
 
 def _can_answer(database: sb.Database) -> bool:
     try:
-        answer_one(database)
+        answer_next(database)
     except (psycopg.Error, sb.ServiceBrokerError):
         return False
     return True
 
 
-def test_the_watcher_leaves_when_nobody_asks_any_more(
+def test_the_watcher_stops_without_waiting_callers(
     fresh_database: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = fresh_database
     for module in (api.requesting, api.aio.requesting):
         monkeypatch.setattr(module, "LINGER_S", 0.1)
-    unanswered(database)
+    time_out(database)
     eventually(lambda: query(database, "select from servicebroker.waiting_readers") == [])
-    with answering(database):
+    with worker_running(database):
         assert ask(database).body == b"1"
 
 
-# ---------------------------------------------------------------- of one face, or through a door
+# ---------------------------------------------------------------- of one API, or in own instances
 
 
 @pytest.fixture
@@ -489,10 +489,10 @@ def url(make_instance_url: Callable[..., str]) -> str:
 
 
 def test_a_thread_with_an_open_transaction_is_refused(url: str) -> None:
-    """Others of the same process are not."""
+    """Other threads of the same process are not refused."""
     with sb.open(url, upkeep=None) as instance:
         database = instance.database("Test")
-        with answering(database):
+        with worker_running(database):
             with database.transaction(), refused(226, "REQUEST"):
                 ask(database)
             with database.transaction():
@@ -507,7 +507,7 @@ def test_a_task_with_an_open_transaction_is_refused(url: str) -> None:
     async def test() -> None:
         async with sb.open_async(url, upkeep=None) as instance:
             database = await instance.database("Test")
-            async with answering_tasks(database):
+            async with async_worker_running(database):
                 async with database.transaction():
                     with refused(226, "REQUEST"):
                         await ask(database)  # type: ignore[misc]
@@ -517,8 +517,8 @@ def test_a_task_with_an_open_transaction_is_refused(url: str) -> None:
     asyncio.run(test())
 
 
-def test_tasks_that_are_cancelled_undo_nothing(url: str, seeded_random: random.Random) -> None:
-    """Each order is done once; its answer goes to its caller, or is late."""
+def test_cancelled_tasks_leave_no_request(url: str, seeded_random: random.Random) -> None:
+    """Each order is processed once. Its answer reaches the caller, or is dropped as a late answer."""
 
     async def caller(database: sb.AsyncDatabase, number: int) -> None:
         asking = asyncio.create_task(ask(database, b"%d" % number, keep=0))  # type: ignore[arg-type]
@@ -530,7 +530,7 @@ def test_tasks_that_are_cancelled_undo_nothing(url: str, seeded_random: random.R
         clock = Clock()
         async with sb.open_async(url, upkeep=None, clock=clock) as instance:
             database = await instance.database("Test")
-            async with answering_tasks(database):
+            async with async_worker_running(database):
                 await asyncio.gather(*(caller(database, number) for number in range(40)))
                 assert (await ask(database, b"last")).body == b"last"  # type: ignore[misc]
                 while await database.receive(STOCK_QUEUE):
@@ -538,14 +538,16 @@ def test_tasks_that_are_cancelled_undo_nothing(url: str, seeded_random: random.R
             clock.jump(minutes=1)
             async with instance.connection() as connection:
                 await api.aio.upkeep.upkeep(connection, clock())
-                left = await connection.execute("select from servicebroker.conversation_endpoints where is_initiator")
-                assert await left.fetchall() == []
+                endpoints = await connection.execute(
+                    "select from servicebroker.conversation_endpoints where is_initiator"
+                )
+                assert await endpoints.fetchall() == []
 
     asyncio.run(test())
 
 
 @asynccontextmanager
-async def answering_tasks(database: sb.AsyncDatabase) -> AsyncIterator[None]:
+async def async_worker_running(database: sb.AsyncDatabase) -> AsyncIterator[None]:
     worker = sb.Worker(STOCK_QUEUE)
 
     @worker.on(ORDER)
@@ -556,7 +558,7 @@ async def answering_tasks(database: sb.AsyncDatabase) -> AsyncIterator[None]:
         yield
 
 
-CRASHING = """
+WAITING_PROGRAM = """
 import sys
 import servicebroker as sb
 
@@ -568,31 +570,31 @@ with sb.open(sys.argv[1], upkeep=None) as instance:
 
 
 @pytest.mark.parametrize("late_answers", ["drop", "handle"])
-def test_the_answer_to_a_program_that_crashed_lingers_nowhere(url: str, late_answers: str) -> None:
+def test_the_answer_to_a_crashed_program_is_dropped_or_handled(url: str, late_answers: str) -> None:
     clock = Clock()
     with sb.open(url, upkeep=None, clock=clock) as instance:
         database = instance.database("Test")
         arguments = (url, ORDERS, STOCK, ORDER, CONTRACT, late_answers)
-        with subprocess.Popen([sys.executable, "-c", CRASHING, *arguments]) as program:
+        with subprocess.Popen([sys.executable, "-c", WAITING_PROGRAM, *arguments]) as program:
             eventually(lambda: query(database, "select from test_dbo.stockqueue"))
             program.kill()
-        answer_one(database)
-        (handle,) = [message.conversation_handle for message in _kept(database)]
+        answer_next(database)
+        (handle,) = [message.conversation_handle for message in _peek_answers(database)]
         clock.jump(seconds=900)
-        look_after(database)
-        assert not is_gone(database, handle), "it is the program's for the thousand seconds that it would have waited"
+        run_upkeep(database)
+        assert not is_removed(database, handle), "the answer is kept for the 1,000 s that the program would have waited"
         clock.jump(seconds=200)
         handled: list[sb.Message] = []
-        look_after(database)
+        run_upkeep(database)
         assert database.process_late_answers(ORDERS_QUEUE, lambda tx, messages: handled.extend(messages)) == (
             late_answers == "handle"
         )
         assert bodies(handled) == [b"1"] * len(handled)
-        assert is_gone(database, handle)
+        assert is_removed(database, handle)
 
 
-def _kept(database: sb.Database) -> list[sb.Message]:
-    """Return the messages in the queue of the answers, and leave them there."""
+def _peek_answers(database: sb.Database) -> list[sb.Message]:
+    """Return the messages in the queue of the answers, without removing them."""
     with undone(database) as tx:
         return tx.receive(ORDERS_QUEUE)
     raise AssertionError
@@ -601,40 +603,40 @@ def _kept(database: sb.Database) -> list[sb.Message]:
 def test_an_open_instance_drops_late_answers_by_itself(url: str) -> None:
     with sb.open(url, upkeep=0.1) as instance:
         database = instance.database("Test")
-        handle = unanswered(database, keep=0)
-        answer_one(database)
-        eventually(lambda: is_gone(database, handle))
+        handle = time_out(database, keep=0)
+        answer_next(database)
+        eventually(lambda: is_removed(database, handle))
 
 
-def test_requests_of_both_programs_over_one_queue(url: str) -> None:
-    """Programs that ask over one queue take nothing from each other."""
-    with sb.open(url, upkeep=None) as one, sb.open(url, upkeep=None) as other:
-        databases = [instance.database("Test") for instance in (one, other)]
+def test_two_programs_share_a_queue_for_answers(url: str) -> None:
+    """Neither program receives the other one's answers."""
+    with sb.open(url, upkeep=None) as first, sb.open(url, upkeep=None) as second:
+        databases = [instance.database("Test") for instance in (first, second)]
 
         def caller(number: int) -> None:
-            for turn in range(10):
-                body = f"{number} {turn}".encode()
+            for index in range(10):
+                body = f"{number} {index}".encode()
                 assert ask(databases[number % 2], body).message_body == body
 
-        with answering(databases[0]):
+        with worker_running(databases[0]):
             together(*(partial(caller, number) for number in range(6)))
 
 
-def test_doctor_tells_late_answers_from_those_that_are_kept(url: str) -> None:
+def test_doctor_reports_late_answers_after_their_time(url: str) -> None:
     clock = Clock()
 
     def findings(instance: sb.Instance) -> list[str]:
         with instance.connection() as connection:
-            found = judge(run(connection, gather(clock())))
-        return [finding.problem for finding in found if "OrdersQueue" in finding.subject]
+            all_findings = judge(run(connection, gather(clock())))
+        return [finding.problem for finding in all_findings if "OrdersQueue" in finding.subject]
 
     with sb.open(url, upkeep=None, clock=clock) as instance:
         database = instance.database("Test")
         for late_answers in ("drop", "handle"):
-            unanswered(database, keep=600, late_answers=late_answers)
-            answer_one(database)
+            time_out(database, keep=600, late_answers=late_answers)
+            answer_next(database)
         clock.jump(minutes=5)
-        assert findings(instance) == []  # they are kept for who waits on
+        assert findings(instance) == []  # a caller may still wait for them
         clock.jump(minutes=10)
         assert findings(instance) == [
             "Nobody drops 1 late answer to a request.",
@@ -645,12 +647,12 @@ def test_doctor_tells_late_answers_from_those_that_are_kept(url: str) -> None:
         assert any("of 3 messages" in problem for problem in findings(instance))
 
 
-def test_a_request_leaves_in_one_statement(url: str) -> None:
-    """Its group is known to be new: nothing is looked up, as in a conversation without a group."""
+def test_a_request_is_sent_in_one_statement(url: str) -> None:
+    """The request's group is new, so nothing is looked up, as for a conversation without a group."""
     with sb.open(url, upkeep=None) as instance:
         database = instance.database("Test")
         for number in range(2):
-            with answering(database, concurrency=1):
+            with worker_running(database, concurrency=1):
                 assert ask(database, b"%d" % number).body == b"%d" % number
             with instance.connection() as connection:
                 counted = counts_of(connection).take()

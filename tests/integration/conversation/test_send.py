@@ -41,7 +41,7 @@ pytestmark = pytest.mark.both_faces
 
 
 @pytest.mark.feature(36, 41)
-def test_begin_dialog_makes_an_endpoint_and_nothing_else(database: sb.Database) -> None:
+def test_begin_dialog_creates_only_an_endpoint(database: sb.Database) -> None:
     for target in (STOCK, "//no/such/service"):
         handle = begin(database, target)
         assert isinstance(handle, UUID)
@@ -70,10 +70,10 @@ def test_each_side_has_its_own_handle_and_group(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(40)
-@pytest.mark.parametrize("given", [{}, {"encryption": True}, {"encryption": False}], ids=str)
-def test_inside_a_database_encryption_needs_no_key(database: sb.Database, given: dict[str, bool]) -> None:
-    """No message leaves the instance, so there is nothing to encrypt, and no session key is shown."""
-    handle = begin(database, **given)
+@pytest.mark.parametrize("options", [{}, {"encryption": True}, {"encryption": False}], ids=str)
+def test_encryption_within_a_database_needs_no_key(database: sb.Database, options: dict[str, bool]) -> None:
+    """No message leaves the instance, so nothing is encrypted, and the view shows no session key."""
+    handle = begin(database, **options)
     database.send(handle, ORDER, b"x")
     (message,) = database.receive(STOCK_QUEUE)
     database.send(message.conversation_handle, REPLY, b"y")
@@ -106,7 +106,7 @@ def test_conversations_can_share_a_group(database: sb.Database) -> None:
             database.begin_dialog(STOCK, ORDERS, contract=CONTRACT, **relation)  # type: ignore[arg-type]
 
 
-def test_a_group_of_ones_own_choice_is_made_once_by_two_services(database: sb.Database) -> None:
+def test_two_services_cannot_create_the_same_group(database: sb.Database) -> None:
     group = uuid4()
     with database.transaction() as first:
         first.begin_dialog(ORDERS, STOCK, related_conversation_group=group)
@@ -116,7 +116,7 @@ def test_a_group_of_ones_own_choice_is_made_once_by_two_services(database: sb.Da
         second.result(10)
 
 
-def test_a_group_does_not_go_while_a_dialog_begins_in_it(database: sb.Database) -> None:
+def test_a_group_is_kept_while_a_dialog_begins_in_it(database: sb.Database) -> None:
     first = begin(database)
     group = group_of(database, first)
     with database.transaction() as transaction:
@@ -132,12 +132,12 @@ def test_a_group_does_not_go_while_a_dialog_begins_in_it(database: sb.Database) 
 def test_a_broker_instance_names_the_database(instance: sb.Instance, database: sb.Database) -> None:
     text = "select service_broker_guid from servicebroker.databases where database_id = %s"
     own = query(database, text, database.database_id)[0][0]
-    for given in ("CURRENT DATABASE", own, str(own).upper()):
-        database.send(begin(database, broker_instance=given), ORDER, b"x")
+    for broker_instance in ("CURRENT DATABASE", own, str(own).upper()):
+        database.send(begin(database, broker_instance=broker_instance), ORDER, b"x")
         assert len(database.receive(STOCK_QUEUE)) == 1
     other = instance.database("OtherTarget", create=True)
-    elsewhere = query(database, text, other.database_id)[0][0]
-    handle = begin(database, broker_instance=elsewhere)
+    other_broker = query(database, text, other.database_id)[0][0]
+    handle = begin(database, broker_instance=other_broker)
     database.send(handle, ORDER, b"x")
     (error,) = database.receive(ORDERS_QUEUE, conversation_handle=handle)
     assert sb.read_error(error.message_body) == (
@@ -151,7 +151,7 @@ def test_a_broker_instance_names_the_database(instance: sb.Instance, database: s
     database.end_conversation(waits, cleanup=True)
 
 
-def test_two_databases_talk_in_one_transaction(instance: sb.Instance, database: sb.Database) -> None:
+def test_two_databases_exchange_messages_in_one_transaction(instance: sb.Instance, database: sb.Database) -> None:
     far = instance.database("Far", create=True)
     for name, validation in ((ORDER, "NONE"), (REPLY, "NONE")):
         far.create_message_type(name, validation)
@@ -172,7 +172,7 @@ def test_two_databases_talk_in_one_transaction(instance: sb.Instance, database: 
 
 
 @pytest.mark.feature(44, 50, 75)
-def test_a_message_arrives_directly_with_what_was_sent(database: sb.Database) -> None:
+def test_a_message_arrives_with_all_its_columns(database: sb.Database) -> None:
     handle = begin(database)
     assert database.send(handle, ORDER, b"one") == 0
     assert database.send(handle, DOCUMENT, "<zwei>ü</zwei>") == 1
@@ -180,12 +180,14 @@ def test_a_message_arrives_directly_with_what_was_sent(database: sb.Database) ->
     assert database.send(handle, ORDER, memoryview(b"four")) == 3
     assert database.send(handle, MARK) == 4
     assert waiting_messages(database) == 0
-    found = database.receive(STOCK_QUEUE)
-    assert bodies(found) == [b"one", "<zwei>ü</zwei>".encode(), b"three", b"four", None]
-    assert [message.message_sequence_number for message in found] == [0, 1, 2, 3, 4]
-    assert [message.validation for message in found] == ["N", "X", "N", "N", "E"]
-    assert {(m.service_name, m.service_contract_name, m.status, m.priority) for m in found} == {(STOCK, CONTRACT, 0, 5)}
-    assert all(message.message_enqueue_time.utcoffset() is not None for message in found)
+    messages = database.receive(STOCK_QUEUE)
+    assert bodies(messages) == [b"one", "<zwei>ü</zwei>".encode(), b"three", b"four", None]
+    assert [message.message_sequence_number for message in messages] == [0, 1, 2, 3, 4]
+    assert [message.validation for message in messages] == ["N", "X", "N", "N", "E"]
+    assert {(m.service_name, m.service_contract_name, m.status, m.priority) for m in messages} == {
+        (STOCK, CONTRACT, 0, 5)
+    }
+    assert all(message.message_enqueue_time.utcoffset() is not None for message in messages)
 
 
 @pytest.mark.feature(45)
@@ -232,15 +234,15 @@ def test_a_large_body_arrives(database: sb.Database) -> None:
     assert message.message_body == large
 
 
-def test_a_batch_larger_than_a_statement_is_still_one(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_larger_than_a_statement_is_sent_whole(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enqueue, "MAX_BATCH_BYTES", 1000)
     contents: list[bytes | str] = [b"%d" % n * 300 for n in range(10)]
     handle = begin(database)
     assert database.send_batch(handle, ORDER, contents) == 0
     assert database.send_batch(handle, ORDER, contents) == 10
-    found = database.receive(STOCK_QUEUE)
-    assert bodies(found) == contents * 2
-    assert [message.message_sequence_number for message in found] == list(range(20))
+    messages = database.receive(STOCK_QUEUE)
+    assert bodies(messages) == contents * 2
+    assert [message.message_sequence_number for message in messages] == list(range(20))
     broken: list[bytes | str] = ["<a>" + "x" * 600 + "</a>", "<a/>", "<b>" + "x" * 600 + "</b>", "<broken"]
     assert database.send_batch(handle, DOCUMENT, broken) == 20
     error, *before = database.receive(STOCK_QUEUE)
@@ -253,8 +255,8 @@ def test_a_batch_larger_than_a_statement_is_still_one(database: sb.Database, mon
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_what_comes_before_a_wrong_body_of_a_batch_is_delivered(database: sb.Database, opened: bool) -> None:
-    """As with single SENDs."""
+def test_messages_before_an_invalid_body_of_a_batch_are_delivered(database: sb.Database, opened: bool) -> None:
+    """A batch behaves like single SENDs."""
     handle = begin(database)
     if opened:
         database.send(handle, DOCUMENT, "<first/>")
@@ -269,10 +271,10 @@ def test_what_comes_before_a_wrong_body_of_a_batch_is_delivered(database: sb.Dat
 
 
 @pytest.mark.feature(47)
-def test_the_type_must_exist_belong_and_go_this_way(database: sb.Database) -> None:
+def test_the_message_type_must_exist_and_be_allowed_for_the_sender(database: sb.Database) -> None:
     database.create_message_type("//test/Foreign")
     initiator = begin(database)
-    for _ in range(2):  # looked up, and remembered
+    for _ in range(2):  # looked up, and cached
         with refused(8428, "//no/type"):
             database.send(initiator, "//no/type", b"")
         with refused(8431, "//test/Foreign"):
@@ -319,7 +321,7 @@ def test_send_needs_a_conversing_endpoint(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(102, 104)
-def test_a_contract_that_the_target_does_not_take(database: sb.Database) -> None:
+def test_a_contract_that_the_target_does_not_accept(database: sb.Database) -> None:
     database.create_contract("//other", {ORDER: "ANY"})
     handle = database.begin_dialog(ORDERS, STOCK, contract="//other")
     database.send(handle, ORDER, b"x")
@@ -337,7 +339,7 @@ def test_a_contract_that_the_target_does_not_take(database: sb.Database) -> None
 
 
 @pytest.mark.feature(102, 104)
-def test_a_contract_that_the_target_has_never_heard_of(instance: sb.Instance, database: sb.Database) -> None:
+def test_a_contract_that_the_target_database_lacks(instance: sb.Instance, database: sb.Database) -> None:
     far = instance.database(f"{database.name}Knows", create=True)
     far.create_queue("Q")
     far.create_service("//knows/nothing", "Q", ["DEFAULT"])
@@ -358,7 +360,7 @@ def test_a_contract_that_the_target_has_never_heard_of(instance: sb.Instance, da
         (MARK, b"x", -8430),
     ],
 )
-def test_a_body_that_breaks_its_type_is_an_error_for_both(
+def test_an_invalid_body_is_an_error_for_both_sides(
     database: sb.Database, message_type: str, body: bytes, number: int
 ) -> None:
     for as_first in (True, False):
@@ -384,7 +386,7 @@ def test_a_body_that_breaks_its_type_is_an_error_for_both(
 
 
 @pytest.mark.feature(52)
-def test_a_send_that_is_rolled_back_leaves_no_trace(fresh_database: sb.Database) -> None:
+def test_a_rolled_back_send_leaves_nothing(fresh_database: sb.Database) -> None:
     with undone(fresh_database) as transaction:
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         transaction.send_batch(handle, ORDER, [b"1", b"2"])
@@ -393,14 +395,14 @@ def test_a_send_that_is_rolled_back_leaves_no_trace(fresh_database: sb.Database)
     with refused(8426):
         fresh_database.send(handle, ORDER, b"x")
     handle = begin(fresh_database)
-    for number in range(3):  # sequence numbers are not burnt
+    for number in range(3):  # a rollback frees the sequence number
         with undone(fresh_database) as transaction:
             assert transaction.send(handle, ORDER, b"lost") == number
         assert fresh_database.send(handle, ORDER, b"kept") == number
     assert bodies(fresh_database.receive(STOCK_QUEUE)) == [b"kept"] * 3
 
 
-def test_a_way_found_in_a_transaction_that_failed_is_not_trusted(database: sb.Database) -> None:
+def test_a_target_cached_in_a_rolled_back_transaction_is_not_used(database: sb.Database) -> None:
     handle = begin(database)
     with undone(database) as transaction:
         transaction.send(handle, ORDER, b"lost")
@@ -410,7 +412,7 @@ def test_a_way_found_in_a_transaction_that_failed_is_not_trusted(database: sb.Da
 
 
 @pytest.mark.feature(53)
-def test_sends_on_one_conversation_go_one_after_the_other(database: sb.Database) -> None:
+def test_sends_on_one_conversation_are_serialized(database: sb.Database) -> None:
     shared, own = begin(database), begin(database)
     for handle in (shared, own):
         database.send(handle, ORDER, b"0")
@@ -418,7 +420,7 @@ def test_sends_on_one_conversation_go_one_after_the_other(database: sb.Database)
         transaction.send(shared, ORDER, b"1")
         second = in_thread(database.send, shared, ORDER, b"2")
         wait_until_blocked(database)
-        assert database.send(own, ORDER, b"1") == 1  # another conversation is not held up
+        assert database.send(own, ORDER, b"1") == 1  # another conversation is not blocked
         assert not second.done()
     assert second.result(10) == 2
 
@@ -430,12 +432,12 @@ def test_two_threads_send_the_first_message(database: sb.Database) -> None:
         second = in_thread(database.send, handle, ORDER, b"second")
         wait_until_blocked(database)
     assert second.result(10) == 1
-    found = database.receive(STOCK_QUEUE)
-    assert bodies(found) == [b"first", b"second"]
-    assert len({message.conversation_handle for message in found}) == 1
+    messages = database.receive(STOCK_QUEUE)
+    assert bodies(messages) == [b"first", b"second"]
+    assert len({message.conversation_handle for message in messages}) == 1
 
 
-def test_the_memory_of_a_way_may_be_dropped_by_two_threads_at_once(database: sb.Database) -> None:
+def test_threads_drop_a_cached_target_concurrently(database: sb.Database) -> None:
     handle, target = open_dialog(database)
     database.send(handle, ORDER, b"known way")
     with database.transaction() as transaction:
@@ -447,7 +449,7 @@ def test_the_memory_of_a_way_may_be_dropped_by_two_threads_at_once(database: sb.
             sender.result(10)
 
 
-# ---------------------------------------------------------------- a service that comes later
+# ---------------------------------------------------------------- a service that is created later
 
 
 def test_messages_wait_for_their_service_and_arrive_in_order(database: sb.Database) -> None:
@@ -466,7 +468,7 @@ def test_messages_wait_for_their_service_and_arrive_in_order(database: sb.Databa
     assert bodies(database.receive(STOCK_QUEUE)) == [b"second %d" % n for n in range(3)]
 
 
-def test_a_conversation_that_ended_before_its_target_existed(fresh_database: sb.Database) -> None:
+def test_a_conversation_ended_before_its_target_exists(fresh_database: sb.Database) -> None:
     database = fresh_database
     name = "//later/ended"
     handle = begin(database, name)
@@ -476,7 +478,7 @@ def test_a_conversation_that_ended_before_its_target_existed(fresh_database: sb.
     assert state(database, handle) == "DO"
     with refused(8427, "'DO'"):
         database.end_conversation(handle)
-    assert database.receive(ORDERS_QUEUE) == []  # no timer of a conversation that has ended
+    assert database.receive(ORDERS_QUEUE) == []  # END CONVERSATION has removed the timer
     database.create_service(name, STOCK_QUEUE, [CONTRACT])
     assert state(database, handle) is None
     order, end = database.receive(STOCK_QUEUE)
@@ -488,11 +490,13 @@ def test_a_conversation_that_ended_before_its_target_existed(fresh_database: sb.
 
 
 @pytest.mark.feature(89, 90)
-@pytest.mark.parametrize("how", [{"error": (5, "no")}, {"cleanup": True}])
-def test_what_waits_is_dropped_by_an_error_or_a_cleanup(fresh_database: sb.Database, how: dict[str, object]) -> None:
+@pytest.mark.parametrize("end_options", [{"error": (5, "no")}, {"cleanup": True}])
+def test_waiting_messages_are_dropped_by_an_error_or_cleanup(
+    fresh_database: sb.Database, end_options: dict[str, object]
+) -> None:
     handle = begin(fresh_database, "//later/dropped")
     fresh_database.send(handle, ORDER, b"x")
-    fresh_database.end_conversation(handle, **how)  # type: ignore[arg-type]
+    fresh_database.end_conversation(handle, **end_options)  # type: ignore[arg-type]
     assert leftovers(fresh_database) == {}
     fresh_database.create_service("//later/dropped", STOCK_QUEUE, [CONTRACT])
     assert fresh_database.receive(STOCK_QUEUE) == []
@@ -500,7 +504,9 @@ def test_what_waits_is_dropped_by_an_error_or_a_cleanup(fresh_database: sb.Datab
 
 @pytest.mark.feature(97)
 @pytest.mark.parametrize("contracts", [[], [CONTRACT]])
-def test_an_error_of_the_target_never_reaches_who_has_ended(fresh_database: sb.Database, contracts: list[str]) -> None:
+def test_an_error_of_the_target_is_dropped_after_the_initiator_ended(
+    fresh_database: sb.Database, contracts: list[str]
+) -> None:
     database = fresh_database
     handle = begin(database, "//later/refuses")
     database.send(handle, DOCUMENT, "<broken")
@@ -511,7 +517,7 @@ def test_an_error_of_the_target_never_reaches_who_has_ended(fresh_database: sb.D
     assert waiting_messages(database) == 0
 
 
-def test_a_waiting_message_that_breaks_its_type(database: sb.Database) -> None:
+def test_a_waiting_message_with_an_invalid_body(database: sb.Database) -> None:
     handle = begin(database, "//later/strict")
     database.send_batch(handle, ORDER, [b"fine"])
     database.send(handle, DOCUMENT, "<broken")
@@ -526,20 +532,20 @@ def test_a_waiting_message_that_breaks_its_type(database: sb.Database) -> None:
     assert waiting_messages(database) == 0
 
 
-def test_a_service_made_while_a_message_for_it_is_sent(database: sb.Database) -> None:
-    """The sender found no service and has not committed: its message must not stay behind."""
+def test_a_service_created_while_a_message_for_it_is_sent(database: sb.Database) -> None:
+    """The sender found no service, and commits after CREATE SERVICE has begun. Its message is delivered, too."""
     handle = begin(database, "//later/race")
     with database.transaction() as transaction:
         transaction.send(handle, ORDER, b"0")
-        made = in_thread(database.create_service, "//later/race", STOCK_QUEUE, [CONTRACT])
+        creation = in_thread(database.create_service, "//later/race", STOCK_QUEUE, [CONTRACT])
         wait_until_blocked(database)
         transaction.send(handle, ORDER, b"1")
-    made.result(10)
+    creation.result(10)
     assert database.send(handle, ORDER, b"2") == 2
     assert bodies(database.receive(STOCK_QUEUE)) == [b"0", b"1", b"2"]
 
 
-def test_a_message_sent_while_its_service_is_made(database: sb.Database) -> None:
+def test_a_message_sent_while_its_service_is_created(database: sb.Database) -> None:
     handle = begin(database, "//later/race2")
     with database.transaction() as transaction:
         transaction._do(_create_service(database, "//later/race2"))
@@ -558,14 +564,14 @@ def _create_service(database: sb.Database, name: str):
     yield from catalog.create_service(database.database_id, operation, queue.queue_id, database.user.principal_id)
 
 
-def test_a_conversation_cleaned_up_while_its_service_is_made(database: sb.Database) -> None:
+def test_a_conversation_cleaned_up_while_its_service_is_created(database: sb.Database) -> None:
     handle = begin(database, "//later/race3")
     database.send(handle, ORDER, b"x")
     with database.transaction() as transaction:
         transaction.end_conversation(handle, cleanup=True)
-        made = in_thread(database.create_service, "//later/race3", STOCK_QUEUE, [CONTRACT])
+        creation = in_thread(database.create_service, "//later/race3", STOCK_QUEUE, [CONTRACT])
         wait_until_blocked(database)
-    made.result(10)
+    creation.result(10)
     assert database.receive(STOCK_QUEUE) == []
 
 
@@ -588,9 +594,7 @@ def test_sends_are_hot_updates(fresh_database: sb.Database) -> None:
 
 
 @pytest.mark.feature(54)
-def test_a_body_over_the_maximum_is_refused_before_anything_is_written(
-    make_instance_url: Callable[..., str], clock: Clock
-) -> None:
+def test_a_body_over_the_limit_is_refused_before_a_write(make_instance_url: Callable[..., str], clock: Clock) -> None:
     with refused(402, "maximum_body"):
         sb.open(make_instance_url(), maximum_body=2**30)
     with sb.open(make_instance_url(), clock=clock, upkeep=None) as instance:
@@ -598,7 +602,7 @@ def test_a_body_over_the_maximum_is_refused_before_anything_is_written(
     with sb.open(instance.url, clock=clock, upkeep=None, maximum_body=1000) as instance:
         database = define_standard_set(instance.database("Small", create=True))
         handle = begin(database)
-        for _ in range(2):  # the way is not known, and known
+        for _ in range(2):  # with an unknown target, and with a cached one
             with refused(8459, "exceeds the maximum allowed of 1000"):
                 database.send(handle, ORDER, b"x" * 1001)
             with refused(8459, "1000"):

@@ -58,8 +58,8 @@ SEND = "select servicebroker.send(%s, %s, %s)"
 
 
 def sql_begin(database: sb.Database, to: str = STOCK, contract: str = CONTRACT) -> UUID:
-    found: UUID = query(database, BEGIN, database.name.upper(), ORDERS, to, contract)[0][0]
-    return found
+    handle: UUID = query(database, BEGIN, database.name.upper(), ORDERS, to, contract)[0][0]
+    return handle
 
 
 def sql_send(database: sb.Database, handle: UUID | None, message_type: str | None, body: bytes | None) -> int:
@@ -67,14 +67,14 @@ def sql_send(database: sb.Database, handle: UUID | None, message_type: str | Non
     return number
 
 
-def delivered(database: sb.Database) -> bool:
-    """Do what the background does. True when nothing was left over."""
+def deliver_messages(database: sb.Database) -> bool:
+    """Deliver messages sent in SQL, as upkeep does. Return False if a message had to be skipped."""
     with database.instance.connection() as connection:
         return not deliver(connection, database.instance.clock())
 
 
-def raised(number: int, statement: Callable[[], Any]) -> str:
-    """The statement raises this number, as the SQLSTATE too; its text."""
+def check_raises(number: int, statement: Callable[[], Any]) -> str:
+    """Check that the statement raises this number, also as the SQLSTATE. Return the first line of the text."""
     with pytest.raises(psycopg.Error) as caught:
         statement()
     assert caught.value.sqlstate == f"S{number:04}", str(caught.value)
@@ -85,19 +85,19 @@ def raised(number: int, statement: Callable[[], Any]) -> str:
     return text
 
 
-def test_a_conversation_that_is_begun_and_sent_on_in_sql(database: sb.Database) -> None:
+def test_begin_and_send_in_sql(database: sb.Database) -> None:
     handle = sql_begin(database)
     assert state(database, handle) == "SO"
     assert [sql_send(database, handle, ORDER, body) for body in (b"1", b"2")] == [0, 1]
     assert state(database, handle) == "CO"
     assert database.receive(STOCK_QUEUE) == []
-    assert delivered(database)
-    found = database.receive(STOCK_QUEUE)
-    assert [(m.message_sequence_number, m.message_body) for m in found] == [(0, b"1"), (1, b"2")]
+    assert deliver_messages(database)
+    messages = database.receive(STOCK_QUEUE)
+    assert [(m.message_sequence_number, m.message_body) for m in messages] == [(0, b"1"), (1, b"2")]
     assert waiting_messages(database) == 0
-    target = found[0].conversation_handle
+    target = messages[0].conversation_handle
     assert sql_send(database, target, REPLY, b"back") == 0
-    assert delivered(database)
+    assert deliver_messages(database)
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"back"]
     database.end_conversation(target)
     database.end_conversation(handle)
@@ -113,7 +113,7 @@ def test_a_message_of_a_type_that_the_peers_database_lacks(database: sb.Database
     handle = begin(near, "//far", encryption=False)
     near.send(handle, ORDER, b"known")
     sql_send(near, handle, DOCUMENT, b"<a/>")
-    assert delivered(near)
+    assert deliver_messages(near)
     assert len(errors(far.receive("Far"))) == 1
     assert len(errors(near.receive(ORDERS_QUEUE))) == 1
 
@@ -124,7 +124,7 @@ def test_the_defaults_and_the_empty_body(database: sb.Database) -> None:
     handle = query(database, text, database.name, ORDERS)[0][0]
     assert query(database, "select servicebroker.send(%s)", handle) == [(0,)]
     assert query(database, "select servicebroker.send(%s, body => 'x')", handle) == [(1,)]
-    assert delivered(database)
+    assert deliver_messages(database)
     assert bodies(database.receive(STOCK_QUEUE)) == [None, b"x"]
     ((expiry,),) = query(
         database, "select lifetime from servicebroker.conversation_endpoints where conversation_handle = %s", handle
@@ -135,62 +135,62 @@ def test_the_defaults_and_the_empty_body(database: sb.Database) -> None:
 def test_options_of_begin_dialog(database: sb.Database) -> None:
     database.create_broker_priority("High", local_service_name=ORDERS, priority_level=9)
     group = uuid4()
-    ((own,),) = query(database, "select service_broker_guid from sys.databases where name = %s", database.name)
+    ((own_broker,),) = query(database, "select service_broker_guid from sys.databases where name = %s", database.name)
     text = (
         "select servicebroker.begin_dialog(%s, %s, %s, %s, lifetime => 60, broker_instance => %s, "
         "related_conversation_group => %s, encryption => false)"
     )
     handles = [
-        query(database, text, database.name, ORDERS, STOCK, CONTRACT, given, group)[0][0]
-        for given in ("CURRENT DATABASE", str(own).upper(), None)
+        query(database, text, database.name, ORDERS, STOCK, CONTRACT, broker_instance, group)[0][0]
+        for broker_instance in ("CURRENT DATABASE", str(own_broker).upper(), None)
     ]
     columns = "conversation_group_id, priority, encryption, far_broker_instance"
-    found = query(
+    rows = query(
         database,
         f"select {columns} from servicebroker.conversation_endpoints where conversation_handle = any (%s) "
         "order by array_position(%s, conversation_handle)",
         handles,
         handles,
     )
-    assert found == [(group, 9, False, str(own)), (group, 9, False, str(own)), (group, 9, False, None)]
+    assert rows == [(group, 9, False, str(own_broker)), (group, 9, False, str(own_broker)), (group, 9, False, None)]
 
 
 def test_what_begin_dialog_refuses(database: sb.Database) -> None:
     name = database.name
 
-    def begins(*values: object, **options: object) -> Callable[[], Any]:
+    def prepare_begin(*values: object, **options: object) -> Callable[[], Any]:
         named = "".join(f", {option} => %s" for option in options)
         marks = ", ".join(["%s"] * len(values))
         return lambda: query(database, f"select servicebroker.begin_dialog({marks}{named})", *values, *options.values())
 
-    assert "'nowhere'" in raised(911, begins("nowhere", ORDERS, STOCK))
-    raised(8421, begins(name, None, STOCK))
-    raised(8421, begins(name, ORDERS, None))
-    raised(8417, begins(name, ORDERS, STOCK, None))
-    assert '"//no/such"' in raised(8423, begins(name, "//no/such", STOCK))
-    assert "'//no/such'" in raised(8425, begins(name, ORDERS, STOCK, "//no/such"))
-    raised(8406, begins(name, ORDERS, STOCK, CONTRACT, None))
-    assert "of 0 is outside the allowable range of 1 to 2147483647" in raised(
-        8411, begins(name, ORDERS, STOCK, CONTRACT, 0)
+    assert "'nowhere'" in check_raises(911, prepare_begin("nowhere", ORDERS, STOCK))
+    check_raises(8421, prepare_begin(name, None, STOCK))
+    check_raises(8421, prepare_begin(name, ORDERS, None))
+    check_raises(8417, prepare_begin(name, ORDERS, STOCK, None))
+    assert '"//no/such"' in check_raises(8423, prepare_begin(name, "//no/such", STOCK))
+    assert "'//no/such'" in check_raises(8425, prepare_begin(name, ORDERS, STOCK, "//no/such"))
+    check_raises(8406, prepare_begin(name, ORDERS, STOCK, CONTRACT, None))
+    assert "of 0 is outside the allowable range of 1 to 2147483647" in check_raises(
+        8411, prepare_begin(name, ORDERS, STOCK, CONTRACT, 0)
     )
     for wrong in ("no guid", "x" * 256):
-        assert f"'{wrong}'" in raised(1093, begins(name, ORDERS, STOCK, broker_instance=wrong))
+        assert f"'{wrong}'" in check_raises(1093, prepare_begin(name, ORDERS, STOCK, broker_instance=wrong))
     for wrong in ("x" * 257, "ä" * 129):  # bytes
-        assert f"'{wrong[:256]}'" in raised(8413, begins(name, ORDERS, STOCK, broker_instance=wrong))
-    assert "ENCRYPTION is NULL" in raised(402, begins(name, ORDERS, STOCK, encryption=None))
-    raised(8414, begins(name, ORDERS, STOCK, related_conversation_group=UUID(int=0)))
+        assert f"'{wrong[:256]}'" in check_raises(8413, prepare_begin(name, ORDERS, STOCK, broker_instance=wrong))
+    assert "ENCRYPTION is NULL" in check_raises(402, prepare_begin(name, ORDERS, STOCK, encryption=None))
+    check_raises(8414, prepare_begin(name, ORDERS, STOCK, related_conversation_group=UUID(int=0)))
     for wrong in ("", "x" * 257):
         with pytest.raises(psycopg.Error, match="Msg 15151") as caught:
-            begins(name, ORDERS, wrong)()
+            prepare_begin(name, ORDERS, wrong)()
         assert caught.value.sqlstate == "SB000"
     group = uuid4()
     database.create_service("//other", ORDERS_QUEUE)
-    begins(name, "//other", STOCK, related_conversation_group=group)()
-    assert str(group) in raised(9610, begins(name, ORDERS, STOCK, related_conversation_group=group))
+    prepare_begin(name, "//other", STOCK, related_conversation_group=group)()
+    assert str(group) in check_raises(9610, prepare_begin(name, ORDERS, STOCK, related_conversation_group=group))
 
 
-def test_a_group_in_which_a_dialog_begins_stays(fresh_database: sb.Database, clock: Clock) -> None:
-    """Its only conversation is a closed target, whose time is over."""
+def test_upkeep_keeps_a_group_in_which_a_dialog_begins(fresh_database: sb.Database, clock: Clock) -> None:
+    """The group's only other conversation is a closed target endpoint, which upkeep removes meanwhile."""
     database = fresh_database
     initiator, target = open_dialog(database)
     group = group_of(database, target)
@@ -204,43 +204,45 @@ def test_a_group_in_which_a_dialog_begins_stays(fresh_database: sb.Database, clo
     assert row is not None
     assert group_of(database, row[0]) == group
     assert database.instance.check().findings == []
-    assert database.receive(STOCK_QUEUE, conversation_group_id=group) == []  # there is such a group
+    assert database.receive(STOCK_QUEUE, conversation_group_id=group) == []  # no error: the group exists
 
 
 def test_what_send_refuses(database: sb.Database, clock: Clock) -> None:
     handle, target = open_dialog(database)
 
-    def sends(handle: UUID | None, message_type: str | None = ORDER, body: bytes | None = b"x") -> Callable[[], Any]:
+    def prepare_send(
+        handle: UUID | None, message_type: str | None = ORDER, body: bytes | None = b"x"
+    ) -> Callable[[], Any]:
         return lambda: sql_send(database, handle, message_type, body)
 
-    raised(8418, sends(None))
+    check_raises(8418, prepare_send(None))
     unknown = uuid4()
-    assert str(unknown) in raised(8426, sends(unknown))
-    raised(8433, sends(handle, body=None))
+    assert str(unknown) in check_raises(8426, prepare_send(unknown))
+    check_raises(8433, prepare_send(handle, body=None))
     for missing in ("//no/such", None):
-        raised(8428, sends(handle, missing))
-    assert f"'{sb.DEFAULT}'" in raised(8431, sends(handle, sb.DEFAULT))
-    assert f"'{REPLY}'" in raised(8432, sends(handle, REPLY))
-    raised(8434, sends(target, ORDER))
+        check_raises(8428, prepare_send(handle, missing))
+    assert f"'{sb.DEFAULT}'" in check_raises(8431, prepare_send(handle, sb.DEFAULT))
+    assert f"'{REPLY}'" in check_raises(8432, prepare_send(handle, REPLY))
+    check_raises(8434, prepare_send(target, ORDER))
     assert waiting_messages(database) == 0
-    assert database.send(handle, ORDER, b"next") == 1  # a refused SEND has drawn no number
+    assert database.send(handle, ORDER, b"next") == 1  # a refused SEND takes no sequence number
     database.end_conversation(target)
-    assert "'DI'" in raised(8429, sends(handle))
+    assert "'DI'" in check_raises(8429, prepare_send(handle))
     database.end_conversation(handle)
-    raised(8426, sends(handle))
+    check_raises(8426, prepare_send(handle))
     short = query(database, BEGIN.replace("%s)", "%s, 1)"), database.name, ORDERS, STOCK, CONTRACT)[0][0]
     time.sleep(1.1)
-    assert "'ER'" in raised(8429, sends(short))
+    assert "'ER'" in check_raises(8429, prepare_send(short))
 
 
 def test_what_send_refuses_by_its_size(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a lower limit, so that the test need not carry half a gigabyte."""
+    """With a lower limit, because the real one is 512 MB."""
     handle, _ = open_dialog(database)
     monkeypatch.setattr(servicebroker.store.sql_verbs, "MAX_BODY_BYTES", 1000)
     with psycopg.connect(database.instance.url) as connection:  # which is rolled back
         connection.execute(verbs().encode())
         assert connection.execute(SEND, (handle, ORDER, b"x" * 1000)).fetchone() == (1,)
-        assert "allowed of 1000" in raised(8459, lambda: connection.execute(SEND, (handle, ORDER, b"x" * 1001)))
+        assert "allowed of 1000" in check_raises(8459, lambda: connection.execute(SEND, (handle, ORDER, b"x" * 1001)))
 
 
 def test_a_refused_send_leaves_no_lock(database: sb.Database) -> None:
@@ -261,7 +263,7 @@ def test_what_a_rollback_undoes(database: sb.Database) -> None:
         assert connection.execute(SEND, (handle, ORDER, b"gone")).fetchone() == (1,)
         connection.rollback()
     assert sql_send(database, handle, ORDER, b"here") == 1
-    assert delivered(database)
+    assert deliver_messages(database)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"here"]
 
 
@@ -286,20 +288,20 @@ def test_sends_of_both_kinds_stay_in_order(database: sb.Database, opened: bool, 
                 verbs.send(handle, ORDER, body)
         if together:
             connection.execute("commit")
-    assert waiting_messages(database) == 0  # the last SEND has delivered what waited before it
-    found = database.receive(STOCK_QUEUE)
-    assert bodies(found) == expected
-    assert [m.message_sequence_number for m in found] == list(range(len(expected)))
+    assert waiting_messages(database) == 0  # the last SEND has delivered the earlier messages
+    messages = database.receive(STOCK_QUEUE)
+    assert bodies(messages) == expected
+    assert [m.message_sequence_number for m in messages] == list(range(len(expected)))
 
 
-def test_what_is_ended_while_messages_wait(database: sb.Database) -> None:
+def test_end_while_messages_wait(database: sb.Database) -> None:
     handle, target = open_dialog(database)
     sql_send(database, handle, ORDER, b"last")
     database.end_conversation(handle)
     assert state(database, handle) == "DO"
-    assert delivered(database)
-    found = database.receive(STOCK_QUEUE)
-    assert (found[0].message_body, found[1].is_end_dialog) == (b"last", True)
+    assert deliver_messages(database)
+    messages = database.receive(STOCK_QUEUE)
+    assert (messages[0].message_body, messages[1].is_end_dialog) == (b"last", True)
     database.end_conversation(target)
     assert state(database, handle) is None
 
@@ -307,7 +309,7 @@ def test_what_is_ended_while_messages_wait(database: sb.Database) -> None:
 def test_messages_to_a_side_that_has_ended_are_dropped(database: sb.Database) -> None:
     handle, target = open_dialog(database)
     database.alter_queue(ORDERS_QUEUE, status=False)
-    database.end_conversation(target)  # its EndDialog waits
+    database.end_conversation(target)  # the EndDialog waits
     assert sql_send(database, handle, ORDER, b"to nobody") == 1
     assert waiting_messages(database) == 1
     database.alter_queue(ORDERS_QUEUE, status=True)
@@ -324,10 +326,10 @@ def test_the_senders_queue_keeps_what_it_retains(database: sb.Database) -> None:
         f"select status, message_sequence_number, message_type_name, message_body from {database.name}_dbo.ordersqueue"
     )
     assert query(database, view) == [(3, 0, ORDER, b"kept"), (3, 1, ORDER, None)]
-    assert delivered(database)
+    assert deliver_messages(database)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"kept", None]
     database.alter_queue(ORDERS_QUEUE, status=False)
-    raised(9618, lambda: sql_send(database, handle, ORDER, b"refused"))
+    check_raises(9618, lambda: sql_send(database, handle, ORDER, b"refused"))
     database.alter_queue(ORDERS_QUEUE, status=True)
     database.end_conversation(handle)
     assert query(database, view) == []
@@ -340,11 +342,11 @@ def test_a_revoke_at_the_target_holds_for_sql_too(database: sb.Database) -> None
     handle = sql_begin(database)
     for number in range(2):
         sql_send(database, handle, ORDER, b"allowed")
-        assert delivered(database)
+        assert deliver_messages(database)
         assert bodies(database.receive(STOCK_QUEUE)) == [b"allowed"], number
     database.revoke("SEND", "Team", service=STOCK)
     sql_send(database, handle, ORDER, b"refused")
-    assert delivered(database)
+    assert deliver_messages(database)
     assert errors(database.receive(ORDERS_QUEUE)) == [-8494]
     assert errors(database.receive(STOCK_QUEUE)) == [-8494]
     assert waiting_messages(database) == 0
@@ -354,42 +356,42 @@ def test_the_receiver_validates_at_delivery(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     for body in (b"<a/>", b"<a>", b"<b/>"):
         sql_send(database, handle, DOCUMENT, body)
-    assert delivered(database)
+    assert deliver_messages(database)
     assert errors(database.receive(ORDERS_QUEUE)) == [-9615]
-    found = database.receive(STOCK_QUEUE)
-    assert (errors(found), bodies(found)[1:]) == ([-9616], [b"<a/>"])
+    messages = database.receive(STOCK_QUEUE)
+    assert (errors(messages), bodies(messages)[1:]) == ([-9616], [b"<a/>"])
 
 
 def test_what_the_target_refuses(instance: sb.Instance, database: sb.Database) -> None:
     handle = sql_begin(database, contract=sb.DEFAULT)
     sql_send(database, handle, sb.DEFAULT, b"x")
-    assert delivered(database)
+    assert deliver_messages(database)
     assert errors(database.receive(ORDERS_QUEUE)) == [-8408]
     far = define_standard_set(instance.database(f"{database.name}Far", create=True))
-    handle = begin(far, "//far/nowhere", broker_instance=identifier(database))
+    handle = begin(far, "//far/nowhere", broker_instance=broker_of(database))
     sql_send(far, handle, ORDER, b"x")
-    assert delivered(far)
+    assert deliver_messages(far)
     assert errors(far.receive(ORDERS_QUEUE)) == [-8490]
     gone, target = open_dialog(database)
     database.end_conversation(target, cleanup=True)
     sql_send(database, gone, ORDER, b"x")
-    assert delivered(database)
+    assert deliver_messages(database)
     assert errors(database.receive(ORDERS_QUEUE)) == [-8462]
 
 
-def identifier(database: sb.Database) -> UUID:
+def broker_of(database: sb.Database) -> UUID:
     text = "select service_broker_guid from servicebroker.databases where database_id = %s"
-    found: UUID = query(database, text, database.database_id)[0][0]
-    return found
+    broker: UUID = query(database, text, database.database_id)[0][0]
+    return broker
 
 
-def test_what_cannot_be_delivered_says_why_and_goes_on_later(database: sb.Database) -> None:
+def test_an_undelivered_message_has_a_status_and_is_delivered_later(database: sb.Database) -> None:
     nowhere, (handle, _) = begin(database, "//sql/later"), open_dialog(database)
     database.alter_queue(STOCK_QUEUE, status=False)
     sql_send(database, nowhere, ORDER, b"early")
     sql_send(database, handle, ORDER, b"waits")
     assert statuses(database) == {""}
-    assert delivered(database)
+    assert deliver_messages(database)
     assert any("no service by that name" in status for status in statuses(database))
     assert waiting_messages(database) == 2
     database.alter_queue(STOCK_QUEUE, status=True)
@@ -398,24 +400,24 @@ def test_what_cannot_be_delivered_says_why_and_goes_on_later(database: sb.Databa
     assert bodies(database.receive(STOCK_QUEUE)) == [b"early"]
 
 
-def test_delivery_waits_for_nobody(database: sb.Database) -> None:
+def test_delivery_skips_locked_conversations(database: sb.Database) -> None:
     busy, _ = open_dialog(database)
     free, _ = open_dialog(database)
     with database.instance.connection() as connection:
         connection.execute("begin")
         connection.execute(SEND, (busy, ORDER, b"later"))
         sql_send(database, free, ORDER, b"now")
-        assert delivered(database)  # uncommitted messages are invisible
+        assert deliver_messages(database)  # uncommitted messages are invisible
         assert bodies(database.receive(STOCK_QUEUE)) == [b"now"]
         connection.execute("commit")
     with database.instance.connection() as connection:
         connection.execute("begin")
         connection.execute(SEND, (busy, ORDER, b"uncommitted"))
         sql_send(database, free, ORDER, b"now too")
-        assert not delivered(database)  # somebody is at the one conversation
+        assert not deliver_messages(database)  # the conversation `busy` is locked
         assert bodies(database.receive(STOCK_QUEUE)) == [b"now too"]
         connection.rollback()
-    assert delivered(database)
+    assert deliver_messages(database)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"later"]
 
 
@@ -430,7 +432,7 @@ def test_nobody_may_execute_them_by_default(database: sb.Database) -> None:
                 connection.execute("set local role sql_sender")
                 connection.execute(statement, values)
         connection.execute("grant execute on function servicebroker.send, servicebroker.begin_dialog to sql_sender")
-        # objects of the caller's are not taken for those of the system
+        # the functions do not use objects of the caller's search_path
         connection.execute(f"create schema {other_schema}")  # type: ignore[call-overload]
         connection.execute(
             f"create function {other_schema}.hashtext(text) returns integer language sql as $$ select 1/0 $$"  # type: ignore[call-overload]
@@ -438,19 +440,19 @@ def test_nobody_may_execute_them_by_default(database: sb.Database) -> None:
         connection.execute(f"grant usage on schema {other_schema} to sql_sender")  # type: ignore[call-overload]
         connection.execute("set local role sql_sender")
         connection.execute(f"set local search_path = {other_schema}, pg_catalog")  # type: ignore[call-overload]
-        begun = connection.execute(BEGIN, (database.name, ORDERS, STOCK, CONTRACT)).fetchone()
-        assert begun is not None
-        assert connection.execute(SEND, (begun[0], ORDER, b"x")).fetchone() == (0,)
+        row = connection.execute(BEGIN, (database.name, ORDERS, STOCK, CONTRACT)).fetchone()
+        assert row is not None
+        assert connection.execute(SEND, (row[0], ORDER, b"x")).fetchone() == (0,)
         with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
             connection.execute("select from servicebroker.conversation_endpoints")
-        raise ZeroDivisionError  # undo it all, the role too
+        raise ZeroDivisionError  # roll back everything, including the role
 
 
 @pytest.fixture
 def served(
     open_face: Callable[..., AbstractContextManager[sb.Instance]], make_instance_url: Callable[..., str]
 ) -> Iterator[sb.Database]:
-    """The standard set in an instance whose background runs, at a look every minute."""
+    """A database with the standard set, in an instance with upkeep every minute."""
     with open_face(make_instance_url(), upkeep=60) as instance:
         yield define_standard_set(instance.database("Served", create=True))
 
@@ -465,18 +467,18 @@ def test_a_message_is_delivered_as_soon_as_it_is_committed(
         for number in range(20):
             reader = in_thread(served.receive, STOCK_QUEUE, wait=30)
             eventually(lambda: query(served, "select from servicebroker.waiting_readers"))
-            began = time.monotonic()
+            start = time.monotonic()
             with connection.transaction():
                 row = connection.execute(BEGIN, ("Served", ORDERS, STOCK, CONTRACT)).fetchone()
                 assert row is not None
                 connection.execute(SEND, (row[0], ORDER, str(number)))
             assert bodies(reader.result(10)) == [str(number).encode()]
-            times.append(time.monotonic() - began)
-    assert sorted(times)[10] < 0.5  # a few milliseconds on a machine at rest
+            times.append(time.monotonic() - start)
+    assert sorted(times)[10] < 0.5  # a few milliseconds on an idle machine
 
 
 @pytest.mark.both_faces
-def test_what_was_sent_while_no_instance_was_open(
+def test_messages_sent_while_no_instance_was_open(
     open_face: Callable[..., AbstractContextManager[sb.Instance]], make_instance_url: Callable[..., str]
 ) -> None:
     url = make_instance_url()
@@ -492,7 +494,7 @@ def test_what_was_sent_while_no_instance_was_open(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("analyzed", [False, True])
-def test_what_waits_for_a_queue_that_is_off_is_not_read_for_each_message(
+def test_messages_for_a_disabled_queue_are_not_read_for_each_message(
     fresh_database: sb.Database, analyzed: bool
 ) -> None:
     database = fresh_database
@@ -510,17 +512,17 @@ def test_what_waits_for_a_queue_that_is_off_is_not_read_for_each_message(
         for _ in range(3):
             sql_send(database, sql_begin(database), ORDER, b"on")
         assert not run(connection, deliver_left_over(Catalog(), database.instance.clock(), since))
-        ((read,),) = connection.execute(
+        ((rows_read,),) = connection.execute(
             "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'transmission_queue'"
         ).fetchall()
     assert sum(len(database.receive(STOCK_QUEUE)) for _ in range(3)) == 3
     assert waiting_messages(database) == 50_000
-    assert read < 100
+    assert rows_read < 100
 
 
 @pytest.mark.both_faces
-def test_a_transaction_that_sends_for_long_is_delivered_too(served: sb.Database) -> None:
-    """The transaction is older than messages that were delivered meanwhile."""
+def test_messages_of_a_long_transaction_are_delivered(served: sb.Database) -> None:
+    """The transaction began before messages that were already delivered."""
     with psycopg.connect(served.instance.url) as connection:
         connection.execute("select pg_current_xact_id()")
         sql_send(served, sql_begin(served), ORDER, b"younger")
@@ -534,7 +536,7 @@ def test_a_transaction_that_sends_for_long_is_delivered_too(served: sb.Database)
 
 
 @pytest.mark.both_faces
-def test_the_background_warns_when_it_gives_way(
+def test_upkeep_warns_after_a_statement_timeout(
     served: sb.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for module in (servicebroker.api.upkeep, servicebroker.api.aio.upkeep):
@@ -546,7 +548,7 @@ def test_the_background_warns_when_it_gives_way(
     handle = sql_begin(served)
     with psycopg.connect(served.instance.url) as connection:
         connection.execute("lock table servicebroker.transmission_queue")
-        query(served, text)  # the next connection has the new timeout
+        query(served, text)  # the new connection has the new timeout
         eventually(lambda: [line for line in caplog.records if line.levelname == "WARNING"])
     assert "upkeep: canceling statement due to statement timeout" in caplog.text
     monkeypatch.undo()
@@ -555,22 +557,22 @@ def test_the_background_warns_when_it_gives_way(
 
 
 @pytest.mark.both_faces
-def test_the_background_does_not_keep_an_instance_open(
+def test_upkeep_does_not_delay_the_close_of_an_instance(
     open_face: Callable[..., AbstractContextManager[sb.Instance]], make_instance_url: Callable[..., str]
 ) -> None:
     times = []
     for _ in range(3):
         with open_face(make_instance_url(), upkeep=60) as instance:
-            time.sleep(0.2)  # until the background listens
-            began = time.monotonic()
-        times.append(time.monotonic() - began)
+            time.sleep(0.2)  # until upkeep listens
+            start = time.monotonic()
+        times.append(time.monotonic() - start)
         assert not [thread for thread in threading.enumerate() if thread.name == "servicebroker upkeep"]
         assert instance.url
-    assert min(times) < 0.6  # otherwise the thread would sleep on
+    assert min(times) < 0.6  # no wait for the interval of upkeep
 
 
 @pytest.mark.both_faces
-def test_the_background_comes_back_after_its_connection_was_lost(served: sb.Database) -> None:
+def test_upkeep_reconnects(served: sb.Database) -> None:
     text = (
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where application_name = 'servicebroker upkeep' and datname = current_database()"
@@ -583,8 +585,8 @@ def test_the_background_comes_back_after_its_connection_was_lost(served: sb.Data
 
 
 @pytest.mark.both_faces
-def test_a_server_that_gives_transaction_ids_out_again(served: sb.Database) -> None:
-    """After a failover, or a crash: what the background has looked at is no measure any more."""
+def test_upkeep_after_transaction_ids_were_reused(served: sb.Database) -> None:
+    """After a failover or a crash the server may assign lower transaction ids than upkeep has already seen."""
     sql_send(served, sql_begin(served), ORDER, b"1")
     assert bodies(served.receive(STOCK_QUEUE, wait=60)) == [b"1"]
     served.instance._upkeep._since += 1_000_000
@@ -592,8 +594,8 @@ def test_a_server_that_gives_transaction_ids_out_again(served: sb.Database) -> N
     assert bodies(served.receive(STOCK_QUEUE, wait=30)) == [b"2"]
 
 
-def test_a_trigger_sends(served: sb.Database) -> None:
-    """The example of docs/how-to/send-from-a-trigger.md."""
+def test_a_trigger_sends_a_message(served: sb.Database) -> None:
+    """Run the example of docs/how-to/send-from-a-trigger.md."""
     page = (Path(__file__).parents[3] / "docs/how-to/send-from-a-trigger.md").read_text()
     statements = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     shop = served.instance.database("Shop", create=True)
@@ -623,10 +625,10 @@ def test_a_trigger_sends(served: sb.Database) -> None:
 
 
 @pytest.mark.slow
-def test_senders_of_both_kinds_and_the_background(
+def test_concurrent_senders_in_sql_and_python(
     make_instance_url: Callable[..., str], seeded_random: random.Random
 ) -> None:
-    """No message is lost, doubled or out of order on conversations with senders in SQL and Python."""
+    """No message is lost, duplicated or out of order on conversations with senders in SQL and Python."""
     with sb.open(make_instance_url(), upkeep=0.05) as instance:
         database = define_standard_set(instance.database("Both", create=True))
         handles = [begin(database) for _ in range(3)]

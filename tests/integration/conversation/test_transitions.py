@@ -22,9 +22,9 @@ from support import (
     Clock,
     begin,
     bodies,
+    create_endpoint,
     errors,
     far_handle,
-    in_state,
     open_dialog,
     query,
     refused,
@@ -84,7 +84,7 @@ AFTER: dict[str, dict[str, str | None]] = {  # an END that nothing holds up is a
 def test_every_verb_in_every_state(database: sb.Database, verb: str) -> None:
     do, number = VERBS[verb]
     for wanted, after in AFTER[verb].items():
-        handle, _ = in_state(database, wanted)
+        handle, _ = create_endpoint(database, wanted)
         assert shown(database, handle) == [wanted]
         if after == REFUSED:
             with refused(number, f"'{wanted}'"):
