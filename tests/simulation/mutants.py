@@ -1,8 +1,9 @@
-"""Defects that the simulator has to find: each is one change of a text in `broker/` or `protocol/`, its tables too.
+"""Mutants that the simulator has to detect: each is one change of the source in `broker/` or `protocol/`.
 
     python tests/simulation/mutants.py [A:B]
 
-runs each over the seeds A:B (0:2000), and says at which seed it was found. A test does the same with those seeds.
+runs each mutant with the seeds A:B (default 0:2000), and prints the first seed that detects it. A test runs each
+mutant with its recorded seed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "servicebroker"
 
 
 class Mutant(NamedTuple):
-    """In `module`, `before` becomes `after`; a run of `seed` fails then."""
+    """A change of `before` to `after` in `module`, which the simulation of `seed` detects."""
 
     name: str
     module: str
@@ -514,7 +515,7 @@ MUTANTS = [
 
 
 class _Finder(MetaPathFinder):
-    """Imports the module as the mutant has it."""
+    """Imports the module with the mutant's change."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
@@ -539,17 +540,17 @@ class _Loader(SourceFileLoader):
         return self.source_to_code(text.replace(self._mutant.before, self._mutant.after).encode(), self.path)
 
 
-def found(mutant: Mutant, seeds: range) -> int | None:
-    """The first of these seeds at which it is found, in a process of its own."""
+def find_seed(mutant: Mutant, seeds: range) -> int | None:
+    """Return the first of these seeds that detects the mutant. Runs in a separate process."""
     command = [sys.executable, __file__, f"{seeds.start}:{seeds.stop}", str(MUTANTS.index(mutant))]
     source = os.pathsep.join([str(SOURCES.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": source, "PYTHONHASHSEED": "0"}  # some runs depend on the order of sets
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return int(done.stdout) if done.stdout.strip() else None
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return int(result.stdout) if result.stdout.strip() else None
 
 
-def _look(mutant: Mutant, seeds: range) -> None:
-    """In a process of its own: print the first seed that fails."""
+def _print_first_seed(mutant: Mutant, seeds: range) -> None:
+    """Print the first seed that detects the mutant. The process must not have imported its module."""
     sys.meta_path.insert(0, _Finder(mutant))
     from servicebroker_lab.simulation.run import run_many
 
@@ -565,16 +566,16 @@ def _range(text: str) -> range:
 
 
 def main(seeds: range) -> int:
-    """Look for all of them; how many were not found."""
+    """Search all mutants, and return the number that no seed detects."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        at = list(pool.map(lambda mutant: found(mutant, seeds), MUTANTS))
-    for mutant, seed in zip(MUTANTS, at, strict=True):
+        seeds_found = list(pool.map(lambda mutant: find_seed(mutant, seeds), MUTANTS))
+    for mutant, seed in zip(MUTANTS, seeds_found, strict=True):
         sys.stdout.write(f"{'not found' if seed is None else seed:>9}  {mutant.module}: {mutant.name}\n")
-    return at.count(None)
+    return seeds_found.count(None)
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:
-        _look(MUTANTS[int(sys.argv[2])], _range(sys.argv[1]))
+        _print_first_seed(MUTANTS[int(sys.argv[2])], _range(sys.argv[1]))
     else:
         sys.exit(main(_range(sys.argv[1] if len(sys.argv) == 2 else "0:2000")))

@@ -8,7 +8,7 @@ import pytest
 
 from servicebroker_lab.simulation.faults import Faults
 from servicebroker_lab.simulation.run import Case, run, run_many
-from simulation.mutants import MUTANTS, Mutant, found
+from simulation.mutants import MUTANTS, Mutant, find_seed
 
 
 def test_every_message_arrives_once_and_in_order_whatever_goes_wrong(request: pytest.FixtureRequest) -> None:
@@ -46,7 +46,7 @@ def test_every_fault_is_drawn_and_left_out() -> None:
 def test_a_defect_is_found(mutant: Mutant) -> None:
     """Without any search: at the seed of the list, at which nothing is found without the defect."""
     assert run_many(range(mutant.seed, mutant.seed + 1))[1] == []
-    assert found(mutant, range(mutant.seed, mutant.seed + 1)) == mutant.seed
+    assert find_seed(mutant, range(mutant.seed, mutant.seed + 1)) == mutant.seed
 
 
 def test_every_mutant_changes_something() -> None:

@@ -1,4 +1,4 @@
-"""Refusals of messages from another broker: the event, the notified side, and no harm to anything else."""
+"""Refused messages from another broker: each is reported and answered, and no other message is affected."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ def frames_of(pair: Pair) -> list[bytes]:
     return frames
 
 
-def forged(frame: bytes, change: Change) -> bytes:
-    """The same message of an unsecured conversation, sealed rightly, but with something else in it."""
+def forge(frame: bytes, change: Change) -> bytes:
+    """Return a frame of an unsecured conversation with a change, and with a valid checksum."""
     envelope = parse(frame)
     header, payload = change(envelope.header, open_payload(envelope, CHECKSUM))
     return encode(header, payload, CHECKSUM)
 
 
-def dropped() -> float:
+def count_dropped() -> float:
     value = prometheus_client.CollectorRegistry.get_sample_value
     return value(metrics.REGISTRY, "servicebroker_dropped_messages_total") or 0.0
 
 
-def corrupted() -> float:
+def count_corrupted() -> float:
     value = prometheus_client.CollectorRegistry.get_sample_value
     return value(metrics.REGISTRY, "servicebroker_corrupted_messages_total") or 0.0
 
@@ -115,19 +115,19 @@ def with_part(content: Content = Content.DATA, name: str = ORDER, body: bytes | 
         (lambda h, _: (replace(h, kind=Kind.FAILURE), BrokerFailure(-1, "")), "not be associated with an active conv"),
     ],
 )
-def test_a_first_message_that_is_not_taken(
+def test_an_invalid_first_message_is_refused(
     pair: Pair, caplog: pytest.LogCaptureFixture, change: Change, words: str
 ) -> None:
     begin(pair)
     (frame,) = frames_of(pair)
-    before = dropped()
-    pair.east.round([forged(frame, change)])
+    before = count_dropped()
+    pair.east.round([forge(frame, change)])
     assert words in caplog.text.split(UNDELIVERABLE)[-1]
-    assert dropped() == before + 1
+    assert count_dropped() == before + 1
     assert leftovers(pair.east) == {}
-    assert not any(parse(one).header.acknowledgement for one in pair.east.out.frames)
+    assert not any(parse(frame).header.acknowledgement for frame in pair.east.out.frames)
     pair.east.out.frames.clear()
-    pair.east.round([frame])  # the one that was really sent
+    pair.east.round([frame])  # the genuine message
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
 
 
@@ -142,7 +142,7 @@ def test_public_may_not_send(pair: Pair, caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.feature(139)
-def test_the_service_is_not_in_the_database_that_was_named(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_the_named_database_lacks(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     east = query(pair.east.database, "select service_broker_guid from sys.databases where name = 'Test'")[0][0]
     pair.west.database.create_route("Nowhere", service_name="//test/Nowhere", address="TCP://east:4022")
     handle = pair.west.database.begin_dialog(
@@ -173,7 +173,7 @@ WITHOUT_TOKEN = Part(ORDER, Content.DATA, b"x")  # as any other with its number
         (with_part(name=REPLY), "the initiator service has sent a message with a message type that can only be sent"),
     ],
 )
-def test_a_later_message_that_is_not_taken(
+def test_an_invalid_later_message_is_refused(
     pair: Pair, caplog: pytest.LogCaptureFixture, change: Change, words: str
 ) -> None:
     pair.east.database.create_message_type("//test/Unused")
@@ -182,15 +182,15 @@ def test_a_later_message_that_is_not_taken(
     (first,) = pair.east.database.receive(STOCK_QUEUE)
     pair.west.database.send(handle, ORDER, b"1")
     (frame,) = frames_of(pair)
-    before = dropped()
-    pair.east.round([forged(frame, change)])
+    before = count_dropped()
+    pair.east.round([forge(frame, change)])
     assert words in caplog.text.split(UNDELIVERABLE)[-1]
-    assert dropped() == before + 1
+    assert count_dropped() == before + 1
     pair.east.round([frame])
     if state(pair.east.database, first.conversation_handle) == "ER":  # a message against the contract ends it
-        assert [one.is_error for one in pair.east.database.receive(STOCK_QUEUE)] == [True]
+        assert [message.is_error for message in pair.east.database.receive(STOCK_QUEUE)] == [True]
         pair.rounds()
-        assert [one.is_error for one in pair.west.database.receive(ORDERS_QUEUE)] == [True]
+        assert [message.is_error for message in pair.west.database.receive(ORDERS_QUEUE)] == [True]
     else:
         assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
         pair.rounds()
@@ -198,20 +198,20 @@ def test_a_later_message_that_is_not_taken(
 
 
 @pytest.mark.feature(139)
-def test_what_only_the_initiator_may_send(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_type_that_only_the_initiator_may_send(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     begin(pair)
     pair.rounds()
     (first,) = pair.east.database.receive(STOCK_QUEUE)
     pair.east.database.send(first.conversation_handle, REPLY, b"a")
     pair.east.round([])
     (frame,) = pair.east.out.frames
-    pair.west.round([forged(frame, with_part(name=ORDER))])
+    pair.west.round([forge(frame, with_part(name=ORDER))])
     assert "the target service has sent a message with a message type that can only be sent by the init" in caplog.text
     assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8437]
 
 
 @pytest.mark.feature(139)
-def test_a_closed_endpoint_takes_nothing_new(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closed_endpoint_drops_new_messages(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     handle = begin(pair)
     pair.rounds()
     (first,) = pair.east.database.receive(STOCK_QUEUE)
@@ -223,14 +223,14 @@ def test_a_closed_endpoint_takes_nothing_new(pair: Pair, caplog: pytest.LogCaptu
         pair.rounds()
         pair.pass_time(5)
     assert state(pair.east.database, first.conversation_handle) == "CD"
-    pair.east.round([forged(late, in_header(number=7))])
+    pair.east.round([forge(late, in_header(number=7))])
     assert "the conversation endpoint has already been closed" in caplog.text
     assert pair.east.database.receive(STOCK_QUEUE) == []
 
 
 @pytest.mark.feature(139)
 @pytest.mark.parametrize("is_opening", [True, False])
-def test_a_secured_message_in_a_conversation_that_is_not(
+def test_a_secured_message_in_an_unsecured_conversation(
     pair: Pair, caplog: pytest.LogCaptureFixture, *, is_opening: bool
 ) -> None:
     handle = begin(pair)
@@ -260,11 +260,11 @@ def test_an_unsequenced_message_has_the_number_zero(pair: Pair, caplog: pytest.L
     pair.east.round(list(pair.west.out.frames))
     (frame,) = pair.east.out.frames
     payload = BrokerFailure(-8462, "gone") if kind is Kind.FAILURE else None
-    before = corrupted()
+    before = count_corrupted()
     for number in (1, 2**62):
-        pair.west.round([forged(frame, lambda h, _, n=number: (replace(h, kind=kind, number=n), payload))])
+        pair.west.round([forge(frame, lambda h, _, n=number: (replace(h, kind=kind, number=n), payload))])
     assert caplog.text.count("an unsequenced message had a non-zero sequence number") == 2
-    assert corrupted() == before + 2
+    assert count_corrupted() == before + 2
     assert waiting_messages(pair.west.database) == 1  # the frame acknowledges nothing, and ends nothing
     assert state(pair.west.database, handle) == "CO"
     pair.west.round([frame])
@@ -273,12 +273,12 @@ def test_an_unsequenced_message_has_the_number_zero(pair: Pair, caplog: pytest.L
 
 @pytest.mark.feature(129)
 @pytest.mark.parametrize("content", [Content.END, Content.ERROR])
-def test_the_first_sequenced_message_of_an_initiator_is_no_end(
+def test_the_first_message_of_an_initiator_cannot_be_an_end(
     pair: Pair, caplog: pytest.LogCaptureFixture, content: Content
 ) -> None:
     begin(pair)
     (frame,) = frames_of(pair)
-    pair.east.round([forged(frame, with_part(content, body=None if content is Content.END else b"<x/>"))])
+    pair.east.round([forge(frame, with_part(content, body=None if content is Content.END else b"<x/>"))])
     assert "may not be set in the first sequenced message" in caplog.text
     assert leftovers(pair.east) == {}
 
@@ -286,16 +286,16 @@ def test_the_first_sequenced_message_of_an_initiator_is_no_end(
 @pytest.mark.feature(128)
 @pytest.mark.parametrize("body", [b"garbage", None, b"<Error><Code>1</Code></Error>"])
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
-def test_an_error_that_nobody_can_read_says_so_itself(pair: Pair, body: bytes | None, *, is_on: bool) -> None:
+def test_an_error_with_an_unreadable_body_is_replaced(pair: Pair, body: bytes | None, *, is_on: bool) -> None:
     handle = begin(pair)
     pair.rounds()
     pair.east.database.alter_queue(STOCK_QUEUE, status=is_on)
     pair.west.database.end_conversation(handle, error=(5, "no more"))
     (frame,) = frames_of(pair)
-    pair.east.round([forged(frame, with_part(Content.ERROR, "//of/nobody", body))])
+    pair.east.round([forge(frame, with_part(Content.ERROR, "//of/nobody", body))])
     pair.east.database.alter_queue(STOCK_QUEUE, status=True)
     pair.rounds()
-    error = next(one for one in pair.east.database.receive(STOCK_QUEUE) if one.message_body != b"0")
+    error = next(message for message in pair.east.database.receive(STOCK_QUEUE) if message.message_body != b"0")
     assert error.is_error
     number, text = sb.read_error(error.message_body)
     assert (number, "was received and failed XML validation" in text) == (-9616, True)
@@ -311,27 +311,27 @@ def test_the_end_of_a_conversation_has_neither_body_nor_another_name(pair: Pair,
     pair.east.database.alter_queue(STOCK_QUEUE, status=is_on)
     pair.west.database.end_conversation(handle)
     (frame,) = frames_of(pair)
-    pair.east.round([forged(frame, with_part(Content.END, ORDER, b"poison"))])
+    pair.east.round([forge(frame, with_part(Content.END, ORDER, b"poison"))])
     pair.east.database.alter_queue(STOCK_QUEUE, status=True)
     pair.rounds()
     (_, end) = pair.east.database.receive(STOCK_QUEUE)
     assert (end.is_end_dialog, end.message_body) == (True, None)
 
 
-def test_a_broker_error_out_of_range_is_no_message(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_error_out_of_range_is_dropped(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     handle = begin(pair)
     pair.west.round([])
     pair.east.round(list(pair.west.out.frames))
     (frame,) = pair.east.out.frames
     over = in_header(kind=Kind.FAILURE)
-    pair.west.round([forged(frame, lambda h, p: (over(h, p)[0], BrokerFailure(-(10**12), "x")))])
+    pair.west.round([forge(frame, lambda h, p: (over(h, p)[0], BrokerFailure(-(10**12), "x")))])
     assert "Received a malformed message" in caplog.text
     assert state(pair.west.database, handle) == "CO"
 
 
 @pytest.mark.feature(129)
-def test_only_sequenced_messages_are_numbered_kept_and_sent_again(pair: Pair) -> None:
-    """Messages, ends and errors of applications have numbers; acknowledgements and broker's errors have none."""
+def test_only_sequenced_messages_are_numbered_and_retried(pair: Pair) -> None:
+    """Messages, ends and errors of applications have numbers. Acknowledgements and errors of brokers have none."""
     handle = begin(pair, 2)
     (frame,) = frames_of(pair)
     assert (parse(frame).header.kind, parse(frame).header.number) == (Kind.RUN, 0)
@@ -341,13 +341,13 @@ def test_only_sequenced_messages_are_numbered_kept_and_sent_again(pair: Pair) ->
     assert (header.kind, header.number, header.fragment) == (Kind.ACKNOWLEDGEMENT, 0, 0)
     assert header.acknowledgement is not None
     assert header.acknowledgement.below == 2
-    pair.east.out.frames.clear()  # the frame is lost, and is not sent again by itself
+    pair.east.out.frames.clear()  # the frame is lost, and has no retry
     for _ in range(3):
         pair.pass_time(1)
         pair.east.round([])
     assert not pair.east.out.frames
     assert query(pair.east.database, "select count(*) from servicebroker.transmission_queue") == [(0,)]
-    pair.pass_time(5)  # the original travels again, and that makes another one
+    pair.pass_time(5)  # a retry of the original triggers another one
     pair.rounds()
     assert waiting_messages(pair.west.database) == 0
     (first, _) = pair.east.database.receive(STOCK_QUEUE)
@@ -360,7 +360,7 @@ def test_only_sequenced_messages_are_numbered_kept_and_sent_again(pair: Pair) ->
 
 
 @pytest.mark.feature(129)
-def test_a_lost_error_of_the_broker_is_made_anew_by_the_next_attempt(pair: Pair) -> None:
+def test_a_lost_error_of_a_broker_is_created_again_by_the_next_attempt(pair: Pair) -> None:
     pair.east.database.alter_service(STOCK, drop_contracts=[CONTRACT])
     begin(pair)
     pair.east.round(frames_of(pair))
@@ -376,25 +376,25 @@ def test_a_lost_error_of_the_broker_is_made_anew_by_the_next_attempt(pair: Pair)
 
 
 @pytest.mark.feature(136)
-def test_a_changed_bit_anywhere_is_found_and_the_message_is_sent_again(
+def test_any_changed_bit_is_detected_and_the_message_is_retried(
     pair: Pair, caplog: pytest.LogCaptureFixture, seeded_random: Any
 ) -> None:
-    """Of a conversation without security; with keys test_dialog_security.py does the same."""
+    """For a conversation without security. With keys see test_dialog_security.py."""
     handle = begin(pair)
     pair.rounds()
     pair.east.database.receive(STOCK_QUEUE)
     pair.west.database.send(handle, ORDER, b"the one and only")
     (frame,) = frames_of(pair)
-    before = corrupted() + dropped()
+    before = count_corrupted() + count_dropped()
     bits = seeded_random.sample(range(8 * len(frame)), 200)
-    pair.east.round([_flipped(frame, bit) for bit in bits])
+    pair.east.round([_flip_bit(frame, bit) for bit in bits])
     assert pair.east.database.receive(STOCK_QUEUE) == []
     assert not any(
-        one.acknowledgement and one.acknowledgement.below > 1
-        for one in (parse(answer).header for answer in pair.east.out.frames)
+        header.acknowledgement and header.acknowledgement.below > 1
+        for header in (parse(answer).header for answer in pair.east.out.frames)
     )
     assert "Broker:Corrupted Message" in caplog.text
-    assert corrupted() + dropped() >= before + len(bits)
+    assert count_corrupted() + count_dropped() >= before + len(bits)
     pair.east.out.frames.clear()
     pair.pass_time(70)
     pair.rounds()
@@ -402,15 +402,15 @@ def test_a_changed_bit_anywhere_is_found_and_the_message_is_sent_again(
     assert waiting_messages(pair.west.database) == 0
 
 
-def _flipped(frame: bytes, bit: int) -> bytes:
+def _flip_bit(frame: bytes, bit: int) -> bytes:
     changed = bytearray(frame)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
 
 
 @pytest.mark.feature(136)
-def test_what_belongs_to_another_message_is_no_integrity(pair: Pair) -> None:
-    """The header of one message and the payload of another, both whole: nobody takes that."""
+def test_a_header_with_another_messages_payload_is_refused(pair: Pair) -> None:
+    """Both parts are intact, but belong to different messages."""
     handle = begin(pair)
     pair.rounds()
     pair.east.database.receive(STOCK_QUEUE)
@@ -418,20 +418,20 @@ def test_what_belongs_to_another_message_is_no_integrity(pair: Pair) -> None:
     for body in (b"1", b"2"):
         pair.west.database.send(handle, ORDER, body)
         frames += frames_of(pair)
-    one, other = map(parse, frames)
-    swapped = [len(a.clear).to_bytes(2, "big") + a.clear + b.sealed for a, b in ((one, other), (other, one))]
-    before = corrupted()
+    first, second = map(parse, frames)
+    swapped = [len(a.clear).to_bytes(2, "big") + a.clear + b.sealed for a, b in ((first, second), (second, first))]
+    before = count_corrupted()
     pair.east.round(swapped)
-    assert corrupted() == before + 2
+    assert count_corrupted() == before + 2
     pair.east.round(frames)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("cause", ["tags", "judge"])
-def test_a_document_that_cannot_be_judged_stops_nobody_else(
+def test_a_failed_validation_affects_only_its_conversation(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    """Its conversation gets an Error, whatever judging it has raised; a message of another one arrives meanwhile."""
+    """Its conversation gets an Error, whatever the validation raised. A message of another conversation arrives."""
     body = b"<r>" + b"<a/>" * xml.MAX_TAGS + b"</r>" if cause == "tags" else b"<r/>"
     if cause == "judge":
         monkeypatch.setattr(xml, "check_content", lambda body: 1 / 0)

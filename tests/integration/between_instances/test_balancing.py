@@ -38,7 +38,7 @@ CONVERSATION_COUNT = 10_000
 
 
 def departure(database_id: int) -> RemoteEndpoint:
-    """A conversation of which nothing was sent yet."""
+    """Return a conversation without sent messages."""
     return RemoteEndpoint(
         uuid4(), uuid4(), True, database_id, uuid4(), True, ORDERS, STOCK, None, None, CONTRACT,
         datetime.now(UTC) + timedelta(days=1), False, 5, False, "CO", False, False, 0, 1, 0, None, {},
@@ -58,18 +58,18 @@ def test_the_engine_spreads_conversations_evenly(database: sb.Database) -> None:
         again = run(connection, route(Catalog(), departures, LocalInstance(), now))
         lost = LocalInstance(unreachable=frozenset({Address("host0", 4022)}))
         without = run(connection, route(Catalog(), departures, lost, now))
-    assert found == again  # another process, or the same one after a restart, decides alike
+    assert found == again  # another process, or the same one after a restart, decides equally
     expected = CONVERSATION_COUNT / INSTANCE_COUNT
-    counts = Counter(one.destination for one in found.values())
+    counts = Counter(decision.destination for decision in found.values())
     assert len(counts) == INSTANCE_COUNT
     chi_square = sum((seen - expected) ** 2 / expected for seen in counts.values())
     assert chi_square < 29.9  # 7 degrees of freedom, p = 0.0001
-    assert len({one.destination for one in without.values()}) == INSTANCE_COUNT - 1
+    assert len({decision.destination for decision in without.values()}) == INSTANCE_COUNT - 1
 
 
 @pytest.fixture(scope="module")
 def sites(make_instance_url: Callable[..., str]) -> Iterator[dict[str, Site]]:
-    """West begins conversations; north and south both have the service."""
+    """West begins conversations. North and south both have the service."""
     world: dict[str, Site] = {}
     clock = Clock()
     for name in ("west", "north", "south"):
@@ -92,7 +92,7 @@ def broker(site: Site) -> str:
 
 
 def lose(sites: dict[str, Site], name: str) -> None:
-    """Its link breaks, and it is not reached any more."""
+    """Break the connection to this site, which cannot be reached afterwards."""
     west = sites["west"]
     west.lost.add(name)
     west.here = west.here._replace(unreachable=frozenset({Address(name, 4022)}))
@@ -121,7 +121,7 @@ def received(site: Site) -> list[bytes | None]:
 
 
 @pytest.mark.feature(115, 116)
-def test_a_lost_instance_gets_no_new_conversations_and_loses_none(sites: dict[str, Site]) -> None:
+def test_an_unreachable_instance_gets_no_new_conversations(sites: dict[str, Site]) -> None:
     handles = [begin(sites, f"first {n}") for n in range(40)]
     rounds(sites.values())
     first = {name: received(sites[name]) for name in ("north", "south")}
@@ -141,23 +141,26 @@ def test_a_lost_instance_gets_no_new_conversations_and_loses_none(sites: dict[st
     find_again(sites, "north")
     rounds(sites.values())
     there = received(sites["north"])
-    for texts, later in ((first["north"], there), (first["south"], second)):  # each stayed where it was
+    for texts, later in (
+        (first["north"], there),
+        (first["south"], second),
+    ):  # each conversation has stayed at its instance
         wanted = {text.replace(b"first", b"second") for text in texts if text}
         assert wanted == {text for text in later if text and text.startswith(b"second")}
     assert waiting_messages(sites["west"].database) == 0
 
 
 @pytest.mark.feature(115)
-def test_what_was_sent_and_not_acknowledged_goes_nowhere_else(sites: dict[str, Site]) -> None:
-    """The message may be stored there; a daemon that starts anew knows its target as well."""
+def test_unacknowledged_messages_are_not_sent_to_another_instance(sites: dict[str, Site]) -> None:
+    """The message may be stored at the first one. A restarted daemon knows the target, too."""
     west = sites["west"]
     for number in range(6):
         begin(sites, str(number))
-    west.round()  # they are claimed and sent
+    west.round()  # the conversations are claimed, and messages are sent
     sent = {name: len(west.out[name].frames) for name in ("north", "south")}
     assert sum(sent.values()) >= 6
     for name in ("north", "south"):
-        sites[name].round()  # stored, and the acknowledgements are lost
+        sites[name].round()  # stored, but the acknowledgements are lost
         sites[name].out["west"].frames.clear()
         sites[name].relay.lost(sites[name].out.pop("west"), "gone")
     lose(sites, "north")
@@ -173,7 +176,7 @@ def test_what_was_sent_and_not_acknowledged_goes_nowhere_else(sites: dict[str, S
 
 
 @pytest.mark.feature(116)
-def test_a_dropped_route_gives_up_what_was_not_acknowledged(sites: dict[str, Site]) -> None:
+def test_a_dropped_route_releases_unacknowledged_conversations(sites: dict[str, Site]) -> None:
     west = sites["west"]
     lose(sites, "north")
     lost: list[UUID] = []
@@ -211,7 +214,7 @@ def test_a_reply_finds_its_instance_without_a_route(sites: dict[str, Site]) -> N
 
 @pytest.mark.feature(113)
 def test_an_identifier_in_the_route_names_the_database_there(sites: dict[str, Site]) -> None:
-    """North has a second copy of the service; the route leads to the database that it names."""
+    """North has the service in two databases. The route leads to the one that it names."""
     north, west = sites["north"], sites["west"]
     copy = north.instance.database("Copy", create=True)
     define_standard_set(copy)
@@ -224,6 +227,6 @@ def test_an_identifier_in_the_route_names_the_database_there(sites: dict[str, Si
     assert waiting_messages(west.database) == 0
 
 
-def test_it_is_said_in_the_explanation(sites: dict[str, Site]) -> None:
+def test_the_explanation_shows_the_decision(sites: dict[str, Site]) -> None:
     decisions: Any = sites["west"].database.explain_route(STOCK).decisions
-    assert {one.destination.address.host for one in decisions} == {"north", "south"}
+    assert {decision.destination.address.host for decision in decisions} == {"north", "south"}

@@ -1,7 +1,7 @@
-"""Two instances, two daemons in processes of their own, a bad network between them, and somebody who kills.
+"""Two instances with daemons that are killed at random, and a bad network between them.
 
-Each second their conversations are divided among another number of relays, which are threads or processes.
-Each message and each reply is checked: exactly once, in order. `make soak` runs it with 200,000 of them.
+The number of relays, which are threads or processes, changes each second.
+Every message and every reply must arrive exactly once and in order. `make soak` runs 200,000 of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from support import (
 
 CONVERSATION_COUNT = 8
 BATCH_MESSAGES = 20
-MAX_SHARES = 3  # at most
+MAX_SHARES = 3  # upper limit
 PROGRESS_TIMEOUT_S = 120.0  # seconds without any progress, while the network is calm
 
 
@@ -60,13 +60,13 @@ class Broker:
         self.daemon = subprocess.Popen([sys.executable, str(script), self.url, *options])
 
     def kill(self) -> None:
-        """As `kill -9` does, and start it again."""
+        """Kill the daemon with SIGKILL, and start it again."""
         self.daemon.send_signal(signal.SIGKILL)
         self.daemon.wait()
         self.start()
 
     def lose_database(self) -> None:
-        """End the daemon's sessions as a restart of PostgreSQL does."""
+        """Terminate the daemon's sessions, as a restart of PostgreSQL does."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity "
@@ -109,7 +109,7 @@ def network(
 
 
 class Traffic:
-    """Numbered messages on some conversations, each answered with its number; both sides check every one."""
+    """Sends numbered messages on several conversations. Each is answered with its number, and both sides check all."""
 
     def __init__(self, network: Network, messages: int, chance: random.Random, seconds: float) -> None:
         self.network, self.chance = network, chance
@@ -120,7 +120,7 @@ class Traffic:
             for _ in range(CONVERSATION_COUNT)
         ]
         self.sent: dict[UUID, int] = dict.fromkeys(self.handles, 0)
-        self.arrived: dict[UUID, int] = {}  # by the target's handle
+        self.arrived: dict[UUID, int] = {}  # next number, by the target's handle
         self.answered: dict[UUID, int] = dict.fromkeys(self.handles, 0)
         self.problems: list[BaseException] = []
         self.over = threading.Event()
@@ -175,7 +175,7 @@ class Traffic:
             counts[message.conversation_handle] = expected + 1
 
     def run(self, disturb: Callable[[], None], seconds: float) -> None:
-        """Until everything has arrived; disturbed for so long at most, and then left in peace."""
+        """Run until all messages have arrived. Faults happen for at most `seconds`."""
         for thread in self.threads:
             thread.start()
         calm_at, seen, at = time.monotonic() + seconds, 0, time.monotonic()
@@ -198,7 +198,7 @@ class Traffic:
 
 
 @pytest.mark.feature(127, 140)
-def test_nothing_is_lost_doubled_or_out_of_order(
+def test_messages_arrive_exactly_once_and_in_order(
     network: Network, seeded_random: random.Random, request: pytest.FixtureRequest
 ) -> None:
     count: int = request.config.option.messages

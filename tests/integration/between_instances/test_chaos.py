@@ -1,7 +1,7 @@
-"""Everything that goes wrong, in any order, under load: nothing is lost, and all goes on by itself.
+"""Random faults under load: no message is lost, and the instances recover without help.
 
-`make test` lets some faults happen for a moment, drawn by the seed; `make chaos` has an hour of them, each lasts as
-long as the table says, and doctor has to see it.
+`make test` runs some short faults, chosen by the seed. `make chaos` runs faults for an hour: each lasts as long as its
+scenario says, and doctor must report it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos import Outcome, World, hurt, judge, possible
+from chaos import Outcome, World, judge, possible, run_scenario
 
 _log = logging.getLogger(__name__)
 
 
 @pytest.fixture
 def world(seeded_random: random.Random) -> Iterator[World]:
-    # not under pytest's own folder, which another run of pytest shuts for PostgreSQL's user
+    # not under pytest's folder, which is closed to PostgreSQL's user
     with tempfile.TemporaryDirectory(prefix="servicebroker-chaos-", ignore_cleanup_errors=True) as folder:
         made = World(Path(folder), seeded_random)
         yield made
@@ -31,7 +31,7 @@ def world(seeded_random: random.Random) -> Iterator[World]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_nothing_is_lost_whatever_goes_wrong(
+def test_no_message_is_lost_by_any_fault(
     world: World,
     seeded_random: random.Random,
     request: pytest.FixtureRequest,
@@ -45,13 +45,15 @@ def test_nothing_is_lost_whatever_goes_wrong(
     over, waiting = time.monotonic() + seconds, []
     while time.monotonic() < over:
         waiting = waiting or seeded_random.sample(scenarios, len(scenarios))
-        outcomes.append(hurt(world, waiting.pop(), lasts))
+        outcomes.append(run_scenario(world, waiting.pop(), lasts))
         if lasts is None:
             _log.info("%s", outcomes[-1])
     count = judge(world)
-    worst = {one.scenario: max(o.seconds for o in outcomes if o.scenario == one.scenario) for one in outcomes}
+    worst = {
+        outcome.scenario: max(o.seconds for o in outcomes if o.scenario == outcome.scenario) for outcome in outcomes
+    }
     told = ", ".join(f"{name} {value:.1f} s" for name, value in sorted(worst.items()))
-    memory = max(one.megabytes for one in outcomes)
+    memory = max(outcome.megabytes for outcome in outcomes)
     record_property(
         "chaos",
         f"{count:,} messages there and back, {len(outcomes)} faults, daemons of {memory} MB; until all went on: {told}",

@@ -1,6 +1,6 @@
-"""Connections between daemons: when there are any, which of two stays, and what peers that misbehave can do.
+"""Connections between daemons: their lifetime, duplicate connections, and peers that misbehave.
 
-The daemons run in threads of this process, on real sockets; a bad peer is a socket in the test's hand.
+The daemons run in threads of this process, on real sockets. A bad peer is a socket that the test writes to.
 """
 
 from __future__ import annotations
@@ -90,19 +90,19 @@ class Site:
 
     @contextmanager
     def without_database(self) -> Iterator[None]:
-        """The daemon's sessions are gone, and nobody gets a new one."""
+        """Terminate the daemon's sessions, and refuse new ones until the block ends."""
         name = psycopg.conninfo.conninfo_to_dict(self.url)["dbname"]
-        with psycopg.connect(self.url, dbname="postgres", autocommit=True) as elsewhere:
-            elsewhere.execute(f"alter database {name} allow_connections false")  # type: ignore[call-overload]
+        with psycopg.connect(self.url, dbname="postgres", autocommit=True) as connection:
+            connection.execute(f"alter database {name} allow_connections false")  # type: ignore[call-overload]
             try:
-                elsewhere.execute(
+                connection.execute(
                     "select pg_terminate_backend(pid) from pg_stat_activity "
                     "where datname = %s and application_name = 'servicebroker serve'",
                     (name,),
                 )
                 yield
             finally:
-                elsewhere.execute(f"alter database {name} allow_connections true")  # type: ignore[call-overload]
+                connection.execute(f"alter database {name} allow_connections true")  # type: ignore[call-overload]
 
     def route_to(self, service: str, port: int) -> None:
         self.database.create_route(f"To {service}", service_name=service, address=f"TCP://127.0.0.1:{port}")
@@ -119,8 +119,8 @@ class Site:
         self.instance.close()
 
 
-class Two:
-    """Services of each begin conversations with those of the other, through a proxy before each."""
+class InstancePair:
+    """Two sites that send to each other, each through a proxy."""
 
     def __init__(self, west: Site, east: Site) -> None:
         self.west, self.east = west, east
@@ -137,19 +137,19 @@ class Two:
         east.database.grant("SEND", "public", service=STOCK)
 
     def arrives(self, *texts: str) -> None:
-        """Wait until exactly these have arrived in the east, and were acknowledged."""
+        """Wait until exactly these messages have arrived in the east, and were acknowledged."""
         wait_for(self.east.database, *texts)
         waiting = "select from sys.transmission_queue where to_service_name = %s"
         eventually(lambda: not query(self.west.database, waiting, STOCK))
 
-    def works(self) -> None:
-        """Send a message between the others: acts of one peer do not concern them."""
-        said = str(uuid4())
-        self.west.send(said)
-        self.arrives(said)
+    def check_exchange(self) -> None:
+        """Check that the two sites still exchange messages, whatever another peer does."""
+        text = str(uuid4())
+        self.west.send(text)
+        self.arrives(text)
 
     def disconnect(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let time pass without a message."""
+        """Close the connections, by an idle timeout of zero."""
         monkeypatch.setattr(adjacent, "IDLE_TIMEOUT_S", 0.0)
         eventually(lambda: self.west.streams == self.east.streams == 0)
         monkeypatch.undo()
@@ -162,14 +162,14 @@ class Two:
 
 
 @pytest.fixture(scope="module")
-def sites(make_instance_url: Callable[..., str]) -> Iterator[Two]:
-    two = Two(Site(make_instance_url(1)), Site(make_instance_url(1)))
+def sites(make_instance_url: Callable[..., str]) -> Iterator[InstancePair]:
+    two = InstancePair(Site(make_instance_url(1)), Site(make_instance_url(1)))
     yield two
     two.close()
 
 
 @pytest.fixture
-def two(sites: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Two:
+def two(sites: InstancePair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> InstancePair:
     """Disconnect both sites, and shorten the pause before a refused peer."""
     sites.disconnect(monkeypatch)
     with sites.east.instance.connection() as connection:
@@ -180,7 +180,7 @@ def two(sites: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
 
 
 class Peer:
-    """The other end of a connection, which says what the test wants."""
+    """A peer of a daemon, with a connection whose bytes the test chooses."""
 
     def __init__(
         self, stream: socket.socket, identifier: UUID | None = None, *, is_opener: bool = True, **me: Any
@@ -204,7 +204,7 @@ class Peer:
         self.stream.sendall(self.connection.outgoing())
         return self
 
-    def hears(self, kind: type[E]) -> E:
+    def expect(self, kind: type[E]) -> E:
         """Wait for an event of this kind."""
         while True:
             for event in self.events:
@@ -229,8 +229,8 @@ def count(name: str, **labels: str) -> float:
 
 
 @pytest.mark.feature(143)
-def test_there_is_a_connection_from_the_first_send_until_nobody_uses_it(
-    two: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_connection_exists_from_the_first_send_until_it_is_idle(
+    two: InstancePair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     west, east = two.west, two.east
     assert (west.connections(), east.connections()) == ([], [])
@@ -238,10 +238,10 @@ def test_there_is_a_connection_from_the_first_send_until_nobody_uses_it(
     with west.database.transaction() as transaction:
         transaction.send(handle, ORDER, b"undone")
         transaction.connection.rollback()
-    assert "Connecting" not in caplog.text  # BEGIN DIALOG and what is not committed reach nobody
+    assert "Connecting" not in caplog.text  # BEGIN DIALOG and uncommitted messages open no connection
     west.send("a", "b", handle=handle)
     two.arrives("a", "b")
-    # the answer opens another one, since nobody knows yet who is at that address; one of both stays
+    # the answer may open a second one, because the peer at that address is not known yet; one of both is kept
     eventually(lambda: [row[1:] for row in west.connections()] == [("LOGGED_IN", "ONLINE", east.identifier)])
     eventually(lambda: [row[1:] for row in east.connections()] == [("LOGGED_IN", "ONLINE", west.identifier)])
     eventually(lambda: west.streams == east.streams == 1)
@@ -249,7 +249,7 @@ def test_there_is_a_connection_from_the_first_send_until_nobody_uses_it(
     for number in range(10):
         west.send(str(number), handle=handle)
         two.arrives(str(number))
-    assert west.streams == east.streams == 1  # one for all messages and conversations
+    assert west.streams == east.streams == 1  # one connection for all messages and conversations
     assert caplog.text.count("subclass=Connecting") == connecting
     two.disconnect(monkeypatch)
     assert "The connection was idle." not in caplog.text.split("error=")[-1]  # an idle connection is no error
@@ -260,7 +260,7 @@ def test_there_is_a_connection_from_the_first_send_until_nobody_uses_it(
 
 
 def test_bytes_and_fragments_are_counted_and_outlive_their_connection(
-    two: Two, monkeypatch: pytest.MonkeyPatch
+    two: InstancePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def counted() -> list[float]:
         names = ("io_bytes", "ios", "fragments", "fragment_bytes")
@@ -273,20 +273,22 @@ def test_bytes_and_fragments_are_counted_and_outlive_their_connection(
         now - was for now, was in zip(counted(), before, strict=True)
     )
     assert min(sent, received) > min(sent_bytes, received_bytes) > 100_000
-    assert min(sends, receives) >= 4  # two greetings, a message, an acknowledgement
-    assert min(fragments) >= 5  # the message is four of 32 KB
+    assert min(sends, receives) >= 4  # two HELLO frames, a message, an acknowledgement
+    assert min(fragments) >= 5  # the message has four fragments of 32 KB
     two.disconnect(monkeypatch)
     assert all(now >= was for now, was in zip(counted(), before, strict=True))
     assert count("io_bytes", direction="send") >= before[0] + sent
 
 
 @pytest.mark.feature(143)
-def test_who_says_nothing_but_keeps_alive_is_closed_too(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_only_sends_keepalives_is_closed_as_idle(
+    two: InstancePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(adjacent, "IDLE_TIMEOUT_S", 0.5)
     with connect(two.east) as peer:
-        peer.greet().hears(Online)
+        peer.greet().expect(Online)
         peer.stream.sendall(encode_frame(FrameKind.KEEP_ALIVE))
-        closed = peer.hears(Closed)
+        closed = peer.expect(Closed)
     assert (closed.number, closed.text) == (0, "The connection was idle.")
 
 
@@ -294,8 +296,8 @@ def test_who_says_nothing_but_keeps_alive_is_closed_too(two: Two, monkeypatch: p
 
 
 @pytest.mark.feature(144)
-def test_of_two_that_are_opened_at_once_one_stays(
-    two: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_one_of_two_simultaneous_connections_is_kept(
+    two: InstancePair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for attempt in range(3):
         two.disconnect(monkeypatch)
@@ -313,33 +315,35 @@ def test_of_two_that_are_opened_at_once_one_stays(
         two.arrives(f"east {attempt}")
         assert bodies(two.west.database.receive(STOCK_QUEUE, wait=30)) == [f"west {attempt}".encode()]
         eventually(lambda: two.west.streams == two.east.streams == 1)
-        # both have let the same one go: who has opened what is left, as both see it
+        # both sides have closed the same one: one site has opened the rest, the other one has accepted it
         eventually(lambda: sorted(row[0] for site in (two.west, two.east) for row in site.connections()) == [0, 1])
     assert "previously existing connection" in caplog.text or "new connection" in caplog.text  # 28032, 28033
 
 
 @pytest.mark.feature(144)
-def test_a_new_connection_of_a_peer_takes_the_place_of_the_one_before(two: Two) -> None:
+def test_a_new_connection_of_a_peer_replaces_the_previous_one(two: InstancePair) -> None:
     identifier = uuid4()
     with connect(two.east, identifier) as first, connect(two.east, identifier) as second:
-        first.greet().hears(Online)
-        second.greet().hears(Online)
-        assert first.hears(Closed).number == 28033
+        first.greet().expect(Online)
+        second.greet().expect(Online)
+        assert first.expect(Closed).number == 28033
         eventually(lambda: [row[3] for row in two.east.connections()].count(identifier) == 1)
     eventually(lambda: not two.east.is_connected_to(identifier))
-    two.works()
+    two.check_exchange()
 
 
 @pytest.mark.feature(144)
-def test_an_instance_does_not_talk_to_itself(two: Two) -> None:
+def test_a_connection_of_an_instance_to_itself_is_refused(two: InstancePair) -> None:
     with connect(two.east, two.east.identifier) as peer:
-        assert peer.greet().hears(Closed).number == 28032
+        assert peer.greet().expect(Closed).number == 28032
     eventually(lambda: not two.east.is_connected_to(two.east.identifier))
 
 
-def test_a_daemon_without_its_database_keeps_nobody(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name that its peers connect to may lead elsewhere by now: who kept a connection would send to it for ever."""
-    two.works()
+def test_a_daemon_without_its_database_closes_all_connections(
+    two: InstancePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peers' address may lead to another host by now. On an old connection they would send here for ever."""
+    two.check_exchange()
     monkeypatch.setattr(sockets, "DOUBT_TIMEOUT_S", 0.5)
     handle = two.west.send()
     with two.east.without_database():
@@ -353,12 +357,12 @@ def test_a_daemon_without_its_database_keeps_nobody(two: Two, monkeypatch: pytes
     two.arrives("meanwhile")
 
 
-def test_a_daemon_that_misses_its_database_for_a_moment_keeps_its_peers(two: Two) -> None:
-    two.works()
+def test_a_short_loss_of_the_database_keeps_the_connections(two: InstancePair) -> None:
+    two.check_exchange()
     before = {stream.observed().connection_id for stream in list(two.east.daemon._network.streams)}
     with two.east.without_database():
         time.sleep(1)
-    two.works()
+    two.check_exchange()
     assert {stream.observed().connection_id for stream in list(two.east.daemon._network.streams)} == before
 
 
@@ -366,146 +370,152 @@ def test_a_daemon_that_misses_its_database_for_a_moment_keeps_its_peers(two: Two
 
 
 def header(length: int, check: int = 0, kind: FrameKind = FrameKind.DIALOG) -> bytes:
-    """That of a frame whose body may be anything."""
+    """Return the header of a frame, with a valid checksum of the header itself."""
     fields = struct.pack(">2sBBII", b"SB", 1, kind, length, check)
     return fields + struct.pack(">I", crc32(fields))
 
 
-def test_another_version_of_the_protocol(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_version_of_the_protocol(two: InstancePair, caplog: pytest.LogCaptureFixture) -> None:
     refused = count("login_events", subclass="Negotiate Failure")
     with connect(two.east, oldest=7, newest=9) as peer:
-        closed = peer.greet().hears(Closed)
+        closed = peer.greet().expect(Closed)
     assert (closed.number, "protocol version" in closed.text) == (28027, True)
     eventually(lambda: two.east.refused() == {28027: 1})
     assert "Audit Broker Login: subclass='Negotiate Failure'" in caplog.text
     assert count("login_events", subclass="Negotiate Failure") == refused + 1
-    two.works()
+    two.check_exchange()
 
 
-@pytest.mark.parametrize("said", [b"\0" * 16, header(4_097, kind=FrameKind.HELLO), header(2**32 - 1), b"S" * 16])
-def test_who_does_not_greet_like_a_broker(two: Two, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("data", [b"\0" * 16, header(4_097, kind=FrameKind.HELLO), header(2**32 - 1), b"S" * 16])
+def test_a_peer_that_begins_without_hello_is_refused(
+    two: InstancePair, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with connect(two.east) as peer:
-        peer.stream.sendall(said)
-        assert peer.hears(Closed).number in (11235, 28028, 28029)
+        peer.stream.sendall(data)
+        assert peer.expect(Closed).number in (11235, 28028, 28029)
     eventually(lambda: sum(two.east.refused().values()) == 1)
     assert "Audit Broker Login" in caplog.text
-    two.works()
+    two.check_exchange()
 
 
-def test_who_says_nothing_at_all(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_peer_is_closed_after_the_handshake_timeout(
+    two: InstancePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(adjacent, "HANDSHAKE_TIME", 0.5)
     with connect(two.east) as peer:
-        assert peer.hears(Closed).number in (28028, 28029)
-    two.works()
+        assert peer.expect(Closed).number in (28028, 28029)
+    two.check_exchange()
 
 
-def test_a_greeting_in_single_bytes_is_one(two: Two) -> None:
+def test_a_hello_in_single_bytes_is_accepted(two: InstancePair) -> None:
     with connect(two.east) as peer:
         peer.connection.begin(1, time.monotonic())
         for byte in peer.connection.outgoing():
             peer.stream.sendall(bytes([byte]))
-        assert peer.hears(Online).daemon_id == two.east.identifier
+        assert peer.expect(Online).daemon_id == two.east.identifier
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
-        header(262_145),  # longer than allowed
+        header(262_145),  # longer than the limit
         header(2**32 - 1),
         header(100) + bytes(50) + encode_frame(FrameKind.KEEP_ALIVE) * 10,  # a frame that ends before its length
-        header(10) + bytes(50),  # and after it
+        header(10) + bytes(50),  # a frame that ends after its length
         encode_frame(FrameKind.HELLO, b"again"),
         b"GET / HTTP/1.0\r\n\r\n",
     ],
 )
-def test_who_was_let_in_and_lies(two: Two, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    closings, closed = (count("connection_events", subclass=what) for what in ("Closing", "Closed"))
+def test_invalid_frames_after_the_handshake_close_the_connection(
+    two: InstancePair, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    closings, closed = (count("connection_events", subclass=name) for name in ("Closing", "Closed"))
     with connect(two.east) as peer:
-        peer.greet().hears(Online)
-        peer.stream.sendall(said)
-        assert peer.hears(Closed).number in (11235, 28029)
+        peer.greet().expect(Online)
+        peer.stream.sendall(data)
+        assert peer.expect(Closed).number in (11235, 28029)
     eventually(lambda: not two.east.is_connected_to(peer.identifier))
     assert count("connection_events", subclass="Closing") > closings
     assert count("connection_events", subclass="Closed") > closed
     assert "Broker:Connection: subclass=Closed" in caplog.text
-    two.works()
+    two.check_exchange()
 
 
 @pytest.mark.feature(201)
-def test_a_connection_that_is_reset_is_an_io_error(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reset_connection_is_an_io_error(two: InstancePair, caplog: pytest.LogCaptureFixture) -> None:
     errors = count("connection_events", subclass="Receive IO Error")
     with connect(two.east) as peer:
-        peer.greet().hears(Online)
+        peer.greet().expect(Online)
         peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() is a reset
     eventually(lambda: count("connection_events", subclass="Receive IO Error") > errors)
     eventually(lambda: "subclass='Receive IO Error'" in caplog.text)
-    two.works()
+    two.check_exchange()
 
 
-def test_the_last_words_of_a_peer_stop_nothing(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+def test_control_characters_in_a_closing_text_are_replaced(two: InstancePair, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         two.west.route_to("//test/Nul", listening.getsockname()[1])
         handle = two.west.send("x", to="//test/Nul")
         stream, _ = listening.accept()
         with closing(Peer(stream, is_opener=False)) as peer:
             peer.connection.begin(1, time.monotonic())
-            peer.hears(Greeted)
+            peer.expect(Greeted)
             peer.connection.welcome(2, time.monotonic())
-            peer.flush().hears(Arrived)
+            peer.flush().expect(Arrived)
             peer.connection.close(28012, "gone\0\x1b[2J", time.monotonic())
             peer.flush()
     text = "select transmission_status from sys.transmission_queue where to_service_name = %s"
     eventually(lambda: query(two.west.database, text, "//test/Nul")[0][0].startswith("gone\ufffd"))
-    two.works()
+    two.check_exchange()
     assert not {"\0", "\x1b"} & set(caplog.text)
     assert "database was lost" not in caplog.text
     two.west.database.end_conversation(handle, cleanup=True)
     two.west.database.drop_route("To //test/Nul")
 
 
-def test_a_fault_of_the_daemon_itself_ends_nothing_and_doctor_tells_of_it(
-    two: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_exception_of_a_round_is_retried_and_reported_by_doctor(
+    two: InstancePair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    relay, left = two.west.daemon._relay, [KeyError("what nobody foresaw")] * 2
-    whole = relay.round
+    relay, failures = two.west.daemon._relay, [KeyError("what nobody foresaw")] * 2
+    run_round = relay.round
 
-    def fails_at_first(*given: Any) -> int:
-        if left:
-            raise left.pop()
-        return whole(*given)
+    def fail_at_first(*arguments: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return run_round(*arguments)
 
-    monkeypatch.setattr(relay, "round", fails_at_first)
-    two.works()
-    assert not left
-    assert caplog.text.count("message dispatcher: KeyError") == 1  # with where it was, and not once more each second
-    assert "in fails_at_first" in caplog.text
+    monkeypatch.setattr(relay, "round", fail_at_first)
+    two.check_exchange()
+    assert not failures
+    assert caplog.text.count("message dispatcher: KeyError") == 1  # with its location, and not repeated each second
+    assert "in fail_at_first" in caplog.text
 
     eventually(lambda: "2 times" in faults(two.west)[0].problem)
-    (found,) = faults(two.west)
-    assert "9644 An error occurred in the service broker message dispatcher: KeyError: 'what nobody" in found.problem
-    assert "WITH CLEANUP" in found.advice
+    (finding,) = faults(two.west)
+    assert "9644 An error occurred in the service broker message dispatcher: KeyError: 'what nobody" in finding.problem
+    assert "WITH CLEANUP" in finding.advice
 
 
-def test_doctor_hears_of_a_fault_also_while_no_round_succeeds(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*given: Any) -> int:
+def test_doctor_reports_a_fault_while_every_round_fails(two: InstancePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> int:
         raise KeyError("each time")
 
     with monkeypatch.context() as patch:
-        patch.setattr(two.west.daemon._relay, "round", fails)
-        eventually(lambda: [one for one in faults(two.west) if "each time" in one.problem])
-    two.works()
+        patch.setattr(two.west.daemon._relay, "round", fail)
+        eventually(lambda: [fault for fault in faults(two.west) if "each time" in fault.problem])
+    two.check_exchange()
 
 
-def test_what_nobody_has_changed_is_not_read_again(two: Two, asked: Counter[str]) -> None:
-    """The endpoint, certificates and logins: while nothing is committed, a daemon reads none of them."""
-    looks = "departing.look"
+def test_unchanged_definitions_are_not_read_again(two: InstancePair, asked: Counter[str]) -> None:
+    """A daemon reads the endpoint, the certificates and the logins only after something was committed."""
+    poll_statement = "departing.look"
 
-    def read() -> int:
+    def count_reads() -> int:
         asked.clear()
-        eventually(lambda: asked[looks] >= 6)
+        eventually(lambda: asked[poll_statement] >= 6)
         return asked["network_endpoints.find_endpoint"] + asked["transport_certificates.all_certificates"]
 
-    eventually(lambda: read() <= 2)  # a sample is committed every ten seconds, by each daemon
+    eventually(lambda: count_reads() <= 2)  # each daemon commits a sample every ten seconds
     two.west.database.create_message_type("AnyChange")
     eventually(lambda: asked["logins.find_connect"] >= 1, 5)
 
@@ -518,12 +528,14 @@ def findings(site: Site) -> list[Finding]:
 
 def faults(site: Site) -> list[Finding]:
     """Return the findings of doctor about the daemon."""
-    return [one for one in findings(site) if one.subject == "servicebroker serve"]
+    return [finding for finding in findings(site) if finding.subject == "servicebroker serve"]
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "sends"])
-def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPatch, *, asks: bool) -> None:
-    """Answers to questions, and to messages of conversations that nobody knows: they do not pile up."""
+def test_answers_to_a_peer_that_never_reads_do_not_pile_up(
+    two: InstancePair, monkeypatch: pytest.MonkeyPatch, *, asks: bool
+) -> None:
+    """The peer asks for the daemon's role, or sends messages of unknown conversations."""
     monkeypatch.setattr(inboxes, "NOISE_FRAMES", 10**9)
     monkeypatch.setattr(streams, "FRAMES_PER_NOISE_CHECK", 1)
     limit = 16 * 1024
@@ -531,7 +543,7 @@ def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPat
     header = Header(uuid4(), False, Kind.RUN, False, ORDERS, uuid4(), "//test/Nobody", uuid4(), number=1)
     stranger = encode(header, (Part(ORDER, Content.DATA, b"x"),), CHECKSUM)
     with connect(two.east) as peer:
-        peer.greet().hears(Online)
+        peer.greet().expect(Online)
         peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         streams_by_id = {one.observed().peer_arbitration_id: one for one in list(two.east.daemon._network.streams)}
         stream: Any = streams_by_id[peer.identifier]
@@ -541,60 +553,60 @@ def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPat
                 peer.connection.ask(KnownTimeline("c", 1), time.monotonic())
             else:
                 peer.connection.send(stranger, time.monotonic())
-        said = peer.connection.outgoing()
-        peer.stream.sendall(said)
-        eventually(lambda: stream.observed().total_bytes_received > len(said))
+        data = peer.connection.outgoing()
+        peer.stream.sendall(data)
+        eventually(lambda: stream.observed().total_bytes_received > len(data))
         eventually(lambda: len(two.east.daemon._inbox) == 0)
-        two.works()
+        two.check_exchange()
         outgoing, _, unsent, _ = stream.backlog()
         assert outgoing + unsent < 2 * limit
-        assert stream.observed().total_bytes_sent < 10 * limit  # bytes that its socket has taken
+        assert stream.observed().total_bytes_sent < 10 * limit  # bytes passed to the socket
 
 
-def test_who_floods_waits_at_its_own_side(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the daemon waits for its database, a peer sends without end: what waits in memory is bounded."""
+def test_a_flooding_peer_is_slowed_down(two: InstancePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer sends without end while the daemon waits for its database. The memory for arrivals is bounded."""
     limit = 4 * 1024 * 1024
     monkeypatch.setattr(inboxes, "INBOX_BYTES", limit)
     inbox = two.east.daemon._inbox
-    two.works()
+    two.check_exchange()
     corrupted = count("corrupted_messages")
     frame = encode_frame(FrameKind.DIALOG, bytes(200_000))
     sent = 0
-    over = threading.Event()
+    stop = threading.Event()
 
     def flood(peer: Peer) -> None:
         nonlocal sent
         peer.stream.settimeout(0.1)
-        left = b""
-        while not over.is_set():
-            left = left or frame
+        unsent = b""
+        while not stop.is_set():
+            unsent = unsent or frame
             with suppress(TimeoutError):
-                written = peer.stream.send(left)
-                left, sent = left[written:], sent + written
+                written = peer.stream.send(unsent)
+                unsent, sent = unsent[written:], sent + written
 
     with connect(two.east) as peer, psycopg.connect(two.east.url) as holder:
-        peer.greet().hears(Online)
+        peer.greet().expect(Online)
         holder.execute("lock table servicebroker.queues, servicebroker.conversation_endpoints")
-        two.west.send("a")  # the daemon waits for the lock with it
+        two.west.send("a")  # storing this message waits for the lock
         flooding = in_thread(flood, peer)
         eventually(lambda: any(inbox._is_full(line) for line in list(inbox._peer_queues.values())))
-        taken = -1
-        while taken != sent:  # until the socket takes no more
-            taken = sent
+        accepted = -1
+        while accepted != sent:  # until the socket accepts no more bytes
+            accepted = sent
             time.sleep(1)
         assert inbox.size < limit + 4 * 1024 * 1024
-        over.set()
+        stop.set()
         flooding.result(60)
         holder.rollback()
         two.arrives("a")
     eventually(lambda: len(inbox) == 0)
-    assert taken < 10 * limit
+    assert accepted < 10 * limit
     assert count("corrupted_messages") > corrupted
-    two.works()
+    two.check_exchange()
 
 
-def test_who_never_acknowledges_gets_a_window_and_no_more(two: Two) -> None:
-    """30 MB wait for a peer that only reads; the daemon's memory and the other peer do not feel it."""
+def test_a_peer_that_never_acknowledges_gets_one_window(two: InstancePair) -> None:
+    """30 MB wait for a peer that only reads. The daemon's memory stays small, and the other peer is not delayed."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         two.west.route_to("//test/Silent", listening.getsockname()[1])
         handle = two.west.database.begin_dialog(ORDERS, "//test/Silent", contract=CONTRACT, encryption=False)
@@ -602,63 +614,63 @@ def test_who_never_acknowledges_gets_a_window_and_no_more(two: Two) -> None:
         stream, _ = listening.accept()
         with closing(Peer(stream, is_opener=False)) as peer:
             peer.connection.begin(0, time.monotonic())
-            peer.hears(Greeted)
+            peer.expect(Greeted)
             peer.connection.welcome(1, time.monotonic())
             peer.flush()
-            got = len(peer.hears(Arrived).body)
+            received_bytes = len(peer.expect(Arrived).body)
             peer.stream.settimeout(1)
             with pytest.raises(TimeoutError):
                 while True:
-                    got += len(peer.hears(Arrived).body)
-            assert 500_000 < got < 2_500_000
+                    received_bytes += len(peer.expect(Arrived).body)
+            assert 500_000 < received_bytes < 2_500_000
             assert two.west.daemon._relay._conversations.waiting_bytes < 8 * 1024 * 1024
-            two.works()
+            two.check_exchange()
     two.west.database.end_conversation(handle, cleanup=True)
     two.west.database.drop_route("To //test/Silent")
 
 
 @pytest.mark.feature(200)
-def test_what_waits_between_sockets_and_rounds(two: Two) -> None:
+def test_waiting_frames_are_counted_by_gauges(two: InstancePair) -> None:
     inbox = Inbox()
     inbox.put(Arrival(Pipe(), b"abc"))
     assert (inbox.size, len(inbox)) == (3, 1)
-    two.works()
-    connected = two.west.daemon._network
-    stream = next(one for one in list(connected.streams) if one.observed().login_state == 12)  # online
+    two.check_exchange()
+    network = two.west.daemon._network
+    stream = next(stream for stream in list(network.streams) if stream.observed().login_state == 12)  # online
     gate = threading.Event()
-    connected.loop.call_soon_threadsafe(gate.wait, 60)
+    network.loop.call_soon_threadsafe(gate.wait, 60)
     try:
         stream.send(b"nonsense")
-        assert (connected.backlog().ready_bytes, connected.backlog().ready) == (8, 1)
+        assert (network.backlog().ready_bytes, network.backlog().ready) == (8, 1)
         eventually(lambda: gauge("pending_send_fragments") == 1 and gauge("pending_send_bytes") == 8)
     finally:
         gate.set()
-    eventually(lambda: connected.backlog() == (0,) * 6)
+    eventually(lambda: network.backlog() == (0,) * 6)
     eventually(lambda: gauge("pending_send_fragments") == 0)
-    two.works()
+    two.check_exchange()
 
 
 def gauge(name: str) -> float | None:
     return metrics.REGISTRY.get_sample_value(f"servicebroker_{name}")
 
 
-def test_two_daemons_with_one_identity_are_told(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a virtual machine that was copied: what both bring is taken, and doctor says where they are."""
+def test_two_daemons_with_one_identity_are_reported(two: InstancePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copied virtual machine has the same identity. Both are served, and doctor reports both addresses."""
     monkeypatch.setattr(twins, "OVERLAP_S", 1.5)
     instance = uuid4()
     header = Header(uuid4(), False, Kind.RUN, False, ORDERS, uuid4(), "//test/Nobody", uuid4(), number=1)
     message = encode(header, (Part(ORDER, Content.DATA, b"x"),), CHECKSUM)
-    with connect(two.east, instance=instance) as one, connect(two.east, instance=instance) as other:
-        for peer in (one, other):
-            peer.greet().hears(Online)
-        ports = [peer.stream.getsockname()[1] for peer in (one, other)]
+    with connect(two.east, instance=instance) as first, connect(two.east, instance=instance) as second:
+        for peer in (first, second):
+            peer.greet().expect(Online)
+        ports = [peer.stream.getsockname()[1] for peer in (first, second)]
 
-        def is_told() -> bool:
-            for peer in (one, other):
+        def is_reported() -> bool:
+            for peer in (first, second):
                 peer.connection.send(message, time.monotonic())
                 peer.flush()
-            found = [finding.problem for finding in findings(two.east) if "at the same time" in finding.problem]
-            return len(found) == 1 and all(f"TCP://127.0.0.1:{port}" in found[0] for port in ports)
+            problems = [finding.problem for finding in findings(two.east) if "at the same time" in finding.problem]
+            return len(problems) == 1 and all(f"TCP://127.0.0.1:{port}" in problems[0] for port in ports)
 
-        eventually(is_told)
-    two.works()
+        eventually(is_reported)
+    two.check_exchange()

@@ -1,4 +1,4 @@
-"""The dynamic routing service: it is asked once for each route that is missing, and its answer takes effect."""
+"""The dynamic routing service: one request for each missing route, and the answer takes effect."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def example() -> ModuleType:
 def configured(
     make_instance_url: Callable[..., str], example: ModuleType, clock: Clock
 ) -> Iterator[tuple[sb.Database, Any]]:
-    """A database that has the service asked, and the service's own."""
+    """A database that uses the dynamic routing service, and the database of the service."""
     with sb.open(make_instance_url(), clock=clock, upkeep=None) as instance:
         service = example.define(instance)
-        assert example.define(instance).name == service.name  # a second time, nothing is made
+        assert example.define(instance).name == service.name  # a second call creates nothing
         database = define_standard_set(instance.database("Shop", create=True))
         database.drop_route("AutoCreatedLocal")
         database.create_route("Mine", service_name=ORDERS, address="LOCAL")
@@ -82,7 +82,7 @@ def requests(service: sb.Database) -> list[bytes | None]:
 
 
 @pytest.mark.feature(119)
-def test_the_service_is_asked_once_and_the_conversations_go_on(
+def test_the_service_is_asked_once_and_messages_are_delivered(
     configured: tuple[sb.Database, sb.Database], example: ModuleType, tmp_path: Path
 ) -> None:
     database, service = configured
@@ -109,7 +109,7 @@ def test_the_service_is_asked_once_and_the_conversations_go_on(
 
 
 @pytest.mark.feature(119)
-def test_the_identifier_that_was_given_is_asked_for(configured: tuple[sb.Database, sb.Database]) -> None:
+def test_a_request_contains_the_broker_identifier(configured: tuple[sb.Database, sb.Database]) -> None:
     database, service = configured
     guid = "01234567-89ab-cdef-0123-456789abcdef"
     handle = database.begin_dialog(ORDERS, "//test/<Far>", broker_instance=guid, contract=CONTRACT, encryption=False)
@@ -122,7 +122,7 @@ def test_the_identifier_that_was_given_is_asked_for(configured: tuple[sb.Databas
 
 
 @pytest.mark.feature(119)
-def test_a_transaction_that_is_rolled_back_has_asked_nothing(configured: tuple[sb.Database, sb.Database]) -> None:
+def test_a_rolled_back_transaction_sends_no_request(configured: tuple[sb.Database, sb.Database]) -> None:
     database, service = configured
     with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
         transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
@@ -133,19 +133,19 @@ def test_a_transaction_that_is_rolled_back_has_asked_nothing(configured: tuple[s
 
 
 @pytest.mark.feature(119)
-def test_two_that_lack_the_same_route_at_once_ask_once_and_do_not_wait(
+def test_concurrent_transactions_send_one_request_and_do_not_wait(
     configured: tuple[sb.Database, sb.Database],
 ) -> None:
     database, service = configured
     with database.transaction() as first:
         first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
-        database.send(begin(database), ORDER, b"2")  # while the first has not committed
+        database.send(begin(database), ORDER, b"2")  # before the first one commits
     background(database)
     assert len(requests(service)) == 1
 
 
 @pytest.mark.feature(118, 119)
-def test_who_relied_on_a_request_that_was_rolled_back_asks_itself(
+def test_a_rolled_back_request_is_sent_by_another_transaction(
     configured: tuple[sb.Database, sb.Database],
 ) -> None:
     database, service = configured
@@ -155,12 +155,12 @@ def test_who_relied_on_a_request_that_was_rolled_back_asks_itself(
         raise ZeroDivisionError
     assert status(database) == [ASKING]
     background(database)
-    background(database)  # the first has asked, the second delivers the question
+    background(database)  # the first one sends the request, the second one relies on it
     assert len(requests(service)) == 1
 
 
 @pytest.mark.feature(119)
-def test_an_answer_waits_for_nobody(
+def test_an_answer_does_not_wait_for_locks(
     configured: tuple[sb.Database, sb.Database], example: ModuleType, tmp_path: Path
 ) -> None:
     database, service = configured
@@ -178,7 +178,7 @@ def test_an_answer_waits_for_nobody(
 
 
 @pytest.mark.feature(119)
-def test_an_error_is_logged_and_not_asked_again_at_once(
+def test_an_error_of_the_service_is_logged_and_retried_later(
     configured: tuple[sb.Database, sb.Database],
     example: ModuleType,
     tmp_path: Path,
@@ -216,7 +216,7 @@ def answer_with_nothing(service: sb.Database) -> None:
 
 
 @pytest.mark.feature(120)
-def test_an_answer_without_a_route_is_told_to_have_failed(
+def test_an_answer_without_a_route_is_reported_as_failed(
     configured: tuple[sb.Database, sb.Database], clock: Clock
 ) -> None:
     database, service = configured
@@ -240,9 +240,7 @@ def test_an_answer_without_a_route_is_told_to_have_failed(
 
 
 @pytest.mark.feature(120)
-def test_a_route_that_has_expired_is_missing_and_has_not_failed(
-    configured: tuple[sb.Database, sb.Database], clock: Clock
-) -> None:
+def test_an_expired_route_is_missing_and_not_failed(configured: tuple[sb.Database, sb.Database], clock: Clock) -> None:
     database, service = configured
     database.send(begin(database), ORDER, b"1")
     background(database)
@@ -271,7 +269,7 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     west.send(secured, ORDER, b"sealed")
     plain = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     west.send(plain, ORDER, b"plain")
-    assert asked() == []  # there is nobody to ask
+    assert asked() == []  # no dynamic routing service exists
     assert "no remote service binding" in status(west)[0]
     example.ask_here(west)
     west.create_route(
@@ -281,10 +279,10 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     assert name == "MissingRemoteServiceBinding"
     space = f"http://schemas.microsoft.com/SQL/ServiceBroker/BrokerConfigurationNotice/{name}"
     assert body == f'<{name} xmlns="{space}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></{name}>'.encode()
-    assert asked() == [(name, body)]  # once
+    assert asked() == [(name, body)]  # one request
     assert status(west) == [ASKING]
     answer_with_nothing(service)
-    assert asked() == []  # not at once
+    assert asked() == []  # no immediate retry
     assert asked() == []
     assert "no remote service binding" in status(west)[0]
     pair.west.clock.jump(seconds=ASK_AGAIN.total_seconds() + 1)
@@ -295,21 +293,21 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     answer_with_nothing(service)
     assert asked() == []
     assert asked() == []
-    assert "no security certificate" in status(west)[0]  # the next thing that is missing
+    assert "no security certificate" in status(west)[0]  # now the binding is missing
 
 
 @pytest.mark.feature(119, 126)
-def test_a_route_made_by_hand_is_an_answer_too(configured: tuple[sb.Database, sb.Database]) -> None:
+def test_a_manually_created_route_answers_the_request(configured: tuple[sb.Database, sb.Database]) -> None:
     database, service = configured
     database.send(begin(database), ORDER, b"1")
     background(database)
     database.create_route("ByHand", service_name=STOCK, address="LOCAL")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
-    assert len(requests(service)) == 1  # the service may still answer, and is not asked again
+    assert len(requests(service)) == 1  # the request is still open, and is not repeated
 
 
 @pytest.mark.feature(111, 119)
-def test_while_a_request_is_pending_the_routes_of_last_resort_count(
+def test_a_pending_request_does_not_block_wildcard_routes(
     configured: tuple[sb.Database, sb.Database],
 ) -> None:
     database, _ = configured
@@ -327,7 +325,7 @@ def test_while_a_request_is_pending_the_routes_of_last_resort_count(
 
 
 @pytest.mark.feature(119)
-def test_what_goes_to_another_instance_goes_on_too(pair: Pair, example: ModuleType, tmp_path: Path) -> None:
+def test_remote_conversations_continue_after_an_answer(pair: Pair, example: ModuleType, tmp_path: Path) -> None:
     west = pair.west.database
     service = example.define(west.instance)
     west.drop_route("ToStock")
@@ -339,12 +337,12 @@ def test_what_goes_to_another_instance_goes_on_too(pair: Pair, example: ModuleTy
     file = tmp_path / "addresses.toml"
     file.write_text(f'[addresses]\n"{STOCK}" = "TCP://east:4022"\n')
     assert example.answer(service, file) == 1
-    pair.rounds()  # the change of a route is seen at once
+    pair.rounds()  # the changed route is used at once
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
 
 
 @pytest.mark.feature(126)
-def test_a_changed_route_takes_effect_for_what_is_under_way(pair: Pair) -> None:
+def test_a_changed_route_applies_to_messages_being_sent(pair: Pair) -> None:
     west = pair.west.database
     west.alter_route("ToStock", address=WEST.replace("west", "nowhere"))
     pair.west.reach = lambda address: pair.west.out if address == pair.west.other else "unreachable"  # type: ignore[method-assign]

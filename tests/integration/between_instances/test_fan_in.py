@@ -23,12 +23,12 @@ pytestmark = pytest.mark.feature(210)
 @pytest.fixture(scope="module")
 def linked() -> Iterator[Linked]:
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o711)  # a server that root starts runs as another user, who has to pass
+        Path(folder).chmod(0o711)  # a server that root starts runs as another user, who needs access to the folder
         with closing(Linked(Path(folder) / "all", is_secured=False, sources=SOURCE_COUNT)) as linked:
             yield linked
 
 
-def test_what_three_instances_send_arrives_once_and_in_order(linked: Linked) -> None:
+def test_messages_of_three_instances_arrive_once_and_in_order(linked: Linked) -> None:
     sent = []
     for source, (service, database) in enumerate(linked.sources.items()):
         for number, handle in enumerate(linked.handles[service]):
@@ -45,10 +45,10 @@ def test_what_three_instances_send_arrives_once_and_in_order(linked: Linked) -> 
     assert sorted(arrived.values()) == sorted(sent)  # type: ignore[type-var]
     for database in linked.sources.values():
         eventually(lambda database=database: query(database, "select from sys.transmission_queue") == [])
-    assert linked.east.receive(QUEUE) == []  # all are acknowledged: nothing comes twice
+    assert linked.east.receive(QUEUE) == []  # all are acknowledged, so no duplicate follows
 
 
-def test_every_150th_dialog_has_a_page_of_its_own(linked: Linked) -> None:
+def test_every_150th_dialog_has_its_own_page(linked: Linked) -> None:
     service, database = next(iter(linked.sources.items()))
 
     def pages(handles: list[UUID]) -> int:
@@ -63,15 +63,15 @@ def test_every_150th_dialog_has_a_page_of_its_own(linked: Linked) -> None:
 
 
 @pytest.mark.full
-def test_many_messages_in_a_transaction_beat_one_in_each(
+def test_large_transactions_are_faster_than_small_ones(
     linked: Linked, record_property: Callable[[str, object], None]
 ) -> None:
-    """A hundredth of the commits is some ten times as fast on a quiet machine."""
+    """With a hundredth of the commits it is some ten times as fast on an idle machine."""
 
     def rate(messages: int, batch: int) -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         assert linked.carry(messages, batch) == messages
-        return messages / (time.perf_counter() - begun)
+        return messages / (time.perf_counter() - start)
 
     many = CONVERSATION_COUNT * SOURCE_COUNT
     single, batched = (max(rate(*order) for _ in range(3)) for order in ((10 * many, 1), (100 * many, 100)))

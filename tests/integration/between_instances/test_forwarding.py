@@ -45,7 +45,7 @@ class Three:
         rounds(self.sites.values(), count)
 
     def kill_middle(self) -> None:
-        """All that it holds goes, and what is on the way to and from it."""
+        """Restart the forwarder: its memory and the frames to and from it are lost."""
         self.middle.out.clear()
         self.middle.restart()
         for site in (self.west, self.east):
@@ -72,7 +72,7 @@ def three_sites(make_instance_url: Callable[..., str]) -> Iterator[Three]:
     west, middle, east = world.values()
     west.database.drop_service(STOCK)
     east.database.drop_service(ORDERS)
-    middle.database.drop_service(ORDERS)  # STOCK stays there: a route of msdb counts more than a service
+    middle.database.drop_service(ORDERS)  # the middle keeps its service STOCK: a route of msdb has precedence
     west.route(STOCK, "middle")
     middle.route(STOCK, "east", outside=True)
     middle.route(ORDERS, "west", outside=True)
@@ -84,15 +84,15 @@ def three_sites(make_instance_url: Callable[..., str]) -> Iterator[Three]:
 
 @pytest.fixture
 def three(three_sites: Three) -> Three:
-    """Begin without frames on their way and without losses, with forwarding on."""
+    """The sites without pending frames, lossless and with forwarding enabled."""
     for site in three_sites.sites.values():
         site.lost.clear()
         site.here = site.here._replace(forwards=True, forward_size=10)
     return three_sites
 
 
-def dropped(caplog: pytest.LogCaptureFixture) -> list[int]:
-    """The numbers of the events Broker:Forwarded Message Dropped."""
+def dropped_events(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """Return the error numbers of the events Broker:Forwarded Message Dropped."""
     said = [record.getMessage() for record in caplog.records if "Forwarded Message Dropped" in record.getMessage()]
     return [int(text.split("Msg ")[1].split(",")[0]) for text in said]
 
@@ -116,14 +116,14 @@ def test_messages_and_replies_pass_through(three: Three) -> None:
 
 
 @pytest.mark.feature(152)
-def test_without_forwarding_nothing_passes_and_nothing_is_lost(three: Three, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_forwarding_messages_wait_at_the_sender(three: Three, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "servicebroker")
     three.middle.here = three.middle.here._replace(forwards=False)
     three.send("a")
     three.rounds(4)
-    assert dropped(caplog) == [9792]
+    assert dropped_events(caplog) == [9792]
     assert waiting_messages(three.west.database) == 1
-    assert three.middle.database.receive(STOCK_QUEUE) == []  # though it has a service of that name
+    assert three.middle.database.receive(STOCK_QUEUE) == []  # although it has a service of that name
     three.middle.here = three.middle.here._replace(forwards=True)
     three.pass_time(5)
     three.rounds()
@@ -131,7 +131,7 @@ def test_without_forwarding_nothing_passes_and_nothing_is_lost(three: Three, cap
 
 
 @pytest.mark.feature(156)
-def test_a_killed_forwarder_loses_and_doubles_nothing(three: Three, seeded_random: random.Random) -> None:
+def test_a_killed_forwarder_neither_loses_nor_duplicates_messages(three: Three, seeded_random: random.Random) -> None:
     handles = [three.send() for _ in range(5)]
     for handle in handles:
         three.send(*map(str, range(20)), handle=handle)
@@ -150,7 +150,7 @@ def test_a_killed_forwarder_loses_and_doubles_nothing(three: Three, seeded_rando
 
 
 @pytest.mark.feature(156)
-def test_an_acknowledgement_comes_from_the_target_alone(three: Three) -> None:
+def test_only_the_target_acknowledges(three: Three) -> None:
     three.send("a")
     for _ in range(6):
         three.west.round()
@@ -161,7 +161,7 @@ def test_an_acknowledgement_comes_from_the_target_alone(three: Three) -> None:
     assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
 
 
-def test_what_is_held_and_passed_on_is_counted(three: Three) -> None:
+def test_held_and_forwarded_messages_are_counted(three: Three) -> None:
     def value(name: str) -> float:
         return metrics.REGISTRY.get_sample_value(f"servicebroker_forwarded_{name}") or 0.0
 
@@ -185,14 +185,14 @@ def test_what_is_held_and_passed_on_is_counted(three: Three) -> None:
 
 
 @pytest.mark.feature(153)
-def test_memory_has_a_limit(three: Three, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_memory_for_forwarding_has_a_limit(three: Three, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "servicebroker")
     three.middle.here = three.middle.here._replace(forward_size=1)
     three.middle.lost.add("east")
-    three.pass_time(1)  # no small messages lately, to which large ones would give way
+    three.pass_time(1)  # no recent small messages, which would slow down large ones
     handles = [three.send("x" * 600_000) for _ in range(3)]
     three.rounds(20)
-    assert set(dropped(caplog)) == {11289}
+    assert set(dropped_events(caplog)) == {11289}
     held = three.middle.relay.forwarding.observed()
     assert 20 < len(held) < 40  # 1 MB in fragments of up to 32 KB
     three.middle.lost.clear()
@@ -208,7 +208,7 @@ def test_memory_has_a_limit(three: Three, caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.feature(155, 157)
-def test_what_is_held_is_shown_until_its_time_is_over(three: Three, caplog: pytest.LogCaptureFixture) -> None:
+def test_held_messages_are_shown_until_their_lifetime_ends(three: Three, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "servicebroker")
     middle = three.middle
     middle.lost.add("east")
@@ -231,7 +231,7 @@ def test_what_is_held_is_shown_until_its_time_is_over(three: Three, caplog: pyte
     eventually(lambda: query(middle.database, "select * from sys.dm_broker_forwarded_messages") == [])  # no daemon
     middle.seconds += 51
     middle.round()
-    assert dropped(caplog) == [11290]
+    assert dropped_events(caplog) == [11290]
     assert middle.relay.forwarding.observed() == []
     middle.lost.clear()
     three.pass_time(5)
@@ -252,7 +252,7 @@ def test_a_loop_ends(three: Three, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(30):
         middle.round()
         east.round()
-    assert dropped(caplog) == [11285]
+    assert dropped_events(caplog) == [11285]
     assert sum(len(pipe.frames) for site in three.sites.values() for pipe in site.out.values()) == 0
     west.database.end_conversation(handle, cleanup=True)
 
@@ -266,14 +266,14 @@ def test_a_route_to_the_forwarder_itself_is_not_valid(three: Three, caplog: pyte
     handle = west.database.begin_dialog(ORDERS, "//test/Self", contract=CONTRACT, encryption=False)
     west.database.send(handle, ORDER, b"a")
     three.rounds()
-    assert set(dropped(caplog)) == {11294}
+    assert set(dropped_events(caplog)) == {11294}
     assert not east.database.receive(STOCK_QUEUE)
     assert waiting_messages(west.database) == 1
     west.database.end_conversation(handle, cleanup=True)
 
 
 @pytest.mark.feature(157)
-def test_the_passage_moves_with_the_message(three: Three) -> None:
+def test_a_forwarded_message_carries_its_hop_count(three: Three) -> None:
     three.send("a")
     three.west.round()
     three.middle.round()
@@ -285,7 +285,7 @@ def test_the_passage_moves_with_the_message(three: Three) -> None:
 
 
 @pytest.mark.feature(121)
-def test_a_route_to_this_very_instance_counts_as_from_outside(three: Three) -> None:
+def test_a_route_to_the_instance_itself_uses_the_routes_of_msdb(three: Three) -> None:
     west = three.west
     assert west.here.addresses == frozenset({parse_address("TCP://WEST:4022")})
     west.database.create_route("Myself", service_name="//test/Mine", address="TCP://west:4022")
@@ -304,11 +304,13 @@ def test_a_route_to_this_very_instance_counts_as_from_outside(three: Three) -> N
 
 
 @pytest.mark.feature(110)
-def test_the_own_routes_count_for_what_begins_here_and_msdb_s_for_what_arrives(three: Three) -> None:
+def test_database_routes_serve_local_messages_and_msdb_routes_arrivals(three: Three) -> None:
     middle = three.middle
     middle.database.create_service("//test/Inside", ORDERS_QUEUE)
     handle = middle.database.begin_dialog("//test/Inside", STOCK, contract=CONTRACT)
-    middle.database.send(handle, ORDER, b"from here")  # msdb leads elsewhere, the database's own route is LOCAL
+    middle.database.send(
+        handle, ORDER, b"from here"
+    )  # msdb routes to another instance, the database's own route is LOCAL
     three.send("from outside")
     three.rounds()
     assert bodies(middle.database.receive(STOCK_QUEUE)) == [b"from here"]
@@ -316,7 +318,7 @@ def test_the_own_routes_count_for_what_begins_here_and_msdb_s_for_what_arrives(t
 
 
 @pytest.mark.feature(114)
-def test_a_transport_route_dials_the_address_in_the_service_s_name(three: Three) -> None:
+def test_a_transport_route_connects_to_the_address_in_the_service_name(three: Three) -> None:
     name = "tcp://EAST:4022/stock"
     three.east.database.create_service(name, STOCK_QUEUE, [CONTRACT])
     database = three.west.database
@@ -324,7 +326,7 @@ def test_a_transport_route_dials_the_address_in_the_service_s_name(three: Three)
     handle = database.begin_dialog(ORDERS, name, contract=CONTRACT, encryption=False)
     database.send(handle, ORDER, b"dialled")
     three.west.round()
-    assert len(three.west.out["east"].frames) == 1  # no forwarder between
+    assert len(three.west.out["east"].frames) == 1  # not through the forwarder
     three.rounds()
     (message,) = three.east.database.receive(STOCK_QUEUE)
     assert (message.service_name, message.message_body) == (name, b"dialled")
@@ -340,7 +342,7 @@ MIRROR = RoleReport(Role.MIRROR, "c", 1)
 
 @contextmanager
 def mirrored(three: Three, site: Site, table: sb.Database, before: str) -> Iterator[None]:
-    """The routes of `table` lead to east, or its mirror that is nowhere, instead of where they did."""
+    """Change the routes of `table` that lead to `before`: to east with a mirror that cannot be reached."""
     text = "select service_broker_guid::text from sys.databases where broker_database = 'Test'"
     ((broker,),) = query(three.east.database, text)
     table.drop_route(f"{STOCK} to {before}")
@@ -359,7 +361,7 @@ def principal(timeline: int) -> RoleReport:
 
 
 @pytest.mark.feature(122)
-def test_messages_wait_until_one_of_a_pair_is_the_principal_and_again_when_it_is_not(three: Three) -> None:
+def test_messages_wait_for_the_principal_of_a_pair(three: Three) -> None:
     west, east = three.west, three.east
     with mirrored(three, west, west.database, "middle"):
         handle = three.send("a")
@@ -372,7 +374,7 @@ def test_messages_wait_until_one_of_a_pair_is_the_principal_and_again_when_it_is
         assert bodies(east.database.receive(STOCK_QUEUE)) == [b"a"]
         west.asked.clear()
         three.send("b", handle=handle)
-        west.round()  # the message is under way, and never arrives
+        west.round()  # the message is sent, and lost
         east.world["west"].out["east"].frames.clear()
         assert west.asked == set()
         west.relay.on_peer_role(EAST, MIRROR)
@@ -383,10 +385,10 @@ def test_messages_wait_until_one_of_a_pair_is_the_principal_and_again_when_it_is
         assert why.startswith("The target service broker is unreachable. Neither is known to be the principal: ")
         assert "TCP://east:4022 says that it is the mirror" in why
         west.relay.on_peer_role(EAST, principal(2))
-        west.relay.on_peer_role(NOBODY, principal(1))  # the old one
+        west.relay.on_peer_role(NOBODY, principal(1))  # the former principal
         three.rounds()
         assert bodies(east.database.receive(STOCK_QUEUE)) == [b"b", b"c"]
-        west.restart()  # and is known as that after a restart
+        west.restart()  # also known after a restart
         three.send("d", handle=handle)
         three.rounds(4)
         west.relay.on_peer_role(NOBODY, principal(1))
@@ -402,8 +404,8 @@ def test_messages_wait_until_one_of_a_pair_is_the_principal_and_again_when_it_is
 
 @pytest.mark.feature(122)
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_a_pair_whose_route_goes_is_asked_no_more(three: Three, rounds: int) -> None:
-    """Also when it goes before the round that follows the one in which the pair was first used."""
+def test_a_pair_without_a_route_is_not_asked_any_more(three: Three, rounds: int) -> None:
+    """Also if the route is dropped right after the round that first used the pair."""
     west = three.west
     with mirrored(three, west, west.database, "middle"):
         three.send("a")
@@ -420,7 +422,7 @@ def test_a_pair_whose_route_goes_is_asked_no_more(three: Three, rounds: int) -> 
 
 
 @pytest.mark.feature(122, 152)
-def test_a_forwarder_holds_messages_until_one_of_a_pair_is_the_principal(three: Three) -> None:
+def test_a_forwarder_holds_messages_until_a_pair_has_a_principal(three: Three) -> None:
     middle, east = three.middle, three.east
     with mirrored(three, middle, middle.msdb, "east"):
         three.send("a")

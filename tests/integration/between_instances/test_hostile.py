@@ -1,6 +1,6 @@
-"""A hostile partner: its certificate is valid, and it claims, sends, acknowledges, ends, asks and floods.
+"""A hostile peer with a valid certificate: it impersonates, forges messages and acknowledgements, and floods.
 
-It reads nothing, acknowledges nothing, delays nobody, and the ledger of the others is exact. `make soak` lets it go on
+It must not read or acknowledge messages of others, nor delay them, and their ledgers stay exact. `make soak` runs it
 for ten minutes under load.
 """
 
@@ -50,11 +50,11 @@ from support import (
 
 SEALER, SEALED = "//test/Sealer", "//test/Sealed"  # initiator and target
 MALLORY, DOWN, OPEN, LOAD = "//test/Mallory", "//test/Down", "//test/Open", "//test/Load"
-SLICE_S = 0.5  # seconds of quiet, or of harm
+SLICE_S = 0.5  # seconds without attacks, and with attacks
 
 
 class World:
-    """West and east are honest, and both have imported mallory's certificate; east has a route to it as well."""
+    """West and east are honest, and both have imported mallory's certificate. East has a route to it."""
 
     def __init__(self, two: Two, folder: Path) -> None:
         self.west, self.east = two.west, two.east
@@ -88,7 +88,7 @@ class World:
         self.arrives("0")
 
     def secure(self, folder: Path) -> None:
-        """Full dialog security between two services that reach each other by the hostile forwarder only."""
+        """Set up full dialog security between two services that reach each other only through the hostile forwarder."""
         for site, own, far in ((self.west, SEALER, SEALED), (self.east, SEALED, SEALER)):
             with sb.open(site.url, keys=site.keys, upkeep=None) as instance:
                 database = instance.database("Test")
@@ -105,13 +105,13 @@ class World:
             site.database.create_certificate("far", file=file, authorization="Far")
 
     def arrives(self, text: str) -> Any:
-        """Wait until exactly this has come next."""
+        """Receive the next message, and check that it is this one. Return its conversation handle."""
         found = self.east.database.receive(STOCK_QUEUE, wait=60)
         assert bodies(found) == [text.encode()]
         return found[0].conversation_handle
 
     def talk(self, site: Site, far: str) -> Talk:
-        """Return the known values of the conversation between that site and that service."""
+        """Return the values of a site's conversation with a service that an eavesdropper knows."""
         text = (
             "select e.conversation_id, d.service_broker_guid, s.name, e.far_broker_instance "
             "from servicebroker.conversation_endpoints e join servicebroker.databases d using (database_id) "
@@ -134,7 +134,7 @@ def world(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPat
         yield World(two, folder)
 
 
-def test_who_claims_to_be_another_instance_is_refused_and_replaces_nobody(world: World) -> None:
+def test_an_impersonated_instance_is_refused_and_keeps_its_connection(world: World) -> None:
     daemon_id_of_west, west = world.claimed
     for name in ((daemon_id_of_west, west), (uuid4(), west), (west, None)):
         with ExitStack() as stack:
@@ -143,8 +143,8 @@ def test_who_claims_to_be_another_instance_is_refused_and_replaces_nobody(world:
             assert not peer.is_online
             assert peer.closed is not None
             assert peer.closed.number == 28035
-            assert "west" not in peer.closed.text  # the identity need not be told
-    with ExitStack() as stack:  # a daemon_id alone is no claim: with another certificate it is another peer
+            assert "west" not in peer.closed.text  # the reason does not name the claimed instance
+    with ExitStack() as stack:  # a daemon id alone is no claim: with another certificate it is another peer
         peer = world.hostile((daemon_id_of_west, None))
         stack.callback(peer.close)
         assert peer.is_online
@@ -158,8 +158,8 @@ def test_who_claims_to_be_another_instance_is_refused_and_replaces_nobody(world:
     assert "servicebroker certificate accept mallory" in world.doctor()
 
 
-def test_who_answers_at_the_address_of_another_gets_nothing(world: World) -> None:
-    """The network is in its hands while west is down."""
+def test_a_peer_at_the_address_of_another_instance_gets_no_message(world: World) -> None:
+    """The attacker listens at west's address while west is down."""
     west = world.west
     world.two.send("before", handle=world.handle)
     target = world.arrives("before")
@@ -167,7 +167,7 @@ def test_who_answers_at_the_address_of_another_gets_nothing(world: World) -> Non
     world.east.database.send(target, REPLY, b"so that east has connected")
     assert bodies(west.database.receive(ORDERS_QUEUE, wait=60)) == [b"so that east has connected"]
     west.daemon.end(signal.SIGTERM)
-    heard: list[Hostile] = []
+    peers: list[Hostile] = []
     with socket.create_server(("127.0.0.1", west.port)) as listening:
         listening.settimeout(30)
 
@@ -175,31 +175,29 @@ def test_who_answers_at_the_address_of_another_gets_nothing(world: World) -> Non
             for name in (world.claimed, (uuid4(), None)):
                 raw, _ = listening.accept()
                 stream = context(world.identity, is_opener=False).wrap_socket(raw, server_side=True)
-                heard.append(Hostile(stream, is_opener=False, daemon_id=name[0], instance=name[1]))
-                while not heard[-1].is_over:
-                    heard[-1].read()
-                heard[-1].close()
+                peers.append(Hostile(stream, is_opener=False, daemon_id=name[0], instance=name[1]))
+                while not peers[-1].is_over:
+                    peers[-1].read()
+                peers[-1].close()
 
         answering = in_thread(answer)
         world.east.database.send(target, REPLY, b"a secret")
         answering.result(60)
-    assert [one.heard for one in heard] == [[], []]
+    assert [peer.heard for peer in peers] == [[], []]
     world.east.daemon.says("Audit Broker Login", error="certificate west has answered at")
     west.serve()
     assert bodies(west.database.receive(ORDERS_QUEUE, wait=60)) == [b"a secret"]
     eventually(lambda: "at an address where another peer was" in world.doctor())
 
 
-def test_what_is_corrupt_is_told_once_and_counted(world: World) -> None:
+def test_corrupt_frames_are_counted_and_logged_rarely(world: World) -> None:
     frame = encode_frame(FrameKind.DIALOG, b"changed")[:-1] + b"!"
     with ExitStack() as stack:
         peer = world.hostile((uuid4(), None))
         stack.callback(peer.close)
         for number in range(300):
             peer.raw(frame + encode_frame(FrameKind.DIALOG, number.to_bytes(40, "big")))
-        found = eventually_found(
-            r"Refused here, (\d+) times since .*: 11235 Received a malformed message", world.doctor
-        )
+        found = wait_for_match(r"Refused here, (\d+) times since .*: 11235 Received a malformed message", world.doctor)
     assert "peer certificate mallory" in world.doctor()
     assert int(found) >= 100
     assert world.east.daemon.count("Broker:Corrupted Message") < 50
@@ -207,37 +205,37 @@ def test_what_is_corrupt_is_told_once_and_counted(world: World) -> None:
     world.arrives("after corruption")
 
 
-def eventually_found(pattern: str, ask: Callable[[], str]) -> str:
-    """Wait until a number is there that has three digits."""
-    found = [""]
+def wait_for_match(pattern: str, ask: Callable[[], str]) -> str:
+    """Wait until the pattern matches at least three digits, and return them."""
+    match = [""]
 
-    def is_there() -> bool:
-        found[0] = next(iter(re.findall(pattern, ask())), "")
-        return len(found[0]) >= 3
+    def has_match() -> bool:
+        match[0] = next(iter(re.findall(pattern, ask())), "")
+        return len(match[0]) >= 3
 
-    eventually(is_there)
-    return found[0]
+    eventually(has_match)
+    return match[0]
 
 
-def pings(world: World, seconds: float, sent: list[str]) -> list[float]:
-    """Messages of the honest one after the other; how long each took there and back."""
-    took: list[float] = []
+def measure_round_trips(world: World, seconds: float, sent: list[str]) -> list[float]:
+    """Send messages one after the other for some seconds. Return the round-trip time of each."""
+    durations: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         text = f"secret {len(sent)}"
         sent.append(text)
-        begun = time.monotonic()
+        start = time.monotonic()
         world.two.send(text, handle=world.handle)
         target = world.arrives(text)
         world.east.database.send(target, REPLY, text.encode())
         assert bodies(world.west.database.receive(ORDERS_QUEUE, wait=60)) == [text.encode()]
-        took.append(time.monotonic() - begun)
+        durations.append(time.monotonic() - start)
         time.sleep(0.005)
-    return took
+    return durations
 
 
 class Load(threading.Thread):
-    """Honest load besides: batches of another conversation, which all arrive, once and in order."""
+    """Concurrent honest load: batches on another conversation, which must arrive once and in order."""
 
     def __init__(self, world: World) -> None:
         super().__init__(daemon=True)
@@ -258,13 +256,13 @@ class Load(threading.Thread):
             self.received += 1
 
 
-def _plain(talk: Talk) -> Any:
-    """For the process."""
-    return [None if one is None else str(one) for one in talk]
+def _as_settings(talk: Talk) -> Any:
+    """Return a conversation in the form of the process's settings."""
+    return [None if value is None else str(value) for value in talk]
 
 
 @pytest.mark.slow
-def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
+def test_a_hostile_peer_reads_acknowledges_and_delays_nothing(
     world: World, seeded_random: random.Random, request: pytest.FixtureRequest, record_property: Callable[..., None]
 ) -> None:
     database = world.east.database
@@ -281,8 +279,8 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
         [world.east.port, world.east.port, world.west.port],
         world.port,
         [(daemon_id_of_west, west), (str(uuid4()), west), (daemon_id_of_west, None), (west, None)],
-        [_plain(one) for one in (world.talk(world.west, STOCK), world.talk(world.east, DOWN))],
-        _plain(own),
+        [_as_settings(talk) for talk in (world.talk(world.west, STOCK), world.talk(world.east, DOWN))],
+        _as_settings(own),
     )
     hostile = HostileProcess(orders)
     request.addfinalizer(hostile.kill)
@@ -292,12 +290,12 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
     sent: list[str] = []
     quiet: list[float] = []
     harmed: list[float] = []
-    pings(world, SLICE_S, sent)  # both are warm
+    measure_round_trips(world, SLICE_S, sent)  # both connections are established
     end = time.monotonic() + request.config.getoption("--hostile-seconds")
     while time.monotonic() < end:
-        quiet += pings(world, SLICE_S, sent)
+        quiet += measure_round_trips(world, SLICE_S, sent)
         hostile.go()
-        harmed += pings(world, 2 * SLICE_S, sent)
+        harmed += measure_round_trips(world, 2 * SLICE_S, sent)
         hostile.pause()
         time.sleep(SLICE_S / 2)
     found = hostile.end()
@@ -316,14 +314,14 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
     assert query(database, states, waiting) == [("CO",)]
     assert query(world.west.database, states, world.handle) == [("CO",)]
     for site, queue in ((world.east, STOCK_QUEUE), (world.west, ORDERS_QUEUE)):
-        assert site.database.receive(queue) == []  # no forged message has come
+        assert site.database.receive(queue) == []  # no forged message has arrived
     world.east.daemon.says("Audit Broker Conversation", subclass="No Security Header", peer_owner="certificate mallory")
     eventually(lambda: "no route leads to it for" in world.doctor())
 
 
 @contextmanager
 def answering_at_its_address(world: World) -> Iterator[None]:
-    """Let the hostile partner answer at the address by which routes know it."""
+    """Let the hostile peer accept connections at the address of its route."""
     over = threading.Event()
 
     def answer() -> None:
@@ -349,15 +347,15 @@ def answering_at_its_address(world: World) -> Iterator[None]:
 
 
 def first_part(to_service: str, from_service: str, number: int = 0) -> bytes:
-    """A part of a message that begins a conversation: a later message, or half of the first."""
+    """Return a frame of an unknown conversation: a later message, or half of the first one."""
     names = to_service, None, from_service, uuid4()
     kind, half = (Kind.RUN, (0, 1)) if number else (Kind.FRAGMENT, (1, 2))
     header = Header(uuid4(), True, kind, False, *names, number, *half, opening=Opening(CONTRACT, 10**6, False))
     return encode(header, (Part(ORDER, Content.DATA, b"x", bytes(8)),), UNSECURED.first)
 
 
-def test_a_hostile_partner_stays_within_its_budget(world: World) -> None:
-    """Conversations that never begin, and services whose names are addresses, at a daemon with a route for those."""
+def test_a_hostile_peer_stays_within_its_quota(world: World) -> None:
+    """It opens conversations without a first message, and sends to services whose names are addresses to connect to."""
     east, budget = world.east, {"openings": 40, "addresses": 5}
     east.instance.set_peer_budget("mallory", budget)
     east.database.create_route("ByName", address="TRANSPORT")
@@ -389,10 +387,10 @@ def test_a_hostile_partner_stays_within_its_budget(world: World) -> None:
                 stream, _ = elsewhere.accept()
                 dialled.add(stream.getsockname()[0])
                 stream.close()
-        assert 1 <= len(dialled) <= 3 * budget["addresses"]  # of ten seconds, and it may have taken some more
+        assert 1 <= len(dialled) <= 3 * budget["addresses"]  # in ten seconds, with some tolerance
 
 
-def test_a_hostile_forwarder_reads_and_forges_nothing_that_is_sealed(
+def test_a_hostile_forwarder_cannot_read_or_forge_sealed_messages(
     world: World, seeded_random: random.Random, request: pytest.FixtureRequest
 ) -> None:
     forwarder = Forwarder(world.middle, [world.west.port, world.east.port], world.identity, seeded_random)
@@ -418,8 +416,8 @@ def test_a_hostile_forwarder_reads_and_forges_nothing_that_is_sealed(
     assert west.receive("Sealed") == east.receive("Sealed") == []
 
 
-def test_a_former_partner_is_heard_no_more(world: World) -> None:
-    """The last one here: its certificate is dropped at both."""
+def test_a_peer_without_its_certificate_is_refused(world: World) -> None:
+    """The last test of this module, because it drops the certificate at both sites."""
     peer = world.hostile((uuid4(), None))
     assert peer.is_online
     world.two.send("before", handle=world.handle)
@@ -431,7 +429,7 @@ def test_a_former_partner_is_heard_no_more(world: World) -> None:
     again = world.hostile((uuid4(), None))
     assert not again.is_online
     again.close()
-    # the log may leave a line out after so many
+    # the log omits lines after many similar ones
     refused = "select 1 from servicebroker.refusals where last_text like '%%none of those that were imported%%'"
     eventually(lambda: query(world.east.database, refused))
     world.two.send("after", handle=world.handle)

@@ -31,7 +31,7 @@ def ip(*words: str) -> None:
 
 
 class Hosts:
-    """Two namespaces with a cable between them."""
+    """Two network namespaces with a link between them."""
 
     def __init__(self) -> None:
         self.west, self.east = (f"sb-{side}-{os.getpid()}" for side in ("w", "e"))
@@ -46,11 +46,11 @@ class Hosts:
         self.plug()
 
     def address(self, host: str, address: str) -> None:
-        """One more address of a host."""
+        """Add an address to a host."""
         ip("-n", host, "address", "add", f"{address}/24", "dev", self._end(host))
 
     def no_address(self, host: str, address: str) -> None:
-        """One less."""
+        """Remove an address from a host."""
         ip("-n", host, "address", "del", f"{address}/24", "dev", self._end(host))
 
     def unplug(self) -> None:
@@ -58,7 +58,7 @@ class Hosts:
         ip("-n", self.west, "link", "set", self._end(self.west), "down")
 
     def plug(self) -> None:
-        """The link is there again."""
+        """Restore the link."""
         for host in (self.west, self.east):
             ip("-n", host, "link", "set", self._end(host), "up")
 
@@ -97,7 +97,7 @@ def two(hosts: Hosts, make_instance_url: Callable[..., str], tmp_path: Path) -> 
 
 
 @pytest.mark.feature(140, 141)
-def test_a_link_that_is_cut_and_comes_back(two: Two, hosts: Hosts) -> None:
+def test_a_link_that_is_cut_and_restored(two: Two, hosts: Hosts) -> None:
     handle = two.send("0")
     (first,) = two.arrives("0")
     sent, enough = ["0"], threading.Event()

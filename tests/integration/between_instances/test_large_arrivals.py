@@ -1,4 +1,4 @@
-"""Large messages from other instances: a round stores them outside of their queue, a thread inserts them in order."""
+"""Large messages from other instances: a round stores them beside the queue, and a thread enqueues them in order."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from servicebroker.store.running import in_transaction, run
 from support import ORDER, STOCK_QUEUE, bodies, eventually, query, queue_number, waiting_messages
 
 LARGE = LARGE_FRAGMENTS * LIMITS.fragment_size + 1
-MAX_ROUNDS = 1_000  # more than fragments, which may travel one by one
+MAX_ROUNDS = 1_000  # more than the number of fragments, which may be sent one by one
 
 
-class Noted(KeptDeliveries):
-    """Counts how often it is asked, and does nothing."""
+class CountedDeliveries(KeptDeliveries):
+    """Counts the requests for a delivery, and does nothing."""
 
-    asked = 0
+    count_requests = 0
 
     def ask(self) -> None:
         self.asked += 1
@@ -34,24 +34,24 @@ class Noted(KeptDeliveries):
 @pytest.fixture
 def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
     with paired(make_instance_url) as two:
-        two.east.store.kept = Noted(two.east.instance.url, two.east.clock)
+        two.east.store.kept = CountedDeliveries(two.east.instance.url, two.east.clock)
         yield two
 
 
-def asked(pair: Pair) -> int:
-    assert isinstance(pair.east.store.kept, Noted)
+def count_requests(pair: Pair) -> int:
+    assert isinstance(pair.east.store.kept, CountedDeliveries)
     return pair.east.store.kept.asked
 
 
-def kept(pair: Pair) -> int:
-    """Return the number of fragments beside the queue."""
+def count_fragments(pair: Pair) -> int:
+    """Return the number of fragments that are stored outside of the queue."""
     ((count,),) = query(pair.east.database, "select count(*)::int from servicebroker.arrived_fragments")
     assert isinstance(count, int)
     return count
 
 
 def send_around(pair: Pair) -> bytes:
-    """A small message, a large one and a small one; all of them are acknowledged."""
+    """Send a large message between two small ones, until all are acknowledged. Return the large body."""
     handle = begin(pair)
     large = b"large" + bytes(LARGE)
     pair.west.database.send(handle, ORDER, large)
@@ -69,50 +69,53 @@ def arrive(pair: Pair) -> None:
     raise AssertionError("the messages were not acknowledged")
 
 
-def test_a_round_does_not_put_it_together(pair: Pair) -> None:
+def test_a_round_does_not_assemble_a_large_message(pair: Pair) -> None:
     send_around(pair)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
     assert pair.east.database.receive(STOCK_QUEUE) == []
-    assert kept(pair) == LARGE_FRAGMENTS + 2
-    assert asked(pair) >= 1
+    assert count_fragments(pair) == LARGE_FRAGMENTS + 2
+    assert count_requests(pair) >= 1
 
 
-def test_the_thread_delivers_it_in_order_with_what_follows(pair: Pair) -> None:
+def test_the_thread_enqueues_messages_in_order(pair: Pair) -> None:
     large = send_around(pair)
     deliveries = KeptDeliveries(pair.east.instance.url, lambda: datetime.now(UTC))
     deliveries.ask()
-    eventually(lambda: kept(pair) == 0)
+    eventually(lambda: count_fragments(pair) == 0)
     deliveries.close()
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", large, b"after"]
-    before = asked(pair)
+    before = count_requests(pair)
     pair.west.database.send(begin(pair), ORDER, b"small")
     arrive(pair)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"small"]
-    assert asked(pair) == before
+    assert count_requests(pair) == before
 
 
-def test_a_message_that_is_just_not_large_goes_into_its_queue_at_once(pair: Pair) -> None:
+def test_a_message_below_the_limit_is_enqueued_at_once(pair: Pair) -> None:
     pair.west.database.send(begin(pair), ORDER, bytes(LARGE - 1))
     arrive(pair)
     assert [len(body or b"") for body in bodies(pair.east.database.receive(STOCK_QUEUE))] == [1, LARGE - 1]
-    assert asked(pair) == 0
+    assert count_requests(pair) == 0
 
 
-def test_the_end_of_the_conversation_waits_for_it(pair: Pair) -> None:
+def test_the_end_waits_for_a_large_message(pair: Pair) -> None:
     handle = begin(pair)
     pair.west.database.send(handle, ORDER, bytes(LARGE))
     pair.west.database.end_conversation(handle)
     arrive(pair)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
     with connect(pair.east.instance.url) as connection:
-        for one in run(connection, find_kept()):
-            in_transaction(connection, deliver_free(one, datetime.now(UTC)))
+        for conversation in run(connection, find_kept()):
+            in_transaction(connection, deliver_free(conversation, datetime.now(UTC)))
     messages = pair.east.database.receive(STOCK_QUEUE)
-    assert [(len(one.message_body or b""), one.is_end_dialog) for one in messages] == [(LARGE, False), (0, True)]
+    assert [(len(message.message_body or b""), message.is_end_dialog) for message in messages] == [
+        (LARGE, False),
+        (0, True),
+    ]
 
 
-def test_a_round_waits_for_nobody_who_puts_it_together(pair: Pair) -> None:
-    """Messages for that conversation wait for another round meanwhile; others are stored."""
+def test_a_round_does_not_wait_for_the_assembly_of_a_message(pair: Pair) -> None:
+    """Messages for that conversation wait for another round meanwhile. Others are stored."""
     large = send_around(pair)
     west, east = pair.west.database, pair.east.database
     assert bodies(east.receive(STOCK_QUEUE)) == [b"0"]
@@ -137,7 +140,7 @@ REFUSE = """
 """
 
 
-def test_one_that_fails_keeps_no_other_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_delivery_does_not_block_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_deliveries, "RETRY_S", 0.1)
     west, east = pair.west.database, pair.east.database
     for size in (LARGE + 1, LARGE):
@@ -153,12 +156,12 @@ def test_one_that_fails_keeps_no_other_out(pair: Pair, monkeypatch: pytest.Monke
     deliveries.close()
 
 
-def test_beside_a_queue_that_is_off_nobody_is_asked(pair: Pair) -> None:
+def test_no_delivery_is_requested_for_a_disabled_queue(pair: Pair) -> None:
     pair.rounds()
     pair.east.database.alter_queue(STOCK_QUEUE, status=False)
     send_around(pair)
-    assert asked(pair) == 0
+    assert count_requests(pair) == 0
     pair.east.out.frames = deque()
     pair.east.database.alter_queue(STOCK_QUEUE, status=True)
-    eventually(lambda: kept(pair) == 0)
+    eventually(lambda: count_fragments(pair) == 0)
     assert len(bodies(pair.east.database.receive(STOCK_QUEUE))) == 3

@@ -1,4 +1,4 @@
-"""A mirrored service on a real primary and its hot standby: promoted under load, and the old primary comes back."""
+"""A mirrored service on a primary and its hot standby: promotion under load, and the return of the old primary."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from support import (
     query,
 )
 
-LOCAL = "//test/Local"  # a service of the pair's own
-MESSAGES_EACH = 150  # messages of each
+LOCAL = "//test/Local"  # a service whose both sides are on the pair
+MESSAGES_EACH = 150  # messages of each sender
 
 
 class Mirrored:
-    """`west` sends to the service of a pair, of which one is the primary and the other one its synchronous standby."""
+    """`west` sends to the service of a mirrored pair: a primary and its synchronous standby."""
 
     def __init__(self, folder: Path, keys: Path, west: Site) -> None:
         self.west, self.halves = west, (Half(folder / "one", keys), Half(folder / "two", keys))
@@ -57,7 +57,7 @@ class Mirrored:
         west.serve()
 
     def make_standby(self) -> None:
-        """The other server is made anew, as the synchronous standby of the primary."""
+        """Create the other server again, as the synchronous standby of the primary."""
         self.standby.server.copy(self.primary.server, "standby")
         self.standby.server.start()
         self.primary.server.set_synchronous("standby")
@@ -78,7 +78,7 @@ class Mirrored:
         return " ".join(CliRunner().invoke(route.app, arguments).stdout.split())
 
     def taken(self) -> list[list[int]]:
-        """Return the numbers that the application has noted, for each conversation in its order."""
+        """Return the numbers that the application has stored, in order, for each conversation."""
         return self.primary.taken()
 
     def is_settled(self) -> bool:
@@ -104,21 +104,23 @@ def mirrored(make_instance_url: Callable[..., str], tmp_path_factory: pytest.Tem
         shutil.rmtree(folder)
 
 
-def test_a_standby_shows_what_it_has_and_says_so(mirrored: Mirrored) -> None:
+def test_a_standby_is_readable_and_reported(mirrored: Mirrored) -> None:
     url = mirrored.standby.server.url
     views = [view for (view,) in mirrored.standby.rows("select viewname::text from pg_views where schemaname = 'sys'")]
     assert len(views) > 30
     empty = {view for view in views if not mirrored.standby.rows(f"select * from sys.{view}")}
     assert {"dm_broker_connections", "dm_broker_queue_monitors", "dm_broker_activated_tasks"} <= empty
     assert {"databases", "services", "service_queues", "dm_os_performance_counters"}.isdisjoint(empty)
-    told = CliRunner().invoke(main.app, ["status", "--instance", url])
-    assert (told.exit_code, "This server is a standby" in told.output) == (0, True), told.output
-    told = CliRunner().invoke(main.app, ["status", "--json", "--instance", url])
-    assert json.loads(told.output)["is_standby"] is True
-    told = CliRunner().invoke(main.app, ["status", "--instance", mirrored.primary.server.url])
-    assert "standby" not in told.output
-    found = json.loads(CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url]).output)["findings"]
-    assert "The server is a standby: nothing can be sent or received." in [one["problem"] for one in found]
+    daemon_findings = CliRunner().invoke(main.app, ["status", "--instance", url])
+    assert (daemon_findings.exit_code, "This server is a standby" in daemon_findings.output) == (0, True), (
+        daemon_findings.output
+    )
+    daemon_findings = CliRunner().invoke(main.app, ["status", "--json", "--instance", url])
+    assert json.loads(daemon_findings.output)["is_standby"] is True
+    daemon_findings = CliRunner().invoke(main.app, ["status", "--instance", mirrored.primary.server.url])
+    assert "standby" not in daemon_findings.output
+    findings = json.loads(CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url]).output)["findings"]
+    assert "The server is a standby: nothing can be sent or received." in [finding["problem"] for finding in findings]
     assert "servicebroker_up 1.0" in prometheus_client.generate_latest(metrics.registry(url)).decode()
     with sb.open(url, upkeep=None) as instance:
         database = instance.database("Test")
@@ -128,16 +130,16 @@ def test_a_standby_shows_what_it_has_and_says_so(mirrored: Mirrored) -> None:
             database.begin_dialog(STOCK, ORDERS, contract=CONTRACT)
 
 
-def told(half: Half) -> list[str]:
+def daemon_findings(half: Half) -> list[str]:
     """Return the findings of doctor about the daemon of a server."""
-    done = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", half.server.url])
-    found = json.loads(done.output)["findings"]
-    return [one["problem"] for one in found if one["subject"] == "servicebroker serve"]
+    result = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", half.server.url])
+    findings = json.loads(result.output)["findings"]
+    return [finding["problem"] for finding in findings if finding["subject"] == "servicebroker serve"]
 
 
 @pytest.mark.feature(122)
 @pytest.mark.timeout(240)
-def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrored: Mirrored) -> None:
+def test_a_promotion_under_load_and_the_return_of_the_old_primary(mirrored: Mirrored) -> None:
     west, old, new = mirrored.west, mirrored.primary, mirrored.standby
     west.database.create_route(
         "ToStock",
@@ -156,7 +158,7 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
         assert mirrored.explanation == chosen
         assert mirrored.why().endswith(chosen)
 
-        # the primary crashes under load, and nobody takes its place: neither gets messages
+        # the primary crashes under load, and no standby is promoted: neither server gets messages
         load.send(25)
         old.server.crash()
         load.send(25)
@@ -164,29 +166,32 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
         west.waits(f"{new.address} says that it is the mirror")
         assert "Neither is known to be the principal" in mirrored.why()
 
-        # the standby is promoted, and takes over by itself
+        # the standby is promoted, and takes over without further commands
         mirrored.promote()
         reader.half = new
         new.daemon.says("The standby was promoted: this process takes over.")
         eventually(load.is_answered, TIMEOUT_S)
         assert f"{new.address} is the principal: it says so, on timeline 2" in mirrored.explanation
         new.daemon.says("no commit here waits for a synchronous standby")
-        assert any("no commit here waits for a synchronous standby" in one for one in told(new))
+        assert any("no commit here waits for a synchronous standby" in problem for problem in daemon_findings(new))
 
-        # the old primary comes back, and cannot commit without its standby
+        # the old primary is started again, and cannot commit without its standby
         old.server.start()
         old.daemon.says("The synchronous standby does not confirm what is committed here")
         # Without a synchronous standby the old primary claims to be the principal, on its old timeline.
         old.server.set_synchronous("")
         eventually(lambda: old.daemon.count("This process serves the instance.") == 2, TIMEOUT_S)
-        west.daemon.end(signal.SIGKILL)  # a sender that asks anew asks both
+        west.daemon.end(signal.SIGKILL)  # a sender asks both servers for their roles
         west.serve()
         load.send(25)
         eventually(load.is_answered, TIMEOUT_S)
         old.daemon.says("Another server of this cluster is on timeline 2, this one on 1")
-        assert any("it takes and sends no messages. Make it a standby of the other one" in one for one in told(old))
+        assert any(
+            "it takes and sends no messages. Make it a standby of the other one" in problem
+            for problem in daemon_findings(old)
+        )
 
-        # Only the old primary can be reached, and it gets nothing all the same.
+        # Only the old primary can be reached, and still it gets no message.
         new.daemon.end(signal.SIGKILL)
         west.daemon.end(signal.SIGKILL)
         west.serve()
@@ -204,7 +209,7 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
 
 @pytest.mark.feature(123)
 @pytest.mark.timeout(240)
-def test_conversations_by_the_name_of_a_listener_go_on_after_it_has_moved(
+def test_conversations_through_a_listener_name_continue_after_it_moved(
     mirrored: Mirrored, seeded_random: random.Random
 ) -> None:
     west, old, new = mirrored.west, mirrored.primary, mirrored.standby
@@ -220,7 +225,7 @@ def test_conversations_by_the_name_of_a_listener_go_on_after_it_has_moved(
         eventually(load.is_answered, TIMEOUT_S)
         load.send(25)
         old.server.crash()
-        listener.target = new.port  # the name leads to the standby, which takes nothing yet
+        listener.target = new.port  # the name leads to the standby, which accepts no message yet
         listener.cut()
         load.send(25)
         west.waits("replica of a mirrored database")
@@ -237,7 +242,7 @@ def test_conversations_by_the_name_of_a_listener_go_on_after_it_has_moved(
 
 
 class Sender:
-    """An application that sends numbers, each with its row in one transaction, until it is stopped."""
+    """An application that sends numbers until `stop`, each in one transaction with a row of its own table."""
 
     def __init__(self, url: str) -> None:
         self.over = threading.Event()
@@ -259,27 +264,27 @@ class Sender:
                 while not self.over.is_set():
                     try:
                         with database.transaction() as transaction:
-                            new = "insert into sent values (%s) on conflict do nothing"  # may be committed
+                            new = "insert into sent values (%s) on conflict do nothing"  # the COMMIT may have succeeded
                             if transaction.connection.execute(new, (number,)).rowcount:
                                 transaction.send(handle, ORDER, b"%d" % number)
                         number += 1
-                    except (psycopg.Error, sb.InstanceError):  # its server has gone
+                    except (psycopg.Error, sb.InstanceError):  # the server was stopped
                         self.over.wait(0.1)
         except BaseException as problem:
             self.problems.append(problem)
 
 
-def several(url: str) -> list[str]:
-    """Return doctor's findings about several servers that take writes."""
-    done = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url])
-    return [one["problem"] for one in json.loads(done.output)["findings"] if "accept writes" in one["problem"]]
+def find_two_primaries(url: str) -> list[str]:
+    """Return doctor's findings about several servers that accept writes."""
+    result = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url])
+    return [
+        finding["problem"] for finding in json.loads(result.output)["findings"] if "accept writes" in finding["problem"]
+    ]
 
 
 @pytest.mark.timeout(240)
-def test_applications_follow_a_url_of_both_hosts_and_doctor_names_an_old_primary_that_is_back(
-    mirrored: Mirrored, tmp_path: Path
-) -> None:
-    """A ledger of sent and received numbers stays exact through the promotion, under SEND and a worker."""
+def test_applications_with_both_hosts_in_their_url_follow_a_promotion(mirrored: Mirrored, tmp_path: Path) -> None:
+    """The ledger of sent and received numbers stays exact. Doctor reports an old primary that was started again."""
     mirrored.make_standby()
     old, new = mirrored.primary, mirrored.standby
     hosts = f"{old.server.folder},{new.server.folder}"
@@ -306,22 +311,22 @@ def test_applications_follow_a_url_of_both_hosts_and_doctor_names_an_old_primary
             sender = Sender(url)
             try:
                 eventually(lambda: len(received()) > 20, TIMEOUT_S)
-                assert several(url) == []
+                assert find_two_primaries(url) == []
                 old.server.crash()
                 mirrored.promote()
                 count = len(received())
                 eventually(lambda: len(received()) > count + 20, TIMEOUT_S)
 
-                # the old primary comes back alone: the URL names it first
+                # the old primary is started alone, and is the first host of the URL
                 old.server.start()
-                eventually(lambda: several(url), TIMEOUT_S)
-                (said,) = several(url)
+                eventually(lambda: find_two_primaries(url), TIMEOUT_S)
+                (said,) = find_two_primaries(url)
                 assert f"{new.server.folder} on timeline" in said
-                assert said.index(str(old.server.folder)) < said.index(str(new.server.folder))  # the lower one
+                assert said.index(str(old.server.folder)) < said.index(str(new.server.folder))  # the lower timeline
 
-                # as a standby it is no finding, and the applications go on
+                # as a standby it is no finding, and the applications continue
                 mirrored.make_standby()
-                assert several(url) == []
+                assert find_two_primaries(url) == []
                 count = len(received())
                 eventually(lambda: len(received()) > count + 20, TIMEOUT_S)
             finally:
@@ -334,8 +339,8 @@ def test_applications_follow_a_url_of_both_hosts_and_doctor_names_an_old_primary
 
 
 @pytest.mark.timeout(240)
-def test_the_loss_of_an_asynchronous_standby_is_named_at_both_ends(mirrored: Mirrored) -> None:
-    """Messages that were not replicated are lost; both applications get an Error, and doctor says where."""
+def test_messages_lost_by_an_asynchronous_standby_are_reported_on_both_sides(mirrored: Mirrored) -> None:
+    """Messages that were not replicated are lost. Both applications get an Error, and doctor reports the loss."""
     west, old, new = mirrored.west, mirrored.primary, mirrored.standby
     old.server.set_synchronous("")
     with contextlib.suppress(sb.BrokerError):
@@ -356,7 +361,10 @@ def test_the_loss_of_an_asynchronous_standby_is_named_at_both_ends(mirrored: Mir
         eventually(mirrored.is_settled, TIMEOUT_S)
     finally:
         reader.stop()
-    eventually(lambda: any("no commit here waits for a synchronous standby" in one for one in told(old)), TIMEOUT_S)
+    eventually(
+        lambda: any("no commit here waits for a synchronous standby" in problem for problem in daemon_findings(old)),
+        TIMEOUT_S,
+    )
     old.server.crash()
     mirrored.promote()
     load.send(5)
@@ -364,7 +372,7 @@ def test_the_loss_of_an_asynchronous_standby_is_named_at_both_ends(mirrored: Mir
     assert errors_of(west.database, ORDERS_QUEUE) == [-9720] * CONVERSATION_COUNT
     eventually(lambda: lost_at(west.url), TIMEOUT_S)
     eventually(lambda: lost_at(new.server.url), TIMEOUT_S)
-    assert all("That database has gone back to an old copy" in one for one in lost_at(west.url))
-    assert all("This database has gone back to an old copy" in one for one in lost_at(new.server.url))
+    assert all("That database has gone back to an old copy" in problem for problem in lost_at(west.url))
+    assert all("This database has gone back to an old copy" in problem for problem in lost_at(new.server.url))
     with sb.open(new.server.url, upkeep=None) as instance:
         assert errors_of(instance.database("Test"), STOCK_QUEUE) == [-9719] * CONVERSATION_COUNT

@@ -14,7 +14,7 @@ from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.membership import Membership
 from support import query, refused
 
-# columns and types, in their order; these views belong to the instance and name no database
+# columns and types in their order, of views that belong to the instance
 ENDPOINT = (
     "name text, endpoint_id integer, principal_id integer, protocol smallint, protocol_desc text, type smallint, "
     "type_desc text, state smallint, state_desc text, is_admin_endpoint smallint"
@@ -59,7 +59,7 @@ def test_the_columns_and_types_are_those_of_the_reference(instance: sb.Instance,
 
 
 @pytest.mark.feature(32, 142)
-def test_there_is_none_by_default(bare: sb.Instance) -> None:
+def test_no_endpoint_exists_by_default(bare: sb.Instance) -> None:
     for view in VIEWS:
         assert rows(bare, f"select * from sys.{view}") == []
 
@@ -81,7 +81,7 @@ def test_the_defaults(bare: sb.Instance) -> None:
 
 
 @pytest.mark.feature(32)
-def test_alter_changes_what_is_given(bare: sb.Instance) -> None:
+def test_alter_changes_only_the_given_options(bare: sb.Instance) -> None:
     bare.create_endpoint("e", listener_port=4022, listener_ip="127.0.0.1", state="started", encryption="Supported")
     text = (
         "select state_desc, port, ip_address, encryption_algorithm_desc, is_message_forwarding_enabled, "
@@ -98,7 +98,7 @@ def test_alter_changes_what_is_given(bare: sb.Instance) -> None:
 
 
 @pytest.mark.feature(32)
-def test_one_for_each_instance(bare: sb.Instance) -> None:
+def test_an_instance_has_at_most_one_endpoint(bare: sb.Instance) -> None:
     bare.create_endpoint("first", listener_port=4022)
     for name in ("second", "first"):
         with refused(7874):
@@ -110,7 +110,7 @@ def test_one_for_each_instance(bare: sb.Instance) -> None:
 
 @pytest.mark.feature(32, 141)
 @pytest.mark.parametrize("port", [0, 80, 1023, 32768, 65535, -1, True, "4022", 4022.0])
-def test_a_port_that_it_cannot_listen_on(bare: sb.Instance, port: Any) -> None:
+def test_an_invalid_port_is_refused(bare: sb.Instance, port: Any) -> None:
     with refused(5837, "1024", "32767"):
         bare.create_endpoint("e", listener_port=port)
     bare.create_endpoint("e", listener_port=1024)
@@ -142,7 +142,7 @@ def test_a_port_that_it_cannot_listen_on(bare: sb.Instance, port: Any) -> None:
         (15151, {"authentication": "CERTIFICATE nobody"}),
     ],
 )
-def test_what_a_clause_may_not_say(bare: sb.Instance, number: int, clause: dict[str, Any]) -> None:
+def test_invalid_clauses_are_refused(bare: sb.Instance, number: int, clause: dict[str, Any]) -> None:
     with refused(number):
         bare.create_endpoint("e", listener_port=4022, **clause)
     assert rows(bare, "select * from sys.endpoints") == []
@@ -155,7 +155,7 @@ def test_what_a_clause_may_not_say(bare: sb.Instance, number: int, clause: dict[
 
 @pytest.mark.feature(32, 146)
 def test_the_methods_of_authentication_and_their_order(bare: sb.Instance, tmp_path: Path) -> None:
-    """As SQL Server numbers them; WINDOWS alone has no certificate."""
+    """The methods have SQL Server's numbers. WINDOWS alone has no certificate."""
     bare.create_endpoint("e", listener_port=4022, authentication="windows")
     with sb.open(bare.url, upkeep=None, keys=tmp_path) as instance:
         instance.create_certificate("my own")
@@ -182,7 +182,7 @@ def test_the_methods_of_authentication_and_their_order(bare: sb.Instance, tmp_pa
 
 
 @pytest.mark.feature(32, 146)
-def test_who_is_in_a_domain_and_has_no_certificate_authenticates_by_it(
+def test_a_domain_member_without_a_certificate_uses_the_domain(
     bare: sb.Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -216,7 +216,7 @@ def test_a_certificate_that_the_endpoint_cannot_use(bare: sb.Instance, tmp_path:
 
 
 @pytest.mark.feature(32)
-def test_one_that_is_not_there(bare: sb.Instance) -> None:
+def test_a_missing_endpoint_is_refused(bare: sb.Instance) -> None:
     with refused(15151, "alter", "nobody"):
         bare.alter_endpoint("nobody", state="STARTED")
     with refused(15151, "drop", "nobody"):
@@ -226,7 +226,7 @@ def test_one_that_is_not_there(bare: sb.Instance) -> None:
 
 
 @pytest.mark.parametrize("encryption", ["DISABLED", "SUPPORTED"])
-def test_it_says_that_nothing_is_proved_without_tls(bare: sb.Instance, encryption: str) -> None:
+def test_a_warning_that_encryption_off_disables_authentication(bare: sb.Instance, encryption: str) -> None:
     said = bare.create_endpoint("Broker", listener_port=4022, encryption=encryption)
     assert said is not None
     assert said.startswith(f"With ENCRYPTION = {encryption} nothing proves who a peer is")

@@ -1,4 +1,4 @@
-"""An old copy of one instance is restored: no acknowledged message is lost, and both sides get an error."""
+"""One instance is restored from an old copy: both sides of affected conversations get an Error."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from servicebroker.protocol.integrity import CHECKSUM
 from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, bodies, errors, query, state, waiting_messages
 
 
-def opened(pair: Pair, count: int = 1) -> tuple[UUID, UUID]:
-    """A conversation that both sides have, with messages that were taken: the handles of initiator and target."""
+def open_conversation(pair: Pair, count: int = 1) -> tuple[UUID, UUID]:
+    """Open a conversation, and receive its messages. Return the handles of initiator and target."""
     handle = begin(pair, count)
     pair.rounds()
-    messages = received(pair.east, STOCK_QUEUE)
+    messages = receive_all(pair.east, STOCK_QUEUE)
     assert len(messages) == count
     return handle, messages[0].conversation_handle
 
 
-def received(site: Site, queue: str) -> list[sb.Message]:
+def receive_all(site: Site, queue: str) -> list[sb.Message]:
     return site.database.receive(queue, top=100)
 
 
-def tell(pair: Pair, handle: UUID, count: int) -> None:
+def send_orders(pair: Pair, handle: UUID, count: int) -> None:
     for number in range(count):
         pair.west.database.send(handle, ORDER, f"told {number}")
     pair.rounds()
 
 
-def answer(pair: Pair, handle: UUID, count: int) -> None:
+def send_replies(pair: Pair, handle: UUID, count: int) -> None:
     for number in range(count):
         pair.east.database.send(handle, REPLY, f"answer {number}")
     pair.rounds()
@@ -47,15 +47,15 @@ def doctor(site: Site) -> str:
     return result.output
 
 
-def ended(old: Site, other: Site, old_queue: str, other_queue: str) -> None:
-    """Each application has its Error, and nothing waits."""
-    assert errors(received(old, old_queue)) == [-9719]
-    assert errors(received(other, other_queue)) == [-9720]
+def check_errors(old: Site, other: Site, old_queue: str, other_queue: str) -> None:
+    """Check that each application gets its Error, and that no message waits."""
+    assert errors(receive_all(old, old_queue)) == [-9719]
+    assert errors(receive_all(other, other_queue)) == [-9720]
     assert waiting_messages(old.database) == waiting_messages(other.database) == 0
 
 
-def told_by_doctor(old: Site, other: Site) -> None:
-    """On each side: which of the two is the old copy, and what to do."""
+def check_doctor(old: Site, other: Site) -> None:
+    """Check that doctor reports on each side which instance is the old copy, and the remedy."""
     brokers = [
         str(
             query(site.database, "select service_broker_guid from sys.databases where name = %s", site.database.name)[
@@ -65,161 +65,161 @@ def told_by_doctor(old: Site, other: Site) -> None:
         for site in (old, other)
     ]
     for site, is_old in ((old, True), (other, False)):
-        told = doctor(site)
-        assert all(broker in told for broker in brokers)
-        assert ("This database has gone back to an old copy" in told) is is_old
-        assert ("That database has gone back to an old copy" in told) is not is_old
-        assert "servicebroker instance adopt" in told
+        output = doctor(site)
+        assert all(broker in output for broker in brokers)
+        assert ("This database has gone back to an old copy" in output) is is_old
+        assert ("That database has gone back to an old copy" in output) is not is_old
+        assert "servicebroker instance adopt" in output
 
 
 @pytest.mark.feature(137)
 @pytest.mark.parametrize("again", [1, 3, 5])
-def test_an_initiator_that_went_back_sends_other_messages(pair: Pair, again: int) -> None:
-    """Fewer than were lost, as many, or more: none of them is acknowledged as one of those."""
-    handle, _ = opened(pair)
+def test_a_restored_initiator_sends_other_messages(pair: Pair, again: int) -> None:
+    """Fewer messages than were lost, as many, or more. None is taken for a lost one."""
+    handle, _ = open_conversation(pair)
     copy = Copy(pair.west)
-    tell(pair, handle, 3)
-    assert bodies(received(pair.east, STOCK_QUEUE)) == [b"told 0", b"told 1", b"told 2"]
+    send_orders(pair, handle, 3)
+    assert bodies(receive_all(pair.east, STOCK_QUEUE)) == [b"told 0", b"told 1", b"told 2"]
     copy.restore()
     for number in range(again):
         pair.west.database.send(handle, ORDER, f"other {number}")
     pair.rounds()
-    ended(pair.west, pair.east, ORDERS_QUEUE, STOCK_QUEUE)
+    check_errors(pair.west, pair.east, ORDERS_QUEUE, STOCK_QUEUE)
 
 
-def test_a_target_that_went_back_answers_anew(pair: Pair) -> None:
-    _, target = opened(pair)
+def test_a_restored_target_sends_other_answers(pair: Pair) -> None:
+    _, target = open_conversation(pair)
     copy = Copy(pair.east)
-    answer(pair, target, 3)
-    assert len(received(pair.west, ORDERS_QUEUE)) == 3
+    send_replies(pair, target, 3)
+    assert len(receive_all(pair.west, ORDERS_QUEUE)) == 3
     copy.restore()
-    answer(pair, target, 4)
-    ended(pair.east, pair.west, STOCK_QUEUE, ORDERS_QUEUE)
-    told_by_doctor(pair.east, pair.west)
+    send_replies(pair, target, 4)
+    check_errors(pair.east, pair.west, STOCK_QUEUE, ORDERS_QUEUE)
+    check_doctor(pair.east, pair.west)
 
 
-def test_a_target_that_went_back_does_not_know_what_it_has_taken(pair: Pair) -> None:
-    handle, _ = opened(pair)
+def test_a_restored_target_lacks_received_messages(pair: Pair) -> None:
+    handle, _ = open_conversation(pair)
     copy = Copy(pair.east)
-    tell(pair, handle, 3)
-    received(pair.east, STOCK_QUEUE)
+    send_orders(pair, handle, 3)
+    receive_all(pair.east, STOCK_QUEUE)
     copy.restore()
     pair.rounds()
-    assert waiting_messages(pair.west.database) == 0  # all was acknowledged, and nothing shows anything yet
-    tell(pair, handle, 1)
-    ended(pair.east, pair.west, STOCK_QUEUE, ORDERS_QUEUE)
+    assert waiting_messages(pair.west.database) == 0  # all messages were acknowledged, so the loss is not detected yet
+    send_orders(pair, handle, 1)
+    check_errors(pair.east, pair.west, STOCK_QUEUE, ORDERS_QUEUE)
 
 
-def test_an_initiator_that_went_back_does_not_know_what_it_has_taken(pair: Pair) -> None:
-    _, target = opened(pair)
-    answer(pair, target, 1)
+def test_a_restored_initiator_lacks_received_messages(pair: Pair) -> None:
+    _, target = open_conversation(pair)
+    send_replies(pair, target, 1)
     copy = Copy(pair.west)
-    answer(pair, target, 3)
-    assert len(received(pair.west, ORDERS_QUEUE)) == 4
+    send_replies(pair, target, 3)
+    assert len(receive_all(pair.west, ORDERS_QUEUE)) == 4
     copy.restore()
-    assert len(received(pair.west, ORDERS_QUEUE)) == 1
-    answer(pair, target, 1)
-    ended(pair.west, pair.east, ORDERS_QUEUE, STOCK_QUEUE)
+    assert len(receive_all(pair.west, ORDERS_QUEUE)) == 1
+    send_replies(pair, target, 1)
+    check_errors(pair.west, pair.east, ORDERS_QUEUE, STOCK_QUEUE)
 
 
-def test_an_initiator_that_went_back_before_its_first_message_tells_its_peer(pair: Pair) -> None:
-    """The copy knows of nothing that was sent, and so not that its peer is elsewhere."""
+def test_an_initiator_restored_before_its_first_message_notifies_its_peer(pair: Pair) -> None:
+    """The copy has no sent message, and so no record of a remote peer."""
     handle = begin(pair, 0)
     copy = Copy(pair.west)
-    tell(pair, handle, 1)
-    (message,) = received(pair.east, STOCK_QUEUE)
+    send_orders(pair, handle, 1)
+    (message,) = receive_all(pair.east, STOCK_QUEUE)
     copy.restore()
     pair.east.database.send(message.conversation_handle, REPLY, "answer")
     pair.east.round([])
     pair.west.round(pair.east.out.frames)
-    pair.west.out.frames.clear()  # the news is lost, and its daemon begins anew
+    pair.west.out.frames.clear()  # the notification is lost, and the daemon restarts
     pair.west.relay = pair.west.new_relay()
     pair.east.out.frames.clear()
     pair.pass_time(5.0)
     pair.rounds()
-    ended(pair.west, pair.east, ORDERS_QUEUE, STOCK_QUEUE)
+    check_errors(pair.west, pair.east, ORDERS_QUEUE, STOCK_QUEUE)
 
 
-def test_an_answer_from_a_target_that_went_back_tells_it_what_it_lacks(pair: Pair) -> None:
-    """Its answer is a new one, of which nothing shows; the acknowledgement of that says how much it had taken."""
-    handle, target = opened(pair)
+def test_an_answer_of_a_restored_target_reveals_its_loss(pair: Pair) -> None:
+    """The answer itself looks new. Its acknowledgement shows how many messages the target had received."""
+    handle, target = open_conversation(pair)
     copy = Copy(pair.east)
-    tell(pair, handle, 3)
-    received(pair.east, STOCK_QUEUE)
+    send_orders(pair, handle, 3)
+    receive_all(pair.east, STOCK_QUEUE)
     copy.restore()
-    answer(pair, target, 1)
+    send_replies(pair, target, 1)
     pair.rounds()
-    messages = received(pair.west, ORDERS_QUEUE)
+    messages = receive_all(pair.west, ORDERS_QUEUE)
     assert (errors(messages), len(messages)) == ([-9720], 2)
-    assert errors(received(pair.east, STOCK_QUEUE)) == [-9719]
+    assert errors(receive_all(pair.east, STOCK_QUEUE)) == [-9719]
 
 
-def test_an_end_from_an_old_copy_is_no_end_of_what_it_does_not_know(pair: Pair) -> None:
-    handle, _ = opened(pair)
+def test_an_end_from_an_old_copy_with_missing_messages_is_an_error(pair: Pair) -> None:
+    handle, _ = open_conversation(pair)
     copy = Copy(pair.west)
-    tell(pair, handle, 3)
-    received(pair.east, STOCK_QUEUE)
+    send_orders(pair, handle, 3)
+    receive_all(pair.east, STOCK_QUEUE)
     copy.restore()
     pair.west.database.end_conversation(handle)
     pair.rounds()
-    assert errors(received(pair.east, STOCK_QUEUE)) == [-9720]
+    assert errors(receive_all(pair.east, STOCK_QUEUE)) == [-9720]
     assert state(pair.west.database, handle) in (None, "CD")
 
 
-def test_a_copy_that_has_missed_nothing_goes_on(pair: Pair) -> None:
-    """Messages without an acknowledgement at the time of the copy travel again, and are known."""
-    handle, target = opened(pair)
+def test_a_copy_without_missing_messages_continues(pair: Pair) -> None:
+    """Messages that were unacknowledged at the time of the copy are sent again, and recognized as duplicates."""
+    handle, target = open_conversation(pair)
     for number in range(3):
         pair.west.database.send(handle, ORDER, f"told {number}")
     copy = Copy(pair.west)
     pair.rounds()
-    assert len(received(pair.east, STOCK_QUEUE)) == 3
+    assert len(receive_all(pair.east, STOCK_QUEUE)) == 3
     copy.restore()
     assert waiting_messages(pair.west.database) == 3
     pair.rounds()
     assert waiting_messages(pair.west.database) == 0
-    assert received(pair.east, STOCK_QUEUE) == []
-    tell(pair, handle, 1)
-    answer(pair, target, 1)
-    assert bodies(received(pair.east, STOCK_QUEUE)) == [b"told 0"]
-    assert bodies(received(pair.west, ORDERS_QUEUE)) == [b"answer 0"]
+    assert receive_all(pair.east, STOCK_QUEUE) == []
+    send_orders(pair, handle, 1)
+    send_replies(pair, target, 1)
+    assert bodies(receive_all(pair.east, STOCK_QUEUE)) == [b"told 0"]
+    assert bodies(receive_all(pair.west, ORDERS_QUEUE)) == [b"answer 0"]
 
 
 @pytest.mark.parametrize("who", ["west", "east"])
-def test_an_old_copy_without_the_conversation_says_that_it_is_gone(pair: Pair, who: str) -> None:
+def test_an_old_copy_without_the_conversation_reports_it_as_missing(pair: Pair, who: str) -> None:
     old: Site = getattr(pair, who)
     copy = Copy(old)
-    handle, target = opened(pair)
-    tell(pair, handle, 1)
+    handle, target = open_conversation(pair)
+    send_orders(pair, handle, 1)
     copy.restore()
     if who == "east":
-        tell(pair, handle, 1)
-        assert errors(received(pair.west, ORDERS_QUEUE)) == [-8462]
+        send_orders(pair, handle, 1)
+        assert errors(receive_all(pair.west, ORDERS_QUEUE)) == [-8462]
     else:
-        answer(pair, target, 1)
-        received(pair.east, STOCK_QUEUE)
+        send_replies(pair, target, 1)
+        receive_all(pair.east, STOCK_QUEUE)
         assert state(pair.east.database, target) == "ER"
 
 
-def test_an_old_copy_of_a_conversation_that_the_peer_has_forgotten(pair: Pair) -> None:
-    handle, target = opened(pair)
+def test_an_old_copy_of_a_conversation_that_the_peer_has_removed(pair: Pair) -> None:
+    handle, target = open_conversation(pair)
     copy = Copy(pair.west)
     pair.west.database.end_conversation(handle)
     pair.rounds()
-    received(pair.east, STOCK_QUEUE)
+    receive_all(pair.east, STOCK_QUEUE)
     pair.east.database.end_conversation(target)
     pair.rounds()
     query(pair.east.database, "delete from servicebroker.conversation_endpoints returning 1")
     pair.east.relay = pair.east.new_relay()
     copy.restore()
-    tell(pair, handle, 1)
-    assert errors(received(pair.west, ORDERS_QUEUE)) == [-8462]
+    send_orders(pair, handle, 1)
+    assert errors(receive_all(pair.west, ORDERS_QUEUE)) == [-8462]
     assert waiting_messages(pair.west.database) == 0
 
 
-def test_who_is_not_answered_says_why_it_waits(pair: Pair) -> None:
-    """As by an old copy that lacks a secure conversation: it has no key to answer with."""
-    handle, _ = opened(pair)
+def test_the_transmission_status_of_an_unanswered_conversation(pair: Pair) -> None:
+    """For example an old copy without a secured conversation has no key to answer with."""
+    handle, _ = open_conversation(pair)
     pair.west.database.send(handle, ORDER, "into the void")
     for _ in range(4):
         pair.pass_time(70.0)
@@ -234,11 +234,11 @@ def test_who_is_not_answered_says_why_it_waits(pair: Pair) -> None:
     pair.pass_time(70.0)
     pair.rounds()
     assert waiting_messages(pair.west.database) == 0
-    assert bodies(received(pair.east, STOCK_QUEUE)) == [b"into the void"]
+    assert bodies(receive_all(pair.east, STOCK_QUEUE)) == [b"into the void"]
 
 
 def without_tokens(body: bytes) -> bytes:
-    """The frame as a peer of the last version makes it."""
+    """Return the frame as a peer of an older version sends it."""
     envelope = parse(body)
     header, payload = envelope.header, open_payload(envelope, CHECKSUM)
     if isinstance(payload, tuple):
@@ -247,19 +247,19 @@ def without_tokens(body: bytes) -> bytes:
     return encode(structs.replace(header, acknowledgement=ack, floor=None, before=None), payload, CHECKSUM)
 
 
-def test_a_peer_of_the_last_version_draws_no_tokens(pair: Pair) -> None:
+def test_a_peer_without_tokens(pair: Pair) -> None:
     for site in (pair.west, pair.east):
         send = site.out.send
         site.out.send = lambda body, send=send: send(without_tokens(body))  # type: ignore[method-assign, misc]
-    handle, target = opened(pair, 3)
-    answer(pair, target, 2)
-    tell(pair, handle, 3)
-    assert (len(received(pair.west, ORDERS_QUEUE)), len(received(pair.east, STOCK_QUEUE))) == (2, 3)
+    handle, target = open_conversation(pair, 3)
+    send_replies(pair, target, 2)
+    send_orders(pair, handle, 3)
+    assert (len(receive_all(pair.west, ORDERS_QUEUE)), len(receive_all(pair.east, STOCK_QUEUE))) == (2, 3)
     assert waiting_messages(pair.west.database) == 0
 
 
-def test_what_a_peer_says_of_it_is_cleaned(pair: Pair) -> None:
-    _, target = opened(pair)
+def test_control_characters_in_a_peers_reason_are_removed(pair: Pair) -> None:
+    _, target = open_conversation(pair)
     pair.east.database.send(target, REPLY, "x")
     pair.east.round([])
     header = structs.replace(parse(pair.east.out.frames[0]).header, kind=Kind.FAILURE, number=0)

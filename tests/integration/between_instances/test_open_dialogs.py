@@ -1,6 +1,6 @@
-"""Dialogs that stay open cost a daemon nothing but while something travels on them.
+"""Open dialogs cost a daemon memory only while messages are in transit on them.
 
-`make soak` runs it with 1,000,000 of them; those that are idle are copies of one that was opened, made in SQL.
+`make soak` runs it with 1,000,000 dialogs. The idle ones are copies of an opened one, created in SQL.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, eventua
 
 _LOG = logging.getLogger(__name__)  # shown with --log-cli-level INFO
 MAX_DAEMON_BYTES = (
-    300e6  # bytes of a daemon, the reference's figure for 1,000,000 open dialogs of which 1,000 are active
+    300e6  # in bytes: the reference's figure for a daemon with 1,000,000 open dialogs, of which 1,000 are active
 )
-MAX_GROWTH_BYTES = 60e6  # bytes that the active ones may add
+MAX_GROWTH_BYTES = 60e6  # in bytes, for the active dialogs
 ACTIVE_DIALOGS = 1_000
 BATCH_MESSAGES = 100
 FRESH = {
@@ -31,14 +31,14 @@ FRESH = {
 }
 
 
-def copy(site: Site, many: int) -> None:
+def copy(site: Site, count: int) -> None:
     """Copy the only open dialog many times."""
     with psycopg.connect(site.url) as connection:
         connection.execute(
             "create temporary table fresh on commit drop as select gen_random_uuid() as handle, "
             "gen_random_uuid() as conversation, gen_random_uuid() as conversation_group "
             "from generate_series(1, %s)",
-            (many,),
+            (count,),
         )
         for table in ("conversation_groups", "conversation_endpoints"):
             found = connection.execute(
@@ -62,17 +62,17 @@ def copy(site: Site, many: int) -> None:
 
 
 def memory(site: Site) -> float:
-    """Bytes that its daemon holds."""
+    """Return the memory of the site's daemon in bytes."""
     return processes.held(site.daemon.process.pid)
 
 
-def begin(two: Two, many: int) -> list[UUID]:
+def begin(two: Two, count: int) -> list[UUID]:
     with two.west.database.transaction() as transaction:
-        return [transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(many)]
+        return [transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(count)]
 
 
 def talk(two: Two, handles: list[UUID], body: bytes) -> None:
-    """A message on each, all of them received and acknowledged."""
+    """Send a message on each dialog, and wait until all are received and acknowledged."""
     for start in range(0, len(handles), BATCH_MESSAGES):
         with two.west.database.transaction() as transaction:
             for handle in handles[start : start + BATCH_MESSAGES]:
@@ -89,7 +89,7 @@ def talk(two: Two, handles: list[UUID], body: bytes) -> None:
 @pytest.mark.feature(137)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say what a process holds")
 def test_open_dialogs_are_not_held_in_memory(two: Two, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    many = pytestconfig.option.open_dialogs
+    count = pytestconfig.option.open_dialogs
     two.introduce(tmp_path)
     for site in (two.west, two.east):
         site.endpoint()
@@ -97,7 +97,7 @@ def test_open_dialogs_are_not_held_in_memory(two: Two, tmp_path: Path, pytestcon
     talk(two, begin(two, 1), b"first")
     for site in (two.west, two.east):
         site.daemon.kill()
-        copy(site, many - ACTIVE_DIALOGS)
+        copy(site, count - ACTIVE_DIALOGS)
         site.serve()
     active = begin(two, ACTIVE_DIALOGS)
     talk(two, active[:10], b"a")
@@ -105,7 +105,7 @@ def test_open_dialogs_are_not_held_in_memory(two: Two, tmp_path: Path, pytestcon
     talk(two, active, b"b")
     talk(two, active, b"c")
     for site in (two.west, two.east):
-        assert query(site.database, "select count(*) from sys.conversation_endpoints") == [(many + 1,)]
+        assert query(site.database, "select count(*) from sys.conversation_endpoints") == [(count + 1,)]
         held = memory(site)
         _LOG.info("%s: %.0f MB, then %.0f MB", site.name, before[site.name] / 1e6, held / 1e6)
         assert held < MAX_DAEMON_BYTES

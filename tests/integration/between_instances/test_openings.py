@@ -29,8 +29,8 @@ def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
         yield pair
 
 
-def begin(pair: Pair, count: int, text: str = "", *, encryption: bool = True) -> list[UUID]:
-    """Begin conversations with a message each, in one transaction."""
+def begin_together(pair: Pair, count: int, text: str = "", *, encryption: bool = True) -> list[UUID]:
+    """Begin conversations, each with one message, in one transaction."""
     with pair.west.database.transaction() as transaction:
         handles = [
             transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=encryption) for _ in range(count)
@@ -40,44 +40,47 @@ def begin(pair: Pair, count: int, text: str = "", *, encryption: bool = True) ->
     return handles
 
 
-def exchanged(pair: Pair) -> list[Exchange]:
+def take_exchanges(pair: Pair) -> list[Exchange]:
     """Return the exchanges in the frames of the next round of west."""
     pair.west.round([])
-    found = [parse(frame).header.exchange for frame in pair.west.out.frames]
-    return [one for one in found if one is not None]
+    exchanges = [parse(frame).header.exchange for frame in pair.west.out.frames]
+    return [exchange for exchange in exchanges if exchange is not None]
 
 
-def received(pair: Pair) -> list[bytes]:
+def receive_bodies(pair: Pair) -> list[bytes]:
     return sorted(body for _ in range(CONVERSATION_COUNT) for body in bodies(pair.east.database.receive(STOCK_QUEUE)))
 
 
-def acquaint(pair: Pair) -> None:
-    """A first conversation, by which each side learns what the other one can do."""
-    begin(pair, 1, "first ")
+def introduce_capabilities(pair: Pair) -> None:
+    """Run a first conversation, which tells each side the capabilities of the other one."""
+    begin_together(pair, 1, "first ")
     pair.rounds()
-    assert received(pair) == [b"first 0"]
+    assert receive_bodies(pair) == [b"first 0"]
 
 
-def states(database: Any) -> Counter[str]:
+def endpoint_states(database: Any) -> Counter[str]:
     return Counter(state for (state,) in query(database, "select state from sys.conversation_endpoints"))
 
 
-# ---------------------------------------------------------------- what they share
+# ---------------------------------------------------------------- shared key exchanges
 
 
 @pytest.mark.feature(161)
 @pytest.mark.parametrize("anonymous", [False, True], ids=["full", "anonymous"])
-def test_many_that_begin_at_once_share_a_capsule_and_a_signature_and_no_session_key(
-    pair: Pair, tmp_path: Path, anonymous: bool
-) -> None:
+def test_conversations_of_a_round_share_a_capsule_and_a_signature(pair: Pair, tmp_path: Path, anonymous: bool) -> None:
     introduce(pair, tmp_path, anonymous=anonymous)
-    acquaint(pair)
-    begin(pair, CONVERSATION_COUNT)
-    found = exchanged(pair)
-    assert len(found) == len({one.key_id for one in found}) == len({one.wrapped for one in found}) == CONVERSATION_COUNT
-    assert len({one.capsule for one in found}) == len({one.signature for one in found}) == 1
+    introduce_capabilities(pair)
+    begin_together(pair, CONVERSATION_COUNT)
+    exchanges = take_exchanges(pair)
+    assert (
+        len(exchanges)
+        == len({exchange.key_id for exchange in exchanges})
+        == len({exchange.wrapped for exchange in exchanges})
+        == CONVERSATION_COUNT
+    )
+    assert len({exchange.capsule for exchange in exchanges}) == len({exchange.signature for exchange in exchanges}) == 1
     pair.rounds()
-    assert received(pair) == sorted(b"%d" % number for number in range(CONVERSATION_COUNT))
+    assert receive_bodies(pair) == sorted(b"%d" % number for number in range(CONVERSATION_COUNT))
     keys = query(pair.east.database, "select first_key, second_key from servicebroker.conversation_keys")
     assert len({first for first, _ in keys}) == len(keys) == CONVERSATION_COUNT + 1
     assert len({second for _, second in keys}) == (1 if anonymous else CONVERSATION_COUNT + 1)
@@ -87,7 +90,7 @@ def test_few_private_keys_are_used_for_many_conversations(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     introduce(pair, tmp_path)
-    acquaint(pair)
+    introduce_capabilities(pair)
     used: Counter[str] = Counter()
     for name in (
         "sign",
@@ -106,46 +109,48 @@ def test_few_private_keys_are_used_for_many_conversations(
             return function(*arguments)
 
         monkeypatch.setattr(exchanges, name, count)
-    begin(pair, CONVERSATION_COUNT)
+    begin_together(pair, CONVERSATION_COUNT)
     pair.rounds()
     for message in (message for _ in range(CONVERSATION_COUNT) for message in pair.east.database.receive(STOCK_QUEUE)):
         pair.east.database.send(message.conversation_handle, REPLY, "answer")
     pair.rounds()
-    # each side: one batch signed, one root verified, one key exchange key opened; east has made its own before
+    # per side: one signed batch, one verified root, one opened exchange key. East has created its key before.
     assert used == {"sign_together": 2, "is_text_signed": 2, "encapsulate": 1, "decapsulate": 2}
 
 
 @pytest.mark.parametrize("is_secured", [True, False], ids=["secured", "unsecured"])
-def test_the_statements_of_a_round_do_not_grow_with_what_begins(pair: Pair, tmp_path: Path, is_secured: bool) -> None:
+def test_the_statements_of_a_round_do_not_grow_with_new_conversations(
+    pair: Pair, tmp_path: Path, is_secured: bool
+) -> None:
     if is_secured:
         introduce(pair, tmp_path)
     counts = []
     for count in (1, 2, CONVERSATION_COUNT):
-        begin(pair, count, encryption=is_secured)
+        begin_together(pair, count, encryption=is_secured)
         pair.west.round([])
         frames = list(pair.west.out.frames)
         pair.west.out.frames.clear()
-        taken(pair)
+        take_statement_counts(pair)
         pair.east.round(frames)
-        counts.append(taken(pair))
+        counts.append(take_statement_counts(pair))
         pair.rounds()
     assert counts[1] == counts[2]
     assert counts[2]["remote_opening.insert_with_messages"] == 1
     assert not [name for name in counts[2] if name.startswith("arriving.advance") or name == "arriving.take_ends"]
-    assert states(pair.east.database) == {"CO": CONVERSATION_COUNT + 3}
+    assert endpoint_states(pair.east.database) == {"CO": CONVERSATION_COUNT + 3}
 
 
-def taken(pair: Pair) -> dict[str, int]:
-    """The statements that were run at east since the last time, by name."""
+def take_statement_counts(pair: Pair) -> dict[str, int]:
+    """Return the executions of each statement at east since the previous call, by name."""
     return {name: calls for name, (calls, _) in counts_of(pair.east.connection).take().items()}
 
 
-# ---------------------------------------------------------------- brokers of versions without batches
+# ---------------------------------------------------------------- brokers of older versions, without batches
 
 
 @pytest.fixture
 def older(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Targets are of a version without batches, until this is undone."""
+    """Make targets behave as an older version without batches, until `undo`."""
     monkeypatch.setattr(dialog, "CAPABILITIES", (DATED,))
     opened = DialogSecurity._open
 
@@ -156,88 +161,86 @@ def older(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_a_target_without_batches_gets_what_it_knows(pair: Pair, tmp_path: Path, older: pytest.MonkeyPatch) -> None:
+def test_a_target_without_batches_gets_single_exchanges(pair: Pair, tmp_path: Path, older: pytest.MonkeyPatch) -> None:
     introduce(pair, tmp_path)
-    acquaint(pair)
-    begin(pair, 3)
-    found = exchanged(pair)
-    assert [one.siblings for one in found] == [None] * 3
-    assert len({one.capsule for one in found}) == len({one.signature for one in found}) == 3
+    introduce_capabilities(pair)
+    begin_together(pair, 3)
+    exchanges = take_exchanges(pair)
+    assert [exchange.siblings for exchange in exchanges] == [None] * 3
+    assert len({exchange.capsule for exchange in exchanges}) == len({exchange.signature for exchange in exchanges}) == 3
     pair.rounds()
-    assert received(pair) == [b"0", b"1", b"2"]
-    older.undo()  # upgraded; the next conversation shows that
-    begin(pair, 1, "new ")
+    assert receive_bodies(pair) == [b"0", b"1", b"2"]
+    older.undo()  # upgraded: the next conversation tells the initiator
+    begin_together(pair, 1, "new ")
     pair.rounds()
-    begin(pair, 2, "newer ")
-    assert all(one.siblings is not None for one in exchanged(pair))
+    begin_together(pair, 2, "newer ")
+    assert all(exchange.siblings is not None for exchange in take_exchanges(pair))
     pair.rounds()
-    assert received(pair) == [b"new 0", b"newer 0", b"newer 1"]
+    assert receive_bodies(pair) == [b"new 0", b"newer 0", b"newer 1"]
 
 
-def test_while_a_batch_is_unanswered_the_next_conversation_gets_the_other_form(pair: Pair, tmp_path: Path) -> None:
+def test_conversations_during_an_unanswered_batch_get_single_exchanges(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
-    acquaint(pair)
-    begin(pair, 1)
-    assert [one.siblings is None for one in exchanged(pair)] == [False]
+    introduce_capabilities(pair)
+    begin_together(pair, 1)
+    assert [exchange.siblings is None for exchange in take_exchanges(pair)] == [False]
     for _ in range(6):  # the frames are lost
         pair.west.out.frames.clear()
         pair.pass_time(9)
-        if [one.siblings for one in exchanged(pair)] == [None]:
+        if [exchange.siblings for exchange in take_exchanges(pair)] == [None]:
             break
     else:
         pytest.fail("the other form has not been tried")
     pair.west.out.frames.clear()
-    begin(pair, 1, "next ")
-    assert [one.siblings for one in exchanged(pair)] == [None]
+    begin_together(pair, 1, "next ")
+    assert [exchange.siblings for exchange in take_exchanges(pair)] == [None]
 
 
-def test_a_target_that_is_of_an_older_version_again_gets_the_other_form_after_two_attempts(
+def test_a_downgraded_target_gets_single_exchanges_after_two_attempts(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     introduce(pair, tmp_path)
-    acquaint(pair)
+    introduce_capabilities(pair)
     request.getfixturevalue("older")
-    (handle,) = begin(pair, 1)
+    (handle,) = begin_together(pair, 1)
     pair.rounds()
-    assert received(pair) == []
+    assert receive_bodies(pair) == []
     for _ in range(3):
         pair.pass_time(9)
         pair.rounds()
-        if found := received(pair):
-            assert found == [b"0"]
+        if exchanges := receive_bodies(pair):
+            assert exchanges == [b"0"]
             break
     else:
         pytest.fail("it has not arrived")
     assert pair.west.database.get_transmission_status(handle) in ("", UNANSWERED)
-    begin(pair, 1, "next ")
-    assert [one.siblings for one in exchanged(pair)] == [None]
+    begin_together(pair, 1, "next ")
+    assert [exchange.siblings for exchange in take_exchanges(pair)] == [None]
     pair.rounds()
-    assert received(pair) == [b"next 0"]
+    assert receive_bodies(pair) == [b"next 0"]
 
 
-def test_an_initiator_without_batches_is_understood_and_answered(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_initiator_without_batches_is_answered(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     introduce(pair, tmp_path)
     monkeypatch.setattr("servicebroker.broker.departures.CAPABILITIES", (DATED,))
     monkeypatch.setattr(DialogSecurity, "_is_batching", lambda self, endpoint: False)
-    begin(pair, 3)
+    begin_together(pair, 3)
     pair.rounds()
     for message in (message for _ in range(3) for message in pair.east.database.receive(STOCK_QUEUE)):
         pair.east.database.send(message.conversation_handle, REPLY, "answer")
     pair.east.round([])
     answers = [parse(frame).header.exchange for frame in pair.east.out.frames]
-    assert [one and one.siblings for one in answers] == [None] * 3
+    assert [exchange and exchange.siblings for exchange in answers] == [None] * 3
     pair.rounds()
-    assert states(pair.west.database) == {"CO": 3}
+    assert endpoint_states(pair.west.database) == {"CO": 3}
     assert (
         len(query(pair.west.database, "select from servicebroker.conversation_keys where second_key is not null")) == 3
     )
 
 
-def test_capabilities_are_told_only_until_the_conversation_is_known_to_be_open(pair: Pair, tmp_path: Path) -> None:
+def test_capabilities_are_sent_until_the_conversation_is_open(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
-    (handle,) = begin(pair, 1)
+    (handle,) = begin_together(pair, 1)
     pair.west.round([])
     frames = list(pair.west.out.frames)
     pair.west.out.frames.clear()
@@ -253,11 +256,11 @@ def test_capabilities_are_told_only_until_the_conversation_is_known_to_be_open(p
     assert [parse(frame).header.capabilities for frame in pair.east.out.frames] == [()]
 
 
-# ---------------------------------------------------------------- what is not that simple
+# ---------------------------------------------------------------- special cases
 
 
-def test_some_of_a_round_are_refused_and_the_others_begin(pair: Pair) -> None:
-    """Bodies that are no XML are answered with an Error; an end and fragments take the way of all messages."""
+def test_refused_openings_do_not_affect_others_of_the_round(pair: Pair) -> None:
+    """Bodies that are no XML are answered with an Error. Ends and fragments are stored like other messages."""
     pair.east.database.alter_message_type(ORDER, validation="WELL_FORMED_XML")
     contents = ("<a/>", "<no xml", "<b/>", "<c>" + "x" * 100_000 + "</c>", "<d/>")
     with pair.west.database.transaction() as transaction:
@@ -266,23 +269,23 @@ def test_some_of_a_round_are_refused_and_the_others_begin(pair: Pair) -> None:
             transaction.send(handle, ORDER, body)
         transaction.end_conversation(handles[4])
     pair.rounds()
-    assert states(pair.east.database) == {"CO": 3, "ER": 1, "DI": 1}
-    assert states(pair.west.database)["ER"] == 1
+    assert endpoint_states(pair.east.database) == {"CO": 3, "ER": 1, "DI": 1}
+    assert endpoint_states(pair.west.database)["ER"] == 1
 
 
-def test_a_queue_that_is_off_keeps_what_begins_beside_it(pair: Pair) -> None:
+def test_openings_for_a_disabled_queue_wait_beside_it(pair: Pair) -> None:
     pair.east.database.alter_queue(STOCK_QUEUE, status=False)
-    begin(pair, 3, encryption=False)
+    begin_together(pair, 3, encryption=False)
     pair.rounds()
-    assert states(pair.east.database) == {"SI": 3}
+    assert endpoint_states(pair.east.database) == {"SI": 3}
     pair.east.database.alter_queue(STOCK_QUEUE, status=True)
-    assert received(pair) == [b"0", b"1", b"2"]
-    assert states(pair.east.database) == {"CO": 3}
+    assert receive_bodies(pair) == [b"0", b"1", b"2"]
+    assert endpoint_states(pair.east.database) == {"CO": 3}
 
 
-def test_several_frames_of_one_conversation_in_the_round_that_opens_it(pair: Pair, tmp_path: Path) -> None:
+def test_several_frames_of_a_conversation_in_its_first_round(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
-    (handle,) = begin(pair, 1)
+    (handle,) = begin_together(pair, 1)
     pair.west.round([])
     pair.west.database.send(handle, ORDER, "1")
     pair.west.round([])
@@ -290,15 +293,13 @@ def test_several_frames_of_one_conversation_in_the_round_that_opens_it(pair: Pai
     pair.west.out.frames.clear()
     pair.east.round([*frames, *frames])
     pair.rounds()
-    assert received(pair) == [b"0", b"1"]
-    assert states(pair.east.database) == {"CO": 1}
+    assert receive_bodies(pair) == [b"0", b"1"]
+    assert endpoint_states(pair.east.database) == {"CO": 1}
 
 
-def test_a_conversation_of_which_both_sides_are_here_begins_nothing(
-    pair: Pair, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its frames come back, as by a route that was turned round."""
-    begin(pair, 1, encryption=False)
+def test_an_opening_that_returns_to_its_initiator_is_dropped(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """The frames come back, for example because of a wrong route."""
+    begin_together(pair, 1, encryption=False)
     pair.west.round([])
     frames = list(pair.west.out.frames)
     pair.rounds()

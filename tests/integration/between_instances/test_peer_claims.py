@@ -32,25 +32,25 @@ HERE = Address("here", 4022)
 
 @pytest.fixture
 def site(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Site]:
-    one = Site("site", make_instance_url(), tmp_path)
-    yield one
-    one.close()
+    opened_site = Site("site", make_instance_url(), tmp_path)
+    yield opened_site
+    opened_site.close()
 
 
 @pytest.fixture
 def shop(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Site]:
-    one = Site("shop", make_instance_url(), tmp_path)
-    yield one
-    one.close()
+    opened_site = Site("shop", make_instance_url(), tmp_path)
+    yield opened_site
+    opened_site.close()
 
 
 def proved(site: Site) -> dict[str, Proved]:
     with connect(site.url) as connection:
-        return {one.name: one.proved for one in run(connection, all_certificates())}
+        return {certificate.name: certificate.proved for certificate in run(connection, all_certificates())}
 
 
-def known(site: Site) -> Peers:
-    """Return the peers that a daemon of this instance would know."""
+def load_peers(site: Site) -> Peers:
+    """Return the peers of this instance, as a daemon loads them."""
     with connect(site.url) as connection:
         policy = PolicyWatch(site.instance.key_folder()).poll(connection, site.instance.clock())
     assert policy is not None
@@ -64,75 +64,73 @@ def doctor(site: Site) -> str:
     return CliRunner().invoke(app, ["doctor", "--instance", site.url]).output
 
 
-def exported(site: Site, folder: Path, name: str) -> str:
+def export_certificate(site: Site, folder: Path, name: str) -> str:
     file = folder / f"{name}.pem"
     site.certificate("create", name)
     site.certificate("export", name, str(file))
     return str(file)
 
 
-def forged(folder: Path, instance: UUID | None) -> str:
-    """A certificate of somebody else that names this instance."""
+def forge_certificate(folder: Path, instance: UUID | None) -> str:
+    """Create a certificate of an attacker that names this instance."""
     facts, _ = x509_certificates.make("mallory", datetime.now(UTC), instance=instance)
     file = folder / "mallory.pem"
     file.write_bytes(x509_certificates.as_pem(facts.der))
     return str(file)
 
 
-def test_an_import_ties_the_instance_that_the_certificate_names(site: Site, shop: Site, tmp_path: Path) -> None:
-    file = exported(shop, tmp_path, "shop")
+def test_an_import_records_the_instance_of_the_certificate(site: Site, shop: Site, tmp_path: Path) -> None:
+    file = export_certificate(shop, tmp_path, "shop")
     site.certificate("import", "shop", file)
     with connect(shop.url) as connection:
         ((identifier,),) = connection.execute("select instance_id from servicebroker.instance").fetchall()
     assert instance_of(read(Path(file).read_bytes()).der) == identifier
     assert proved(site)["shop"] == Proved("certificate shop", identifier)
-    assert known(site).greeted("certificate mallory", identifier) is not None
+    assert load_peers(site).greeted("certificate mallory", identifier) is not None
 
 
-def test_a_certificate_that_replaces_another_has_its_owner(site: Site, shop: Site, tmp_path: Path) -> None:
+def test_a_replacing_certificate_keeps_the_owner(site: Site, shop: Site, tmp_path: Path) -> None:
     for name in ("shop", "shop-2", "shop-3"):
-        site.certificate("import", name, exported(shop, tmp_path, name))
-    assert {one.owner for one in proved(site).values()} == {"certificate shop"}
+        site.certificate("import", name, export_certificate(shop, tmp_path, name))
+    assert {certificate.owner for certificate in proved(site).values()} == {"certificate shop"}
     site.certificate("drop", "shop")
-    (instance,) = {one.instance for one in proved(site).values()}
+    (instance,) = {certificate.instance for certificate in proved(site).values()}
     assert instance is not None
-    assert known(site).greeted("certificate shop", instance) is None
+    assert load_peers(site).greeted("certificate shop", instance) is None
     assert "No other peer claims" in site.certificate("accept", "shop-2")
 
 
-def test_of_one_login_are_all_of_its_certificates(site: Site, shop: Site, tmp_path: Path) -> None:
+def test_all_certificates_of_a_login_have_one_owner(site: Site, shop: Site, tmp_path: Path) -> None:
     site.instance.create_login("Shop")
-    first, second = exported(shop, tmp_path, "shop"), forged(tmp_path, None)
+    first, second = export_certificate(shop, tmp_path, "shop"), forge_certificate(tmp_path, None)
     site.certificate("import", "shop", first, "--login", "shop")
     site.certificate("import", "spare", second, "--login", "SHOP")
-    assert {one.owner for one in proved(site).values()} == {"login Shop"}
+    assert {certificate.owner for certificate in proved(site).values()} == {"login Shop"}
 
 
-def test_two_imports_that_name_one_instance_are_believed_once_one_is_accepted(
-    site: Site, shop: Site, tmp_path: Path
-) -> None:
-    site.certificate("import", "shop", exported(shop, tmp_path, "shop"))
+def test_a_claim_by_two_certificates_needs_an_acceptance(site: Site, shop: Site, tmp_path: Path) -> None:
+    site.certificate("import", "shop", export_certificate(shop, tmp_path, "shop"))
     instance = proved(site)["shop"].instance
     assert instance is not None
-    site.certificate("import", "mallory", forged(tmp_path, instance))
-    both = known(site)
+    site.certificate("import", "mallory", forge_certificate(tmp_path, instance))
+    both = load_peers(site)
     assert both.greeted("certificate shop", instance) is not None
     assert both.greeted("certificate mallory", instance) is not None
     assert "servicebroker certificate accept mallory | shop" in doctor(site)
     assert str(instance) in site.certificate("accept", "shop")
-    one = known(site)
-    assert one.greeted("certificate shop", instance) is None
-    assert one.greeted("certificate mallory", instance) is not None
+    peers = load_peers(site)
+    assert peers.greeted("certificate shop", instance) is None
+    assert peers.greeted("certificate mallory", instance) is not None
     assert str(instance) not in doctor(site)
-    assert site.instance.accept_certificate("mallory").instances == (instance,)  # the last word counts
-    assert known(site).greeted("certificate shop", instance) is not None
+    assert site.instance.accept_certificate("mallory").instances == (instance,)  # the last acceptance wins
+    assert load_peers(site).greeted("certificate shop", instance) is not None
     site.certificate("drop", "mallory")
-    assert known(site).greeted("certificate shop", instance) is None
+    assert load_peers(site).greeted("certificate shop", instance) is None
 
 
-def test_who_has_answered_elsewhere_is_accepted_there(site: Site, shop: Site, tmp_path: Path) -> None:
-    site.certificate("import", "shop", exported(shop, tmp_path, "shop"))
-    site.certificate("import", "moved", forged(tmp_path, None))
+def test_an_acceptance_at_another_address(site: Site, shop: Site, tmp_path: Path) -> None:
+    site.certificate("import", "shop", export_certificate(shop, tmp_path, "shop"))
+    site.certificate("import", "moved", forge_certificate(tmp_path, None))
     moved, now = uuid4(), site.instance.clock()
     with connect(site.url) as connection:
         run_alone(connection, known_peers.save_answers({HERE: Answer("certificate shop", uuid4())}, now))
@@ -141,15 +139,15 @@ def test_who_has_answered_elsewhere_is_accepted_there(site: Site, shop: Site, tm
             Mistrust("certificate moved", INSTANCE, str(moved)): (1, "it is another's"),
         }
         run_alone(connection, known_peers.save_mistrusted(claims, now))
-    assert known(site).answered(HERE, "certificate moved", moved) is not None
+    assert load_peers(site).answered(HERE, "certificate moved", moved) is not None
     text = doctor(site)
     assert "peer with certificate moved: It has answered at an address where another peer was, 3 times" in text
     assert site.instance.accept_certificate("moved").addresses == (str(HERE),)
-    assert known(site).answered(HERE, "certificate moved", moved) is None
+    assert load_peers(site).answered(HERE, "certificate moved", moved) is None
     assert "moved" not in doctor(site)
 
 
-def test_what_cannot_be_accepted(site: Site) -> None:
+def test_invalid_acceptances_are_refused(site: Site) -> None:
     site.certificate("create", "own")
     for name in ("own", "nobody"):
         with pytest.raises(sb.BrokerError) as caught:
@@ -157,8 +155,8 @@ def test_what_cannot_be_accepted(site: Site) -> None:
         assert caught.value.number == 15151
 
 
-def test_the_budget_of_a_peer_is_set_and_shown(site: Site, shop: Site, tmp_path: Path) -> None:
-    site.certificate("import", "shop", exported(shop, tmp_path, "shop"))
+def test_the_quota_of_a_peer_is_set_and_shown(site: Site, shop: Site, tmp_path: Path) -> None:
+    site.certificate("import", "shop", export_certificate(shop, tmp_path, "shop"))
     site.certificate("create", "own")
     assert site.instance.set_peer_budget("SHOP", {}) == DEFAULT
     shown = site.certificate("budget", "shop", "--set", "openings=5000", "--set", "addresses=7")

@@ -1,4 +1,4 @@
-"""An instance is recovered to a point in time, from a base backup and archived WAL, and its peer is not."""
+"""One instance is recovered to a point in time from a base backup and archived WAL, its peer is not."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def east(west: Site, tmp_path: Path) -> Iterator[Half]:
         shutil.rmtree(folder)
 
 
-def test_each_conversation_that_lacks_something_is_told_and_the_others_go_on(west: Site, east: Half) -> None:
-    """Half of the conversations go on after the point; all of them once the server is back."""
+def test_conversations_with_lost_messages_get_an_error_and_others_continue(west: Site, east: Half) -> None:
+    """Half of the conversations send after the recovery point, and all of them once the server runs again."""
     load, reader = Load(west.database), Reader(east)
     lost, kept = load.handles[:2], load.handles[2:]
     try:
@@ -79,9 +79,12 @@ def test_each_conversation_that_lacks_something_is_told_and_the_others_go_on(wes
     # the recovered instance lacks acknowledged messages: their conversations have an Error at both ends
     assert load.errors == dict.fromkeys(lost, -9720)
     assert reader.errors == [-9719] * 2
-    assert load.answered == {**{one: list(range(20)) for one in lost}, **{one: list(range(15)) for one in kept}}
+    assert load.answered == {
+        **{handle: list(range(20)) for handle in lost},
+        **{handle: list(range(15)) for handle in kept},
+    }
     assert sorted(east.taken()) == [list(range(10))] * 2 + [list(range(15))] * 2
     eventually(lambda: lost_at(west.url), TIMEOUT_S)
     eventually(lambda: lost_at(east.server.url), TIMEOUT_S)
-    assert all("That database has gone back to an old copy" in one for one in lost_at(west.url))
-    assert all("This database has gone back to an old copy" in one for one in lost_at(east.server.url))
+    assert all("That database has gone back to an old copy" in handle for handle in lost_at(west.url))
+    assert all("This database has gone back to an old copy" in handle for handle in lost_at(east.server.url))

@@ -1,6 +1,6 @@
-"""Two instances that are each served by three processes, and somebody who kills one, or all, of them under load.
+"""Two instances, each served by three processes, of which one or all are killed under load.
 
-Each message and each answer is checked: exactly once, in order. Dialogs are secured, and some bodies are large.
+Every message and every answer must arrive exactly once and in order. Dialogs are secured, and some bodies are large.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from support import (
 
 PROCESS_COUNT = 3
 CONVERSATION_COUNT = 12
-UNDER_WAY = 2_000  # messages that are not answered yet
+UNDER_WAY = 2_000  # unanswered messages at a time
 PASSWORD = "correct horse"
 TIMEOUT_S = 60.0  # seconds
 
 
 class Broker(Serving):
-    """An instance, and the daemons that serve it or stand by."""
+    """An instance, with the daemon that serves it and others that stand by."""
 
     def __init__(self, url: str, keys: Path) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Broker(Serving):
 
     @property
     def children(self) -> list[int]:
-        """The processes of shares of the daemon that was begun first."""
+        """The share processes of the daemon that was started first."""
         return children(self.daemons[0].process.pid)
 
     def close(self) -> None:
@@ -71,14 +71,14 @@ class Broker(Serving):
 
 
 def children(pid: int) -> list[int]:
-    """The processes of shares that this one has."""
+    """Return the process ids of a daemon's shares."""
     listed = subprocess.run(["ps", "-ewwo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     found = [line.split(maxsplit=2) for line in listed.splitlines() if "servicebroker.broker.share_process" in line]
     return sorted(int(child) for child, parent, _ in found if int(parent) == pid)
 
 
 def are_gone(pids: list[int]) -> bool:
-    """Return whether all of them have ended; the init of a container may leave ended ones in the list."""
+    """Check whether all of these processes have ended. A container's init may leave zombies in the list."""
     listed = subprocess.run(["ps", "-eo", "pid=,stat="], capture_output=True, text=True, check=True).stdout
     states = dict(line.split() for line in listed.splitlines())
     return all(states.get(str(pid), "Z").startswith("Z") for pid in pids)
@@ -86,43 +86,43 @@ def are_gone(pids: list[int]) -> bool:
 
 @pytest.fixture
 def brokers(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Broker, Broker]]:
-    """West begins conversations with east; both know each other's certificates."""
+    """Two instances with each other's certificates. West begins conversations with east."""
     with ExitStack() as stack:
         made = []
         for name in ("west", "east"):
             made.append(Broker(make_instance_url(1), tmp_path / f"keys of {name}"))
             stack.callback(made[-1].close)
         west, east = made
-        for one, dropped, name in ((west, STOCK, "orders"), (east, ORDERS, "stock")):
-            one.database.drop_service(dropped)
-            one.database.create_master_key(PASSWORD)
-            one.database.create_certificate(name)
-            one.database.backup_certificate(name, tmp_path / name)
-        for one, name, user in ((west, "stock", "Stock"), (east, "orders", "Orders")):
-            one.database.create_user(user)
-            one.database.create_certificate(f"{name}!", file=tmp_path / name, authorization=user)
+        for broker, dropped, name in ((west, STOCK, "orders"), (east, ORDERS, "stock")):
+            broker.database.drop_service(dropped)
+            broker.database.create_master_key(PASSWORD)
+            broker.database.create_certificate(name)
+            broker.database.backup_certificate(name, tmp_path / name)
+        for broker, name, user in ((west, "stock", "Stock"), (east, "orders", "Orders")):
+            broker.database.create_user(user)
+            broker.database.create_certificate(f"{name}!", file=tmp_path / name, authorization=user)
         west.database.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock")
         east.database.grant("SEND", "Orders", service=STOCK)
         west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{east.port}")
         east.database.create_route("r", service_name=ORDERS, address=f"TCP://127.0.0.1:{west.port}")
-        for one in made:
-            one.daemons[0].says(f"Conversations are divided among {PROCESS_COUNT} rounds at a time.")
+        for broker in made:
+            broker.daemons[0].says(f"Conversations are divided among {PROCESS_COUNT} rounds at a time.")
         yield west, east
 
 
-def body(number: int) -> bytes:
-    """Of the message of that number."""
+def make_body(number: int) -> bytes:
+    """Return the body of the message with this number."""
     return b"%d " % number + b"x" * (400_000 if number % 101 == 50 else 100)
 
 
 class Flow:
-    """Numbered messages, each answered with its number, as long as the block runs; both sides check every one."""
+    """Sends numbered messages while the block runs. Each is answered with its number, and both sides check all."""
 
     def __init__(self, west: Broker, east: Broker, chance: random.Random) -> None:
         self.west, self.east, self.chance = west.database, east.database, chance
         handles = [self.west.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(CONVERSATION_COUNT)]
         self.sent: dict[UUID, int] = dict.fromkeys(handles, 0)
-        self.arrived: dict[UUID, int] = {}  # by the target's handle
+        self.arrived: dict[UUID, int] = {}  # next number, by the target's handle
         self.answered: dict[UUID, int] = dict.fromkeys(handles, 0)
         self.problems: list[BaseException] = []
         self._enough, self._over = threading.Event(), threading.Event()
@@ -153,7 +153,7 @@ class Flow:
         return sum(self.answered.values())
 
     def moves(self, until: Callable[[], bool] | None = None) -> None:
-        """Wait until some more have been answered, or until that; somebody always gets further meanwhile."""
+        """Wait until more messages were answered, or until `until` is true. Without progress the test fails."""
         seen, at = self.finished, time.monotonic()
         target = until or (lambda first=seen: self.finished > first + CONVERSATION_COUNT)
         while not target() and not self.problems:
@@ -172,7 +172,7 @@ class Flow:
         while not self._enough.is_set() and not self.problems:
             handle = self.chance.choice(list(self.sent))
             first, count = self.sent[handle], self.chance.randint(1, 40)
-            self.west.send_batch(handle, ORDER, [body(number) for number in range(first, first + count)])
+            self.west.send_batch(handle, ORDER, [make_body(number) for number in range(first, first + count)])
             self.sent[handle] += count
             while sum(self.sent.values()) - self.finished > UNDER_WAY and not self._enough.is_set():
                 time.sleep(0.01)
@@ -181,7 +181,7 @@ class Flow:
         while not self._over.is_set():
             with self.east.transaction() as transaction:
                 messages = transaction.receive(STOCK_QUEUE, top=500, wait=0.2)
-                self._check(messages, self.arrived, body)
+                self._check(messages, self.arrived, make_body)
                 for handle in {message.conversation_handle for message in messages}:
                     numbers = [m.message_sequence_number for m in messages if m.conversation_handle == handle]
                     transaction.send_batch(handle, REPLY, [b"%d" % number for number in numbers])
@@ -198,34 +198,36 @@ class Flow:
             counts[message.conversation_handle] = number + 1
 
 
-def all_is_settled(*brokers: Broker) -> None:
-    for one in brokers:
-        eventually(lambda one=one: waiting_messages(one.database) == 0)
-        assert query(one.database, "select count(*) from servicebroker.arrived_fragments") == [(0,)]
-        securities = query(one.database, "select distinct security::text from servicebroker.conversation_endpoints")
+def check_settled(*brokers: Broker) -> None:
+    for broker in brokers:
+        eventually(lambda broker=broker: waiting_messages(broker.database) == 0)
+        assert query(broker.database, "select count(*) from servicebroker.arrived_fragments") == [(0,)]
+        securities = query(broker.database, "select distinct security::text from servicebroker.conversation_endpoints")
         assert securities == [("F",)]
 
 
-def status_and_doctor_tell_of_them(one: Broker) -> None:
-    """Which processes serve the instance, and that one is killed again and again."""
-    killed = one.daemons[0].count("another one takes its place")
-    pids = [one.daemons[0].process.pid, *one.children]
+def check_status_and_doctor(broker: Broker) -> None:
+    """Check that status lists the processes, and that doctor reports those that were replaced repeatedly."""
+    killed = broker.daemons[0].count("another one takes its place")
+    pids = [broker.daemons[0].process.pid, *broker.children]
 
-    def told() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(ran("status", "--instance", one.url, "--json").stdout)["processes"]
-        return found
+    def read_processes() -> list[dict[str, Any]]:
+        listed_processes: list[dict[str, Any]] = json.loads(ran("status", "--instance", broker.url, "--json").stdout)[
+            "processes"
+        ]
+        return listed_processes
 
-    eventually(lambda: sorted(process["process_id"] for process in told()) == sorted(pids))
-    found = told()
-    assert [process["number"] for process in found] == [1, 2, 3]
-    assert sum(process["replaced"] for process in found) == killed
-    assert all(process["memory"] > 10_000_000 for process in found)
-    served = ran("status", "--instance", one.url, env=os.environ | {"COLUMNS": "200"}).stdout
+    eventually(lambda: sorted(process["process_id"] for process in read_processes()) == sorted(pids))
+    listed_processes = read_processes()
+    assert [process["number"] for process in listed_processes] == [1, 2, 3]
+    assert sum(process["replaced"] for process in listed_processes) == killed
+    assert all(process["memory"] > 10_000_000 for process in listed_processes)
+    served = ran("status", "--instance", broker.url, env=os.environ | {"COLUMNS": "200"}).stdout
     assert f"Served by {PROCESS_COUNT} processes: {pids[0]} (" in served
-    said = ran("doctor", "--instance", one.url).stdout
-    for process in found:
+    report = ran("doctor", "--instance", broker.url).stdout
+    for process in listed_processes:
         often = f"Process {process['number']} of 3 was replaced {process['replaced']} times, lately "
-        assert (often in said) == (process["replaced"] >= 3)
+        assert (often in report) == (process["replaced"] >= 3)
 
 
 @pytest.mark.feature(127, 140)
@@ -243,16 +245,18 @@ def test_one_of_several_processes_is_killed(
             os.kill(killed, signal.SIGKILL)
             eventually(lambda: others < {*broker.children} - {killed})  # noqa: B023
             flow.moves()
-    all_is_settled(*brokers)
-    assert sum(one.daemons[0].count("was killed (SIGKILL): another one takes its place") for one in brokers) == kills
-    for one in brokers:
-        status_and_doctor_tell_of_them(one)
-    for one in brokers:  # and all of them end when they are asked to
-        before = one.children
-        assert one.daemons[0].end() == 0
+    check_settled(*brokers)
+    assert (
+        sum(broker.daemons[0].count("was killed (SIGKILL): another one takes its place") for broker in brokers) == kills
+    )
+    for broker in brokers:
+        check_status_and_doctor(broker)
+    for broker in brokers:  # a stopped daemon ends all of its processes
+        before = broker.children
+        assert broker.daemons[0].end() == 0
         assert are_gone(before)
-        assert not one.daemons[0].said("Traceback")
-        assert not one.daemons[0].said("database was lost")
+        assert not broker.daemons[0].said("Traceback")
+        assert not broker.daemons[0].said("database was lost")
 
 
 @pytest.mark.feature(127, 140)
@@ -272,4 +276,4 @@ def test_a_second_daemon_takes_over(
             broker.daemons.pop(0).kill()
             second.says("This process serves the instance.")
             flow.moves()
-    all_is_settled(*brokers)
+    check_settled(*brokers)

@@ -29,7 +29,7 @@ KEEPER, KEPT_SERVICE = "Keeper", "//test/Kept"
 
 @pytest.fixture(scope="module")
 def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    """Each has imported the certificate of the other; the daemons run."""
+    """Two instances with each other's certificates, and their daemons."""
     folder = tmp_path_factory.mktemp("refusals")
     with two_sites(make_instance_url, folder) as found:
         found.introduce(folder)
@@ -43,18 +43,18 @@ def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathF
 
 def doctor(site: Site) -> list[dict[str, str]]:
     """Return the findings of doctor about peers and waiting messages."""
-    done = CliRunner().invoke(app, ["doctor", "--instance", site.url, "--json"])
-    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
-    assert done.exit_code == (1 if found else 0)
-    return [one for one in found if one["subject"].startswith(("peer", "service"))]
+    result = CliRunner().invoke(app, ["doctor", "--instance", site.url, "--json"])
+    found: list[dict[str, str]] = json.loads(result.stdout)["findings"]
+    assert result.exit_code == (1 if found else 0)
+    return [finding for finding in found if finding["subject"].startswith(("peer", "service"))]
 
 
-def finds(site: Site, *words: str) -> dict[str, str]:
-    """Wait until one finding holds all of these."""
+def wait_for_finding(site: Site, *words: str) -> dict[str, str]:
+    """Wait until one finding of doctor contains all of these words, and return it."""
     found: list[dict[str, str]] = []
 
     def is_there() -> bool:
-        found[:] = [one for one in doctor(site) if all(word in " ".join(one.values()) for word in words)]
+        found[:] = [finding for finding in doctor(site) if all(word in " ".join(finding.values()) for word in words)]
         return bool(found)
 
     try:
@@ -64,7 +64,7 @@ def finds(site: Site, *words: str) -> dict[str, str]:
     return found[0]
 
 
-def test_a_refusal_at_the_target_is_found_there_and_the_wait_here(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_reported_at_the_target_and_at_the_sender(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_findings, "UNEXPLAINED_WAIT", timedelta(seconds=1))
     east = two.east.database
     east.create_user(KEEPER)
@@ -75,38 +75,40 @@ def test_a_refusal_at_the_target_is_found_there_and_the_wait_here(two: Two, monk
     two.west.database.create_route(KEPT_SERVICE, service_name=KEPT_SERVICE, address=two.east.address)
     handle = two.west.database.begin_dialog(ORDERS, KEPT_SERVICE, contract=CONTRACT, encryption=False)
     two.west.database.send(handle, ORDER, b"x")
-    found = finds(two.east, "Refused here", "8401", "does not have permission to receive", KEPT_SERVICE)
+    found = wait_for_finding(two.east, "Refused here", "8401", "does not have permission to receive", KEPT_SERVICE)
     assert found["subject"] == "peer certificate west"
     assert "GRANT RECEIVE on the queue" in found["advice"]
-    waits = finds(two.west, f"service {KEPT_SERVICE}", "nobody has said why")
+    waits = wait_for_finding(two.west, f"service {KEPT_SERVICE}", "nobody has said why")
     assert "servicebroker doctor at the other side" in waits["advice"]
     two.west.database.end_conversation(handle, cleanup=True)
 
 
-def test_what_is_on_its_way_is_no_finding(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message without a status, younger than 10 seconds; older ones are one, also of the conversation."""
+def test_messages_in_transit_are_no_finding(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message without a status is no finding for 10 seconds. After that it is one, also for its conversation."""
     two.west.database.create_route("Mute", service_name="//test/Mute", address=two.east.address)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         two.west.database.alter_route("Mute", address=f"TCP://127.0.0.1:{mute.getsockname()[1]}")
         handle = two.west.database.begin_dialog(ORDERS, "//test/Mute", contract=CONTRACT, encryption=False)
         two.west.database.send(handle, ORDER, b"x")
         asked = ["doctor", "--instance", two.west.url, "--database", "Test", "--conversation", str(handle)]
-        assert not [one for one in doctor(two.west) if one["subject"] == "service //test/Mute"]
+        assert not [finding for finding in doctor(two.west) if finding["subject"] == "service //test/Mute"]
         assert CliRunner().invoke(app, asked).exit_code == 0
         for module in (queue_findings, conversation_findings):
             monkeypatch.setattr(module, "UNEXPLAINED_WAIT", timedelta(0))
-        finds(two.west, "service //test/Mute", "1 message to it waits", "nobody has said why")
+        wait_for_finding(two.west, "service //test/Mute", "1 message to it waits", "nobody has said why")
         assert "nobody has said why" in CliRunner().invoke(app, asked).output
-    found = finds(two.west, "service //test/Mute", "The target service broker is unreachable", "Connection refused")
+    found = wait_for_finding(
+        two.west, "service //test/Mute", "The target service broker is unreachable", "Connection refused"
+    )
     assert "servicebroker route alter" in found["advice"]
     two.west.database.end_conversation(handle, cleanup=True)
 
 
-def test_who_is_no_broker_is_found(two: Two) -> None:
+def test_a_peer_that_is_no_broker_is_reported(two: Two) -> None:
     with socket.create_connection(("127.0.0.1", two.east.port), 10) as stream:
         stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert stream.recv(1000)
-    found = finds(two.east, "peer TCP://127.0.0.1", "Refused here", "encryption algorithm")
+    found = wait_for_finding(two.east, "peer TCP://127.0.0.1", "Refused here", "encryption algorithm")
     assert found["problem"].count("28027") == 1
     assert "ALTER ENDPOINT" in found["advice"]
     said = CliRunner().invoke(app, ["status", "--instance", two.east.url], env={"COLUMNS": "300"}).output
@@ -115,7 +117,7 @@ def test_who_is_no_broker_is_found(two: Two) -> None:
     )
 
 
-def test_who_may_not_connect_learns_that_and_no_names(two: Two, tmp_path: Path) -> None:
+def test_a_peer_without_connect_permission_learns_no_names(two: Two, tmp_path: Path) -> None:
     facts, key = x509_certificates.make("mallory", datetime.now(UTC))
     identity, file = tmp_path / "mallory.key", tmp_path / "mallory.pem"
     identity.write_bytes(x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
@@ -127,7 +129,7 @@ def test_who_may_not_connect_learns_that_and_no_names(two: Two, tmp_path: Path) 
     def told() -> tuple[int, str] | None:
         try:
             peer = Hostile.connect(east.port, identity, uuid4()).hear()
-        except OSError:  # the daemon takes the new certificate just now
+        except OSError:  # the daemon may load the new certificate at this moment
             return None
         peer.close()
         return None if peer.closed is None else peer.closed[:2]
@@ -135,7 +137,7 @@ def test_who_may_not_connect_learns_that_and_no_names(two: Two, tmp_path: Path) 
     eventually(lambda: (told() or (0, ""))[0] == 28034)
     number, text = told() or (0, "")
     assert (number, "CONNECT permission" in text, "mallorys_login" in text) == (28034, True, False)
-    assert "mallorys_login" in finds(east, "28034", "GRANT CONNECT")["problem"]
+    assert "mallorys_login" in wait_for_finding(east, "28034", "GRANT CONNECT")["problem"]
 
 
 def test_a_dropped_certificate_is_found_on_both_sides(two: Two) -> None:
@@ -143,11 +145,11 @@ def test_a_dropped_certificate_is_found_on_both_sides(two: Two) -> None:
     handle = two.send()
     eventually(
         lambda: "unknown ca" in two.west.status() or not two.send("x", handle=handle)
-    )  # some of it still arrives
-    found = finds(two.west, "It refuses us", "9751", f"peer {two.east.address}")
+    )  # some messages may still arrive
+    found = wait_for_finding(two.west, "It refuses us", "9751", f"peer {two.east.address}")
     assert "certificate export here and certificate import at the peer" in found["advice"]
-    finds(two.west, f"service {STOCK}", "unknown ca")
-    found = finds(
+    wait_for_finding(two.west, f"service {STOCK}", "unknown ca")
+    found = wait_for_finding(
         two.east, "peer TCP://127.0.0.1", "Refused here", "28035", "none of those that were imported into this instance"
     )
     assert "servicebroker certificate import" in found["advice"]
@@ -168,6 +170,6 @@ def test_refusals_are_bounded(two: Two) -> None:
             run_alone(connection, save_refusals(taken, now - late))
         kept = run(connection, find_refusals(now - REFUSAL_RETENTION))
         assert len(kept) == MAX_ROWS
-        assert {one.times for one in kept if one.peer != "others"} <= {1, 2, 3}
+        assert {refusal.times for refusal in kept if refusal.peer != "others"} <= {1, 2, 3}
         connection.execute("delete from servicebroker.refusals")
         connection.commit()

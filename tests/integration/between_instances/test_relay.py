@@ -56,7 +56,7 @@ def test_a_message_and_its_reply(pair: Pair) -> None:
 
 
 @pytest.mark.feature(115)
-def test_the_first_acknowledgement_tells_the_target_s_identifier(pair: Pair) -> None:
+def test_the_first_acknowledgement_contains_the_targets_identifier(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     text = "select far_broker_instance from sys.conversation_endpoints where conversation_handle = %s"
@@ -64,12 +64,12 @@ def test_the_first_acknowledgement_tells_the_target_s_identifier(pair: Pair) -> 
     assert query(pair.west.database, text, handle) == east
 
 
-def test_end_and_end(pair: Pair) -> None:
+def test_both_sides_end(pair: Pair) -> None:
     handle = begin(pair, 2)
     pair.west.database.end_conversation(handle)
     assert state(pair.west.database, handle) == "DO"
     pair.rounds()
-    assert state(pair.west.database, handle) is None  # acknowledged: an initiator goes at once
+    assert state(pair.west.database, handle) is None  # acknowledged: the initiator is removed at once
     *data, end = pair.east.database.receive(STOCK_QUEUE)
     assert bodies(data) == [b"0", b"1"]
     assert end.is_end_dialog
@@ -98,7 +98,7 @@ def test_the_target_ends_first(pair: Pair) -> None:
     assert leftovers(pair.east) == {}
 
 
-def test_end_with_error_overtakes_what_was_not_sent(pair: Pair) -> None:
+def test_end_with_error_drops_unsent_messages(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     pair.west.is_connected = False
@@ -117,7 +117,7 @@ def test_end_with_error_overtakes_what_was_not_sent(pair: Pair) -> None:
 
 
 @pytest.mark.feature(104, 108)
-def test_what_the_target_does_not_take_comes_back_as_an_error(pair: Pair) -> None:
+def test_a_refusal_by_the_target_arrives_as_an_error(pair: Pair) -> None:
     pair.east.database.alter_service(STOCK, drop_contracts=[CONTRACT])
     handle = begin(pair)
     pair.rounds()
@@ -128,7 +128,7 @@ def test_what_the_target_does_not_take_comes_back_as_an_error(pair: Pair) -> Non
 
 
 @pytest.mark.feature(102, 104)
-def test_a_contract_that_the_target_has_never_heard_of(pair: Pair) -> None:
+def test_a_contract_that_the_target_database_lacks(pair: Pair) -> None:
     pair.west.database.create_contract("//west/only", {ORDER: "ANY"})
     handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract="//west/only", encryption=False)
     pair.west.database.send(handle, ORDER, b"x")
@@ -140,7 +140,7 @@ def test_a_contract_that_the_target_has_never_heard_of(pair: Pair) -> None:
 @pytest.mark.feature(106)
 @pytest.mark.parametrize("times", [1, 20_000], ids=["small", "in fragments"])
 def test_a_message_that_fails_validation_at_the_target(pair: Pair, times: int) -> None:
-    """Nor is it in the queue later, when what waits beside queues is looked at."""
+    """It is not delivered later either, when messages beside the queue are."""
     handle = begin(pair)
     pair.west.database.send(handle, DOCUMENT, b"<no xml" * times)
     pair.west.database.send(handle, ORDER, b"2" * times)
@@ -159,7 +159,7 @@ def test_a_message_that_fails_validation_at_the_target(pair: Pair, times: int) -
 
 
 @pytest.mark.feature(102, 103)
-def test_a_peer_that_is_gone(pair: Pair) -> None:
+def test_a_peer_that_was_removed(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     (message,) = pair.east.database.receive(STOCK_QUEUE)
@@ -171,7 +171,7 @@ def test_a_peer_that_is_gone(pair: Pair) -> None:
 
 
 @pytest.mark.feature(138)
-def test_while_the_queue_is_off_messages_wait_at_the_receiver_and_are_acknowledged(pair: Pair) -> None:
+def test_messages_for_a_disabled_queue_are_acknowledged_and_wait_at_the_receiver(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     pair.east.database.alter_queue(STOCK_QUEUE, status=False)
@@ -189,8 +189,8 @@ def test_while_the_queue_is_off_messages_wait_at_the_receiver_and_are_acknowledg
 
 @pytest.mark.feature(138)
 @pytest.mark.parametrize("size", [1, 100_000], ids=["small", "in fragments"])
-def test_what_waits_beside_a_queue_goes_when_its_application_ends(pair: Pair, size: int) -> None:
-    """The queue is switched on before the peer has the end: nothing comes into it."""
+def test_messages_beside_a_queue_are_dropped_when_the_application_ends(pair: Pair, size: int) -> None:
+    """The queue is enabled before the EndDialog has reached the peer. It stays empty."""
     handle = begin(pair)
     pair.rounds()
     (message,) = pair.east.database.receive(STOCK_QUEUE)
@@ -210,7 +210,7 @@ def test_what_waits_beside_a_queue_goes_when_its_application_ends(pair: Pair, si
 
 @pytest.mark.feature(130)
 @pytest.mark.parametrize("kind", [ORDER, DOCUMENT])
-def test_a_large_message_travels_in_fragments(pair: Pair, kind: str) -> None:
+def test_a_large_message_is_sent_in_fragments(pair: Pair, kind: str) -> None:
     body = b"<x>" + b"0123456789" * 30_000 + b"</x>"
     handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     pair.west.database.send(handle, kind, body)
@@ -221,7 +221,7 @@ def test_a_large_message_travels_in_fragments(pair: Pair, kind: str) -> None:
 
 
 @pytest.mark.feature(127, 134)
-def test_lost_frames_travel_again_and_duplicates_are_dropped(pair: Pair) -> None:
+def test_lost_frames_are_retried_and_duplicates_dropped(pair: Pair) -> None:
     chance = random.Random(5)
     handles = [begin(pair, 10) for _ in range(5)]
     for _ in range(200):
@@ -241,7 +241,7 @@ def test_lost_frames_travel_again_and_duplicates_are_dropped(pair: Pair) -> None
     assert list(received.values()) == [[str(n).encode() for n in range(10)]] * len(handles)
 
 
-def test_a_relay_that_begins_anew_goes_on(pair: Pair) -> None:
+def test_a_restarted_relay_continues(pair: Pair) -> None:
     handle = begin(pair, 2)
     pair.rounds()
     pair.west.relay, pair.east.relay = pair.west.new_relay(), pair.east.new_relay()
@@ -256,7 +256,7 @@ def test_a_relay_that_begins_anew_goes_on(pair: Pair) -> None:
 
 
 @pytest.mark.feature(124)
-def test_transmission_status_says_why_messages_wait(pair: Pair) -> None:
+def test_transmission_status_has_the_reason_of_a_wait(pair: Pair) -> None:
     pair.west.is_connected = False
     begin(pair)
     pair.rounds()
@@ -268,7 +268,7 @@ def test_transmission_status_says_why_messages_wait(pair: Pair) -> None:
     assert query(pair.west.database, text) == []
 
 
-def test_nobody_is_waited_for(pair: Pair) -> None:
+def test_rounds_do_not_wait_for_locks(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     (message,) = pair.east.database.receive(STOCK_QUEUE)
@@ -292,7 +292,7 @@ def test_nobody_is_waited_for(pair: Pair) -> None:
 
 @pytest.mark.feature(49)
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_a_multicast_to_conversations_with_another_instance(pair: Pair, size: int) -> None:
+def test_a_multicast_to_remote_conversations(pair: Pair, size: int) -> None:
     handles = [begin(pair), begin(pair)]
     pair.rounds()
     while pair.east.database.receive(STOCK_QUEUE):
@@ -309,7 +309,7 @@ def test_a_multicast_to_conversations_with_another_instance(pair: Pair, size: in
 
 
 @pytest.mark.feature(55)
-def test_a_queue_with_retention_keeps_what_was_sent_to_another_instance(pair: Pair) -> None:
+def test_retention_keeps_messages_sent_to_another_instance(pair: Pair) -> None:
     pair.west.database.alter_queue(ORDERS_QUEUE, retention=True)
     handle = begin(pair, 2)
     pair.rounds()
@@ -324,8 +324,8 @@ def test_a_queue_with_retention_keeps_what_was_sent_to_another_instance(pair: Pa
 
 
 @pytest.mark.feature(55)
-def test_retention_is_obeyed_by_who_already_sends_to_another_instance(pair: Pair) -> None:
-    """A sender that remembers the way hears of the option with its next SEND; off again, it remembers the way again."""
+def test_a_sender_to_another_instance_follows_retention(pair: Pair) -> None:
+    """A sender with a cached route applies RETENTION with its next SEND. Once it is off, the sender caches again."""
     database = pair.west.database
     handle = begin(pair)
     pair.rounds()
@@ -349,10 +349,8 @@ def test_retention_is_obeyed_by_who_already_sends_to_another_instance(pair: Pair
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == sent
 
 
-def test_a_queue_that_begins_to_retain_under_a_send_to_another_instance(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between two statements of one batch: what goes from then on has copies, and all of it goes in its order."""
+def test_retention_enabled_during_a_batch_to_another_instance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enabled between two statements of a batch: later messages are retained, and all are sent in order."""
     database = pair.west.database
     handle = begin(pair)
     pair.rounds()
@@ -372,7 +370,7 @@ def test_a_queue_that_begins_to_retain_under_a_send_to_another_instance(
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_the_server_s_own_send_goes_to_another_instance(pair: Pair) -> None:
+def test_send_in_sql_to_another_instance(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     query(pair.west.database, "select servicebroker.send(%s, %s, %s)", handle, ORDER, b"by SQL")
@@ -382,8 +380,8 @@ def test_the_server_s_own_send_goes_to_another_instance(pair: Pair) -> None:
 
 
 @pytest.mark.feature(74, 98, 130)
-def test_what_is_not_whole_or_before_its_turn_is_seen_and_not_received(pair: Pair) -> None:
-    """Status 2 in the queue's view; the target is STARTED_INBOUND until its first message is whole."""
+def test_incomplete_and_early_messages_are_visible_and_not_received(pair: Pair) -> None:
+    """They have status 2 in the queue's view. The target is STARTED_INBOUND until its first message is complete."""
     west, east = pair.west, pair.east
     large = b"0123456789" * 10_000
     handle = west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
@@ -415,8 +413,8 @@ def test_what_is_not_whole_or_before_its_turn_is_seen_and_not_received(pair: Pai
 
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["free", "held by a session"])
-def test_an_end_of_which_nothing_has_left_is_told_nobody(pair: Pair, is_held: bool) -> None:
-    """No broker takes EndDialog as the first message of a conversation."""
+def test_an_end_without_sent_messages_is_not_sent(pair: Pair, is_held: bool) -> None:
+    """No broker accepts EndDialog as the first message of a conversation."""
     west = pair.west.database
     handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     west.send(handle, ORDER, b"x", delay=600)

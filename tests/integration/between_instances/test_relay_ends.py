@@ -33,7 +33,7 @@ def test_both_sides_end_at_the_same_time(pair: Pair) -> None:
     assert waiting_messages(pair.east.database) == 0
 
 
-def test_an_end_leaves_although_the_peer_s_end_came_before_it_was_seen(pair: Pair) -> None:
+def test_an_end_is_sent_although_the_peers_end_arrived_before(pair: Pair) -> None:
     handle, message = opened(pair)
     pair.east.database.end_conversation(message.conversation_handle)
     pair.east.round([])
@@ -77,7 +77,7 @@ def test_an_ended_target_that_gets_an_error_is_closed_and_kept(pair: Pair) -> No
 
 
 @pytest.mark.feature(102)
-def test_a_second_broker_that_answers_is_told_that_it_is_too_late(pair: Pair) -> None:
+def test_a_second_broker_that_answers_is_refused(pair: Pair) -> None:
     handle = begin(pair)
     pair.west.round([])
     first = list(pair.west.out.frames)
@@ -91,10 +91,10 @@ def test_a_second_broker_that_answers_is_told_that_it_is_too_late(pair: Pair) ->
     assert errors(pair.east.database.receive(STOCK_QUEUE)[:1]) == [-8495]
     pair.west.database.send(handle, ORDER, b"for the first one")
     pair.west.round([])
-    assert pair.west.out.frames  # and the first one is still its target
+    assert pair.west.out.frames  # the first broker is still the target
 
 
-def test_a_conversation_whose_broker_was_renewed_is_gone_and_its_peer_learns_it(pair: Pair) -> None:
+def test_new_broker_removes_conversations_and_notifies_their_peers(pair: Pair) -> None:
     handle, _ = opened(pair)
     pair.east.database.alter(new_broker=True)
     pair.west.database.send(handle, ORDER, b"1")
@@ -119,7 +119,7 @@ def test_error_broker_conversations_reaches_the_peer_at_its_next_message(pair: P
 @pytest.mark.feature(22)
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_dropped_contract_reaches_the_peer_at_its_next_message(pair: Pair, forgets: bool) -> None:
-    """Also when the daemon has been started anew, and looks the conversation up without its contract."""
+    """Also after a restart of the daemon, which loads the conversation without its contract."""
     handle, message = opened(pair)
     pair.east.database.alter_service(STOCK, drop_contracts=[CONTRACT])
     pair.east.database.drop_contract(CONTRACT)
@@ -135,7 +135,7 @@ def test_a_dropped_contract_reaches_the_peer_at_its_next_message(pair: Pair, for
     assert leftovers(pair.west) == {}
 
 
-def test_lifetimes_end_on_both_sides_and_nothing_travels_afterwards(pair: Pair) -> None:
+def test_lifetimes_end_on_both_sides_without_further_messages(pair: Pair) -> None:
     handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False, lifetime=60)
     pair.west.database.send(handle, ORDER, b"0")
     pair.rounds()
@@ -156,8 +156,8 @@ def test_lifetimes_end_on_both_sides_and_nothing_travels_afterwards(pair: Pair) 
     assert leftovers(pair.west) == {}
 
 
-def test_the_error_of_a_lifetime_stands_behind_what_has_arrived(pair: Pair) -> None:
-    """Also when an older transaction finds that it is over: a pipeline reads by stamps."""
+def test_the_error_of_a_lifetime_is_enqueued_after_arrived_messages(pair: Pair) -> None:
+    """Also if an older transaction detects the expiry, because a pipeline reads by stamps."""
     handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False, lifetime=60)
     with pair.east.database.transaction() as old:
         old.connection.execute("select pg_current_xact_id()")
@@ -182,7 +182,7 @@ def test_a_dropped_service_s_peer_gets_an_error_when_it_sends(pair: Pair) -> Non
     assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8462]
 
 
-def test_a_second_end_is_refused_while_the_first_travels(pair: Pair) -> None:
+def test_a_second_end_is_refused_while_the_first_is_in_transit(pair: Pair) -> None:
     handle, _ = opened(pair)
     pair.west.database.send(handle, ORDER, b"last")
     pair.west.database.end_conversation(handle)

@@ -1,4 +1,4 @@
-"""Stored fragments of messages between instances: they survive a restart, and invalid ones are deleted."""
+"""Stored fragments: they survive a restart, and invalid ones are deleted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from servicebroker.store.migrations import migrate
 from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, bodies, query
 
 
-def test_fragments_of_the_first_reply_outlive_a_start(pair: Pair) -> None:
-    """No message has arrived in order yet, so none was counted; the stored fragments were acknowledged all the same."""
+def test_fragments_of_the_first_reply_survive_a_restart(pair: Pair) -> None:
+    """No message has arrived in order yet, but the stored fragments were acknowledged."""
     _, message = opened(pair)
     pair.east.database.send(message.conversation_handle, REPLY, bytes(100_000))
     pair.east.round([])
@@ -23,8 +23,8 @@ def test_fragments_of_the_first_reply_outlive_a_start(pair: Pair) -> None:
     assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [bytes(100_000)]
 
 
-def leave_fragments(site: Site, handle: UUID, *rows: tuple[int, int, int, int]) -> None:
-    """As if these had been stored: message, fragment, of how many, bytes."""
+def store_fragments(site: Site, handle: UUID, *rows: tuple[int, int, int, int]) -> None:
+    """Store fragments. Each row has the message number, the fragment, the number of fragments and the bytes."""
     for number, fragment, fragments, size in rows:
         query(
             site.database,
@@ -46,35 +46,37 @@ IMPOSSIBLE = (
 POSSIBLE = ((6, 1, 3, 32_768), (7, 0, 1, 5), (8, 1, 2, 1), (8, 0, 2, 32_768))
 
 
-def kept_in(site: Site) -> list[tuple[int, int]]:
-    """Which fragments are stored."""
+def stored_fragments(site: Site) -> list[tuple[int, int]]:
+    """Return the stored fragments."""
     return query(
         site.database,
         "select message_sequence_number, fragment from servicebroker.arrived_fragments order by 1, 2",
     )
 
 
-def test_stored_fragments_that_no_sender_cuts_are_forgotten_when_they_are_read(pair: Pair) -> None:
+def test_invalid_stored_fragments_are_deleted_when_they_are_read(pair: Pair) -> None:
     handle, message = opened(pair)
-    leave_fragments(pair.east, message.conversation_handle, *IMPOSSIBLE)
+    store_fragments(pair.east, message.conversation_handle, *IMPOSSIBLE)
     pair.east.relay = pair.east.new_relay()
     pair.west.database.send(handle, ORDER, bytes(100_000))
     pair.rounds()
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [bytes(100_000)]
-    assert kept_in(pair.east) == []
+    assert stored_fragments(pair.east) == []
 
 
-def test_an_upgrade_removes_fragments_that_no_sender_cuts(make_instance_url: Callable[..., str]) -> None:
+def test_an_upgrade_removes_invalid_fragments(make_instance_url: Callable[..., str]) -> None:
     with paired(make_instance_url) as pair:
         handle, message = opened(pair)
         pair.east.database.alter_queue(STOCK_QUEUE, status=False)
         pair.west.database.send(handle, ORDER, bytes(40_000))
         pair.rounds()
-        beside = [(1, 0), (1, 1)]  # complete, and waits for its queue
-        assert kept_in(pair.east) == beside
+        beside = [(1, 0), (1, 1)]  # complete, and waits for a disabled queue
+        assert stored_fragments(pair.east) == beside
         later = [(number + 1, *rest) for number, *rest in (*IMPOSSIBLE, *POSSIBLE)]
-        leave_fragments(pair.east, message.conversation_handle, *later)
+        store_fragments(pair.east, message.conversation_handle, *later)
         with pair.east.instance.connection() as connection:
             connection.execute("delete from servicebroker.migrations where number = 410")
             migrate(connection)
-        assert kept_in(pair.east) == sorted([*beside, *((number + 1, fragment) for number, fragment, *_ in POSSIBLE)])
+        assert stored_fragments(pair.east) == sorted(
+            [*beside, *((number + 1, fragment) for number, fragment, *_ in POSSIBLE)]
+        )

@@ -14,7 +14,7 @@ from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_Q
 
 
 @pytest.mark.feature(133)
-def test_a_peer_that_cannot_be_reached_is_tried_less_and_less_often(pair: Pair) -> None:
+def test_an_unreachable_peer_is_retried_with_backoff(pair: Pair) -> None:
     west = pair.west
     west.is_connected = False
     begin(pair)
@@ -28,13 +28,13 @@ def test_a_peer_that_cannot_be_reached_is_tried_less_and_less_often(pair: Pair) 
 
 
 @pytest.mark.feature(133)
-def test_what_is_not_acknowledged_travels_again_less_and_less_often(pair: Pair) -> None:
+def test_unacknowledged_messages_are_retried_with_backoff(pair: Pair) -> None:
     west = pair.west
     begin(pair)
     west.round([])
     sent, waits = west.seconds, []
     west.seconds += CLEAR_STATUS_S
-    west.round([])  # says that the message is on its way
+    west.round([])  # the status of a sent message
     for _ in range(6):
         west.out.frames.clear()  # lost
         west.seconds = west.relay.wake_at
@@ -53,7 +53,7 @@ def test_a_conversation_survives_a_lost_link(pair: Pair) -> None:
     for number in range(1, 20):
         pair.west.database.send(handle, ORDER, str(number))
         pair.west.round([])
-        if number % 3 == 0:  # everything under way is lost with the link
+        if number % 3 == 0:  # all frames in transit are lost with the link
             pair.west.out.frames = deque()
             pair.west.relay.lost(pair.west.out, "gone")
             pair.west.relay.reached(parse_address(EAST))  # type: ignore[arg-type]
@@ -80,8 +80,8 @@ def test_a_small_message_overtakes_the_fragments_of_a_large_one(pair: Pair) -> N
 
 
 @pytest.mark.feature(131)
-def test_a_large_message_gives_way_while_small_ones_travel(pair: Pair) -> None:
-    """Fragments under way delay what comes behind them: first all that there is room for, then one at a time."""
+def test_large_messages_are_throttled_while_small_ones_are_sent(pair: Pair) -> None:
+    """Fragments in transit delay later messages. At first they fill the window, afterwards one is sent at a time."""
     large, small = (
         pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(2)
     )
@@ -91,7 +91,7 @@ def test_a_large_message_gives_way_while_small_ones_travel(pair: Pair) -> None:
     pair.west.database.send(large, ORDER, b"x" * 3_000_000)
 
     def sent() -> int:
-        """Bytes that leave in a round, which the other side stores and acknowledges."""
+        """Run a round, and return its sent bytes. The other side stores and acknowledges them."""
         frames, pair.east.out.frames = list(pair.east.out.frames), deque()
         pair.west.round(frames)
         frames, pair.west.out.frames = list(pair.west.out.frames), deque()
@@ -100,7 +100,7 @@ def test_a_large_message_gives_way_while_small_ones_travel(pair: Pair) -> None:
 
     assert sent() > 8 * LIMITS.fragment_size
     pair.west.database.send(small, ORDER, b"0")
-    assert sent() < 3 * LIMITS.fragment_size  # only bytes that stood in line before the small message
+    assert sent() < 3 * LIMITS.fragment_size  # only bytes that were queued before the small message
     for number in range(1, 5):
         pair.west.database.send(small, ORDER, str(number))
         assert sent() == pytest.approx(LIMITS.fragment_size, abs=1_000)
@@ -110,7 +110,7 @@ def test_a_large_message_gives_way_while_small_ones_travel(pair: Pair) -> None:
     assert sorted(len(body or b"") for body in bodies(found)) == [1, 1, 1, 1, 1, 5, 3_000_000]
 
 
-def test_large_messages_for_one_peer_do_not_hold_up_another(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_messages_for_one_peer_do_not_delay_another(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     west, far = pair.west, Wire()
     links = {west.other: west.out, parse_address("TCP://far:4022"): far}
     monkeypatch.setattr(west, "reach", links.__getitem__)
@@ -165,8 +165,8 @@ def test_an_acknowledgement_leaves_only_after_the_commit(pair: Pair) -> None:
 
 
 @pytest.mark.feature(116)
-@pytest.mark.parametrize("how", ["error", "refusal"])
-def test_a_conversation_that_sends_no_more_fills_neither_the_memory_nor_its_link(pair: Pair, how: str) -> None:
+@pytest.mark.parametrize("kind_of_end", ["error", "refusal"])
+def test_an_ended_conversation_frees_memory_and_link(pair: Pair, kind_of_end: str) -> None:
     west = pair.west
     handle, message = opened(pair)
     for _ in range(8):
@@ -176,7 +176,7 @@ def test_a_conversation_that_sends_no_more_fills_neither_the_memory_nor_its_link
     there = west.relay._conversations
     assert there.waiting_bytes > 100_000
     assert there.load(west.out) > 200_000
-    if how == "error":
+    if kind_of_end == "error":
         pair.east.database.end_conversation(message.conversation_handle, error=(1, "why"))
     else:
         pair.east.database.end_conversation(message.conversation_handle, cleanup=True)
@@ -192,15 +192,15 @@ def test_a_conversation_that_sends_no_more_fills_neither_the_memory_nor_its_link
 
 
 @pytest.mark.feature(116)
-def test_who_is_found_again_before_its_acknowledgement_is_written_goes_on(pair: Pair) -> None:
-    """Its row was held, and meanwhile its route had gone."""
+def test_a_conversation_loaded_before_its_acknowledgement_is_stored(pair: Pair) -> None:
+    """Its row was locked, and its route was dropped meanwhile."""
     west = pair.west
     handle = begin(pair)
     pair.rounds(1)
     assert [len(site.out.frames) for site in (west, pair.east)] == [0, 1]
     with west.database.transaction() as tx:
         tx.send(handle, ORDER, b"1")
-        pair.rounds(1)  # the acknowledgement has come, and cannot be written
+        pair.rounds(1)  # the acknowledgement has arrived, and cannot be stored
         west.database.drop_route("ToStock")
         pair.rounds(1)
         pair.pass_time(5.1)
@@ -213,7 +213,7 @@ def test_who_is_found_again_before_its_acknowledgement_is_written_goes_on(pair: 
 
 
 @pytest.mark.feature(116)
-def test_a_conversation_whose_keys_can_be_opened_again_takes_what_comes_again(
+def test_a_conversation_whose_keys_can_be_opened_again_receives_retries(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle, _ = opened(pair)

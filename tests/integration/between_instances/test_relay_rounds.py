@@ -1,4 +1,4 @@
-"""Rounds (transactions) of the daemon: the messages that each reads, stores and postpones."""
+"""Rounds (transactions) of the daemon: the messages that each round reads, stores and postpones."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from support import (
 )
 
 
-def test_what_a_round_sends_itself_is_found_by_the_next_one(pair: Pair) -> None:
-    """As a request for a missing route: after its look, and with a number below those that had ended by then."""
+def test_messages_that_a_round_sends_are_found_by_the_next_round(pair: Pair) -> None:
+    """For example a request for a missing route. Its transaction id is lower than some that have already ended."""
     database = pair.west.database
     handle = begin(pair)
     with psycopg.connect(database.instance.url) as connection:
         connection.execute("select pg_current_xact_id()")
-        query(database, "select pg_current_xact_id()")  # somebody else begins later and ends first
+        query(database, "select pg_current_xact_id()")  # another transaction begins later and ends first
         seen = run(connection, look(None)).snapshot
         database.join(connection).send(handle, ORDER, b"asks")
         connection.commit()
         assert [waiting.conversation_handle for waiting in run(connection, look(seen)).waiting] == [handle]
 
 
-def test_only_what_a_peer_relies_on_waits_for_the_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it was acknowledged may be lost in a crash of the server: the message is sent, and acknowledged, again."""
+def test_only_commits_that_a_peer_relies_on_wait_for_the_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash may lose a stored acknowledgement. Then the message is sent and acknowledged again."""
     lazy: list[bool] = []
 
     def noted(connection: psycopg.Connection[Any], command: bytes) -> None:
@@ -58,20 +58,20 @@ def test_only_what_a_peer_relies_on_waits_for_the_disk(pair: Pair, monkeypatch: 
     monkeypatch.setattr(postgres_store, "run_command", noted)
 
     def carried() -> list[bool]:
-        """West sends, east stores, west removes, and nothing is left to do."""
+        """Send a message from west to east, until west has removed it after the acknowledgement."""
         lazy.clear()
         pair.rounds(2)
         return lazy[:3]
 
     begin(pair)
-    assert carried()[:2] == [False, False]  # the conversation is claimed; its target is made
+    assert carried()[:2] == [False, False]  # the conversation is claimed, and its target is created
     handle, _ = opened(pair)
     pair.west.database.send(handle, ORDER, b"x")
     assert carried() == [True, False, True]
     assert waiting_messages(pair.west.database) == 0
 
 
-def test_while_somebody_holds_the_row_nothing_is_lost_and_it_goes_on_soon_after(pair: Pair) -> None:
+def test_messages_of_a_locked_endpoint_are_stored_soon_after_the_lock(pair: Pair) -> None:
     handle, message = opened(pair)
     pair.east.database.send(message.conversation_handle, REPLY, b"a")
     with pair.east.database.transaction() as transaction:
@@ -88,7 +88,7 @@ def test_while_somebody_holds_the_row_nothing_is_lost_and_it_goes_on_soon_after(
         pair.rounds()
         assert waiting_messages(pair.west.database) == 1
         assert pair.east.relay.wake_at < 1.1
-    pair.pass_time(1.0)  # the peer's own retry would take four
+    pair.pass_time(1.0)  # a retry of the peer would take four seconds
     pair.rounds()
     assert waiting_messages(pair.west.database) == 0
     assert waiting_messages(pair.east.database) == 0
@@ -96,7 +96,7 @@ def test_while_somebody_holds_the_row_nothing_is_lost_and_it_goes_on_soon_after(
     assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"a"]
 
 
-def test_what_comes_behind_a_batch_that_is_postponed_is_stored_right_after_it(pair: Pair) -> None:
+def test_messages_behind_a_postponed_batch_are_stored_right_after_it(pair: Pair) -> None:
     handle, message = opened(pair)
     with psycopg.connect(pair.east.instance.url) as somebody:
         somebody.execute(
@@ -109,16 +109,16 @@ def test_what_comes_behind_a_batch_that_is_postponed_is_stored_right_after_it(pa
     pair.east.round([])
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
     assert pair.east.relay.wake_at <= pair.east.seconds
-    pair.east.round([])  # the peer's own retry would take four seconds
+    pair.east.round([])  # a retry of the peer would take four seconds
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"2"]
 
 
-def test_who_is_read_in_a_later_round_travels_too(pair: Pair) -> None:
-    """There is room for the bodies of one conversation at a time, and of the others nothing is under way."""
+def test_conversations_that_wait_for_a_later_round_are_sent(pair: Pair) -> None:
+    """The memory holds the bodies of one conversation at a time. The other conversations have nothing in transit."""
     west = pair.west
     west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), budget=1)
     handles = [opened(pair)[0] for _ in range(4)]
-    for _ in range(3):  # no alarm is left of what was sent
+    for _ in range(3):  # no timer remains for the sent messages
         pair.pass_time(70.0)
         pair.rounds()
     for handle in handles:
@@ -127,8 +127,8 @@ def test_who_is_read_in_a_later_round_travels_too(pair: Pair) -> None:
     assert waiting_messages(west.database) == 0
 
 
-def test_what_is_sent_while_a_relay_begins_is_seen(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first round takes a message and finds the conversation; the application answers; then the round looks."""
+def test_messages_sent_while_a_relay_starts_are_found(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round receives a message and loads its conversation. The application answers before the round polls."""
     handle, message = opened(pair)
     pair.west.database.send(handle, ORDER, b"1")
     pair.west.round([])
@@ -149,8 +149,8 @@ def test_what_is_sent_while_a_relay_begins_is_seen(pair: Pair, monkeypatch: pyte
 
 
 @pytest.mark.feature(137)
-def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it_is_needed(pair: Pair) -> None:
-    """In both daemons from the first message on; services of one instance need none."""
+def test_a_transmission_object_exists_while_messages_are_in_transit(pair: Pair) -> None:
+    """In both daemons, from the first message on. Services of one instance need none."""
     west, east = pair.west, pair.east
     here, there = west.relay._conversations, east.relay._conversations
     west.database.create_service("//test/Here", STOCK_QUEUE, [CONTRACT])
@@ -166,7 +166,7 @@ def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it
     assert len(there) == 1
     entry = here.get(handle)
     assert entry is not None
-    assert entry.is_forgettable  # everything is acknowledged: it may go, and is made anew when it is needed
+    assert entry.is_forgettable  # after the acknowledgement the object may be removed, and is created again on demand
     here.forget(handle)
     there.forget(east.database.receive(STOCK_QUEUE)[0].conversation_handle)
     west.database.send(handle, ORDER, b"1")
@@ -175,8 +175,8 @@ def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it
     assert waiting_messages(west.database) == 0
 
 
-def test_what_waits_for_a_retry_is_not_forgotten(pair: Pair) -> None:
-    """Its link was lost, and its place in memory is given to another one."""
+def test_messages_that_wait_for_a_retry_are_not_forgotten(pair: Pair) -> None:
+    """The connection was lost, and the conversation's memory is given to another one."""
     west = pair.west
     west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=1)
     begin(pair)
@@ -193,8 +193,8 @@ def test_what_waits_for_a_retry_is_not_forgotten(pair: Pair) -> None:
     assert waiting_messages(west.database) == 0
 
 
-def test_a_message_that_cannot_be_taken_hides_nobody(pair: Pair) -> None:
-    """The message comes right after a start, for a conversation that has something to send."""
+def test_a_postponed_message_does_not_hide_its_conversation(pair: Pair) -> None:
+    """The message arrives right after a start, for a conversation with messages to send."""
     handle, message = opened(pair)
     pair.east.database.send(message.conversation_handle, REPLY, b"x")
     pair.east.round([])
@@ -208,7 +208,7 @@ def test_a_message_that_cannot_be_taken_hides_nobody(pair: Pair) -> None:
 
 @pytest.mark.feature(137)
 def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
-    """A peer that is down for long, and then comes back, also across a start of the daemon."""
+    """A peer is down for a long time and then reachable again, also after a restart of the daemon."""
 
     def small() -> Relay:
         west = pair.west
@@ -231,8 +231,8 @@ def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
     assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(100,)]
 
 
-def test_who_leaves_a_full_memory_weighs_nothing_on_its_link(pair: Pair) -> None:
-    """Also when the peer's broker has refused it, and what it had sent is never acknowledged."""
+def test_conversations_evicted_from_memory_free_their_share_of_the_link(pair: Pair) -> None:
+    """Also if the peer has refused the conversation, so that its sent messages are never acknowledged."""
     west = pair.west
     west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=1)
     pair.east.database.revoke("SEND", "public", service=STOCK)
@@ -258,7 +258,7 @@ def test_a_service_that_moves_to_another_queue_keeps_its_remote_conversations(pa
     assert bodies(pair.east.database.receive("Other")) == [b"1", b"2"]
 
 
-def test_a_frame_with_names_that_no_database_stores_stops_nobody(pair: Pair) -> None:
+def test_a_frame_with_invalid_names_affects_no_other_frame(pair: Pair) -> None:
     handle = begin(pair)
     pair.west.round([])
     (frame,) = pair.west.out.frames
@@ -272,7 +272,7 @@ def test_a_frame_with_names_that_no_database_stores_stops_nobody(pair: Pair) -> 
 
 
 def test_a_conversation_is_looked_up_again_in_the_round_that_stores_for_it(pair: Pair) -> None:
-    """Its answer waits for a route while messages come: nothing of either is lost."""
+    """Its answer waits for a route while messages arrive. No message is lost in either direction."""
     handle, message = opened(pair)
     pair.east.database.drop_route("ToOrders")
     pair.east.relay.forget()
@@ -290,7 +290,7 @@ def test_a_conversation_is_looked_up_again_in_the_round_that_stores_for_it(pair:
     assert waiting_messages(pair.west.database) == 0
 
 
-def test_who_alters_a_service_or_a_queue_for_long_stops_nobody_else(pair: Pair) -> None:
+def test_a_long_alteration_blocks_only_its_own_service_or_queue(pair: Pair) -> None:
     handle, _ = opened(pair)
     with pair.east.database.transaction() as transaction:
         lock = "select pg_advisory_xact_lock(%s, 0)"
@@ -308,7 +308,7 @@ def test_who_alters_a_service_or_a_queue_for_long_stops_nobody_else(pair: Pair) 
     ]
 
 
-def test_a_conversation_that_begins_while_a_service_is_altered_waits_for_nobody_s_retry(
+def test_a_conversation_that_begins_during_an_alteration_needs_no_retry(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals, "MAX_KEPT", 3)
@@ -328,13 +328,13 @@ def test_a_conversation_that_begins_while_a_service_is_altered_waits_for_nobody_
         return there, waiting_messages(pair.west.database)
 
     assert waiting() == (3, 1)
-    pair.pass_time(5)  # there was no room for one
+    pair.pass_time(5)  # the memory had no room for the frame
     pair.rounds()
     assert waiting() == (4, 0)
 
 
 @pytest.mark.feature(116)
-def test_who_waits_for_a_row_waits_between_two_looks(pair: Pair) -> None:
+def test_the_wait_for_a_locked_row_is_between_two_polls(pair: Pair) -> None:
     west = pair.west
     handle = begin(pair)
     with west.database.transaction() as tx:

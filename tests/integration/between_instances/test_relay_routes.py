@@ -13,7 +13,7 @@ from servicebroker.protocol.routing import parse_address
 from support import CONTRACT, ORDER, STOCK, STOCK_QUEUE, bodies, query, waiting_messages
 
 
-def test_a_claimed_conversation_gets_no_second_target_at_home(pair: Pair) -> None:
+def test_a_claimed_conversation_gets_no_second_target_in_its_instance(pair: Pair) -> None:
     pair.west.is_connected = False
     begin(pair)
     pair.west.round([])
@@ -28,7 +28,7 @@ def test_a_claimed_conversation_gets_no_second_target_at_home(pair: Pair) -> Non
 
 
 def home_in(instance: sb.Instance) -> sb.Database:
-    """Another database, which has what the service needs."""
+    """Create another database with the objects that the service needs."""
     home = instance.database("Home", create=True)
     home.create_message_type(ORDER)
     home.create_contract(CONTRACT, {ORDER: "INITIATOR"})
@@ -37,7 +37,7 @@ def home_in(instance: sb.Instance) -> sb.Database:
 
 
 def wait_at_home(pair: Pair, home: sb.Database) -> None:
-    """A conversation whose service is in that database, its queue off: the relay has nothing to do with it."""
+    """Begin a conversation with a service of another database of the instance, whose queue is disabled."""
     home.create_service(STOCK, STOCK_QUEUE, [CONTRACT])
     home.alter_queue(STOCK_QUEUE, status=False)
     begin(pair)
@@ -46,7 +46,7 @@ def wait_at_home(pair: Pair, home: sb.Database) -> None:
 
 
 @pytest.mark.feature(116)
-def test_what_was_to_find_its_target_here_leaves_by_a_route_that_is_made(pair: Pair) -> None:
+def test_a_conversation_without_a_local_target_uses_a_new_route(pair: Pair) -> None:
     database = pair.west.database
     database.drop_route("ToStock")
     wait_at_home(pair, database)
@@ -57,8 +57,8 @@ def test_what_was_to_find_its_target_here_leaves_by_a_route_that_is_made(pair: P
 
 @pytest.mark.feature(116)
 @pytest.mark.parametrize("what", ["service", "database", "broker", "read_only"])
-def test_what_was_to_find_its_target_here_leaves_when_that_is_elsewhere(pair: Pair, what: str) -> None:
-    """The service was here, its queue off; then it has moved, or its database takes nothing."""
+def test_a_conversation_follows_its_service_to_another_instance(pair: Pair, what: str) -> None:
+    """The service was local, with a disabled queue. Then it is dropped, or its database stops accepting messages."""
     database, instance = pair.west.database, pair.west.instance
     home = database if what == "service" else home_in(instance)
     database.drop_route("ToStock")
@@ -78,7 +78,7 @@ def test_what_was_to_find_its_target_here_leaves_when_that_is_elsewhere(pair: Pa
 
 
 @pytest.mark.feature(112)
-def test_what_was_to_find_its_target_here_leaves_when_the_route_expires(pair: Pair) -> None:
+def test_a_conversation_with_a_local_target_leaves_when_the_route_expires(pair: Pair) -> None:
     west = pair.west
     for name in ("ToStock", "AutoCreatedLocal"):
         west.database.drop_route(name)
@@ -93,7 +93,7 @@ def test_what_was_to_find_its_target_here_leaves_when_the_route_expires(pair: Pa
 
 
 @pytest.mark.feature(112)
-def test_what_was_to_find_its_target_here_and_still_is_when_the_route_expires_is_looked_for_once(pair: Pair) -> None:
+def test_an_expired_route_to_a_local_target_is_checked_once(pair: Pair) -> None:
     """The daemon's clock may be ahead of the store's."""
     west = pair.west
     west.database.drop_route("ToStock")
@@ -111,7 +111,7 @@ def test_what_was_to_find_its_target_here_and_still_is_when_the_route_expires_is
 
 
 @pytest.mark.feature(112)
-def test_a_conversation_leaves_a_route_that_has_expired(pair: Pair) -> None:
+def test_a_conversation_does_not_use_an_expired_route(pair: Pair) -> None:
     west = pair.west
     west.database.drop_route("ToStock")
     west.database.create_route("Old", service_name=STOCK, address="TCP://old:4022", lifetime=60)
@@ -129,10 +129,8 @@ def test_a_conversation_leaves_a_route_that_has_expired(pair: Pair) -> None:
 
 @pytest.mark.feature(113)
 @pytest.mark.parametrize("is_acknowledged", [True, False])
-def test_a_route_to_another_instance_that_has_the_service_leaves_conversations_where_they_are(
-    pair: Pair, *, is_acknowledged: bool
-) -> None:
-    """Also of whom nothing is acknowledged yet: the first message would be stored there too."""
+def test_a_new_route_does_not_move_existing_conversations(pair: Pair, *, is_acknowledged: bool) -> None:
+    """Not even without an acknowledgement, because the first message could be stored twice."""
     west, east = pair.west.database, pair.east.database
     ((broker,),) = query(
         east, "select service_broker_guid::text from servicebroker.databases where name = %s", east.name

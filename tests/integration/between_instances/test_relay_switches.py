@@ -36,7 +36,7 @@ HOLD = "select from servicebroker.conversation_endpoints where conversation_hand
 
 
 @pytest.mark.feature(124)
-def test_a_disabled_broker_sends_and_takes_nothing_until_it_is_enabled(pair: Pair) -> None:
+def test_a_disabled_broker_neither_sends_nor_receives(pair: Pair) -> None:
     handle, _ = opened(pair)
     pair.west.database.send(handle, ORDER, b"1")
     pair.west.database.alter(disable_broker=True)
@@ -57,7 +57,7 @@ def test_a_disabled_broker_sends_and_takes_nothing_until_it_is_enabled(pair: Pai
 
 
 @pytest.mark.feature(138)
-def test_what_waits_beside_a_queue_that_is_off_is_in_the_receiver_s_transmission_queue(pair: Pair) -> None:
+def test_messages_for_a_disabled_queue_are_in_the_receivers_transmission_queue(pair: Pair) -> None:
     handle, message = opened(pair)
     pair.east.database.alter_queue(STOCK_QUEUE, status=False)
     pair.west.database.send(handle, ORDER, b"x" * 100_000)
@@ -73,8 +73,8 @@ def test_what_waits_beside_a_queue_that_is_off_is_in_the_receiver_s_transmission
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"x" * 100_000]
 
 
-def kept_beside(pair: Pair, count: int = 3) -> tuple[Any, UUID]:
-    """A conversation with so many messages beside a queue that is on again, from number 1 on; nobody has looked."""
+def store_beside_queue(pair: Pair, count: int = 3) -> tuple[Any, UUID]:
+    """Store messages beside a disabled queue, and enable it without delivering them. Return both handles."""
     handle, message = opened(pair)
     pair.east.database.alter_queue(STOCK_QUEUE, status=False)
     pair.west.database.send_batch(handle, ORDER, [str(number) for number in range(1, count + 1)])
@@ -84,32 +84,32 @@ def kept_beside(pair: Pair, count: int = 3) -> tuple[Any, UUID]:
     return handle, message.conversation_handle
 
 
-def left_over(site: Site) -> bool:
-    """Run the step of the background that delivers left-over messages, and return its answer."""
+def deliver_messages(site: Site) -> bool:
+    """Deliver left-over messages, as upkeep does. Return True if a message had to be skipped."""
     with psycopg.connect(site.instance.url) as connection:
         return run(connection, deliver_left_over(Catalog(), site.clock()))
 
 
 @pytest.mark.feature(138)
-def test_what_is_stored_while_the_background_delivers_what_waits_beside_a_queue_is_not_lost(pair: Pair) -> None:
-    _, target = kept_beside(pair)
+def test_messages_stored_during_a_delivery_by_upkeep_are_not_lost(pair: Pair) -> None:
+    _, target = store_beside_queue(pair)
     late = Batch(4, 5, [Deliver(4, (Part(ORDER, Content.DATA, b"4", b"t" * 8),))], b"t" * 8)
     with psycopg.connect(pair.east.instance.url) as daemon:
         assert run(daemon, store(Catalog(), {target: late}, {}, pair.east.clock())).stored == [target]
-        background = in_thread(left_over, pair.east)
-        wait([background], timeout=1)  # the thread is done, or has come as far as it can
+        background = in_thread(deliver_messages, pair.east)
+        wait([background], timeout=1)  # the thread has finished, or is blocked
     background.result(timeout=30)
-    left_over(pair.east)
+    deliver_messages(pair.east)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.feature(138)
-def test_what_waits_beside_a_queue_of_a_conversation_that_somebody_is_at_is_left_over_for_soon(pair: Pair) -> None:
-    _, target = kept_beside(pair)
+def test_messages_of_a_locked_conversation_are_delivered_later(pair: Pair) -> None:
+    _, target = store_beside_queue(pair)
     url, clock = pair.east.instance.url, pair.east.clock
     with psycopg.connect(url) as somebody, psycopg.connect(url, autocommit=True) as connection:
         somebody.execute(HOLD, (target,))
-        assert left_over(pair.east)
+        assert deliver_messages(pair.east)
         assert upkeep(connection, clock())
         with sb.open(url, clock=clock, upkeep=600) as instance:
             reading = in_thread(instance.database("Test").receive, STOCK_QUEUE, wait=30)
@@ -117,11 +117,11 @@ def test_what_waits_beside_a_queue_of_a_conversation_that_somebody_is_at_is_left
             somebody.commit()
             assert bodies(reading.result(40)) == [b"1", b"2", b"3"]
         assert not upkeep(connection, clock())
-    assert not left_over(pair.east)
+    assert not deliver_messages(pair.east)
 
 
 @pytest.mark.feature(138)
-def test_switching_on_delivers_what_waits_beside_the_queue_of_a_conversation_that_is_sent_on(pair: Pair) -> None:
+def test_an_enabled_queue_gets_waiting_messages_during_a_send(pair: Pair) -> None:
     handle, message = opened(pair)
     database, target = pair.east.database, message.conversation_handle
     database.alter_queue(STOCK_QUEUE, status=False)
@@ -131,7 +131,7 @@ def test_switching_on_delivers_what_waits_beside_the_queue_of_a_conversation_tha
     with database.transaction() as transaction:
         transaction.send(target, REPLY, b"a")
         switching = in_thread(database.alter_queue, STOCK_QUEUE, status=True)
-        wait([switching], timeout=1)  # the thread is done, or waits
+        wait([switching], timeout=1)  # the thread has finished, or waits
     switching.result(30)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1", b"2", None]
     assert state(database, target) == "DI"
@@ -139,8 +139,8 @@ def test_switching_on_delivers_what_waits_beside_the_queue_of_a_conversation_tha
 
 @pytest.mark.feature(138)
 @pytest.mark.parametrize("error", [None, (5, "no more")], ids=["end", "error"])
-def test_nothing_is_sent_to_a_peer_whose_end_waits_beside_a_queue(pair: Pair, error: tuple[int, str] | None) -> None:
-    """After the daemon has begun anew, too."""
+def test_no_message_is_sent_to_a_peer_whose_end_waits_beside_a_queue(pair: Pair, error: tuple[int, str] | None) -> None:
+    """Also after a restart of the daemon."""
     handle, message = opened(pair)
     database = pair.east.database
     database.alter_queue(STOCK_QUEUE, status=False)
@@ -156,5 +156,7 @@ def test_nothing_is_sent_to_a_peer_whose_end_waits_beside_a_queue(pair: Pair, er
     database.alter_queue(STOCK_QUEUE, status=True)
     pair.rounds()
     received = database.receive(STOCK_QUEUE)
-    assert errors([one for one in received if one.is_error]) == ([] if error is None else [5])
-    assert [one.message_body for one in received if not one.is_error] == ([b"1", None] if error is None else [])
+    assert errors([message for message in received if message.is_error]) == ([] if error is None else [5])
+    assert [message.message_body for message in received if not message.is_error] == (
+        [b"1", None] if error is None else []
+    )

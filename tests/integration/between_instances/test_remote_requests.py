@@ -23,7 +23,7 @@ def answer(pair: Pair) -> None:
     pair.rounds()
 
 
-def test_an_answer_comes_from_the_other_instance(pair: Pair) -> None:
+def test_an_answer_from_another_instance(pair: Pair) -> None:
     asked = in_thread(ask, pair)
     eventually(lambda: query(pair.west.database, "select from servicebroker.transmission_queue"))
     pair.rounds()
@@ -35,7 +35,7 @@ def test_an_answer_comes_from_the_other_instance(pair: Pair) -> None:
     assert query(pair.east.database, states) == [("CD",)]
 
 
-def test_the_reason_of_a_timeout_says_how_far_it_has_come(pair: Pair) -> None:
+def test_the_reason_of_a_timeout_shows_the_state_of_the_request(pair: Pair) -> None:
     pair.west.is_connected = False
     with pytest.raises(sb.RequestTimeout, match="Start the daemon") as late:
         ask(pair, timeout=0)

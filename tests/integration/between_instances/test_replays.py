@@ -21,12 +21,12 @@ from servicebroker.protocol.envelope import CAPABILITIES, Header, parse
 from servicebroker.store.running import run
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, bodies, query
 
-MINUTE_S = 60.0  # seconds
+MINUTE_S = 60.0
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """The clock of west; east has one of its own."""
+    """The clock of west. East has a separate clock."""
     return Clock()
 
 
@@ -43,18 +43,18 @@ def send(pair: Pair, text: str) -> Any:
     return handle
 
 
-def talked(pair: Pair, text: str = "one") -> list[bytes]:
-    """A conversation that is over on both sides; returns the frames that a forwarder has kept of its beginning."""
+def run_conversation(pair: Pair, text: str = "one") -> list[bytes]:
+    """Run a conversation to its end on both sides. Return its first frames, as a forwarder could keep them."""
     handle = send(pair, text)
     pair.west.round([])
-    kept = list(pair.west.out.frames)
+    kept_frames = list(pair.west.out.frames)
     arrive(pair, text)
-    over(pair, handle)
-    return kept
+    end_both_sides(pair, handle)
+    return kept_frames
 
 
-def over(pair: Pair, handle: Any) -> None:
-    """Both sides end."""
+def end_both_sides(pair: Pair, handle: Any) -> None:
+    """End the conversation on both sides."""
     pair.west.database.end_conversation(handle)
     pair.rounds()
     (end,) = pair.east.database.receive(STOCK_QUEUE)
@@ -64,7 +64,7 @@ def over(pair: Pair, handle: Any) -> None:
 
 
 def arrive(pair: Pair, text: str) -> None:
-    """Send what waits, again after a few seconds if need be, until the message is there."""
+    """Run rounds until the message has arrived, with a few seconds between attempts."""
     for _ in range(3):
         pair.rounds()
         if messages := pair.east.database.receive(STOCK_QUEUE):
@@ -74,8 +74,8 @@ def arrive(pair: Pair, text: str) -> None:
     pytest.fail("the message has not arrived")
 
 
-def wait(pair: Pair, **by: float) -> None:
-    """Let time pass for both sides, by all of their clocks."""
+def advance_clocks(pair: Pair, **by: float) -> None:
+    """Advance the wall clock and the relay's timer of both sides."""
     passed = timedelta(**by)
     for clock in (pair.west.clock, pair.east.clock):
         clock.jump(seconds=passed.total_seconds())
@@ -83,22 +83,22 @@ def wait(pair: Pair, **by: float) -> None:
 
 
 def clean_up(pair: Pair) -> None:
-    """Remove closed endpoints whose time is over, as upkeep does."""
+    """Remove closed endpoints after their retention time, as upkeep does."""
     for site in (pair.west, pair.east):
         with site.instance.connection() as connection:
             run(connection, remove_closed(site.clock()))
         assert leftovers(site) == {}
 
 
-def bring(pair: Pair, frames: list[bytes]) -> None:
-    """Somebody between the two brings frames again."""
+def replay(pair: Pair, frames: list[bytes]) -> None:
+    """Send frames to east again, as a forwarder could."""
     pair.east.relay.forget()
     pair.east.round(frames)
     pair.rounds()
 
 
 def without_date(frame: bytes) -> bytes:
-    """A frame as a version without dates would have made it, by somebody who has not the key."""
+    """Return the frame without its date, as a forwarder without the key could forge it."""
     envelope = parse(frame)
     opening = envelope.header.opening
     assert opening is not None
@@ -108,48 +108,48 @@ def without_date(frame: bytes) -> bytes:
 
 
 def header(site: Site) -> Header:
-    """The header of the only frame that a site has sent."""
+    """Return the header of the only frame that a site has sent."""
     (frame,) = site.out.frames
     return parse(frame).header
 
 
 @pytest.mark.feature(99)
 @pytest.mark.parametrize("anonymous", [False, True], ids=["full", "anonymous"])
-def test_an_opening_that_is_brought_again_when_both_sides_have_gone_opens_nothing(
+def test_a_replayed_opening_is_dropped_after_both_endpoints_were_removed(
     pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, anonymous: bool
 ) -> None:
     introduce(pair, tmp_path, anonymous=anonymous)
-    kept = talked(pair)
-    wait(pair, seconds=REPLAY_PROTECTION.total_seconds())
+    kept_frames = run_conversation(pair)
+    advance_clocks(pair, seconds=REPLAY_PROTECTION.total_seconds())
     clean_up(pair)
     with caplog.at_level("INFO", "servicebroker.broker"):
-        bring(pair, kept)
+        replay(pair, kept_frames)
     assert pair.east.database.receive(STOCK_QUEUE) == []
     assert leftovers(pair.east) == leftovers(pair.west) == {}
     assert "it is a replay, or one of the clocks is wrong" in caplog.text
 
 
-# Of the initiator's clock against the target's, in minutes.
-DIFFERENCES = [-10_000, -25, -15, -10, -9, 0, 9, 10, 11, 25, 10_000]
+# the initiator's clock minus the target's
+CLOCK_OFFSETS_MIN = [-10_000, -25, -15, -10, -9, 0, 9, 10, 11, 25, 10_000]
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("minutes", DIFFERENCES)
-def test_clocks_that_differ_lose_no_message_and_let_none_come_twice(
+@pytest.mark.parametrize("minutes", CLOCK_OFFSETS_MIN)
+def test_different_clocks_neither_lose_nor_duplicate_messages(
     pair: Pair, tmp_path: Path, clock: Clock, minutes: int
 ) -> None:
     introduce(pair, tmp_path, start_date=clock() - timedelta(days=30))
     clock.jump(minutes=minutes)
-    kept = talked(pair)
-    wait(pair, seconds=REPLAY_PROTECTION.total_seconds())
+    kept_frames = run_conversation(pair)
+    advance_clocks(pair, seconds=REPLAY_PROTECTION.total_seconds())
     clean_up(pair)
-    bring(pair, kept)
+    replay(pair, kept_frames)
     assert pair.east.database.receive(STOCK_QUEUE) == []
     assert leftovers(pair.east) == {}
 
 
 @pytest.mark.parametrize("minutes", [-25, 25])
-def test_it_says_that_the_clocks_differ_until_the_target_has_it(
+def test_transmission_status_reports_different_clocks_until_delivery(
     pair: Pair, tmp_path: Path, clock: Clock, minutes: int
 ) -> None:
     introduce(pair, tmp_path, start_date=clock() - timedelta(days=30))
@@ -165,52 +165,52 @@ def test_it_says_that_the_clocks_differ_until_the_target_has_it(
     assert pair.east.database.receive(STOCK_QUEUE)[0].message_body == b"one"
 
 
-def test_what_was_sealed_by_a_clock_that_is_ahead_is_refused_also_if_it_has_not_come_before(
+def test_openings_dated_by_a_fast_clock_are_refused_after_the_conversation(
     pair: Pair, tmp_path: Path, clock: Clock
 ) -> None:
-    """The forwarder lets one attempt through, and keeps the later ones until the initiator is told the time."""
+    """The forwarder forwards the first attempt, and keeps the later ones until after the conversation."""
     introduce(pair, tmp_path, start_date=clock() - timedelta(days=30))
     clock.jump(minutes=25)
     handle = send(pair, "one")
     pair.rounds(1)
     (answer,) = pair.east.out.frames
     pair.east.out.frames.clear()
-    kept = []
+    kept_frames = []
     for _ in range(3):
-        wait(pair, seconds=70)
+        advance_clocks(pair, seconds=70)
         pair.west.round([])
-        kept += pair.west.out.frames
+        kept_frames += pair.west.out.frames
         pair.west.out.frames.clear()
     pair.west.round([answer])
-    wait(pair, seconds=70)
+    advance_clocks(pair, seconds=70)
     arrive(pair, "one")
-    over(pair, handle)
+    end_both_sides(pair, handle)
     for _ in range(60):
-        wait(pair, minutes=1)
+        advance_clocks(pair, minutes=1)
         with pair.east.instance.connection() as connection:
             run(connection, remove_closed(pair.east.clock()))
-        bring(pair, kept)
+        replay(pair, kept_frames)
         assert pair.east.database.receive(STOCK_QUEUE) == []
 
 
-def test_a_message_that_waited_for_hours_is_sealed_anew(pair: Pair, tmp_path: Path) -> None:
+def test_a_message_that_waited_for_hours_is_sealed_again(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
     handle = send(pair, "one")
     pair.west.round([])
-    kept = list(pair.west.out.frames)
+    kept_frames = list(pair.west.out.frames)
     pair.west.out.frames.clear()
     for _ in range(5):
-        wait(pair, hours=1)
+        advance_clocks(pair, hours=1)
         pair.west.round([])
         pair.west.out.frames.clear()
-    bring(pair, kept)  # the first copy comes hours late: of no use any more
+    replay(pair, kept_frames)  # the first copy arrives hours late, and is refused
     assert pair.east.database.receive(STOCK_QUEUE) == []
-    wait(pair, minutes=2)
+    advance_clocks(pair, minutes=2)
     arrive(pair, "one")
     assert pair.west.database.get_transmission_status(handle) == ""
 
 
-def test_a_frame_says_when_it_was_sealed_until_the_conversation_is_open(pair: Pair, tmp_path: Path) -> None:
+def test_frames_have_the_date_of_their_sealing_until_the_conversation_is_open(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
     handle = send(pair, "one")
     pair.west.round([])
@@ -219,11 +219,11 @@ def test_a_frame_says_when_it_was_sealed_until_the_conversation_is_open(pair: Pa
     assert opening.capabilities == CAPABILITIES
     assert opening.sealed_at == pytest.approx(pair.west.clock().timestamp(), abs=30)
     pair.west.out.frames.clear()
-    wait(pair, minutes=1)
+    advance_clocks(pair, minutes=1)
     pair.west.round([])
-    again = header(pair.west).opening
-    assert again is not None
-    assert again.sealed_at == pytest.approx(opening.sealed_at + MINUTE_S, abs=2)
+    second_opening = header(pair.west).opening
+    assert second_opening is not None
+    assert second_opening.sealed_at == pytest.approx(opening.sealed_at + MINUTE_S, abs=2)
     arrive(pair, "one")
     pair.west.database.send(handle, ORDER, "two")
     pair.west.round([])
@@ -240,12 +240,12 @@ def test_an_unsecured_opening_has_no_date(pair: Pair) -> None:
     arrive(pair, "one")
 
 
-# ---------------------------------------------------------------- brokers of versions without dates
+# ---------------------------------------------------------------- brokers of older versions, which omit dates
 
 
 @pytest.fixture
 def undated(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """West is of a version that does not say when an opening was sealed, until this is undone."""
+    """Make west omit the date of openings, as older versions do, until `undo`."""
     monkeypatch.setattr(Frames, "_dated", lambda self, entry, header: header)
     return monkeypatch
 
@@ -253,38 +253,38 @@ def undated(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_a_broker_of_an_older_version_is_understood(pair: Pair, tmp_path: Path, undated: pytest.MonkeyPatch) -> None:
     introduce(pair, tmp_path)
     for text in ("one", "two"):
-        talked(pair, text)
-        wait(pair, seconds=REPLAY_PROTECTION.total_seconds())
+        run_conversation(pair, text)
+        advance_clocks(pair, seconds=REPLAY_PROTECTION.total_seconds())
         clean_up(pair)
     assert query(pair.east.database, "select * from servicebroker.known_brokers") == []
 
 
-def test_what_a_broker_has_sealed_before_its_upgrade_opens_nothing_after_it(
+def test_frames_sealed_before_an_upgrade_open_nothing_after_it(
     pair: Pair, tmp_path: Path, undated: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     introduce(pair, tmp_path)
-    kept = talked(pair, "old")
-    wait(pair, seconds=REPLAY_PROTECTION.total_seconds())
+    kept_frames = run_conversation(pair, "old")
+    advance_clocks(pair, seconds=REPLAY_PROTECTION.total_seconds())
     clean_up(pair)
     undated.undo()
-    talked(pair, "new")
-    wait(pair, seconds=REPLAY_PROTECTION.total_seconds())
+    run_conversation(pair, "new")
+    advance_clocks(pair, seconds=REPLAY_PROTECTION.total_seconds())
     clean_up(pair)
     with caplog.at_level("INFO", "servicebroker.broker"):
-        bring(pair, kept)
+        replay(pair, kept_frames)
     assert pair.east.database.receive(STOCK_QUEUE) == []
     assert "it does not say when it was sealed" in caplog.text
-    pair.east.database.drop_certificate("orders!")  # and with it what was told under it
+    pair.east.database.drop_certificate("orders!")  # also deletes the capabilities recorded for this certificate
     assert query(pair.east.database, "select * from servicebroker.known_brokers") == []
 
 
-def test_a_date_that_is_taken_out_breaks_the_seal(pair: Pair, tmp_path: Path) -> None:
+def test_a_frame_whose_date_was_removed_is_refused(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
     send(pair, "one")
     pair.west.round([])
     (frame,) = pair.west.out.frames
     pair.west.out.frames.clear()
-    bring(pair, [without_date(frame)])
+    replay(pair, [without_date(frame)])
     assert pair.east.database.receive(STOCK_QUEUE) == []
-    bring(pair, [frame])
+    replay(pair, [frame])
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"one"]

@@ -1,4 +1,4 @@
-"""A copy of an instance beside its original, under load: nothing that is meant for the original reaches the copy."""
+"""A copy of an instance beside its original, under load: the copy receives no message for the original."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIALOG_COUNT = 10
 
 
 def answer(url: str, answered: list[bytes], stopped: threading.Event, say: bytes) -> None:
-    """Answer every order of an instance, until it is stopped."""
+    """Answer every order of an instance, until `stopped` is set."""
     with sb.open(url, upkeep=None) as instance:
         database = standard_database(instance)
         while not stopped.is_set():
@@ -34,10 +34,10 @@ def copy_of(url: str, make_url: Callable[..., str]) -> str:
     return make_url(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
 
 
-def test_a_copy_answers_nothing_of_the_originals(
+def test_a_copy_answers_no_message_of_the_original(
     two: Two, make_url: Callable[..., str], tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """Make the copy while messages travel, refuse it, adopt it as a new instance and serve it.
+    """Copy an instance under load. The copy is refused, then adopted as a new instance and served.
 
     The original is restarted beside it, on the same port.
     """
@@ -90,5 +90,5 @@ def test_a_copy_answers_nothing_of_the_originals(
         for thread in threads:
             thread.join(30)
         beside.kill()
-    assert sorted(got) == sorted(b"original " + one for one in sent)
+    assert sorted(got) == sorted(b"original " + text for text in sent)
     assert answered[copy] == []

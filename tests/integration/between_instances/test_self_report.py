@@ -1,4 +1,4 @@
-"""Self-reports of the daemon: doctor names present failures, and none that are over."""
+"""Self-reports of the daemon: doctor reports present failures, and no past ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from support import eventually
 
 
 def problems(site: Site, subject: str) -> list[str]:
-    """The problems that doctor finds with a subject."""
-    done = CliRunner().invoke(command, ["doctor", "--json", "--instance", site.url])
-    return [one["problem"] for one in json.loads(done.output)["findings"] if one["subject"] == subject]
+    """Return doctor's problems with a subject."""
+    result = CliRunner().invoke(command, ["doctor", "--json", "--instance", site.url])
+    return [finding["problem"] for finding in json.loads(result.output)["findings"] if finding["subject"] == subject]
 
 
-def test_a_port_that_is_taken_is_named_until_it_is_free(two: Two) -> None:
+def test_a_port_in_use_is_reported_until_it_is_free(two: Two) -> None:
     site = two.west
     with socket.socket() as other:
         other.bind(("127.0.0.1", site.port))

@@ -32,10 +32,10 @@ from support import (
     REPLY,
     STOCK_QUEUE,
     bodies,
-    deafened,
     eventually,
     in_thread,
     query,
+    terminate_listeners,
     waiting_messages,
 )
 
@@ -65,7 +65,7 @@ def test_messages_and_replies_travel_between_endpoints(two: Two) -> None:
 
 
 def test_the_daemon_plans_a_statement_once_and_reads_by_indexes(make_instance_url: Callable[..., str]) -> None:
-    """Plans stay while the tables are empty; PostgreSQL would plan for each array anew, or read whole tables."""
+    """The daemon pins generic plans. Otherwise PostgreSQL would plan again for each array, or scan whole tables."""
     with connect(make_instance_url()) as connection:
         connection.execute("vacuum analyze")
         pin_plans(connection)
@@ -75,32 +75,32 @@ def test_the_daemon_plans_a_statement_once_and_reads_by_indexes(make_instance_ur
         ((name, *plans),) = connection.execute(planned).fetchall()
         assert plans == [2, 0]
         nulls = "null, null, null, null, null"
-        plan = connection.execute(f"explain execute {name}({nulls})".encode()).fetchall()  # a name of ours
+        plan = connection.execute(f"explain execute {name}({nulls})".encode()).fetchall()  # the name is not user input
         assert "Seq Scan" not in str(plan)
 
 
-def test_the_daemon_gets_up_for_many_messages_and_not_for_one_at_a_time(two: Two) -> None:
-    def dozing() -> list[tuple[object, ...]]:
+def test_the_daemon_polls_under_load_only(two: Two) -> None:
+    def listening_rows() -> list[tuple[object, ...]]:
         listed = "select xmin::text, ctid::text from servicebroker.waiting_readers where queue_id = 0"
         return query(two.west.database, listed)
 
     serve_both(two, **PLAIN)
     handle = two.send("first")
     two.arrives("first")
-    eventually(dozing)
-    before = dozing()
+    eventually(listening_rows)
+    before = listening_rows()
     for number in range(12):
         two.send(str(number), handle=handle)
         assert bodies(two.east.database.receive(STOCK_QUEUE, wait=30)) == [str(number).encode()]
-    assert dozing() == before  # rung for each message, and never off the list
+    assert listening_rows() == before  # notified for each message, and still registered
 
-    def up_meanwhile() -> bool:
-        for _ in range(20):  # faster than they are carried, round after round
+    def polls_under_load() -> bool:
+        for _ in range(20):  # faster than the daemon transmits them
             two.west.database.send_batch(handle, ORDER, [b"one of many"] * 100)
-        return dozing() != before
+        return listening_rows() != before
 
-    eventually(up_meanwhile)
-    eventually(dozing)  # no message comes any more
+    eventually(polls_under_load)
+    eventually(listening_rows)  # no further message arrives
 
 
 @pytest.mark.feature(142)
@@ -113,7 +113,7 @@ def test_without_an_endpoint_nothing_leaves(two: Two) -> None:
     two.west.endpoint(**PLAIN)
     two.arrives("a")
     two.west.daemon.says("Endpoint configuration change detected.")
-    eventually(two.west.connections)  # shown once a second: none shown yet would look like none left
+    eventually(two.west.connections)  # refreshed once a second: wait for a row first
     two.west.instance.drop_endpoint("broker")
     eventually(lambda: two.west.connections() == [])
     two.send("b")
@@ -161,7 +161,7 @@ def test_a_disabled_endpoint_answers_with_an_error(two: Two) -> None:
 
 
 @pytest.mark.feature(149)
-def test_another_port_is_taken_while_it_runs(two: Two) -> None:
+def test_a_changed_port_applies_without_a_restart(two: Two) -> None:
     serve_both(two, **PLAIN)
     two.send("a")
     two.arrives("a")
@@ -181,9 +181,9 @@ def test_the_connections_are_shown(two: Two) -> None:
     two.send("a")
     two.arrives("a")
     eventually(lambda: two.west.connections() and two.east.connections())
-    # two that were opened at once: one of them is on its way out
-    eventually(lambda: [one[1:] for one in two.west.connections()] == [(*ONLINE, "NONE", None)])
-    two.send("b")  # "a" may have travelled on the connection that ended
+    # if both sides have connected at the same time, one connection is about to be closed
+    eventually(lambda: [row[1:] for row in two.west.connections()] == [(*ONLINE, "NONE", None)])
+    two.send("b")  # "a" may have used the connection that was closed
     two.arrives("b")
     text = (
         "select peer_arbitration_id, total_bytes_sent > 0, total_bytes_received > 0, total_fragments_sent > 0, "
@@ -204,7 +204,7 @@ def test_the_connections_are_shown(two: Two) -> None:
 
 
 @pytest.mark.feature(146, 147, 151)
-def test_with_certificates_it_is_encrypted_by_default(two: Two, tmp_path: Path) -> None:
+def test_connections_with_certificates_are_encrypted_by_default(two: Two, tmp_path: Path) -> None:
     two.introduce(tmp_path)
     serve_both(two)
     handle = two.send("a" * 200_000)
@@ -248,7 +248,7 @@ def test_which_modes_agree(two: Two, tmp_path: Path, west: str, east: str, algor
         assert two.east.database.receive(STOCK_QUEUE) == []
 
 
-def test_required_without_a_certificate_says_so(two: Two) -> None:
+def test_required_encryption_without_a_certificate_is_reported(two: Two) -> None:
     serve_both(two)
     two.send("a")
     two.west.waits("No certificate was found")
@@ -258,7 +258,7 @@ def test_required_without_a_certificate_says_so(two: Two) -> None:
     two.east.daemon.says("Audit Broker Login", subclass="Authentication Failure")
 
 
-def test_required_with_a_certificate_whose_time_is_over_says_so(two: Two) -> None:
+def test_required_encryption_with_an_expired_certificate_is_reported(two: Two) -> None:
     facts, key = x509_certificates.make("west", datetime.now(UTC) - timedelta(days=30), 10)
     KeyFolder(two.west.keys).write(
         facts.thumbprint, x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der)
@@ -289,7 +289,7 @@ def test_a_peer_whose_certificate_was_not_imported_is_refused(two: Two, tmp_path
 
 
 @pytest.mark.feature(146)
-def test_a_peer_that_is_somebody_else_is_not_believed(two: Two, tmp_path: Path) -> None:
+def test_a_peer_with_an_unknown_certificate_is_refused(two: Two, tmp_path: Path) -> None:
     two.introduce(tmp_path)
     two.west.certificate("drop", "east")
     serve_both(two)
@@ -309,8 +309,8 @@ def tls_client(identity: Path | None, newest: ssl.TLSVersion = ssl.TLSVersion.TL
     return context
 
 
-def made(site: Site, folder: Path, name: str, now: datetime, days: int = 10) -> Path:
-    """A certificate with its key that an instance lets in."""
+def create_trusted_certificate(site: Site, folder: Path, name: str, now: datetime, days: int = 10) -> Path:
+    """Create a certificate, import it into the instance, and return a file with the certificate and its key."""
     facts, key = x509_certificates.make(name, now, days)
     with site.instance.connection() as connection:
         run_alone(connection, add_certificate(name, facts, is_own=False))
@@ -320,42 +320,42 @@ def made(site: Site, folder: Path, name: str, now: datetime, days: int = 10) -> 
 
 
 @pytest.mark.feature(146, 151)
-def test_what_else_is_refused(two: Two, tmp_path: Path) -> None:
+def test_invalid_certificates_and_protocols_are_refused(two: Two, tmp_path: Path) -> None:
     now = datetime.now(UTC)
     east = two.east
     east.certificate("create", "east")
-    expired = made(east, tmp_path, "old", now - timedelta(days=30))
-    early = made(east, tmp_path, "early", now + timedelta(days=30))
-    good = made(east, tmp_path, "good", now)
+    expired = create_trusted_certificate(east, tmp_path, "old", now - timedelta(days=30))
+    early = create_trusted_certificate(east, tmp_path, "early", now + timedelta(days=30))
+    good = create_trusted_certificate(east, tmp_path, "good", now)
     east.endpoint()
     east.serve()
     east.daemon.says("is now listening")
 
-    def answer(context: ssl.SSLContext | None, said: bytes = b"") -> bytes:
-        """Return the bytes of the daemon until it closes the connection."""
-        heard = b""
+    def send_and_read(context: ssl.SSLContext | None, payload: bytes = b"") -> bytes:
+        """Connect, send the payload, and return the daemon's bytes until it closes the connection."""
+        received = b""
         try:
             with socket.create_connection(("127.0.0.1", east.port), 10) as raw:
                 stream = raw if context is None else context.wrap_socket(raw)
                 with stream:
-                    stream.sendall(said)
+                    stream.sendall(payload)
                     while portion := stream.recv(4096):
-                        heard += portion
+                        received += portion
         except (ssl.SSLError, ConnectionError):
             pass
-        return heard
+        return received
 
-    answer(tls_client(expired))
+    send_and_read(tls_client(expired))
     east.daemon.says("Audit Broker Login", subclass="Authentication Failure", error="it has expired")
-    answer(tls_client(early))
+    send_and_read(tls_client(early))
     east.daemon.says("Audit Broker Login", subclass="Authentication Failure", error="it is not valid yet")
-    answer(tls_client(None))
+    send_and_read(tls_client(None))
     east.daemon.says("Audit Broker Login", subclass="Authentication Failure", error="it was not shown")
-    answer(tls_client(good, ssl.TLSVersion.TLSv1_2))
+    send_and_read(tls_client(good, ssl.TLSVersion.TLSv1_2))
     east.daemon.says("Audit Broker Login", subclass="Login Protocol Error")
-    assert b"compatible encryption" in answer(None, b"GET / HTTP/1.0\r\n\r\n")
+    assert b"compatible encryption" in send_and_read(None, b"GET / HTTP/1.0\r\n\r\n")
     east.daemon.says("Audit Broker Login", subclass="Negotiate Failure")
-    answer(tls_client(good), b"GET / HTTP/1.0\r\n\r\n")  # let in, but this is no frame of ours
+    send_and_read(tls_client(good), b"GET / HTTP/1.0\r\n\r\n")  # accepted, but no frame follows
     east.daemon.says("Audit Broker Login", subclass="Message Format Error")
     eventually(lambda: east.refused() == {28035: 3, 9758: 1, 28027: 1, 11235: 1})
     eventually(lambda: east.connections() == [])
@@ -375,9 +375,9 @@ def test_certificates_are_replaced_without_loss(two: Two, tmp_path: Path) -> Non
             sent.append(str(len(sent)))
 
     sender = in_thread(send_on)
-    two.introduce(tmp_path, "-new")  # both accept both
+    two.introduce(tmp_path, "-new")  # both sides accept both certificates
     for site, peer in ((two.west, two.east), (two.east, two.west)):
-        site.certificate("drop", site.name)  # the new one is shown from now on
+        site.certificate("drop", site.name)  # from now on this side presents the new certificate
         peer.daemon.says("Audit Broker Login", subclass="Login Success", certificate=f"{site.name}-new")
         peer.certificate("drop", site.name)
     enough.set()
@@ -415,7 +415,7 @@ def test_a_key_that_others_may_read_is_not_used(two: Two) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_asked_and_tells_its_peers(two: Two, number: int) -> None:
+def test_a_signal_stops_the_daemon_and_closes_its_connections(two: Two, number: int) -> None:
     serve_both(two, **PLAIN)
     two.send("a")
     two.arrives("a")
@@ -425,10 +425,10 @@ def test_it_ends_when_asked_and_tells_its_peers(two: Two, number: int) -> None:
     handle = two.send("b")
     two.east.serve()
     two.send("c", handle=handle)
-    two.arrives("b", "c")  # at once: whoever waits is not asked again first
+    two.arrives("b", "c")  # the restarted daemon connects itself, without a backoff
 
 
-def test_listen_stands_for_the_stored_endpoint(two: Two) -> None:
+def test_listen_overrides_the_stored_endpoint(two: Two) -> None:
     two.east.endpoint("STOPPED")
     for site in (two.west, two.east):
         site.serve("--listen", f"127.0.0.1:{site.port}", "--encryption", "disabled")
@@ -437,7 +437,7 @@ def test_listen_stands_for_the_stored_endpoint(two: Two) -> None:
 
 
 @pytest.mark.feature(141)
-def test_a_port_that_is_taken(two: Two) -> None:
+def test_a_port_in_use_is_retried(two: Two) -> None:
     with socket.create_server(("127.0.0.1", two.east.port)):
         serve_both(two, **PLAIN)
         two.east.daemon.says(f"cannot listen on port {two.east.port} because it is in use by another process")
@@ -446,7 +446,7 @@ def test_a_port_that_is_taken(two: Two) -> None:
     assert len([line for line in two.east.daemon.lines if "cannot listen" in line["message"]]) == 1
 
 
-def test_an_address_that_is_none_of_this_machine(two: Two) -> None:
+def test_an_address_of_another_host_is_reported(two: Two) -> None:
     two.east.instance.create_endpoint(
         "broker", state="STARTED", listener_port=two.east.port, listener_ip="203.0.113.1", **PLAIN
     )
@@ -468,7 +468,7 @@ def test_another_daemon_stands_by_and_takes_over(two: Two) -> None:
     two.arrives("b", seconds=30)
 
 
-def test_a_database_that_loses_its_sessions_is_reached_again(two: Two) -> None:
+def test_the_daemon_reconnects_after_all_sessions_were_terminated(two: Two) -> None:
     serve_both(two, **PLAIN)
     handle = two.send("a")
     two.arrives("a")
@@ -481,18 +481,18 @@ def test_a_database_that_loses_its_sessions_is_reached_again(two: Two) -> None:
     two.east.daemon.says("The connection to the database was lost; reconnecting")
 
 
-def test_a_daemon_that_hears_nothing_more_finds_out(two: Two) -> None:
-    """Only the session that listens is lost; the others go on."""
+def test_the_daemon_notices_a_lost_listen_session(two: Two) -> None:
+    """Only the session with LISTEN is lost. The others go on."""
     serve_both(two, **PLAIN)
     handle = two.send("a")
     two.arrives("a")
-    deafened(two.west.url, "servicebroker serve")
+    terminate_listeners(two.west.url, "servicebroker serve")
     two.west.daemon.says("The connection to the database was lost; reconnecting")
     two.send("b", handle=handle)
     two.arrives("b")
 
 
-def test_a_database_that_is_down_is_waited_for(tmp_path: Path) -> None:
+def test_the_daemon_waits_for_an_unreachable_database(tmp_path: Path) -> None:
     served = Served("postgresql://127.0.0.1:1/none", tmp_path)
     try:
         served.says("Cannot connect to PostgreSQL")
@@ -512,10 +512,10 @@ def test_a_database_that_is_down_is_waited_for(tmp_path: Path) -> None:
         ((), "no instance"),
     ],
 )
-def test_what_it_does_not_begin_with(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    done = ran("serve", "--instance", tmp_path, *arguments)
-    assert done.returncode == 1
-    assert words in done.stderr
-    assert done.stderr.startswith("servicebroker: ")
-    assert done.stderr.count("\n") == 1
+def test_invalid_arguments_are_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    result = ran("serve", "--instance", tmp_path, *arguments)
+    assert result.returncode == 1
+    assert words in result.stderr
+    assert result.stderr.startswith("servicebroker: ")
+    assert result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

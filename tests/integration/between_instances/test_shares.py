@@ -1,4 +1,4 @@
-"""One instance whose conversations are divided among three relays: nothing is lost, doubled or out of order."""
+"""A daemon with several shares: no message is lost, duplicated or out of order, also when a share's process fails."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SHARE_COUNT = 3
 CONVERSATION_COUNT = 12
 PASSWORD = "correct horse"
 in_threads_and_processes = pytest.mark.parametrize("in_processes", [False, True], ids=["threads", "processes"])
-MESSAGE_COUNT, MESSAGE_COST_S = 4_800, 0.0003  # seconds
+MESSAGE_COUNT, MESSAGE_COST_S = 4_800, 0.0003
 
 
 class Site:
@@ -65,33 +65,33 @@ class Site:
         self._thread = threading.Thread(target=self.daemon.run)
         self._thread.start()
 
-    def route(self, service: str, there: Site) -> None:
-        self.database.create_route(f"To {service}", service_name=service, address=f"TCP://127.0.0.1:{there.port}")
+    def route(self, service: str, target: Site) -> None:
+        self.database.create_route(f"To {service}", service_name=service, address=f"TCP://127.0.0.1:{target.port}")
 
     @property
     def sessions(self) -> int:
-        """Of rounds and of who hears."""
+        """The number of the daemon's sessions in PostgreSQL: one for each share, and one that listens."""
         text = "select count(*) from pg_stat_activity where application_name = 'servicebroker serve' and datname = %s"
         with psycopg.connect(self.url) as connection:
-            (found,) = connection.execute(text, (connection.info.dbname,)).fetchone() or (0,)
-        return int(found)
+            (count,) = connection.execute(text, (connection.info.dbname,)).fetchone() or (0,)
+        return int(count)
 
     @property
     def processes(self) -> list[ShareProcess]:
-        """Of its shares; with them these know whose session it is."""
-        return [one for one in self.daemon._shares._opened if isinstance(one, ShareProcess) and one._session]
+        """The processes of the daemon's shares that have connected to PostgreSQL."""
+        return [share for share in self.daemon._shares._opened if isinstance(share, ShareProcess) and share._session]
 
     @property
     def second_session(self) -> int:
-        """The process of PostgreSQL that the second share talks to."""
-        one = self.daemon._shares._opened[0]
-        if isinstance(one, ShareProcess):
-            assert one._session is not None
-            return one._session.pid
-        return one.connection.info.backend_pid
+        """The process id of the second share's session in PostgreSQL."""
+        share = self.daemon._shares._opened[0]
+        if isinstance(share, ShareProcess):
+            assert share._session is not None
+            return share._session.pid
+        return share.connection.info.backend_pid
 
     def session_of(self, process: ShareProcess) -> list[tuple[Any, ...]]:
-        """Return the wait event of a process's session, as long as the session exists."""
+        """Return the wait event of a process's session; nothing if the session has ended."""
         assert process._session is not None
         text = "select wait_event_type, wait_event from pg_stat_activity where pid = %s and backend_start = %s"
         with psycopg.connect(self.url) as connection:
@@ -99,7 +99,7 @@ class Site:
 
     @property
     def remembered(self) -> list[int]:
-        """Conversations, by each share."""
+        """The number of conversations in memory, for each share."""
         return [share.relay.remembered for share in self.daemon._shares.all]
 
     @property
@@ -122,24 +122,24 @@ def sites(
     *,
     in_processes: bool = False,
 ) -> Iterator[list[Site]]:
-    """West sends to east; both know the way."""
+    """Create instances with daemons. The first one has only the initiator service, the last one only the target."""
     with ExitStack() as stack:
-        made = []
+        created = []
         for number in range(count):
-            made.append(Site(make_instance_url(1), folder / str(number), shares, in_processes=in_processes))
-            stack.callback(made[-1].close)
-        west, east = made[0], made[-1]
+            created.append(Site(make_instance_url(1), folder / str(number), shares, in_processes=in_processes))
+            stack.callback(created[-1].close)
+        west, east = created[0], created[-1]
         west.database.drop_service(STOCK)
         east.database.drop_service(ORDERS)
         east.database.grant("SEND", "public", service=STOCK)
-        yield made
+        yield created
 
 
 def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False) -> None:
-    """Many conversations of both; each message is answered, and everything comes once and in order, and is counted."""
+    """Exchange messages on many conversations. Check that each is answered and counted, once and in order."""
     for site in (west, east):
         eventually(lambda site=site: len(site.remembered) == SHARE_COUNT)
-    counted = _arrived()
+    initial_count = _count_arrivals()
     handles = [
         west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=encryption)
         for _ in range(CONVERSATION_COUNT)
@@ -151,42 +151,42 @@ def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False
         for handle in handles:
             for body in sent[handle][number : number + 1]:
                 west.database.send(handle, ORDER, body)
-    _read(east, STOCK_QUEUE, sum(map(len, sent.values())), sent.values(), answers=True)
+    _check_received(east, STOCK_QUEUE, sum(map(len, sent.values())), sent.values(), answers=True)
     lengths = [[b"%d" % len(body) for body in bodies] for bodies in sent.values()]
-    _read(west, ORDERS_QUEUE, sum(map(len, sent.values())), lengths, answers=False)
+    _check_received(west, ORDERS_QUEUE, sum(map(len, sent.values())), lengths, answers=False)
     for site in (west, east):
         eventually(lambda site=site: sum(count > 0 for count in site.remembered) > 1)
     eventually(lambda: metrics.REGISTRY.get_sample_value("servicebroker_active_dialogs") == sum(east.remembered))
-    eventually(lambda: _arrived() >= counted + 2 * sum(map(len, sent.values())))
+    eventually(lambda: _count_arrivals() >= initial_count + 2 * sum(map(len, sent.values())))
     for handle in handles:
         west.database.end_conversation(handle)
     eventually(lambda: west.waiting == east.waiting == 0)
 
 
-def _arrived() -> float:
-    """Messages from other instances that were stored, in both."""
+def _count_arrivals() -> float:
+    """Return how many messages from other instances were stored, in both instances together."""
     return metrics.REGISTRY.get_sample_value("servicebroker_enqueued_transport_messages_total") or 0.0
 
 
-def _read(site: Site, queue: str, count: int, expected: Any, *, answers: bool) -> None:
-    found: dict[UUID, list[bytes]] = {}
-    while sum(map(len, found.values())) < count:
+def _check_received(site: Site, queue: str, count: int, expected: Any, *, answers: bool) -> None:
+    received: dict[UUID, list[bytes]] = {}
+    while sum(map(len, received.values())) < count:
         for message in site.database.receive(queue, top=100, wait=60):
             if message.message_type_name.endswith("/EndDialog"):  # EndDialogs of earlier conversations
                 site.database.end_conversation(message.conversation_handle)
                 continue
             body = bytes(message.message_body or b"")
-            assert message.message_sequence_number == len(found.setdefault(message.conversation_handle, []))
-            found[message.conversation_handle].append(body)
+            assert message.message_sequence_number == len(received.setdefault(message.conversation_handle, []))
+            received[message.conversation_handle].append(body)
             if answers:
                 site.database.send(message.conversation_handle, REPLY, b"%d" % len(body))
-    assert sorted(found.values()) == sorted(expected)
+    assert sorted(received.values()) == sorted(expected)
 
 
 @pytest.mark.parametrize(
     "in_processes", [pytest.param(False, marks=pytest.mark.full), True], ids=["threads", "processes"]
 )
-def test_messages_large_and_small_come_once_and_in_order(
+def test_large_and_small_messages_arrive_once_and_in_order(
     make_instance_url: Callable[..., str], tmp_path: Path, *, in_processes: bool
 ) -> None:
     with sites(2, make_instance_url, tmp_path, in_processes=in_processes) as (west, east):
@@ -194,7 +194,7 @@ def test_messages_large_and_small_come_once_and_in_order(
         east.route(ORDERS, west)
         converse(west, east, large=3_000_000)
         eventually(lambda: west.sessions == SHARE_COUNT + 1)
-        with psycopg.connect(east.url, autocommit=True) as other:  # one of them alone: all begin anew
+        with psycopg.connect(east.url, autocommit=True) as other:  # one session alone: all shares restart
             other.execute("select pg_terminate_backend(%s)", [east.second_session])
         eventually(lambda: len(east.remembered) == 1)
         converse(west, east)
@@ -202,7 +202,7 @@ def test_messages_large_and_small_come_once_and_in_order(
 
 @pytest.mark.sampled(1)
 @in_threads_and_processes
-def test_conversations_that_are_secured(
+def test_secured_conversations_with_shares(
     make_instance_url: Callable[..., str], tmp_path: Path, *, in_processes: bool
 ) -> None:
     with sites(2, make_instance_url, tmp_path, in_processes=in_processes) as (west, east):
@@ -224,30 +224,30 @@ def test_conversations_that_are_secured(
 
 @pytest.mark.sampled(1)
 @in_threads_and_processes
-def test_messages_that_are_forwarded(
+def test_forwarded_messages_with_shares(
     make_instance_url: Callable[..., str], tmp_path: Path, *, in_processes: bool
 ) -> None:
     with sites(3, make_instance_url, tmp_path, in_processes=in_processes) as (west, middle, east):
         watch = middle.daemon._watch
         assert watch.listener is not None
         watch.listener = watch.listener._replace(forwards=True)
-        for here, service, there in (
+        for site, service, next_site in (
             (west, STOCK, middle),
             (middle, STOCK, east),
             (middle, ORDERS, west),
             (east, ORDERS, middle),
         ):
-            if here is middle:
-                here.database.drop_service(service)
-                here.instance.database("msdb").create_route(
-                    f"To {service}", service_name=service, address=f"TCP://127.0.0.1:{there.port}"
+            if site is middle:
+                site.database.drop_service(service)
+                site.instance.database("msdb").create_route(
+                    f"To {service}", service_name=service, address=f"TCP://127.0.0.1:{next_site.port}"
                 )
             else:
-                here.route(service, there)
+                site.route(service, next_site)
         converse(west, east)
 
 
-def test_every_share_finds_its_own(make_instance_url: Callable[..., str]) -> None:
+def test_every_share_finds_its_own_conversations(make_instance_url: Callable[..., str]) -> None:
     url = make_instance_url(1)
     with sb.open(url, upkeep=None) as instance, connect(url) as connection:
         database = standard_database(instance)
@@ -257,44 +257,46 @@ def test_every_share_finds_its_own(make_instance_url: Callable[..., str]) -> Non
             PostgresStore(connection, lambda: datetime.now(UTC), Division(n, SHARE_COUNT)) for n in range(SHARE_COUNT)
         ]
         whole = PostgresStore(connection, lambda: datetime.now(UTC))
-        seen = whole.look(None).snapshot
+        snapshot = whole.look(None).snapshot
         for _ in range(30):
             database.send(database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
         conversations = dict(
             query(database, "select conversation_handle, conversation_id from servicebroker.conversation_endpoints")
         )
-        parts = [store.look(seen).waiting for store in stores]
-        assert sorted(one for part in parts for one in part) == sorted(whole.look(seen).waiting)
+        parts = [store.look(snapshot).waiting for store in stores]
+        assert sorted(row for part in parts for row in part) == sorted(whole.look(snapshot).waiting)
         for number, (part, store) in enumerate(zip(parts, stores, strict=True)):
-            mine = sorted(one.conversation_handle for one in part)
-            assert {share_of(conversations[handle], SHARE_COUNT) for handle in mine} == {number}
+            handles = sorted(row.conversation_handle for row in part)
+            assert {share_of(conversations[handle], SHARE_COUNT) for handle in handles} == {number}
             first = store.page(UUID(int=0), 4)
-            assert first + store.page(first[-1], 100) == mine
+            assert first + store.page(first[-1], 100) == handles
 
 
-class Slow(PostgresStore):
-    """A server on other cores, which needs some time for each message that it stores."""
+class SlowStore(PostgresStore):
+    """Simulates a server on other cores, which takes some time for each stored message."""
 
     def store(self, batches: Mapping[UUID, Batch], *arguments: Any) -> Result:
-        """As PostgreSQL's; and then it takes a while."""
+        """Store the batches, and sleep in proportion to their messages."""
         result = super().store(batches, *arguments)
         time.sleep(MESSAGE_COST_S * sum(batch.reached - batch.expected for batch in batches.values()))
         return result
 
 
 @pytest.mark.full
-def test_what_servers_do_for_shares_takes_place_at_the_same_time(
+def test_shares_store_messages_concurrently(
     make_instance_url: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon, "PostgresStore", Slow)
-    monkeypatch.setattr(shares, "PostgresStore", Slow)
-    alone, together = (_seconds(count, make_instance_url, tmp_path / str(count)) for count in (1, SHARE_COUNT))
+    monkeypatch.setattr(daemon, "PostgresStore", SlowStore)
+    monkeypatch.setattr(shares, "PostgresStore", SlowStore)
+    alone, together = (
+        _measure_transmission(count, make_instance_url, tmp_path / str(count)) for count in (1, SHARE_COUNT)
+    )
     assert alone > MESSAGE_COST_S * MESSAGE_COUNT
     assert together < alone / 1.5
 
 
-def _seconds(shares: int, make_instance_url: Callable[..., str], folder: Path) -> float:
-    """Until what waits at the sender has arrived."""
+def _measure_transmission(shares: int, make_instance_url: Callable[..., str], folder: Path) -> float:
+    """Return the time until all messages that wait at the sender have arrived."""
     with sites(2, make_instance_url, folder, shares) as (west, east):
         handles = [
             west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
@@ -303,19 +305,19 @@ def _seconds(shares: int, make_instance_url: Callable[..., str], folder: Path) -
         for handle in handles:
             west.database.send_batch(handle, ORDER, [b"x"] * (MESSAGE_COUNT // len(handles)))
         eventually(lambda: len(west.remembered) == len(east.remembered) == shares)
-        began = time.monotonic()
+        start = time.monotonic()
         west.route(STOCK, east)
         east.route(ORDERS, west)
         eventually(lambda: west.waiting == 0)
-        return time.monotonic() - began
+        return time.monotonic() - start
 
 
-# ---------------------------------------------------------------- processes that do not do what they should
+# ---------------------------------------------------------------- processes that fail
 
 
 @pytest.fixture
 def served(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Site, Site]]:
-    """West and east, each in two processes; conversations are under way, one of each share at least."""
+    """West and east, each served by two processes."""
     with sites(2, make_instance_url, tmp_path, 2, in_processes=True) as (west, east):
         west.route(STOCK, east)
         east.route(ORDERS, west)
@@ -323,8 +325,8 @@ def served(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tu
         yield west, east
 
 
-def handle_of(site: Site, share: int) -> UUID:
-    """A new conversation of that share of two."""
+def begin_in_share(site: Site, share: int) -> UUID:
+    """Begin conversations until one belongs to this share of two. Return its handle."""
     while True:
         handle = site.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
         text = (
@@ -334,29 +336,29 @@ def handle_of(site: Site, share: int) -> UUID:
             return handle
 
 
-def sends(west: Site, east: Site, handle: UUID, body: bytes) -> None:
-    """Send a message, and wait until it has arrived and west knows that."""
+def send_and_check(west: Site, east: Site, handle: UUID, body: bytes) -> None:
+    """Send a message, and wait until it has arrived and was acknowledged."""
     west.database.send(handle, ORDER, body)
     assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=60)] == [body]
     eventually(lambda: west.waiting == 0)
 
 
-def killed(process: ShareProcess) -> None:
-    """As somebody else would do it."""
+def kill(process: ShareProcess) -> None:
+    """Kill a process, as an administrator or the kernel would."""
     os.kill(process.pid, signal.SIGKILL)
 
 
 def test_the_session_of_a_killed_process_ends_with_it(served: tuple[Site, Site]) -> None:
-    """PostgreSQL would not notice as long as it waits: for a lock here."""
+    """PostgreSQL itself would not notice while the session waits, here for a lock."""
     west, east = served
-    handle = handle_of(west, 1)
-    sends(west, east, handle, b"1")
+    handle = begin_in_share(west, 1)
+    send_and_check(west, east, handle, b"1")
     (before,) = east.processes
     with psycopg.connect(east.url) as holder:
         holder.execute("lock table servicebroker.arrivals in exclusive mode")
         west.database.send(handle, ORDER, b"2")
         eventually(lambda: east.session_of(before)[0][0] == "Lock")
-        killed(before)
+        kill(before)
         eventually(lambda: east.session_of(before) == [])
     eventually(lambda: bool(east.processes) and east.processes != [before])
     assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=60)] == [b"2"]
@@ -364,8 +366,8 @@ def test_the_session_of_a_killed_process_ends_with_it(served: tuple[Site, Site])
 
 
 @pytest.fixture
-def guarded(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Site, Site, Server]]:
-    """As `served`, and east's server can be told to wait for a standby that there is not."""
+def served_with_standby(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Site, Site, Server]]:
+    """`served`, with a server for east that a test can configure to wait for a standby that does not exist."""
     folder = Path(tempfile.mkdtemp(prefix="servicebroker-guarded-"))  # reachable for the server's user
     folder.chmod(0o755)
     server = Server(folder / "one")
@@ -383,10 +385,10 @@ def guarded(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[t
         shutil.rmtree(folder)
 
 
-def commit_waits(west: Site, east: Site, server: Server) -> ShareProcess:
-    """The process of east that has stored a message, which its standby does not confirm."""
-    handle = handle_of(west, 1)
-    sends(west, east, handle, b"1")
+def begin_waiting_commit(west: Site, east: Site, server: Server) -> ShareProcess:
+    """Send a message whose COMMIT waits for the missing standby. Return the process of east that waits."""
+    handle = begin_in_share(west, 1)
+    send_and_check(west, east, handle, b"1")
     server.set_synchronous("nobody")
     west.database.send(handle, ORDER, b"2")
     (process,) = east.processes
@@ -394,17 +396,17 @@ def commit_waits(west: Site, east: Site, server: Server) -> ShareProcess:
     return process
 
 
-def test_what_a_killed_process_has_committed_is_acknowledged_when_the_standby_has_it(
-    guarded: tuple[Site, Site, Server],
+def test_commits_of_a_killed_process_are_acknowledged_once_the_standby_has_them(
+    served_with_standby: tuple[Site, Site, Server],
 ) -> None:
-    west, east, server = guarded
-    before = commit_waits(west, east, server)
-    killed(before)
+    west, east, server = served_with_standby
+    before = begin_waiting_commit(west, east, server)
+    kill(before)
     eventually(lambda: east.session_of(before) == [])
     eventually(lambda: bool(east.processes) and east.processes != [before])
     (after,) = east.processes
     eventually(lambda: east.session_of(after) == [("IPC", "SyncRep")])
-    time.sleep(3.0)  # the message has come again meanwhile
+    time.sleep(3.0)  # time for a retry of the message
     assert west.waiting == 1
     server.set_synchronous("")
     eventually(lambda: west.waiting == 0)
@@ -412,11 +414,11 @@ def test_what_a_killed_process_has_committed_is_acknowledged_when_the_standby_ha
 
 
 def test_a_commit_that_waits_for_its_standby_ends_with_the_daemon(
-    guarded: tuple[Site, Site, Server], monkeypatch: pytest.MonkeyPatch
+    served_with_standby: tuple[Site, Site, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    west, east, server = guarded
+    west, east, server = served_with_standby
     monkeypatch.setattr(daemon, "STOP_TIMEOUT_S", 0.5)
-    process = commit_waits(west, east, server)
+    process = begin_waiting_commit(west, east, server)
     east.daemon.stop()
     east._thread.join(20)
     assert not east._thread.is_alive()
@@ -425,17 +427,17 @@ def test_a_commit_that_waits_for_its_standby_ends_with_the_daemon(
     server.set_synchronous("")
 
 
-def _no_more(*_: object, **__: object) -> Any:
+def _refuse_process(*_: object, **__: object) -> Any:
     raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
-HINDRANCES = pytest.mark.parametrize(
-    ("what", "name", "value", "said"),
+START_FAILURES = pytest.mark.parametrize(
+    ("owner", "name", "value", "reason"),
     [
         (
             subprocess,
             "Popen",
-            _no_more,
+            _refuse_process,
             "The daemon cannot start another process: [Errno 11] Resource temporarily unavailable.",
         ),
         (processes, "PROGRAM", [], "Another version was installed since the daemon began"),
@@ -446,65 +448,65 @@ HINDRANCES = pytest.mark.parametrize(
 
 
 @pytest.mark.sampled(1)
-@HINDRANCES
-def test_where_no_process_can_take_its_place_the_daemon_does_its_work(
+@START_FAILURES
+def test_the_daemon_takes_over_the_share_of_a_process_it_cannot_replace(
     served: tuple[Site, Site],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    what: object,
+    owner: object,
     name: str,
     value: object,
-    said: str,
+    reason: str,
 ) -> None:
     west, east = served
-    handle = handle_of(west, 1)
-    sends(west, east, handle, b"1")
-    monkeypatch.setattr(what, name, value)
-    killed(east.processes[0])
-    sends(west, east, handle, b"2")
+    handle = begin_in_share(west, 1)
+    send_and_check(west, east, handle, b"1")
+    monkeypatch.setattr(owner, name, value)
+    kill(east.processes[0])
+    send_and_check(west, east, handle, b"2")
     assert east.processes == []
     assert len(east.remembered) == 2
-    (told,) = [text for text in caplog.messages if "does the work of process" in text]
-    assert told.startswith(f"The daemon itself does the work of process 2 of 2: {said}")
+    (warning,) = [text for text in caplog.messages if "does the work of process" in text]
+    assert warning.startswith(f"The daemon itself does the work of process 2 of 2: {reason}")
 
 
 @pytest.mark.sampled(1)
-@HINDRANCES
-def test_where_no_process_can_be_had_the_daemon_goes_on_with_fewer(
+@START_FAILURES
+def test_the_daemon_runs_with_fewer_shares_if_no_process_starts(
     make_instance_url: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    what: object,
+    owner: object,
     name: str,
     value: object,
-    said: str,
+    reason: str,
 ) -> None:
     tries: list[object] = []
-    opened_for = shares.Shares._open_shares
+    open_shares = shares.Shares._open_shares
 
-    def noted(self: shares.Shares, divisions: list[Division]) -> Any:
+    def record(self: shares.Shares, divisions: list[Division]) -> Any:
         tries.append(divisions)
-        return opened_for(self, divisions)
+        return open_shares(self, divisions)
 
     monkeypatch.setattr(growth, "RETRY_INTERVAL_S", 0.0)
-    monkeypatch.setattr(shares.Shares, "_open_shares", noted)
-    with monkeypatch.context() as hindered:
-        hindered.setattr(what, name, value)
+    monkeypatch.setattr(shares.Shares, "_open_shares", record)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, value)
         with sites(2, make_instance_url, tmp_path, 2, in_processes=True) as (west, east):
             west.route(STOCK, east)
             east.route(ORDERS, west)
-            sends(west, east, handle_of(west, 1), b"1")
+            send_and_check(west, east, begin_in_share(west, 1), b"1")
             eventually(lambda: len(tries) >= 6)
-            told = [text for text in caplog.messages if "The number of parallel rounds stays at 1" in text]
-            assert len(told) == 2  # once each
-            assert all(said in text for text in told)
-            hindered.undo()
+            warnings = [text for text in caplog.messages if "The number of parallel rounds stays at 1" in text]
+            assert len(warnings) == 2  # one from each daemon
+            assert all(reason in text for text in warnings)
+            patch.undo()
             eventually(lambda: len(west.processes) == len(east.processes) == 1)
-            sends(west, east, handle_of(west, 1), b"2")
+            send_and_check(west, east, begin_in_share(west, 1), b"2")
 
 
-def test_where_no_thread_can_be_had_all_begin_anew_with_one_share(
+def test_shares_restart_with_one_if_no_thread_starts(
     make_instance_url: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -512,49 +514,47 @@ def test_where_no_thread_can_be_had_all_begin_anew_with_one_share(
 ) -> None:
     start = threading.Thread.start
 
-    def hindered(thread: threading.Thread) -> None:
+    def start_or_fail(thread: threading.Thread) -> None:
         if thread.name == "servicebroker share 1":
             raise RuntimeError("can't start new thread")
         start(thread)
 
     monkeypatch.setattr(growth, "RETRY_INTERVAL_S", 1.0)
-    with monkeypatch.context() as limited:
-        limited.setattr(threading.Thread, "start", hindered)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_or_fail)
         with sites(2, make_instance_url, tmp_path, 2) as (west, east):
             west.route(STOCK, east)
             east.route(ORDERS, west)
             eventually(lambda: any("can't start new thread" in text for text in caplog.messages))
-            west.database.send(handle_of(west, 1), ORDER, b"1")
+            west.database.send(begin_in_share(west, 1), ORDER, b"1")
             assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=30)] == [b"1"]
-            limited.undo()
+            patch.undo()
             eventually(lambda: len(west.remembered) == len(east.remembered) == 2, 30)
 
 
-def test_a_round_that_fails_is_no_killed_process(
+def test_a_failed_round_is_not_reported_as_a_killed_process(
     served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error does not matter; here it looks like the end of the daemon."""
+    """The round raises EOFError, which is also the sign of a lost daemon."""
     west, east = served
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setattr(processes, "MODULE", "failing_share")
     before = east.processes[0]
-    killed(before)
+    kill(before)
     eventually(lambda: any("EOFError: of a round" in text for text in caplog.messages))
     assert sum("was killed" in text for text in caplog.messages) == 1
     monkeypatch.undo()
     eventually(lambda: bool(east.processes) and east.processes != [before])
-    sends(west, east, handle_of(west, 1), b"1")
+    send_and_check(west, east, begin_in_share(west, 1), b"1")
 
 
-def test_nothing_of_a_process_is_left_when_its_end_goes_wrong(
-    served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_stop_leaves_no_process_or_session(served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch) -> None:
     process = served[1].processes[0]
 
-    def wrong(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise ValueError
 
-    monkeypatch.setattr(process, "_say", wrong)
+    monkeypatch.setattr(process, "_say", fail)
     eventually(lambda: process._process.poll() is not None)
     eventually(lambda: served[1].session_of(process) == [])
     assert process._connection.closed

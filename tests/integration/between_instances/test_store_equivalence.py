@@ -33,8 +33,8 @@ from servicebroker.store.connection import connect
 from servicebroker_lab.simulation.store import Endpoint, MemoryStore, Tables
 from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, Clock, query, standard_database
 
-FAR = UUID(int=7)  # the broker of the peers
-HANDLE_COUNT = 6  # endpoints that are worked on at a time
+FAR = UUID(int=7)  # the broker identifier of the peers
+HANDLE_COUNT = 6  # open endpoints at a time
 _READS = (EndpointState.STARTED_INBOUND, EndpointState.CONVERSING, EndpointState.DISCONNECTED_INBOUND)
 
 
@@ -42,8 +42,8 @@ class Failure(Exception):
     """Makes a transaction fail."""
 
 
-class Both:
-    """An instance in PostgreSQL, its double in memory, and what is done to both."""
+class StorePair:
+    """An instance in PostgreSQL and its double in memory, with operations that run on both."""
 
     def __init__(self, url: str, chance: random.Random) -> None:
         moment = Clock()()
@@ -73,18 +73,18 @@ class Both:
     def handles(self) -> list[UUID]:
         return list(self.tables.endpoints)
 
-    def some(self) -> list[UUID]:
-        """Endpoints, and perhaps one that is gone."""
-        gone = [one.handle for one in self.tables.removed[-1:]]
-        return [handle for handle in [*self.handles, *gone] if self.chance.random() < 0.5]
+    def choose_handles(self) -> list[UUID]:
+        """Choose random endpoints, perhaps with one that was removed."""
+        removed = [endpoint.handle for endpoint in self.tables.removed[-1:]]
+        return [handle for handle in [*self.handles, *removed] if self.chance.random() < 0.5]
 
-    def _sent(self) -> list[UUID]:
-        """Return handles, of conversations in memory only those that a peer knows."""
-        found = self.tables.endpoints
-        return [handle for handle in self.some() if handle not in found or found[handle].is_remote]
+    def _choose_known_handles(self) -> list[UUID]:
+        """Choose random handles, without conversations that no peer knows yet."""
+        endpoints = self.tables.endpoints
+        return [handle for handle in self.choose_handles() if handle not in endpoints or endpoints[handle].is_remote]
 
-    def same(self, do: Callable[[Store], Any]) -> Any:
-        """Do it on both: the results are the same, or both fail."""
+    def run_on_both(self, do: Callable[[Store], Any]) -> Any:
+        """Run an operation on both stores, and check that the results are the same, or that both fail."""
         results = []
         for store in (self.real, self.double):
             try:
@@ -94,7 +94,7 @@ class Both:
         assert results[0] == results[1]
         return results[0]
 
-    # ---------------------------------------------------------------- what applications do
+    # ---------------------------------------------------------------- operations of applications
 
     def begin(self) -> None:
         handle = self.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
@@ -107,14 +107,14 @@ class Both:
         )
 
     def send(self) -> None:
-        one = self._picked(lambda one: one.is_open and (one.is_initiator or one.is_remote))
+        one = self._pick_endpoint(lambda one: one.is_open and (one.is_initiator or one.is_remote))
         if one is not None:
             name, body = ORDER if one.is_initiator else REPLY, self.chance.randbytes(self.chance.choice((0, 3, 9)))
             self.database.send(one.handle, name, body)
             self._copy(one, Content.DATA, name, body)
 
     def end(self) -> None:
-        one = self._picked(lambda one: one.is_remote and one.is_open and one.send_sequence > 0)
+        one = self._pick_endpoint(lambda one: one.is_remote and one.is_open and one.send_sequence > 0)
         if one is not None:
             error = self.chance.choice((None, (1, "why")))
             self.database.end_conversation(one.handle, error=error)
@@ -122,33 +122,33 @@ class Both:
             self._copy(one, content, "", error_body(*error) if error else b"")
 
     def close_conversation(self) -> None:
-        one = self._picked(lambda one: one.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR))
+        one = self._pick_endpoint(lambda one: one.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR))
         if one is not None:
             self.database.end_conversation(one.handle)
             self.tables.end(one)
 
     def route(self, row: Row) -> None:
-        """CREATE ROUTE to that pair."""
+        """Create a route to the mirrored pair of this row."""
         addresses = {"address": row.address, "mirror_address": row.mirror_address}
         self.database.create_route("pair", service_name="Nobody", broker_instance=FAR, **addresses)
         self.tables.set_routes([Route("pair", "Nobody", str(FAR), None, *addresses.values())])
 
     def _copy(self, one: Endpoint, content: Content, name: str, body: bytes) -> None:
-        """Write the message of SEND or END into the double, too, with the token that was drawn."""
+        """Write the message of a SEND or END into the double, with the token that PostgreSQL has drawn."""
         number = one.send_sequence
         part = self.real.read({one.handle: Reading(number, 1, 1)}, 100)[one.handle].parts[0]
         assert part.token is not None
         xact = self.tables.begin()
         assert self.tables.send(one, content, name or part.message_type, body, part.token, xact) == number
         self.tables.commit(xact)
-        for place, status in self.shown()[0].get(one.handle, {}).items():
-            one.rows[place].status = status  # SEND has its own reasons
+        for sequence_number, status in self.read_queues()[0].get(one.handle, {}).items():
+            one.rows[sequence_number].status = status  # set by SEND, which the double does not simulate
 
-    def _picked(self, fits: Callable[[Endpoint], bool]) -> Endpoint | None:
-        fitting = [one for one in self.tables.endpoints.values() if fits(one)]
-        return self.chance.choice(fitting) if fitting else None
+    def _pick_endpoint(self, is_suitable: Callable[[Endpoint], bool]) -> Endpoint | None:
+        suitable = [one for one in self.tables.endpoints.values() if is_suitable(one)]
+        return self.chance.choice(suitable) if suitable else None
 
-    # ---------------------------------------------------------------- what rounds do
+    # ---------------------------------------------------------------- operations of rounds
 
     def open_target(self, *, is_empty: bool = False) -> None:
         conversation = UUID(int=self.chance.getrandbits(128))
@@ -164,17 +164,19 @@ class Both:
         choices = (None, self._first_batch(), self._first_batch(is_whole=False))
         batch = None if is_empty else self.chance.choice(choices)
         batches = {} if batch is None else {handle: batch}
-        self.same(lambda store: _storing(store, batches, {handle: target}))
-        (made,) = self.real.endpoints([handle])
+        self.run_on_both(lambda store: _store_in_transaction(store, batches, {handle: target}))
+        (created,) = self.real.endpoints([handle])
         state = EndpointState.CONVERSING if batch and batch.reached else EndpointState.STARTED_INBOUND
-        reached = made._replace(receive_sequence=0, receive_token=None, kept={}, state="SI")
-        assert made.state == state
-        assert reached == target.endpoint._replace(honors_priority=made.honors_priority)
+        reached = created._replace(receive_sequence=0, receive_token=None, kept={}, state="SI")
+        assert created.state == state
+        assert reached == target.endpoint._replace(honors_priority=created.honors_priority)
         another = target._replace(conversation_handle=self.real.new_handle())
-        self.same(lambda store: _storing(store, {}, {another.conversation_handle: another}))  # already there
+        self.run_on_both(
+            lambda store: _store_in_transaction(store, {}, {another.conversation_handle: another})
+        )  # the target exists already
 
     def _first_batch(self, *, is_whole: bool = True) -> Batch:
-        """Two messages from the first one on; or a fragment of it."""
+        """Return the first two messages of a conversation, or one fragment of the first."""
         incoming = Incoming(Progress(0, {}, None, None, LIMITS))
         for number in (0, 1) if is_whole else ():
             incoming.arrived(number, 0, 1, Part(ORDER, Content.DATA, b"first", number.to_bytes(8, "big")))
@@ -185,37 +187,44 @@ class Both:
         return batch
 
     def claim(self) -> None:
-        begun = [one for one in self.some() if one not in self.handles or self.tables.endpoints[one].send_sequence]
+        claimed = [
+            one for one in self.choose_handles() if one not in self.handles or self.tables.endpoints[one].send_sequence
+        ]
         claims = {
-            handle: Claimed(self.chance.choice((None, str(FAR))), self.chance.choice((*Security,))) for handle in begun
+            handle: Claimed(self.chance.choice((None, str(FAR))), self.chance.choice((*Security,)))
+            for handle in claimed
         }
-        self.same(lambda store: store.claim(claims))
+        self.run_on_both(lambda store: store.claim(claims))
 
     def acknowledge(self) -> None:
         news = {}
-        for handle in self._sent():
+        for handle in self._choose_known_handles():
             one = self.tables.endpoints.get(handle)
             news[handle] = Acknowledged(self.chance.randint(0, one.send_sequence if one else 0), FAR)
-        settled = self.same(lambda store: store.acknowledge(news))
+        settled = self.run_on_both(lambda store: store.acknowledge(news))
         assert set(settled[0]) == news.keys()
 
     def fail(self) -> None:
-        failures = {handle: BrokerFailure(-8462, "gone") for handle in self._sent()[:1]}
-        self.same(lambda store: store.fail(failures))
+        failures = {handle: BrokerFailure(-8462, "gone") for handle in self._choose_known_handles()[:1]}
+        self.run_on_both(lambda store: store.fail(failures))
 
-    def part(self) -> None:
-        diverged = {handle: Diverged(self.chance.random() < 0.5, "it differs") for handle in self._sent()[:1]}
-        self.same(lambda store: store.diverge(diverged))
+    def diverge(self) -> None:
+        diverged = {
+            handle: Diverged(self.chance.random() < 0.5, "it differs") for handle in self._choose_known_handles()[:1]
+        }
+        self.run_on_both(lambda store: store.diverge(diverged))
 
     def store(self) -> None:
-        batches = {handle: batch for handle in self._sent() if (batch := self._batch(handle)) is not None}
-        if self.chance.random() < 0.3:  # arrivals are put in order first, and stored later
+        batches = {
+            handle: batch for handle in self._choose_known_handles() if (batch := self._batch(handle)) is not None
+        }
+        if self.chance.random() < 0.3:  # a conversation may be closed between ordering and storing
             self.close_conversation()
 
-        self.same(lambda store: _storing(store, batches, {}))
+        self.run_on_both(lambda store: _store_in_transaction(store, batches, {}))
 
     def _batch(self, handle: UUID) -> Batch | None:
-        """Return a batch that a peer may have sent; sometimes one with a wrong count."""
+        """Return a batch that a peer may have sent, sometimes with a wrong count."""
         (found,) = self.real.endpoints([handle]) or [None]
         if found is None:
             return Batch(0, 0, [], None)
@@ -237,35 +246,37 @@ class Both:
         return batch._replace(expected=batch.reached + 1) if batch and self.chance.random() < 0.02 else batch
 
     def set_statuses(self) -> None:
-        texts = {handle: self.chance.choice(("", "it waits")) for handle in self.some()}
-        self.same(lambda store: store.set_statuses(texts))
+        texts = {handle: self.chance.choice(("", "it waits")) for handle in self.choose_handles()}
+        self.run_on_both(lambda store: store.set_statuses(texts))
 
     def unfinished(self) -> None:
-        handles = self.chance.choice((None, self.some()))
+        handles = self.chance.choice((None, self.choose_handles()))
 
         def found(store: Store) -> list[Any]:
             rows = store.unfinished() if handles is None else store.unfinished(handles)
             return sorted(one._replace(idle=0.0) for one in rows)
 
-        self.same(found)
+        self.run_on_both(found)
         if self.chance.random() < 0.2:
-            some = self.some()
-            self.same(lambda store: sorted(store.drop_unfinished([one for one in some if one in self.handles])))
+            choose_handles = self.choose_handles()
+            self.run_on_both(
+                lambda store: sorted(store.drop_unfinished([one for one in choose_handles if one in self.handles]))
+            )
 
     def read(self) -> None:
         wanted = {
             handle: Reading(self.chance.randint(0, 3), self.chance.randint(1, 4), self.chance.choice((1, 8, 100)))
-            for handle in self.some()
+            for handle in self.choose_handles()
         }
-        self.same(lambda store: store.read(wanted, 4))
-        for handle in self.some()[:3]:
+        self.run_on_both(lambda store: store.read(wanted, 4))
+        for handle in self.choose_handles()[:3]:
             number = self.chance.randint(0, 3)
-            self.same(lambda store, handle=handle, number=number: store.read_token(handle, number))
-            self.same(lambda store, handle=handle, number=number: store.read_fragment(handle, number, 1, 4))
+            self.run_on_both(lambda store, handle=handle, number=number: store.read_token(handle, number))
+            self.run_on_both(lambda store, handle=handle, number=number: store.read_fragment(handle, number, 1, 4))
 
     def page(self) -> None:
         after = self.chance.choice([UUID(int=0), *self.handles])
-        self.same(lambda store: store.page(after, 3))
+        self.run_on_both(lambda store: store.page(after, 3))
 
     def look(self) -> None:
         looks = self.real.look(self.snapshots[0]), self.double.look(self.snapshots[1])
@@ -273,9 +284,9 @@ class Both:
         self.snapshots = looks[0].snapshot, looks[1].snapshot
 
     def round(self) -> None:
-        """Several in one transaction, which may fail."""
+        """Run several operations in one transaction, which may fail."""
         fails = self.chance.random() < 0.4
-        before = self.shown()
+        before = self.read_queues()
         try:
             with self.real.transaction(), self.double.transaction():
                 for _ in range(self.chance.randint(1, 4)):
@@ -283,15 +294,15 @@ class Both:
                 if fails:
                     raise Failure
         except Failure:
-            assert self.shown() == before
+            assert self.read_queues() == before
 
-    # ---------------------------------------------------------------- what must be the same
+    # ---------------------------------------------------------------- comparison
 
     def check(self) -> None:
         handles = [*self.handles, *(one.handle for one in self.tables.removed[-3:])]
-        self.same(lambda store: [_comparable(one) for one in store.endpoints(handles)])
-        self.same(lambda store: {one.conversation_handle for one in store.endpoints_of(self._keys())})
-        queues = self.shown()
+        self.run_on_both(lambda store: [_comparable(one) for one in store.endpoints(handles)])
+        self.run_on_both(lambda store: {one.conversation_handle for one in store.endpoints_of(self._keys())})
+        queues = self.read_queues()
         for one in self.tables.endpoints.values():
             waits = {number: row.status for number, row in one.rows.items()}
             assert queues[0].get(one.handle, {}) == waits
@@ -301,8 +312,8 @@ class Both:
     def _keys(self) -> list[tuple[UUID, bool]]:
         return [one.key for one in self.tables.endpoints.values()]
 
-    def shown(self) -> tuple[dict[UUID, Any], dict[UUID, Any]]:
-        """The transmission queue and the queue."""
+    def read_queues(self) -> tuple[dict[UUID, Any], dict[UUID, Any]]:
+        """Return the contents of the transmission queue and of the queue."""
         waits: dict[UUID, Any] = {}
         for handle, number, status in query(
             self.database,
@@ -320,20 +331,20 @@ class Both:
         return waits, queue
 
 
-def _storing(store: Store, batches: dict[UUID, Batch], targets: dict[UUID, NewTarget]) -> Any:
+def _store_in_transaction(store: Store, batches: dict[UUID, Batch], targets: dict[UUID, NewTarget]) -> Any:
     with store.transaction():
         result = store.store(batches, {handle: f"owner of {handle}" for handle in batches}, targets)
-    made = {handle: one.priority for handle, one in result.made.items()}
-    return result._replace(queues={0} if result.queues else set(), made=made)
+    created = {handle: one.priority for handle, one in result.made.items()}
+    return result._replace(queues={0} if result.queues else set(), created=created)
 
 
 def _comparable(one: RemoteEndpoint) -> list[str]:
-    shown = one._replace(database_id=0, honors_priority=False, kept=dict(sorted(one.kept.items())))._asdict()
-    return [f"{name}: {value}" for name, value in shown.items()]
+    read_queues = one._replace(database_id=0, honors_priority=False, kept=dict(sorted(one.kept.items())))._asdict()
+    return [f"{name}: {value}" for name, value in read_queues.items()]
 
 
 def _plain(result: Any) -> Any:
-    """Without the order that PostgreSQL gives to what has none."""
+    """Sort lists, because some results of PostgreSQL have no defined order."""
     if isinstance(result, list):
         return sorted(map(_plain, result), key=repr)
     if isinstance(result, tuple) and not hasattr(result, "_fields"):
@@ -344,23 +355,23 @@ def _plain(result: Any) -> Any:
 
 
 @pytest.fixture
-def both(make_instance_url: Callable[..., str], seeded_random: random.Random) -> Iterator[Both]:
-    with closing(Both(make_instance_url(1), seeded_random)) as made:
-        yield made
+def both(make_instance_url: Callable[..., str], seeded_random: random.Random) -> Iterator[StorePair]:
+    with closing(StorePair(make_instance_url(1), seeded_random)) as created:
+        yield created
 
 
-def test_memory_does_what_postgresql_does(
+def test_both_stores_have_the_same_results(
     make_instance_url: Callable[..., str], seeded_random: random.Random, request: pytest.FixtureRequest
 ) -> None:
-    """On one instance after the other, since conversations that are over pile up."""
-    left = request.config.option.store_operations
-    while left > 0:
-        with closing(Both(make_instance_url(1), seeded_random)) as both:
-            _operate(both, min(left, 500))
-        left -= 500
+    """Each instance runs at most 500 operations, because ended conversations pile up."""
+    remaining = request.config.option.store_operations
+    while remaining > 0:
+        with closing(StorePair(make_instance_url(1), seeded_random)) as both:
+            _operate(both, min(remaining, 500))
+        remaining -= 500
 
 
-def _operate(both: Both, count: int) -> None:
+def _operate(both: StorePair, count: int) -> None:
     actions = [both.send, both.store, both.claim, both.acknowledge, both.end, both.close_conversation, both.fail]
     actions += [both.part, both.set_statuses, both.read, both.page, both.look, both.round, both.unfinished]
     weights = [8, 8, 3, 4, 2, 4, 1, 1, 2, 2, 1, 2, 3, 2]
@@ -371,8 +382,8 @@ def _operate(both: Both, count: int) -> None:
         both.check()
 
 
-def test_pages_are_in_their_order_in_every_plan(both: Both) -> None:
-    """PostgreSQL may join what is found with delayed messages by a hash, which has an order of its own."""
+def test_pages_are_sorted_in_every_plan(both: StorePair) -> None:
+    """PostgreSQL may use a hash join with the delayed messages, which changes the order of rows."""
     both.connection.execute("set enable_nestloop = off; set enable_mergejoin = off")
     for _ in range(20):
         both.begin()
@@ -382,16 +393,18 @@ def test_pages_are_in_their_order_in_every_plan(both: Both) -> None:
     assert both.real.page(waiting[4], 50) == waiting[5:]
 
 
-def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(both: Both) -> None:
-    """The daemon knows the endpoint as open, and what is kept of it as kept, until it has stored its batch."""
+def test_parts_kept_for_a_target_that_closes_are_dropped(both: StorePair) -> None:
+    """Until the daemon stores its batch, it takes the endpoint for open and its kept parts for stored."""
     both.open_target(is_empty=True)
     (one,) = both.tables.endpoints.values()
     whole, half = (Part(ORDER, Content.DATA, b"abcd", bytes([number] * 8)) for number in range(2))
     kept = Batch(0, 0, [Keep(0, 0, 2, half), Keep(1, 0, 1, whole)])
-    assert both.same(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}, {}).stored) == [one.handle]
-    found = both.same(lambda store: [stored._replace(idle=0.0) for stored in store.unfinished()])
+    assert both.run_on_both(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}, {}).stored) == [
+        one.handle
+    ]
+    found = both.run_on_both(lambda store: [stored._replace(idle=0.0) for stored in store.unfinished()])
     assert found == _plain([Stored(one.handle, "shop", Begun(0, 2 * LIMITS.fragment_size, 2_004, 2_004), 0.0)])
-    both.same(lambda store: store.diverge({one.handle: Diverged(False, "it differs")}))
+    both.run_on_both(lambda store: store.diverge({one.handle: Diverged(False, "it differs")}))
     both.database.end_conversation(one.handle)
     both.tables.end(one)
     late = Batch(0, 2, [Keep(0, 1, 2, half), Complete(0), Complete(1)], b"t" * 8)
@@ -403,9 +416,9 @@ def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(b
     both.check()
 
 
-@pytest.mark.parametrize("is_off", [False, True], ids=["into the queue", "beside one that is off"])
-def test_what_becomes_complete_before_an_error_keeps_its_body(both: Both, *, is_off: bool) -> None:
-    """The error overtakes what is kept behind it, and that alone goes."""
+@pytest.mark.parametrize("is_off", [False, True], ids=["enabled", "disabled"])
+def test_a_message_completed_before_an_error_keeps_its_body(both: StorePair, *, is_off: bool) -> None:
+    """The Error drops only the parts of later messages."""
     both.open_target(is_empty=True)
     (one,) = both.tables.endpoints.values()
     ((queue,),) = query(both.database, "select name from servicebroker.queues where queue_id = %s", both.queue)
@@ -422,29 +435,29 @@ def test_what_becomes_complete_before_an_error_keeps_its_body(both: Both, *, is_
             assert both.real.store({one.handle: batch}, {}, {}).stored == [one.handle]
     if is_off:
         both.database.alter_queue(queue, status=True)
-    assert [body for is_data, body in both.shown()[1][one.handle] if is_data] == [b"01"]
+    assert [body for is_data, body in both.read_queues()[1][one.handle] if is_data] == [b"01"]
 
 
-def test_what_is_known_of_a_broker_is_only_added_to(both: Both) -> None:
+def test_known_capabilities_of_a_broker_only_grow(both: StorePair) -> None:
     both.database.create_master_key("correct horse")
     both.database.create_certificate("Peer")
     ((number,),) = query(both.database, "select certificate_id from sys.certificates where name = 'Peer'")
     nobody = KnownBroker()
-    assert both.same(lambda store: store.find_broker(number, FAR)) == nobody
+    assert both.run_on_both(lambda store: store.find_broker(number, FAR)) == nobody
     for capabilities, ahead, expected in (
         (["a"], 0, KnownBroker(frozenset("a"), 0)),
         ([], 7, KnownBroker(frozenset("a"), 7)),
         (["b", "a"], 5, KnownBroker(frozenset("ab"), 7)),
     ):
-        both.same(lambda store: store.save_broker(number, FAR, capabilities, ahead))  # noqa: B023
-        assert both.same(lambda store: store.find_broker(number, FAR)) == expected
-        assert both.same(lambda store: store.find_broker(number, UUID(int=1))) == nobody
+        both.run_on_both(lambda store: store.save_broker(number, FAR, capabilities, ahead))  # noqa: B023
+        assert both.run_on_both(lambda store: store.find_broker(number, FAR)) == expected
+        assert both.run_on_both(lambda store: store.find_broker(number, UUID(int=1))) == nobody
     both.database.drop_certificate("Peer")
-    both.real.save_broker(number, FAR, ["a"], 0)  # of a round that had found the certificate
+    both.real.save_broker(number, FAR, ["a"], 0)  # as a round that has read the certificate before
     assert both.real.find_broker(number, FAR) == nobody
 
 
-def test_who_says_to_be_any_number_of_brokers_is_known_as_a_thousand(both: Both) -> None:
+def test_a_certificate_is_known_as_at_most_a_thousand_brokers(both: StorePair) -> None:
     both.database.create_master_key("correct horse")
     both.database.create_certificate("Peer")
     ((number,),) = query(both.database, "select certificate_id from sys.certificates where name = 'Peer'")
@@ -459,28 +472,28 @@ def test_who_says_to_be_any_number_of_brokers_is_known_as_a_thousand(both: Both)
         assert bool(both.real.find_broker(number, broker).capabilities) is is_known
 
 
-def test_the_highest_timeline_of_a_pair_stays_whoever_writes_last(both: Both) -> None:
-    """Of shares that hear of a promotion one after the other; of a pair that no route leads to nothing is kept."""
+def test_the_highest_timeline_of_a_pair_is_kept(both: StorePair) -> None:
+    """Shares may hear of a promotion at different times. For a pair without a route nothing is stored."""
     pair = Elsewhere(Address("one", 4022), Address("two", 4022))
     first = Row("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "The first.")
-    astray = first._replace(mirror_address="TCP://three:4022")
+    unrouted = first._replace(mirror_address="TCP://three:4022")
     both.route(first)
 
-    def known(*rows: Row) -> list[object]:
+    def save_and_read(*rows: Row) -> list[object]:
         for store in (both.real, both.double):
             with store.transaction():
-                store.save_pairs([*rows, astray])
+                store.save_pairs([*rows, unrouted])
             assert store.pairs() == [pair]
         return [store.known_pairs([pair])[pair] for store in (both.real, both.double)]
 
     late = first._replace(timeline=2, evidence=b"older", explanation="Late.")
-    anew = late._replace(system="8")
-    assert known(first) == [KnownTimeline("7", 3, b"signed")] * 2
-    assert known(late) == [KnownTimeline("7", 3, b"signed")] * 2
-    assert known(anew) == [KnownTimeline("8", 2, b"older")] * 2
+    other_system = late._replace(system="8")
+    assert save_and_read(first) == [KnownTimeline("7", 3, b"signed")] * 2
+    assert save_and_read(late) == [KnownTimeline("7", 3, b"signed")] * 2
+    assert save_and_read(other_system) == [KnownTimeline("8", 2, b"older")] * 2
 
 
-def test_what_was_written_of_a_pair_while_its_route_was_dropped_is_not_read(both: Both) -> None:
+def test_a_pair_saved_while_its_route_is_dropped_is_not_read(both: StorePair) -> None:
     row = Row("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "It was.")
     both.route(row)
     with both.real.transaction():

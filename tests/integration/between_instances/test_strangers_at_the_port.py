@@ -11,12 +11,12 @@ from daemons import Served, Two, two_sites
 from strangers import strangers
 from support import eventually
 
-HANDSHAKE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of what a TLS client says
+HANDSHAKE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of a TLS client
 
 
 @pytest.fixture(scope="module")
 def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    """West and east have certificates; east may have 1,024 descriptors."""
+    """West and east with certificates. East's limit is 1,024 file descriptors."""
     folder = tmp_path_factory.mktemp("strangers")
     with two_sites(make_instance_url, folder) as both:
         both.introduce(folder)
@@ -30,12 +30,12 @@ def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize(
-    "said", [pytest.param(b"", marks=pytest.mark.full), HANDSHAKE], ids=["nothing", "half a handshake"]
+    "first_bytes", [pytest.param(b"", marks=pytest.mark.full), HANDSHAKE], ids=["nothing", "half a handshake"]
 )
-def test_half_open_connections_keep_no_peer_out(two: Two, said: bytes) -> None:
+def test_half_open_connections_do_not_block_peers(two: Two, first_bytes: bytes) -> None:
     east, before = two.east.daemon, len(two.east.daemon.lines)
-    with strangers(two.east.port, 3_000, said):
-        eventually(lambda: descriptors(east) > 128)  # the share of one address
+    with strangers(two.east.port, 3_000, first_bytes):
+        eventually(lambda: descriptors(east) > 128)  # the limit for one address
         for number in range(3):
             two.west.daemon.end()
             two.west.serve()

@@ -20,7 +20,7 @@ CONVERSATION_COUNT = 4
 
 @pytest.fixture
 def three(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Two, Site]]:
-    """West and east, and the forwarder between them."""
+    """West, the forwarder, and east."""
     west, middle, east = (Site(name, make_instance_url(), tmp_path) for name in ("west", "middle", "east"))
     try:
         two = Two(west, east)
@@ -40,7 +40,7 @@ def three(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tup
 
 
 @pytest.mark.feature(152, 156)
-def test_a_forwarder_that_is_killed_loses_and_doubles_nothing(three: tuple[Two, Site]) -> None:
+def test_a_killed_forwarder_neither_loses_nor_duplicates_messages(three: tuple[Two, Site]) -> None:
     two, middle = three
     middle.serve().says("is now listening")
     handles = [two.send("0") for _ in range(CONVERSATION_COUNT)]
@@ -76,7 +76,7 @@ def test_a_forwarder_that_is_killed_loses_and_doubles_nothing(three: tuple[Two, 
 
 
 @pytest.mark.feature(152, 157)
-def test_forwarding_is_switched_off_and_on_while_it_runs(three: tuple[Two, Site]) -> None:
+def test_forwarding_is_disabled_and_enabled_at_run_time(three: tuple[Two, Site]) -> None:
     two, middle = three
     middle.instance.alter_endpoint("broker", message_forwarding="DISABLED")
     middle.serve().says("is now listening")
@@ -94,13 +94,13 @@ def test_forwarding_is_switched_off_and_on_while_it_runs(three: tuple[Two, Site]
 
 
 @pytest.mark.feature(121)
-def test_a_route_to_the_own_address_delivers_here_by_the_routes_of_msdb(three: tuple[Two, Site]) -> None:
-    """No daemon is asked: the stored endpoint says where the instance is reached."""
+def test_a_route_to_the_instances_own_address_uses_the_routes_of_msdb(three: tuple[Two, Site]) -> None:
+    """No daemon is needed, because the stored endpoint has the address of the instance."""
     _, middle = three
     database = middle.database
     middle.instance.database("msdb").drop_route("In")
     database.create_route("Around", service_name=STOCK, address=middle.address)
     explained = database.explain_route(STOCK).decisions
-    assert [one.through_outside for one in explained] == [True]
+    assert [decision.through_outside for decision in explained] == [True]
     database.send(begin(database), ORDER, b"1")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]

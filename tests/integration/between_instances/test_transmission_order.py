@@ -11,19 +11,19 @@ from servicebroker.protocol.envelope import parse
 from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, STOCK, STOCK_QUEUE
 
 BULK = "//test/Bulk"
-BODY = b"x" * 20_000  # two do not fit into one frame
+BODY = b"x" * 20_000  # two bodies do not fit into one frame
 
 
 class Narrow(Wire):
-    """Takes so many frames, and then no more until it is told."""
+    """A connection with room for `room` frames."""
 
     def send(self, body: bytes) -> None:
         super().send(body)
         self.room -= 1
 
 
-def order_of_departure(pair: Pair, *, honors: bool) -> str:
-    """U for an urgent frame, b for one of the bulk, as they leave when one of them may leave at a time."""
+def transmission_order(pair: Pair, *, honors: bool) -> str:
+    """Send urgent and bulk messages one frame at a time. Return the order: U for an urgent one, b for bulk."""
     west = pair.west.database
     west.alter(honor_broker_priority=honors)
     west.create_service(BULK, ORDERS_QUEUE)
@@ -55,15 +55,15 @@ def order_of_departure(pair: Pair, *, honors: bool) -> str:
 
 
 @pytest.mark.feature(194)
-def test_without_honor_broker_priority_they_take_turns(pair: Pair) -> None:
-    left = order_of_departure(pair, honors=False)
+def test_without_honor_broker_priority_frames_are_sent_round_robin(pair: Pair) -> None:
+    left = transmission_order(pair, honors=False)
     assert abs(left[:20].count("U") - left[:20].count("b")) <= 2
 
 
 @pytest.mark.feature(194, 197)
-def test_the_urgent_first_and_nobody_starves(pair: Pair) -> None:
-    """With priority 10 before priority 1, whose turn comes all the same before the flood is over."""
-    left = order_of_departure(pair, honors=True)
+def test_urgent_messages_are_first_and_bulk_does_not_starve(pair: Pair) -> None:
+    """Priority 10 is sent before priority 1, which still gets a share before all urgent messages are sent."""
+    left = transmission_order(pair, honors=True)
     assert left[:16].count("b") <= 1
-    assert left.index("b") < left.rindex("U")  # while urgent ones still wait
+    assert left.index("b") < left.rindex("U")  # before all urgent ones are sent
     assert left[:20].count("U") >= 18

@@ -38,20 +38,22 @@ def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
 
 
 def new_relay(site: Site) -> Relay:
-    """Return a relay with little memory that knows the stored fragments."""
+    """Return a restarted relay with little memory, which has loaded the stored fragments."""
     return Relay(site, site.clock, lambda: site.seconds, random.Random(1), budgets=FEW)
 
 
 class Stranger:
-    """A peer with a certificate of its own that begins conversations."""
+    """A peer with its own certificate, which sends fragments of new conversations."""
 
     def __init__(self, pair: Pair, owner: str) -> None:
         self._east = pair.east
         self.broker = uuid4()
         self.link = Wire(owner=owner)
 
-    def brings(self, conversation: UUID, fragment: int, fragments: int, number: int = 0, size: int = FULL) -> None:
-        """A fragment of a message of a conversation."""
+    def send_fragment(
+        self, conversation: UUID, fragment: int, fragments: int, number: int = 0, size: int = FULL
+    ) -> None:
+        """Send one fragment of a message."""
         names, kind = (STOCK, None, ORDERS, self.broker), Kind.RUN if fragments == 1 else Kind.FRAGMENT
         header = Header(
             conversation, True, kind, False, *names, number, fragment, fragments,
@@ -60,12 +62,12 @@ class Stranger:
         body = encode(header, (Part(ORDER, Content.DATA, bytes(size), bytes(8)),), CHECKSUM)
         self._east.relay.round(self._east.store, [Arrival(self.link, body)])
 
-    def begins(self, conversations: int, each: int, fragments: int = LIMITS.most_fragments) -> list[UUID]:
-        """Send this many fragments of each message, over this many conversations."""
+    def begin_conversations(self, conversations: int, each: int, fragments: int = LIMITS.most_fragments) -> list[UUID]:
+        """Begin conversations, and send `each` fragments of the first message of each one. Return their ids."""
         begun = [uuid4() for _ in range(conversations)]
         for fragment in range(each):
             for conversation in begun:
-                self.brings(conversation, fragment, fragments)
+                self.send_fragment(conversation, fragment, fragments)
         return begun
 
 
@@ -73,7 +75,7 @@ def kept_bytes(site: Site) -> int:
     return query(site.database, KEPT)[0][1]
 
 
-def told(site: Site, command: str) -> str:
+def output_of(site: Site, command: str) -> str:
     return CliRunner().invoke(app, [command, "--instance", site.instance.url]).output
 
 
@@ -82,37 +84,37 @@ def mallory(pair: Pair) -> Stranger:
     return Stranger(pair, "certificate mallory")
 
 
-def test_a_peer_fills_no_more_than_its_quota_and_one_message(pair: Pair, mallory: Stranger) -> None:
-    mallory.begins(20, 3)
-    assert kept_bytes(pair.east) <= QUOTA + 3 * FULL  # the first is taken in any case
-    assert len(endpoints(pair.east)) <= 11  # refused fragments make no target
-    for _ in range(2):  # nor after a start
+def test_a_peer_fills_at_most_its_quota_and_one_message(pair: Pair, mallory: Stranger) -> None:
+    mallory.begin_conversations(20, 3)
+    assert kept_bytes(pair.east) <= QUOTA + 3 * FULL  # the first message is always accepted
+    assert len(endpoints(pair.east)) <= 11  # refused fragments create no target
+    for _ in range(2):  # also after a restart
         pair.east.relay = new_relay(pair.east)
         before = kept_bytes(pair.east)
-        mallory.begins(5, 2)
-        Stranger(pair, "certificate mallory").begins(5, 2)
+        mallory.begin_conversations(5, 2)
+        Stranger(pair, "certificate mallory").begin_conversations(5, 2)
         assert kept_bytes(pair.east) == before
     assert {owner for (owner,) in query(pair.east.database, "select owner from servicebroker.arrived_fragments")} == {
         "certificate mallory"
     }
 
 
-def test_an_honest_peer_beside_does_not_notice(pair: Pair, mallory: Stranger) -> None:
-    mallory.begins(20, 2)
+def test_the_quota_of_one_peer_does_not_affect_another(pair: Pair, mallory: Stranger) -> None:
+    mallory.begin_conversations(20, 2)
     handle = begin(pair)
     pair.west.database.send(handle, ORDER, bytes(500_000))
     pair.rounds(4)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", bytes(500_000)]
 
 
-def test_messages_that_are_larger_than_the_quota_arrive_all_the_same(pair: Pair) -> None:
-    """Five at a time, of which each is larger than all that is kept of a peer: one after the other."""
+def test_messages_larger_than_the_quota_arrive(pair: Pair) -> None:
+    """Five concurrent messages, each larger than the quota of a peer, arrive one after the other."""
     sizes = range(12 * FULL, 17 * FULL, FULL)
     for size in sizes:
         handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
         pair.west.database.send(handle, ORDER, bytes(size))
     arrived: list[int] = []
-    for _ in range(200):  # senders whose fragments were not taken try again after 4 to 64 seconds
+    for _ in range(200):  # senders of refused fragments retry after 4 to 64 seconds
         pair.rounds(1)
         pair.pass_time(2)
         assert kept_bytes(pair.east) <= QUOTA + max(sizes)
@@ -122,16 +124,16 @@ def test_messages_that_are_larger_than_the_quota_arrive_all_the_same(pair: Pair)
     assert sorted(arrived) == list(sizes)
 
 
-def test_a_message_that_is_complete_counts_no_more(pair: Pair, mallory: Stranger) -> None:
-    mallory.begins(1, 8, fragments=8)
+def test_a_complete_message_is_not_counted(pair: Pair, mallory: Stranger) -> None:
+    mallory.begin_conversations(1, 8, fragments=8)
     assert kept_bytes(pair.east) == 0
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [bytes(8 * FULL)]
-    mallory.begins(1, 8, fragments=9)  # the only one, which is taken in any case
-    mallory.begins(1, 9, fragments=12)  # has the quota for itself
+    mallory.begin_conversations(1, 8, fragments=9)  # the only message, which is always accepted
+    mallory.begin_conversations(1, 9, fragments=12)  # may use the whole quota
     assert kept_bytes(pair.east) == 17 * FULL
 
 
-def test_what_is_idle_is_deleted_and_sent_again(pair: Pair) -> None:
+def test_idle_fragments_are_deleted_and_sent_again(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     body = random.Random(1).randbytes(6 * FULL)
@@ -139,7 +141,7 @@ def test_what_is_idle_is_deleted_and_sent_again(pair: Pair) -> None:
     pair.west.round([])
     first = [pair.west.out.frames.popleft() for _ in range(3)]
     pair.east.round(first)
-    pair.west.round(pair.east.out.frames)  # they are acknowledged
+    pair.west.round(pair.east.out.frames)  # the fragments are acknowledged
     pair.west.out.frames = deque()
     pair.east.out.frames = deque()
     assert kept_bytes(pair.east) == 3 * FULL
@@ -157,8 +159,8 @@ def test_what_is_idle_is_deleted_and_sent_again(pair: Pair) -> None:
     assert kept_bytes(pair.east) == 0
 
 
-def test_what_lies_idle_without_its_conversation_in_memory_is_deleted_too(pair: Pair, mallory: Stranger) -> None:
-    mallory.begins(3, 2)
+def test_idle_fragments_are_deleted_also_without_their_conversation_in_memory(pair: Pair, mallory: Stranger) -> None:
+    mallory.begin_conversations(3, 2)
     age(pair.east, LIMITS.unfinished_idle - 100)
     pair.east.relay = new_relay(pair.east)
     pair.east.round([])
@@ -171,7 +173,7 @@ def test_what_lies_idle_without_its_conversation_in_memory_is_deleted_too(pair: 
     assert pair.east.relay.wake_at > pair.east.seconds + 10**6
 
 
-def test_what_waits_beside_a_queue_that_is_off_is_not_idle(pair: Pair) -> None:
+def test_messages_beside_a_disabled_queue_are_not_idle(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     pair.east.database.alter_queue(STOCK_QUEUE, status=False)
@@ -183,38 +185,38 @@ def test_what_waits_beside_a_queue_that_is_off_is_not_idle(pair: Pair) -> None:
     for _ in range(2):
         pair.east.seconds += 10_000
         pair.east.round([])
-    assert told(pair.east, "doctor").count("not complete") == 0
+    assert output_of(pair.east, "doctor").count("not complete") == 0
     pair.east.database.alter_queue(STOCK_QUEUE, status=True)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", bytes(3 * FULL)]
 
 
-def test_what_an_application_has_ended_counts_no_more(pair: Pair, mallory: Stranger) -> None:
-    mallory.begins(12, 1)
+def test_fragments_of_an_ended_conversation_are_not_counted(pair: Pair, mallory: Stranger) -> None:
+    mallory.begin_conversations(12, 1)
     before = kept_bytes(pair.east)
     for (handle,) in query(pair.east.database, "select conversation_handle from servicebroker.conversation_endpoints"):
         pair.east.database.end_conversation(handle, cleanup=True)
     pair.east.seconds += 31
     pair.east.round([])
-    mallory.begins(12, 1)
+    mallory.begin_conversations(12, 1)
     assert kept_bytes(pair.east) == before
 
 
-def test_an_opening_of_which_only_later_messages_come_goes_after_five_minutes(pair: Pair, mallory: Stranger) -> None:
+def test_an_opening_without_its_first_message_is_removed_after_five_minutes(pair: Pair, mallory: Stranger) -> None:
     conversations = [uuid4() for _ in range(3)]
     for conversation in conversations:
-        mallory.brings(conversation, 0, 1, number=5)
-    partial = mallory.begins(1, 1)
+        mallory.send_fragment(conversation, 0, 1, number=5)
+    partial = mallory.begin_conversations(1, 1)
     assert endpoints(pair.east) == {*conversations, *partial}
     assert not any(parse(body).header.acknowledgement for body in mallory.link.frames if parse(body).header.number == 0)
     pair.east.seconds += LIMITS.unfinished_idle_full + 31
     pair.east.round([])
     assert endpoints(pair.east) == {*partial}
-    mallory.brings(conversations[0], 0, 1, number=0)  # begins it again
+    mallory.send_fragment(conversations[0], 0, 1, number=0)  # opens the conversation again
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [bytes(FULL)]
 
 
-def test_an_opening_that_lies_empty_for_a_day_goes(pair: Pair, mallory: Stranger) -> None:
-    (partial,) = mallory.begins(1, 1)
+def test_an_empty_opening_is_removed_after_a_day(pair: Pair, mallory: Stranger) -> None:
+    (partial,) = mallory.begin_conversations(1, 1)
     with pair.east.instance.connection() as connection:
         for seconds, left in ((LIMITS.unfinished_idle + 31, {partial}), (0, set())):
             pair.east.seconds += seconds
@@ -226,39 +228,42 @@ def test_an_opening_that_lies_empty_for_a_day_goes(pair: Pair, mallory: Stranger
             assert endpoints(pair.east) == left
 
 
-def test_a_peer_opens_no_more_conversations_at_a_time_than_its_budget(pair: Pair, mallory: Stranger) -> None:
+def test_the_open_conversations_of_a_peer_are_limited(pair: Pair, mallory: Stranger) -> None:
     for _ in range(60):
-        mallory.brings(uuid4(), 1, 2, size=1)
+        mallory.send_fragment(uuid4(), 1, 2, size=1)
     assert len(endpoints(pair.east)) == 40
     assert mallory.link.refusals == {10928: 20}
-    mallory.brings(uuid4(), 0, 1)  # a whole first message is no opening
+    mallory.send_fragment(uuid4(), 0, 1)  # a complete first message does not count as an opening
     assert len(endpoints(pair.east)) == 41
     pair.east.relay = new_relay(pair.east)
-    mallory.brings(uuid4(), 1, 2, size=1)
+    mallory.send_fragment(uuid4(), 1, 2, size=1)
     assert len(endpoints(pair.east)) == 41
-    Stranger(pair, "certificate shop").begins(1, 1, fragments=2)
+    Stranger(pair, "certificate shop").begin_conversations(1, 1, fragments=2)
     assert len(endpoints(pair.east)) == 42
 
 
 def endpoints(site: Site) -> set[UUID]:
-    """Return the conversations."""
-    return {one for (one,) in query(site.database, "select conversation_id from servicebroker.conversation_endpoints")}
+    """Return the conversation ids of all endpoints."""
+    return {
+        conversation
+        for (conversation,) in query(site.database, "select conversation_id from servicebroker.conversation_endpoints")
+    }
 
 
-def test_doctor_and_status_tell_of_it(pair: Pair, mallory: Stranger) -> None:
-    assert "not complete" not in told(pair.east, "status").lower()
-    mallory.begins(4, 2)
-    assert "Incomplete messages from peer with certificate mallory: 4 in 4 conversations, 0.3 MB" in told(
+def test_doctor_and_status_report_unfinished_messages(pair: Pair, mallory: Stranger) -> None:
+    assert "not complete" not in output_of(pair.east, "status").lower()
+    mallory.begin_conversations(4, 2)
+    assert "Incomplete messages from peer with certificate mallory: 4 in 4 conversations, 0.3 MB" in output_of(
         pair.east, "status"
     )
-    assert "certificate mallory" not in told(pair.east, "doctor")  # they may be on their way
+    assert "certificate mallory" not in output_of(pair.east, "doctor")  # the missing fragments may still be in transit
     age(pair.east, 400)
-    found = told(pair.east, "doctor")
+    found = output_of(pair.east, "doctor")
     assert "peer with certificate mallory: 4 messages of 4 conversations are not complete" in found
 
 
 def age(site: Site, seconds: float) -> None:
-    """As if what is kept had come so much earlier."""
+    """Make stored fragments older by some seconds."""
     query(
         site.database,
         "update servicebroker.arrived_fragments set enqueue_time = enqueue_time - make_interval(secs => %s) "
@@ -267,13 +272,13 @@ def age(site: Site, seconds: float) -> None:
     )
 
 
-def test_the_price_of_a_message_is_the_same_in_the_store(pair: Pair, mallory: Stranger) -> None:
-    """After a start the daemon counts the same as it did while messages came."""
+def test_a_restarted_daemon_counts_stored_messages_alike(pair: Pair, mallory: Stranger) -> None:
+    """The daemon counts the same bytes from the store as it did when the fragments arrived."""
     begun: list[Any] = []
-    conversations = mallory.begins(2, 2, 3)
-    mallory.brings(conversations[0], 1, 3, number=4)
+    conversations = mallory.begin_conversations(2, 2, 3)
+    mallory.send_fragment(conversations[0], 1, 3, number=4)
     for relay in (pair.east.relay, new_relay(pair.east)):
         pair.east.relay = relay
         pair.east.round([])
-        begun.append({one.begun for one in relay._unfinished._conversations.values()})
+        begun.append({conversation.begun for conversation in relay._unfinished._conversations.values()})
     assert begun[0] == begun[1]
