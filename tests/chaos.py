@@ -32,7 +32,7 @@ from servicebroker.store.cluster import Cluster, server_user
 from servicebroker_lab.benchmarks.processes import held
 from support import ORDERS, STOCK, define_standard_set, eventually, query, queue_number
 
-SETTLE_TIMEOUT_S = 120.0  # from the last fault until everything has arrived
+SETTLE_TIMEOUT_S = 120.0  # after the last fault, until all messages have arrived
 DISK_MB = 500  # the size of the disk that becomes full
 MAX_DAEMON_MB = 150  # the memory that a daemon may use
 SOCKET_COUNT = 3_000
@@ -345,20 +345,20 @@ def _held_network(world: World) -> Iterator[Side]:
 
 @contextmanager
 def _idle_sockets(world: World) -> Iterator[Side]:
-    """Many that say nothing, some that say garbage; what a process may open bounds them."""
+    """Open many sockets to a daemon. One in ten sends garbage. The limit of open files may bound their number."""
     side = world.either
     with ExitStack() as held:
         for number in range(SOCKET_COUNT):
             with suppress(OSError):
-                one = held.enter_context(socket.create_connection(("127.0.0.1", side.port), timeout=5))
+                stream = held.enter_context(socket.create_connection(("127.0.0.1", side.port), timeout=5))
                 if number % 10 == 0:
-                    one.sendall(world.chance.randbytes(1_000))
+                    stream.sendall(world.chance.randbytes(1_000))
         yield side
 
 
 @contextmanager
 def _full_disk(world: World) -> Iterator[Side]:
-    """That of east's instance."""
+    """Fill the disk of east's instance."""
     side = world.east
     filler = side.folder / "filler"
     with suppress(OSError), filler.open("wb") as file:
@@ -424,14 +424,14 @@ def _give_work(database: sb.Database) -> None:
         transaction.end_conversation(handle)
 
 
-def _procedure(deed: str) -> Callable[[World], Any]:
-    """An activated procedure does that with its message; once it does no more, it takes it."""
+def _procedure(behavior: str) -> Callable[[World], Any]:
+    """Make the activated procedure misbehave in this way. After the block it processes its message."""
 
     @contextmanager
     def fault(world: World) -> Iterator[Side]:
         side = world.either
-        side.trouble.write_text(deed)
-        eventually(lambda: _tried(lambda: _give_work(side.database)))  # the fault before this has ended its sessions
+        side.trouble.write_text(behavior)
+        eventually(lambda: _tried(lambda: _give_work(side.database)))  # the previous fault has terminated the sessions
         try:
             yield side
         finally:
@@ -443,12 +443,12 @@ def _procedure(deed: str) -> Callable[[World], Any]:
 
 
 class Scenario(NamedTuple):
-    """`says`: a pattern of what doctor finds on the hurt side while it lasts; "" where all has mended itself."""
+    """A fault, and the pattern `says` of doctor's output on the affected side meanwhile; "" without a finding."""
 
     name: str
     happens: Callable[[World], Any]
     says: str = ""
-    lasts: float = 12.0  # seconds
+    lasts: float = 12.0  # in seconds
 
 
 CLOCK_IS_OFF = "there is 3,[56].. s (ahead|behind)"
@@ -493,9 +493,10 @@ def possible(world: World) -> list[Scenario]:
     libfaketime.
     """
     return [
-        one
-        for one in SCENARIOS
-        if (one.happens is not _full_disk or world.east.folder.is_mount()) and (FAKETIME or "clock" not in one.name)
+        scenario
+        for scenario in SCENARIOS
+        if (scenario.happens is not _full_disk or world.east.folder.is_mount())
+        and (FAKETIME or "clock" not in scenario.name)
     ]
 
 
@@ -508,14 +509,17 @@ class Outcome(NamedTuple):
     megabytes: int
 
 
-def hurt(world: World, scenario: Scenario, lasts: float | None = None) -> Outcome:
-    """Let it happen for so long; then everything goes on by itself. As long as it should, and doctor has to see it."""
+def run_scenario(world: World, scenario: Scenario, lasts: float | None = None) -> Outcome:
+    """Run a fault for `lasts` seconds, and check that messages are answered again after it.
+
+    By default the scenario decides how long, and doctor must report the fault.
+    """
     with scenario.happens(world) as side:
         time.sleep(scenario.lasts if lasts is None else lasts)
         if lasts is None and scenario.says:
-            code, said = side.doctor()
-            found = code == 1 and re.search(scenario.says, said)
-            assert found, f"{scenario.name} of {side.name}: doctor says {said}\n{world.told()}"
+            code, output = side.doctor()
+            is_reported = code == 1 and re.search(scenario.says, output)
+            assert is_reported, f"{scenario.name} of {side.name}: doctor says {output}\n{world.told()}"
     over = time.monotonic()
     try:
         world.goes_on()
@@ -530,11 +534,14 @@ def hurt(world: World, scenario: Scenario, lasts: float | None = None) -> Outcom
 
 
 def judge(world: World) -> int:
-    """Every order and every reply exactly once and in order, and no conversation has failed; how many there were."""
+    """Check that every order and reply was processed exactly once and in order, and that no conversation has failed.
+
+    Returns the number of orders.
+    """
     world.calm.touch()
     with suppress(AssertionError):  # lost messages are named below
         eventually(lambda: world.answered() >= len(world.west.ledger("sent")), SETTLE_TIMEOUT_S)
-    time.sleep(1)  # a duplicate would come now
+    time.sleep(1)  # a duplicate would arrive now
     errors = [*world.west.ledger("error"), *world.east.ledger("error")]
     assert not errors, f"conversations have failed: {errors[:5]}"
     for side, way in ((world.west, "sent"), (world.east, "received"), (world.west, "answered")):

@@ -1,4 +1,4 @@
-"""A hostile peer: it uses the wire protocol, with a certificate that was imported.
+"""A hostile peer: it speaks the wire protocol, and has a certificate that the instances have imported.
 
 `HostileProcess` is a process that attacks until it is stopped.
 """
@@ -173,26 +173,26 @@ class Hostile:
 def lies(talk: Talk, chance: random.Random) -> list[bytes]:
     """Return forged frames of both sides of a conversation: messages, acknowledgements, ends and errors."""
     order, reply = Part(ORDER, Content.DATA, b"forged"), Part(REPLY, Content.DATA, b"forged")
-    everything = Acknowledgement(2**40)
-    some = Acknowledgement(chance.randrange(1, 1_000))
+    complete = Acknowledgement(2**40)
+    partial = Acknowledgement(chance.randrange(1, 1_000))
     opening = Opening(CONTRACT, 3600, encryption=False)
-    over = BrokerFailure(-8462, "It is over.")
-    said: list[tuple[Header, Payload]] = []
+    failure = BrokerFailure(-8462, "It is over.")
+    forged: list[tuple[Header, Payload]] = []
     for is_initiator in (True, False):
         header = _header(talk, is_initiator=is_initiator)
         data = order if is_initiator else reply
         for number in (0, 1, chance.randrange(2, 500)):
-            said.append((_with(header, Kind.RUN, number, some), (data,)))
-            said.append((_with(header, Kind.RUN, number), (Part(data.message_type, Content.END, None),)))
-            said.append((_with(header, Kind.RUN, number), (Part(data.message_type, Content.ERROR, b"<Error/>"),)))
-        said.append((_with(header, Kind.ACKNOWLEDGEMENT, 0, everything), None))
-        said.append((_with(header, Kind.ACKNOWLEDGEMENT, 0, some), None))
-        said.append((_with(header, Kind.FAILURE, 0), over))
+            forged.append((_with(header, Kind.RUN, number, partial), (data,)))
+            forged.append((_with(header, Kind.RUN, number), (Part(data.message_type, Content.END, None),)))
+            forged.append((_with(header, Kind.RUN, number), (Part(data.message_type, Content.ERROR, b"<Error/>"),)))
+        forged.append((_with(header, Kind.ACKNOWLEDGEMENT, 0, complete), None))
+        forged.append((_with(header, Kind.ACKNOWLEDGEMENT, 0, partial), None))
+        forged.append((_with(header, Kind.FAILURE, 0), failure))
     fresh = talk._replace(conversation_id=uuid4())
-    said.append((_with(_header(fresh, is_initiator=True), Kind.RUN, 0, opening=opening), (order,)))
+    forged.append((_with(_header(fresh, is_initiator=True), Kind.RUN, 0, opening=opening), (order,)))
     frames = [
         (header, payload)
-        for header, payload in said
+        for header, payload in forged
         if not (header.is_from_initiator and header.number == 0 and _ends(payload))
     ]
     chance.shuffle(frames)
@@ -204,8 +204,8 @@ def _ends(payload: Payload) -> bool:
 
 
 def _header(talk: Talk, *, is_initiator: bool) -> Header:
-    there, back = (talk.to_service, talk.to_broker), (talk.from_service, talk.from_broker)
-    (to_service, to_broker), (from_service, from_broker) = (there, back) if is_initiator else (back, there)
+    target, initiator = (talk.to_service, talk.to_broker), (talk.from_service, talk.from_broker)
+    (to_service, to_broker), (from_service, from_broker) = (target, initiator) if is_initiator else (initiator, target)
     return Header(
         talk.conversation_id, is_initiator, Kind.RUN, False, to_service, to_broker, from_service, from_broker or uuid4()
     )
@@ -267,24 +267,24 @@ class Forwarder(threading.Thread):
             self._links.append(Hostile(stream, is_opener=False, daemon_id=self._daemon_id, instance=None))
 
     def _pass_on(self, source: Hostile, body: bytes) -> None:
-        """To whoever else is there: the lies first, then what was sealed with a changed bit, then as it was."""
+        """Forward a frame to all other peers, after forged frames and a copy with a changed bit."""
         header = parse(body).header
-        if not header.is_secured:  # answers of the daemons to its own lies
+        if not header.is_secured:  # an answer of a daemon to a forged frame
             return
         self.carried.append(body)
         talk = Talk(header.conversation_id, *_ends_of(header))
-        lie = lies(talk, self._chance)[:8]
+        forged = lies(talk, self._chance)[:8]
         changed = bytearray(body)
         changed[-1] ^= 1
         for link in self._links:
-            if link is not source and not _is_of_the_same(link, source):
-                for one in (*lie, *map(_sealed, lie), bytes(changed), body, body):
-                    link.say(one, is_forwarded=True)
-                self.told += len(lie)
+            if link is not source and not _has_same_peer(link, source):
+                for frame in (*forged, *map(_marked_secured, forged), bytes(changed), body, body):
+                    link.say(frame, is_forwarded=True)
+                self.told += len(forged)
                 link.flush()
 
 
-def _is_of_the_same(link: Hostile, other: Hostile) -> bool:
+def _has_same_peer(link: Hostile, other: Hostile) -> bool:
     first, second = link.connection.peer, other.connection.peer
     return first is None or second is None or first.daemon_id == second.daemon_id
 
@@ -295,8 +295,8 @@ def _ends_of(header: Header) -> tuple[str, UUID, str, UUID | None]:
     return header.to_service, header.to_broker or uuid4(), header.from_service, header.from_broker
 
 
-def _sealed(body: bytes) -> bytes:
-    """The same, as if it was sealed."""
+def _marked_secured(body: bytes) -> bytes:
+    """Return the frame with a header that claims that the body is sealed."""
     end = 2 + int.from_bytes(body[:2], "big")
     clear = msgspec.msgpack.encode(replace(parse(body).header, is_secured=True))
     return len(clear).to_bytes(2, "big") + clear + body[end:]
@@ -306,14 +306,14 @@ def _sealed(body: bytes) -> bytes:
 
 
 class Orders(NamedTuple):
-    """The settings of the process.
+    """The settings of the hostile process.
 
     Attributes:
         identity: the file with its certificate and key.
-        ports: of the daemons that it harms; `own_port` is its own.
-        names: identifiers of daemons and instances, for its greetings.
-        talks: of others, that it has overheard.
-        own: a conversation that it might begin by right, with a service that lets in everybody.
+        ports: the ports of the attacked daemons. `own_port` is the port on which the process itself listens.
+        names: the daemon ids and instances that it claims to be.
+        talks: conversations of other instances, which it has overheard.
+        own: a conversation that it may begin, because the service grants SEND to everybody.
     """
 
     seed: int
@@ -325,14 +325,14 @@ class Orders(NamedTuple):
     own: tuple[str, str, str, str, str | None]
 
 
-def overheard(talk: Any) -> Talk:
-    """As `Talk`, out of what was written for the process."""
-    conversation, service, broker, far, there = talk
-    return Talk(UUID(conversation), service, UUID(broker), far, UUID(there) if there else None)
+def parse_talk(talk: Any) -> Talk:
+    """Return a conversation from the process's settings."""
+    conversation, from_service, from_broker, to_service, to_broker = talk
+    return Talk(UUID(conversation), from_service, UUID(from_broker), to_service, UUID(to_broker) if to_broker else None)
 
 
 class HostileProcess:
-    """The process: it harms between `go` and `pause`; `end` says what has come of it."""
+    """A process that attacks between `go` and `pause`. `end` returns its counts."""
 
     def __init__(self, orders: Orders) -> None:
         self._process = subprocess.Popen(
@@ -354,13 +354,13 @@ class HostileProcess:
         self._say("pause")
 
     def end(self) -> dict[str, Any]:
-        """Return the number of deeds of each kind, and the bodies that it has read, in hexadecimal."""
-        said, _ = self._process.communicate("end\n", timeout=60)
-        found: dict[str, Any] = json.loads(said)
-        return found
+        """Stop the process. Return how often it made each attack, and the received bodies in hexadecimal."""
+        output, _ = self._process.communicate("end\n", timeout=60)
+        report: dict[str, Any] = json.loads(output)
+        return report
 
     def kill(self) -> None:
-        """As a test ends."""
+        """Kill the process at the end of a test."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -368,15 +368,15 @@ class HostileProcess:
             pipe.close()
 
 
-class Harm:
-    """All deeds, at random; what is heard meanwhile is kept."""
+class Attacker:
+    """Makes all attacks at random, and keeps the received bodies."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
         self.chance = random.Random(orders.seed)
         self.identity = Path(orders.identity)
-        self.talks = [overheard(talk) for talk in orders.talks]
-        self.own = overheard(orders.own)
+        self.talks = [parse_talk(talk) for talk in orders.talks]
+        self.own = parse_talk(orders.own)
         self.links: list[Hostile] = []
         self.heard: list[bytes] = []
         self.deeds: dict[str, int] = {}
@@ -384,7 +384,7 @@ class Harm:
         self.welcomed: list[Hostile] = []
 
     def listen(self) -> None:
-        """Welcome connections to its own address, by which it becomes known there."""
+        """Accept connections to its own address, as daemons connect there to answer."""
         with socket.create_server(("127.0.0.1", self.orders.own_port)) as listening:
             listening.settimeout(0.2)
             while not self.over.is_set():
@@ -407,13 +407,13 @@ class Harm:
                 if not self.links:
                     continue
 
-                deed = self.chance.choice((self.noise, self.lies, self.pass_on, self.claim, self.ask, self.crowd))
-                deed(self.chance.choice(self.links))
-                self.deeds[deed.__name__] = self.deeds.get(deed.__name__, 0) + 1
+                attack = self.chance.choice((self.noise, self.lies, self.pass_on, self.claim, self.ask, self.crowd))
+                attack(self.chance.choice(self.links))
+                self.deeds[attack.__name__] = self.deeds.get(attack.__name__, 0) + 1
         self.heard += [body for link in (*self.links, *self.welcomed) for body in link.heard]
 
     def _connect(self) -> None:
-        for link in [one for one in self.links if one.is_over]:
+        for link in [link for link in self.links if link.is_over]:
             self.heard += link.heard
             link.close()
             self.links.remove(link)
@@ -423,15 +423,15 @@ class Harm:
     def _greet(self, name: tuple[str, str | None]) -> list[Hostile]:
         daemon_id, instance = name
         with suppress(OSError, ssl.SSLError):
-            found = Hostile.connect(
+            link = Hostile.connect(
                 self.chance.choice(self.orders.ports),
                 self.identity,
                 UUID(daemon_id),
                 UUID(instance) if instance else None,
             ).hear()
-            if found.is_online:
-                return [found]
-            found.close()
+            if link.is_online:
+                return [link]
+            link.close()
         return []
 
     def noise(self, link: Hostile) -> None:
@@ -457,7 +457,7 @@ class Harm:
         link.pretend()
 
     def crowd(self, link: Hostile) -> None:
-        """Conversations that it may begin, as many as it can."""
+        """Begin 50 conversations that it may begin."""
         for _ in range(50):
             talk = self.own._replace(conversation_id=uuid4())
             header = _with(
@@ -468,30 +468,30 @@ class Harm:
         link.read()
 
 
-def tell(line: str) -> None:
+def write_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    os.nice(19)  # elsewhere it would have a processor of its own; what it costs the daemons is what counts
-    harm = Harm(Orders(*json.loads(sys.stdin.readline())))
-    threads = [threading.Thread(target=work) for work in (harm.listen, harm.run)]
+    os.nice(19)  # a real attacker has a processor of its own, so this one leaves the cores to the daemons
+    attacker = Attacker(Orders(*json.loads(sys.stdin.readline())))
+    threads = [threading.Thread(target=work) for work in (attacker.listen, attacker.run)]
     for thread in threads:
         thread.start()
-    tell("ready")
+    write_line("ready")
     for line in sys.stdin:
         match line.strip():
             case "go":
-                harm.may.set()
+                attacker.may.set()
             case "pause":
-                harm.may.clear()
+                attacker.may.clear()
             case _:
                 break
-    harm.over.set()
+    attacker.over.set()
     for thread in threads:
         thread.join()
-    tell(json.dumps({"deeds": harm.deeds, "heard": [body.hex() for body in harm.heard]}))
+    write_line(json.dumps({"deeds": attacker.deeds, "heard": [body.hex() for body in attacker.heard]}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Servers that are replaced, with their daemons; numbered messages to them, and the reader who answers these."""
+"""Helpers for failover and restore tests: a replaceable server with its daemon, numbered messages, and a reader."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ from support import (
 )
 
 CONVERSATION_COUNT = 4
-TIMEOUT_S = 60.0  # for what takes one or two
+TIMEOUT_S = 60.0  # usually one or two seconds
 
 
 class Half(Serving):
-    """A server that may be replaced, as one of two or by an earlier state, and the daemon on its host."""
+    """A server that a test replaces by its standby or by a restored backup, and the daemon on its host."""
 
     def __init__(self, folder: Path, keys: Path) -> None:
         super().__init__()
         self.server, self.keys = Server(folder), keys
 
     def make_service(self, peer: str) -> str:
-        """Begin an instance with the target of numbered messages, for that address. Returns its broker identifier."""
+        """Create an instance with the target service of the numbered messages, and a route to `peer`.
+
+        Returns the broker identifier.
+        """
         with sb.open(self.server.url, upkeep=None) as instance:
             database = standard_database(instance)
             database.drop_service(ORDERS)
@@ -55,12 +58,12 @@ class Half(Serving):
             return str(broker)
 
     def taken(self) -> list[list[int]]:
-        """Return the numbers that the application has noted, for each conversation in its order."""
+        """Return the numbers that the application has stored, in order, for each conversation."""
         text = "select array_agg(number order by place) from taken group by conversation"
         return [numbers for (numbers,) in self.rows(text)]
 
     def is_settled(self, peer: sb.Database) -> bool:
-        """Return whether nothing waits here, nor at the peer."""
+        """Check whether no message waits for transmission, here or at the peer."""
         waiting = self.rows("select count(*) from servicebroker.transmission_queue")
         return waiting == [(0,)] and waiting_messages(peer) == 0
 
@@ -79,13 +82,13 @@ class Half(Serving):
 
 
 class Reader:
-    """An application beside the principal: it notes each message, answers it, and moves with the principal."""
+    """An application on the principal's server: it stores each message, answers it, and follows a failover."""
 
     def __init__(self, half: Half) -> None:
         self.half = half
         self.over = threading.Event()
         self.problems: list[BaseException] = []
-        self.errors: list[int] = []  # their codes
+        self.errors: list[int] = []  # codes of Error messages
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -99,7 +102,7 @@ class Reader:
             while not self.over.is_set():
                 try:
                     self._read(self.half)
-                except (psycopg.Error, sb.InstanceError):  # its server has gone
+                except (psycopg.Error, sb.InstanceError):  # the server was stopped or replaced
                     self.over.wait(0.1)
         except BaseException as problem:
             self.problems.append(problem)
@@ -123,7 +126,7 @@ class Reader:
 
 
 class Load:
-    """Numbered messages on some conversations, and their answers."""
+    """Sends numbered messages on several conversations, and receives the answers."""
 
     def __init__(self, database: sb.Database) -> None:
         self.database = database
@@ -131,11 +134,11 @@ class Load:
             database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(CONVERSATION_COUNT)
         ]
         self.answered: dict[UUID, list[int]] = {handle: [] for handle in self.handles}
-        self.errors: dict[UUID, int] = {}  # the code of each
+        self.errors: dict[UUID, int] = {}  # code of the Error, by conversation
         self.sent = dict.fromkeys(self.handles, 0)
 
     def send(self, count: int, *handles: UUID) -> None:
-        """Send more messages of each of these conversations, or of all, five in a transaction."""
+        """Send `count` messages on each of these conversations, or on all, five in a transaction."""
         for first in range(0, count, 5):
             for handle in handles or self.handles:
                 begins = self.sent[handle]
@@ -143,7 +146,7 @@ class Load:
                 self.database.send_batch(handle, ORDER, [b"%d" % n for n in range(begins, self.sent[handle])])
 
     def answers(self) -> int:
-        """Take what has come; how many there were until now."""
+        """Receive the answers that have arrived. Return the number of answers so far."""
         for message in self.database.receive(ORDERS_QUEUE, top=1000):
             assert message.message_body is not None
             if message.is_error:
@@ -157,18 +160,18 @@ class Load:
 
 
 def errors_of(database: sb.Database, queue: str) -> list[int]:
-    """Take the Error of each conversation, and return their codes."""
-    found: list[int] = []
+    """Receive the Error of each conversation, and return the codes."""
+    codes: list[int] = []
 
     def have_all_come() -> bool:
-        found.extend(errors(database.receive(queue, top=1000)))
-        return len(found) >= CONVERSATION_COUNT
+        codes.extend(errors(database.receive(queue, top=1000)))
+        return len(codes) >= CONVERSATION_COUNT
 
     eventually(have_all_come, TIMEOUT_S)
-    return found
+    return codes
 
 
 def lost_at(url: str) -> list[str]:
-    """Return doctor's findings about databases that have lost what was acknowledged."""
-    done = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url])
-    return [one["problem"] for one in json.loads(done.output)["findings"] if "old copy" in one["problem"]]
+    """Return doctor's findings about databases that have lost acknowledged messages."""
+    result = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url])
+    return [finding["problem"] for finding in json.loads(result.output)["findings"] if "old copy" in finding["problem"]]

@@ -27,15 +27,15 @@ T = TypeVar("T")
 ORDERS, STOCK = "//test/Orders", "//test/Stock"  # initiator and target
 ORDERS_QUEUE, STOCK_QUEUE = "OrdersQueue", "StockQueue"
 CONTRACT = "//test/Contract"
-ORDER, REPLY = "//test/Order", "//test/Reply"  # any bytes: by the initiator, by the target
-DOCUMENT, MARK = "//test/Document", "//test/Mark"  # XML and empty, by any side
+ORDER, REPLY = "//test/Order", "//test/Reply"  # with any body: sent by the initiator, by the target
+DOCUMENT, MARK = "//test/Document", "//test/Mark"  # with an XML body, with an empty body: sent by any side
 APP = "App"  # a user that is not dbo
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ROUTE = "AutoCreatedLocal"  # the route that every database has
 
 
 class Clock:
-    """The real time, plus what a test has jumped ahead."""
+    """The real time, plus the sum of the test's jumps."""
 
     def __init__(self) -> None:
         self.ahead = timedelta()
@@ -101,8 +101,8 @@ def open_dialog(database: sb.Database) -> tuple[UUID, UUID]:
     return initiator, message.conversation_handle
 
 
-def in_state(database: sb.Database, state_code: str) -> tuple[UUID, str]:
-    """Make an endpoint in this state. Returns its handle, and the queue of its side."""
+def create_endpoint(database: sb.Database, state_code: str) -> tuple[UUID, str]:
+    """Create an endpoint in this state. Returns its handle, and the queue of its side."""
     if state_code == "SO":
         return begin(database), ORDERS_QUEUE
     initiator, target = open_dialog(database)
@@ -386,7 +386,7 @@ def stopped(connection: psycopg.Connection[Any]) -> int:
     return pid
 
 
-def deafened(url: str, application: str) -> None:
+def terminate_listeners(url: str, application: str) -> None:
     """Terminate the sessions of an application that only listen, and wait until new ones have replaced them."""
     listeners = (
         "from pg_stat_activity where datname = current_database() and application_name = %s "

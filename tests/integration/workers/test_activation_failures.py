@@ -17,7 +17,7 @@ import servicebroker as sb
 from activation_support import ON, PROCEDURE, Seen, monitor, said, send, switch_on
 from servicebroker.activation import child, procedures, task
 from servicebroker.activation.procedures import Procedure
-from support import STOCK_QUEUE, bodies, deafened, eventually, query, queue_number
+from support import STOCK_QUEUE, bodies, eventually, query, queue_number, terminate_listeners
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -283,7 +283,7 @@ def test_activation_that_hears_nothing_more_finds_out(
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
         seen.bodies.append(message.message_body)
 
-    deafened(active.instance.url, "servicebroker activation")
+    terminate_listeners(active.instance.url, "servicebroker activation")
     assert "Activation has lost the database" in caplog.text
     switch_on(active)
     send(active, "x")
