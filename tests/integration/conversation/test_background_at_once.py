@@ -1,6 +1,6 @@
-"""Background work of two sessions at once: the rows are those of one session after the other.
+"""Concurrent upkeep of two sessions has the same result as upkeep of one session after the other.
 
-Every open instance, every daemon and every reader does what is due, so any two of them may do it at the same moment.
+Every open instance, daemon and reader runs upkeep, so any two of them may run it at the same time.
 """
 
 from __future__ import annotations
@@ -61,13 +61,17 @@ from support import (
 
 Job = Callable[[sb.Database, datetime], Steps[Any]]
 
-LEFT, LEFT_QUEUE = "//test/Left", "LeftQueue"  # messages for it were left over
+LEFT, LEFT_QUEUE = "//test/Left", "LeftQueue"  # messages for the queue were left over
 WATCHER, WATCH_QUEUE = "//test/Watcher", "WatchQueue"
-BY_TIME = ("history_samples.slot", "history_samples.step", "history.")  # which ten seconds it is, and the statistics
+BY_TIME = (
+    "history_samples.slot",
+    "history_samples.step",
+    "history.",
+)  # the current interval of ten seconds, and statistics
 
 
 def answer_next(database: sb.Database, now: datetime) -> Steps[None]:
-    """Take what came back for a pool of conversations, as a session does that answers it."""
+    """Handle the next message that came back for a conversation pool, as one of its sessions does."""
     answer = yield from next_answer(database.database_id, ORDERS)
     if answer is not None:
         yield from remove_answer(answer)
@@ -101,7 +105,7 @@ JOBS: dict[str, Job] = {
 
 
 def make_work(database: sb.Database, clock: Clock) -> None:
-    """Leave something to do for every job."""
+    """Create work for every job."""
     for _ in range(3):
         initiator, target = open_dialog(database)
         for handle in (initiator, target):
@@ -172,7 +176,7 @@ def make_work(database: sb.Database, clock: Clock) -> None:
 
 
 def rows_of(connection: psycopg.Connection[Any], tables: Iterable[str]) -> dict[str, Counter[Any]]:
-    """Return the columns of the tables, each with its values, and the number of rows."""
+    """Return the values of each column of the tables, and the numbers of rows."""
     found: dict[str, Counter[Any]] = {}
     for table in tables:
         text = f"select to_jsonb(t) from servicebroker.{table} t"
@@ -183,7 +187,7 @@ def rows_of(connection: psycopg.Connection[Any], tables: Iterable[str]) -> dict[
 
 
 class Outcome(NamedTuple):
-    """The work of a job that two sessions do one after the other: the tables that it writes, and all their rows."""
+    """The result of a job that two sessions run one after the other: the tables that it writes, and all their rows."""
 
     tables: list[str]
     rows: dict[str, Counter[Any]]
@@ -202,8 +206,8 @@ def one_after_the_other(connection: psycopg.Connection[Any], job: Callable[[], S
 
 
 @pytest.mark.timeout(120)
-def test_two_sessions_at_once_do_what_one_after_the_other_does(fresh_database: sb.Database, clock: Clock) -> None:
-    """The second session works while the transaction of the first is open; where it waits, the first goes on.
+def test_concurrent_sessions_have_the_result_of_consecutive_ones(fresh_database: sb.Database, clock: Clock) -> None:
+    """The second session runs while the first one's transaction is open. If it has to wait, the first one continues.
 
     Columns that differ between two equal runs (times, transactions, new identifiers) are left out.
     """
@@ -236,7 +240,7 @@ def test_two_sessions_at_once_do_what_one_after_the_other_does(fresh_database: s
 
 @pytest.mark.parametrize("verb", ["receive", "receive groups", "get", "look"])
 @pytest.mark.parametrize("due", ["timer", "lifetime"])
-def test_of_three_readers_at_once_one_gets_what_is_due(
+def test_one_of_three_concurrent_readers_gets_a_due_message(
     database: sb.Database, clock: Clock, verb: str, due: str
 ) -> None:
     handle = begin(database, lifetime=60)

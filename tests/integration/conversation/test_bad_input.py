@@ -1,4 +1,4 @@
-"""Every method of a database with every kind of wrong argument: an error with a number or a clear one, nothing left."""
+"""Every method of a database with every kind of wrong argument raises a clear error and changes nothing."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from support import (
 )
 
 
-class Mute:
-    """An object that cannot be shown."""
+class WithoutRepr:
+    """An object whose repr fails."""
 
     def __repr__(self) -> str:
         raise LookupError("there is no text of it")
 
 
 NO_NAMES = ["", "x" * 300, "x" * 1_000_000, "a\0b", "\ud800", "#q", "a.b.c.d"]
-NUMBERS = [0, -1, 2**70, 10**5_000, float("nan"), True]  # Python writes no int of more than 4,300 digits
-BAD = [None, *NUMBERS, b"bytes", *NO_NAMES, [None], [[]], {"x": None}, object(), Mute(), uuid4(), (1,)]
-PATIENT = {"wait"}  # a long wait is no mistake
+NUMBERS = [0, -1, 2**70, 10**5_000, float("nan"), True]  # Python refuses to print an int of more than 4,300 digits
+BAD = [None, *NUMBERS, b"bytes", *NO_NAMES, [None], [[]], {"x": None}, object(), WithoutRepr(), uuid4(), (1,)]
+PATIENT = {"wait"}  # a long wait is valid
 
 Calls = dict[str, dict[str, Any]]
 
 
 @pytest.fixture
 def calls(database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """For each method arguments that it takes; '%d' becomes a name that is free."""
-    monkeypatch.chdir(tmp_path)  # some of the wrong names are names of files
+    """Valid arguments of each method. '%d' is replaced to get an unused name."""
+    monkeypatch.chdir(tmp_path)  # some of the wrong names are file names
     handle, _ = open_dialog(database)
     database.create_user(APP)
     database.create_role("Readers")
@@ -146,7 +146,7 @@ def calls(database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def wrong_calls(
     database: sb.Database, calls: Calls, sample: random.Random | None
 ) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
-    """Method, argument, wrong value, all the arguments; with `sample` half of the values of each argument."""
+    """Return (method, argument, wrong value, all arguments). With `sample`, half of the values of each argument."""
     numbers = itertools.count()
     for method, arguments in calls.items():
         for name in sorted(set(inspect.signature(getattr(database, method)).parameters) - PATIENT):
@@ -156,7 +156,7 @@ def wrong_calls(
 
 
 @pytest.mark.parametrize("user", ["dbo", APP])
-def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
+def test_a_wrong_argument_has_a_clear_error_and_changes_nothing(
     database: sb.Database, calls: Calls, user: str, pytestconfig: pytest.Config, seeded_random: random.Random
 ) -> None:
     caller, sample = as_user(database, user), None if pytestconfig.option.full else seeded_random
@@ -209,24 +209,26 @@ def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
         ("create_remote_service_binding", "anonymous"),
     ],
 )
-def test_a_switch_is_true_or_false(database: sb.Database, calls: Calls, method: str, name: str, value: Any) -> None:
-    """The text `disable_broker="no"` disables no broker."""
+def test_a_boolean_argument_must_be_true_or_false(
+    database: sb.Database, calls: Calls, method: str, name: str, value: Any
+) -> None:
+    """`disable_broker="no"` is an error, and does not disable the broker."""
     with refused(402):
         getattr(database, method)(**{**calls[method], name: value})
 
 
-def test_nobody_is_no_owner(database: sb.Database, calls: Calls) -> None:
+def test_an_invalid_owner_is_refused(database: sb.Database, calls: Calls) -> None:
     with refused(402):
         database.alter_authorization(None, service=STOCK)  # type: ignore[arg-type]
 
 
-def test_a_number_is_no_name_of_a_queue(database: sb.Database, calls: Calls) -> None:
+def test_a_number_is_not_a_queue_name(database: sb.Database, calls: Calls) -> None:
     number: Any = queue_number(database, STOCK_QUEUE)
     with refused(402):
         database.grant("RECEIVE", APP, queue=number)
 
 
-INSTANCE_METHODS = {  # arguments that they take
+INSTANCE_METHODS = {  # valid arguments
     "accept_certificate": {"name": "none"},
     "alter_certificate": {"name": "none"},
     "alter_endpoint": {"name": "ServiceBrokerEndpoint"},
@@ -247,7 +249,7 @@ INSTANCE_METHODS = {  # arguments that they take
 }
 
 
-def test_instances_refuse_wrong_arguments_in_our_own_words(
+def test_wrong_arguments_of_an_instance_have_clear_errors(
     make_instance_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -267,7 +269,7 @@ def test_instances_refuse_wrong_arguments_in_our_own_words(
 
 
 @pytest.mark.parametrize("value", [value for value in BAD if value is not None], ids=lambda value: type(value).__name__)
-def test_nothing_is_opened_by_what_names_nothing(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_refuses_values_that_are_no_address(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for wrong in ({"keys": value}, {"maximum_body": value}):
         if not isinstance(value, str):

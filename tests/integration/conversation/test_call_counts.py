@@ -47,18 +47,16 @@ def test_a_send_in_tsql_calls_few_functions(session: Any, handle: UUID) -> None:
     assert counted(lambda: session.execute(SEND, {"handle": handle})).total() <= 80
 
 
-def test_a_binary_literal_is_no_question_for_the_server(
-    session: Any, handle: UUID, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_binary_literal_needs_no_statement(session: Any, handle: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
     session.execute(SEND, {"handle": handle})
     ran: list[str] = []
     run = PreparedStatements._run
 
-    def noted(self: Any, connection: Any, sql: str, *more: Any) -> Any:
+    def record(self: Any, connection: Any, sql: str, *arguments: Any) -> Any:
         ran.append(sql)
-        return run(self, connection, sql, *more)
+        return run(self, connection, sql, *arguments)
 
-    monkeypatch.setattr(PreparedStatements, "_run", noted)
+    monkeypatch.setattr(PreparedStatements, "_run", record)
     session.execute(SEND, {"handle": handle})
     (statement,) = ran
     assert "conversation.send" in statement

@@ -24,14 +24,14 @@ def doctor(url: str) -> str:
 
 @pytest.fixture(params=[HOUR, -HOUR], ids=["ahead", "behind"])
 def wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> timedelta:
-    """Set this machine's clock wrong, and return the difference to the server's."""
+    """Set the clock of this process wrong. The value is the difference to the server's clock."""
     for form in (servicebroker.api.instance, servicebroker.api.aio.instance):
         monkeypatch.setattr(form, "system_time", lambda: datetime.now(UTC) + request.param)
     off: timedelta = request.param
     return off
 
 
-def test_a_wrong_clock_ends_nobodys_conversation_and_fires_no_timer(
+def test_a_wrong_clock_ends_no_conversation_and_fires_no_timer(
     make_instance_url: Callable[..., str], wrong: timedelta, caplog: pytest.LogCaptureFixture
 ) -> None:
     with sb.open(make_instance_url(1), upkeep=0.05) as instance:
@@ -54,10 +54,10 @@ def test_a_wrong_clock_ends_nobodys_conversation_and_fires_no_timer(
     assert "The clock of this machine is 3,600 s" in caplog.text
 
 
-def test_doctor_hears_of_the_clock_of_an_application_that_never_rests(
+def test_doctor_reports_the_clock_of_a_busy_application(
     make_instance_url: Callable[..., str], wrong: timedelta
 ) -> None:
-    """Such an application asks the server for its time itself, each time before the background does."""
+    """A busy application reads the server's time itself, always before upkeep does."""
     over = threading.Event()
     with sb.open(make_instance_url(1)) as instance:
         database = standard_database(instance)
@@ -75,7 +75,7 @@ def test_doctor_hears_of_the_clock_of_an_application_that_never_rests(
             working.join()
 
 
-def test_a_lifetime_that_is_over_on_the_server_is_over(make_instance_url: Callable[..., str], wrong: timedelta) -> None:
+def test_a_lifetime_ends_by_the_servers_clock(make_instance_url: Callable[..., str], wrong: timedelta) -> None:
     with sb.open(make_instance_url(1), upkeep=None) as instance:
         database = standard_database(instance)
         handle = begin(database, lifetime=1200)
@@ -87,7 +87,7 @@ def test_a_lifetime_that_is_over_on_the_server_is_over(make_instance_url: Callab
         assert refused.value.number == 8429
 
 
-def test_a_clock_that_fails_once_ends_no_upkeep(
+def test_a_clock_that_fails_once_does_not_stop_upkeep(
     make_instance_url: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Timers fire although the clock raises an error once."""

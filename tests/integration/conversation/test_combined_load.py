@@ -42,12 +42,12 @@ pytestmark = pytest.mark.slow
 
 DURATION_S = 3.0
 OTHER_QUEUE = "OtherQueue"
-PASSING = {1205, 9617, 9618, 8468}  # a deadlock's victim; a queue that is off, or off and retaining; a service moved
+PASSING = {1205, 9617, 9618, 8468}  # deadlock victim; disabled queue, also with RETENTION; moved service
 
 
 @pytest.fixture
 def database(fresh_instance: sb.Instance, monkeypatch: pytest.MonkeyPatch) -> sb.Database:
-    """The standard set, in queues that move their marks at every chance."""
+    """A database with the standard set, whose queues advance their marks as often as possible."""
     for part in ("survey", "receive"):
         monkeypatch.setitem(template._template(), part, surveying_always(template._template()[part]))
     database = standard_database(fresh_instance)
@@ -57,20 +57,22 @@ def database(fresh_instance: sb.Instance, monkeypatch: pytest.MonkeyPatch) -> sb
 
 
 @pytest.mark.feature(49, 62, 63, 67, 198)
-def test_every_message_once_and_in_order(database: sb.Database, clock: Clock, seeded_random: random.Random) -> None:
+def test_every_message_is_received_once_and_in_order(
+    database: sb.Database, clock: Clock, seeded_random: random.Random
+) -> None:
     by_id = "select conversation_handle, far_handle from servicebroker.conversation_endpoints "
     pairs = [open_dialog(database) for _ in range(10)]
     pairs = query(database, by_id + "where is_initiator order by conversation_id")
     initiator_of = {target: initiator for initiator, target in pairs}
-    sent: dict[tuple[UUID, int], bytes] = {}  # committed bodies, by the handle at which they arrive
+    sent: dict[tuple[UUID, int], bytes] = {}  # committed bodies, by the receiving handle
     taken: dict[UUID, list[tuple[int, bytes | None]]] = defaultdict(list)
-    replies: dict[tuple[UUID, int], bytes] = {}  # by the handle that they arrive at
+    replies: dict[tuple[UUID, int], bytes] = {}  # received bodies, by the receiving handle
     counts: Counter[str] = Counter()
     writing_ends = time.monotonic() + DURATION_S
     written = threading.Event()
 
     def attempt(work: Callable[..., None], *arguments: Any) -> None:
-        """Some refusals are no mistake here."""
+        """Run work, and ignore expected errors."""
         try:
             work(*arguments)
         except Undo:
@@ -93,7 +95,7 @@ def test_every_message_once_and_in_order(database: sb.Database, clock: Clock, se
             body = choice.randbytes(8).hex().encode()
             if choice.random() < 0.7:
                 places = transaction.send([initiator for initiator, _ in chosen], ORDER, body)
-            else:  # in the order of all who lock several conversations
+            else:  # in the order in which every transaction locks several conversations
                 chosen.sort(key=pairs.index)
                 places = [transaction.send(initiator, ORDER, body) for initiator, _ in chosen]
             numbers |= {(target, place): body for (_, target), place in zip(chosen, places, strict=True)}
@@ -123,7 +125,7 @@ def test_every_message_once_and_in_order(database: sb.Database, clock: Clock, se
                 body = choice.randbytes(4)
                 for handle, number in zip(handles, transaction.send(handles, REPLY, body), strict=True):
                     replies[initiator_of[handle], number] = body
-            for message in messages:  # still under the group's lock
+            for message in messages:  # while the group is locked
                 if message.is_timer:
                     counts["timers"] += 1
                 else:

@@ -46,8 +46,8 @@ def pages(database: sb.Database) -> int:
     return int(row[0][0]["Plan"]["Shared Hit Blocks"] + row[0][0]["Plan"]["Shared Read Blocks"])
 
 
-def test_a_long_locked_group_at_the_head_holds_up_nobody(fresh_database: sb.Database) -> None:
-    """50,000 messages of a group that is locked: another reader looks at no more pages for it, and finds the rest."""
+def test_a_long_locked_group_does_not_slow_down_readers(fresh_database: sb.Database) -> None:
+    """A locked group has 50,000 messages. Another reader reads no more pages for it, and finds the other messages."""
     database = fresh_database
     head, others = begin(database), [begin(database) for _ in range(20)]
     for _ in range(50):
@@ -59,15 +59,15 @@ def test_a_long_locked_group_at_the_head_holds_up_nobody(fresh_database: sb.Data
         assert pages(database) < 300
         usual, behind = [], []
         for _ in range(20):
-            began = time.perf_counter()
+            start = time.perf_counter()
             assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"other"]
-            behind.append(time.perf_counter() - began)
+            behind.append(time.perf_counter() - start)
         assert database.receive(STOCK_QUEUE) == []
         holder.connection.rollback()
     for _ in range(20):
-        began = time.perf_counter()
+        start = time.perf_counter()
         assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"x" * 50]
-        usual.append(time.perf_counter() - began)
+        usual.append(time.perf_counter() - start)
     assert median(behind) < 3 * median(usual) + 0.002
 
 
@@ -75,7 +75,7 @@ def test_a_long_locked_group_at_the_head_holds_up_nobody(fresh_database: sb.Data
 def test_sixteen_senders_and_sixteen_readers(
     database: sb.Database, seeded_random: random.Random, request: pytest.FixtureRequest
 ) -> None:
-    """They send, receive and reply on one queue for some seconds: no deadlock, nothing lost."""
+    """They send, receive and reply on one queue for some seconds, without a deadlock or a lost message."""
     dialogs = [open_dialog(database) for _ in range(16)]
     lasting: int = request.config.option.crowd_seconds
     deadline, patience = time.monotonic() + lasting, 112 + 2 * lasting
@@ -89,7 +89,7 @@ def test_sixteen_senders_and_sixteen_readers(
             choice = random.Random(seed)
             while time.monotonic() < deadline:
                 others = [handle for handle, _ in choice.sample(dialogs, choice.choice([0, 0, 2]))]
-                with crowd.transaction() as transaction:  # in one order, as any two transactions have to
+                with crowd.transaction() as transaction:  # in one order, because otherwise the transactions deadlock
                     for handle in sorted({initiator, *others}):
                         transaction.send_batch(handle, ORDER, [b"x"] * choice.randint(1, 3))
 
@@ -126,8 +126,8 @@ def test_sixteen_senders_and_sixteen_readers(
 
 @pytest.mark.usefixtures("without_polls")
 @pytest.mark.feature(65)
-def test_a_sleeping_reader_misses_nothing(database: sb.Database, seeded_random: random.Random) -> None:
-    """Without the look that a sleeper takes once a second: eight of them, one of whom wants one conversation only."""
+def test_a_waiting_reader_misses_no_message(database: sb.Database, seeded_random: random.Random) -> None:
+    """Eight readers wait without the poll once a second. One of them waits for one conversation only."""
     handles = [begin(database) for _ in range(6)]
     for handle in handles:
         database.send(handle, ORDER, b"open")
@@ -183,7 +183,7 @@ def test_a_sleeping_reader_misses_nothing(database: sb.Database, seeded_random: 
 @pytest.mark.feature(65)
 @pytest.mark.parametrize("multicast", [False, True])
 def test_one_transaction_wakes_a_reader_for_each_group(database: sb.Database, multicast: bool) -> None:
-    """Each of six sleepers takes one message and goes; a seventh sleeps on, and is woken by the next message."""
+    """Each of six waiting readers receives one message. A seventh keeps waiting, and is woken by the next message."""
     handles = [open_dialog(database)[0] for _ in range(6)]
     readers = [in_thread(database.receive, STOCK_QUEUE, top=1, wait=60) for _ in range(7)]
     queue, waiting = queue_number(database, STOCK_QUEUE), database.instance.notifier._waiting
@@ -201,8 +201,8 @@ def test_one_transaction_wakes_a_reader_for_each_group(database: sb.Database, mu
 
 @pytest.mark.usefixtures("without_polls")
 @pytest.mark.feature(65)
-def test_in_a_rush_readers_look_by_themselves(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are off the list of those to notify, miss nothing, hear of changes, and are on the list again afterwards."""
+def test_under_load_readers_poll(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They unregister from notifications, miss no message, notice changes, and register again afterwards."""
     monkeypatch.setattr(polling_mode, "_BURST_GAP_S", 10.0)
     handles = [open_dialog(database)[0] for _ in range(3)]
     taken: list[int] = []
@@ -223,7 +223,7 @@ def test_in_a_rush_readers_look_by_themselves(database: sb.Database, monkeypatch
         if not ends:
             monkeypatch.setattr(polling_mode, "_MAX_INTERVAL_S", math.inf)
             monkeypatch.setattr(polling_mode, "_LAST_INTERVAL_S", math.inf)
-        while query(database, listed) == [(1,)]:  # many of these find a reader at work
+        while query(database, listed) == [(1,)]:  # many of these messages find a reader that is not waiting
             for handle in handles:
                 database.send(handle, ORDER, b"x")
             sent += handles
@@ -242,8 +242,8 @@ def test_in_a_rush_readers_look_by_themselves(database: sb.Database, monkeypatch
 
 
 @pytest.mark.feature(76)
-def test_a_receive_is_empty_only_when_all_is_locked(database: sb.Database) -> None:
-    """Groups are locked in turn, more of them than the window of the search holds: each RECEIVE finds a free one."""
+def test_a_receive_is_empty_only_if_all_groups_are_locked(database: sb.Database) -> None:
+    """More groups are locked, one after the other, than one search reads. Each RECEIVE finds a free group."""
     handles = [begin(database) for _ in range(100)]
     for handle in handles:
         database.send_batch(handle, ORDER, [b"1", b"2"])
@@ -258,21 +258,21 @@ def test_a_receive_is_empty_only_when_all_is_locked(database: sb.Database) -> No
 
 
 def free_group(database: sb.Database, taken: set[UUID]) -> UUID:
-    """A group with messages that is not among these."""
+    """Return a group with messages that is not in `taken`."""
     table = f"servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
     text = f"select conversation_group_id from {table} order by queuing_order"
     found: UUID = next(group for (group,) in query(database, text) if group not in taken)
     return found
 
 
-def test_made_up_numbers_of_queues_are_not_remembered(database: sb.Database) -> None:
+def test_invalid_queue_ids_of_notifications_are_not_stored(database: sb.Database) -> None:
     notifier = database.instance.notifier
     reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
     eventually(lambda: notifier.is_registered(queue_number(database, STOCK_QUEUE)))
     with database.instance.connection() as connection:
         connection.execute("select pg_notify('servicebroker', (900000 + n)::text) from generate_series(1, 1000) n")
         connection.execute("select pg_notify('servicebroker', %s)", (str(queue_number(database, STOCK_QUEUE)),))
-    # notifications come in order: the others were heard; other tests have had queues of the instance
+    # notifications arrive in order, so the others were processed; other tests have used queues of the instance
     eventually(lambda: queue_number(database, STOCK_QUEUE) in notifier._polling)
     assert max(notifier._polling) < 900_000
     database.send(begin(database), ORDER, b"a teapot")

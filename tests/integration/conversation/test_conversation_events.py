@@ -17,8 +17,8 @@ Told = Callable[[], list[tuple[str, str, str]]]
 
 
 @pytest.fixture
-def told(fresh_database: sb.Database) -> Told:
-    """Return the events since the last call: subclass, role or nothing for a group, state."""
+def take_events(fresh_database: sb.Database) -> Told:
+    """A function that returns the events since its last call: subclass, role (empty for a group), state."""
     events: list[BrokerEvent] = []
     of_others = fresh_database.database_id
 
@@ -28,20 +28,20 @@ def told(fresh_database: sb.Database) -> Told:
 
     fresh_database.instance.events.subscribe(handler, 124, 136)
 
-    def taken() -> list[tuple[str, str, str]]:
+    def take() -> list[tuple[str, str, str]]:
         found = [(event.subclass, event.columns.get("RoleName", "group"), event.text) for event in events]
         events.clear()
         return found
 
-    return taken
+    return take
 
 
-def test_a_conversation_from_its_beginning_to_its_end(fresh_database: sb.Database, told: Told) -> None:
+def test_events_of_a_conversation_from_begin_to_end(fresh_database: sb.Database, take_events: Told) -> None:
     database = fresh_database
     handle = begin(database)
-    assert told() == [("Create", "group", ""), ("BEGIN DIALOG", "initiator", "SO")]
+    assert take_events() == [("Create", "group", ""), ("BEGIN DIALOG", "initiator", "SO")]
     database.send(handle, ORDER, b"1")
-    assert told() == [
+    assert take_events() == [
         ("Create", "group", ""),
         ("SEND Message", "initiator", "CO"),
         ("Dialog Created", "target", "CO"),
@@ -49,20 +49,20 @@ def test_a_conversation_from_its_beginning_to_its_end(fresh_database: sb.Databas
     ]
     database.send_batch(handle, ORDER, [b"2", b"3"])
     sent, received = ("SEND Message", "initiator", "CO"), ("Received Sequenced Message", "target", "CO")
-    assert told() == [sent, sent, received, received]
+    assert take_events() == [sent, sent, received, received]
     messages = database.receive(STOCK_QUEUE)
-    assert told() == []
+    assert take_events() == []
     target = messages[0].conversation_handle
     database.send(target, REPLY, b"r")
-    assert told() == [("SEND Message", "target", "CO"), ("Received Sequenced Message", "initiator", "CO")]
+    assert take_events() == [("SEND Message", "target", "CO"), ("Received Sequenced Message", "initiator", "CO")]
     database.end_conversation(target)
-    assert told() == [
+    assert take_events() == [
         ("END CONVERSATION", "target", "CD"),
         ("Received END CONVERSATION", "initiator", "DI"),
         ("Received END CONVERSATION Ack", "target", "CD"),
     ]
     database.end_conversation(handle)
-    assert told()[:2] == [("END CONVERSATION", "initiator", "CD"), ("Terminate Dialog", "initiator", "CD")]
+    assert take_events()[:2] == [("END CONVERSATION", "initiator", "CD"), ("Terminate Dialog", "initiator", "CD")]
 
 
 def test_the_columns_of_the_trace(fresh_database: sb.Database) -> None:
@@ -85,67 +85,67 @@ def test_the_columns_of_the_trace(fresh_database: sb.Database) -> None:
         "MethodName": group,
         "RoleName": "initiator",
     }
-    assert fresh_database.instance.events.recent(124) == []  # a thousand of them would push out what matters
+    assert fresh_database.instance.events.recent(124) == []  # a thousand of these would displace relevant events
 
 
-def test_errors_of_the_application_and_of_the_broker(fresh_database: sb.Database, told: Told) -> None:
+def test_errors_of_the_application_and_of_the_broker(fresh_database: sb.Database, take_events: Told) -> None:
     database = fresh_database
     handle = begin(database)
     database.send(handle, ORDER, b"x")
     (message,) = database.receive(STOCK_QUEUE)
-    told()
+    take_events()
     database.end_conversation(message.conversation_handle, error=(500, "no"))
-    assert told() == [
+    assert take_events() == [
         ("END CONVERSATION WITH ERROR", "target", "CD"),
         ("Received END CONVERSATION WITH ERROR", "initiator", "ER"),
         ("Received END CONVERSATION Ack", "target", "CD"),
     ]
-    nowhere = database.begin_dialog(ORDERS, ORDERS, contract=CONTRACT)  # which takes no contract
-    told()
+    nowhere = database.begin_dialog(ORDERS, ORDERS, contract=CONTRACT)  # the service accepts no contract
+    take_events()
     database.send(nowhere, ORDER, b"x")
-    assert told() == [("SEND Message", "initiator", "ER"), ("Broker Initiated Error", "initiator", "ER")]
+    assert take_events() == [("SEND Message", "initiator", "ER"), ("Broker Initiated Error", "initiator", "ER")]
     database.end_conversation(nowhere, cleanup=True)
-    assert told() == [("END CONVERSATION WITH CLEANUP", "initiator", "CD"), ("Drop", "group", "")]
+    assert take_events() == [("END CONVERSATION WITH CLEANUP", "initiator", "CD"), ("Drop", "group", "")]
 
 
-def test_what_waits_is_sent_and_not_received(fresh_database: sb.Database, told: Told) -> None:
+def test_waiting_messages_are_sent_and_not_received(fresh_database: sb.Database, take_events: Told) -> None:
     handle = begin(fresh_database, "//nowhere")
-    told()
+    take_events()
     fresh_database.send(handle, ORDER, b"x")
-    assert [event[:2] for event in told()] == [("SEND Message", "initiator")]
+    assert [event[:2] for event in take_events()] == [("SEND Message", "initiator")]
 
 
-def test_groups(fresh_database: sb.Database, told: Told) -> None:
+def test_groups(fresh_database: sb.Database, take_events: Told) -> None:
     database = fresh_database
     group = uuid4()
     first = begin(database, related_conversation_group=group)
-    assert told()[0] == ("Create", "group", "")
+    assert take_events()[0] == ("Create", "group", "")
     second = begin(database, related_conversation=first)
-    assert told() == [("BEGIN DIALOG", "initiator", "SO")]
+    assert take_events() == [("BEGIN DIALOG", "initiator", "SO")]
     other = begin(database)
-    told()
+    take_events()
     database.move_conversation(other, group)
-    assert told() == [("Drop", "group", "")]
+    assert take_events() == [("Drop", "group", "")]
     for handle in (first, second):
         database.end_conversation(handle)
-    assert "group" not in {role for _, role, _ in told()}
+    assert "group" not in {role for _, role, _ in take_events()}
     database.end_conversation(other)
-    assert told()[-1] == ("Drop", "group", "")
+    assert take_events()[-1] == ("Drop", "group", "")
 
 
-def test_it_is_told_when_it_is_done_also_when_it_is_undone_later(fresh_database: sb.Database, told: Told) -> None:
+def test_events_are_reported_even_if_the_transaction_rolls_back(fresh_database: sb.Database, take_events: Told) -> None:
     with undone(fresh_database) as transaction:
         transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-        assert len(told()) == 2
-    assert told() == []
+        assert len(take_events()) == 2
+    assert take_events() == []
 
 
-def test_a_multicast_and_a_refusal(fresh_database: sb.Database, told: Told) -> None:
+def test_a_multicast_and_a_refusal(fresh_database: sb.Database, take_events: Told) -> None:
     database = fresh_database
     handles = [begin(database), begin(database)]
-    told()
+    take_events()
     database.send(handles, ORDER, b"x")
-    subclasses = [subclass for subclass, _, _ in told()]
+    subclasses = [subclass for subclass, _, _ in take_events()]
     assert (subclasses.count("SEND Message"), subclasses.count("Received Sequenced Message")) == (2, 2)
     with refused(8431):
         database.send(handles[0], "DEFAULT")
@@ -155,13 +155,13 @@ def test_a_multicast_and_a_refusal(fresh_database: sb.Database, told: Told) -> N
         database.send(None, ORDER)  # type: ignore[call-overload]
     with refused(402):
         database.end_conversation("no handle")  # type: ignore[arg-type]
-    assert told() == []
+    assert take_events() == []
 
 
-def test_nobody_is_told_who_has_not_named_them(fresh_database: sb.Database) -> None:
+def test_events_without_a_handler_are_not_collected(fresh_database: sb.Database) -> None:
     usual: list[BrokerEvent] = []
     fresh_database.instance.events.subscribe(usual.append)
     fresh_database.send(begin(fresh_database), ORDER, b"x")
     assert usual == []
     with refused(402):
-        fresh_database.instance.events.subscribe(usual.append, 142)  # the daemon's
+        fresh_database.instance.events.subscribe(usual.append, 142)  # an event class of the daemon

@@ -101,7 +101,7 @@ def test_an_error_is_received_before_the_data(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(90, 102, 103)
-def test_a_cleanup_tells_nobody_and_the_next_send_finds_nobody(database: sb.Database) -> None:
+def test_a_cleanup_is_not_sent_and_the_next_send_of_the_peer_fails(database: sb.Database) -> None:
     for ending, queue, message_type in ((0, STOCK_QUEUE, REPLY), (1, ORDERS_QUEUE, ORDER)):
         both = open_dialog(database)
         cleaned, left = both[ending], both[1 - ending]
@@ -180,7 +180,7 @@ def test_the_same_side_ends_twice_at_once(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(99)
-def test_nothing_is_left_when_target_then_initiator_end(fresh_database: sb.Database, clock: Clock) -> None:
+def test_no_row_remains_after_target_and_initiator_end(fresh_database: sb.Database, clock: Clock) -> None:
     database = fresh_database
     initiator, target = open_dialog(database)
     database.send(target, REPLY, b"done")
@@ -197,9 +197,7 @@ def test_nothing_is_left_when_target_then_initiator_end(fresh_database: sb.Datab
     assert leftovers(database) == {}
 
 
-def test_a_closed_endpoint_goes_but_its_group_stays_while_others_are_in_it(
-    fresh_database: sb.Database, clock: Clock
-) -> None:
+def test_a_removed_endpoint_leaves_a_group_with_other_conversations(fresh_database: sb.Database, clock: Clock) -> None:
     database = fresh_database
     initiator, target = open_dialog(database)
     group = query(
@@ -217,7 +215,7 @@ def test_a_closed_endpoint_goes_but_its_group_stays_while_others_are_in_it(
     assert leftovers(database) == {}
 
 
-def test_an_end_does_not_wait_for_a_dialog_that_begins_in_the_group_of_a_closed_endpoint(
+def test_an_end_does_not_wait_for_a_begin_in_a_closed_endpoints_group(
     fresh_database: sb.Database, clock: Clock
 ) -> None:
     database = fresh_database
@@ -229,15 +227,15 @@ def test_an_end_does_not_wait_for_a_dialog_that_begins_in_the_group_of_a_closed_
     with database.transaction() as transaction:
         begun = transaction.begin_dialog(STOCK, ORDERS, contract=CONTRACT, related_conversation_group=group)
         in_thread(database.end_conversation, begin(database)).result(120)
-    assert state(database, target) == "CD"  # left for the next time
+    assert state(database, target) == "CD"  # removed by the next upkeep
     database.end_conversation(begin(database))
     assert leftovers(database) == {"conversation_endpoints": 1, "conversation_groups": 1}
     database.end_conversation(begun)
     assert leftovers(database) == {}
 
 
-def test_a_group_in_which_a_dialog_begins_stays_when_its_last_conversation_goes(database: sb.Database) -> None:
-    """The other side's END removes an initiator that has ended, and waits for whoever begins in its group."""
+def test_a_group_in_which_a_dialog_begins_survives_the_last_conversation(database: sb.Database) -> None:
+    """The peer's END removes an initiator that has ended. It waits for a BEGIN DIALOG in the initiator's group."""
     initiator, target = open_dialog(database)
     group = group_of(database, initiator)
     database.alter_queue(STOCK_QUEUE, status=False)
@@ -255,8 +253,8 @@ def test_a_group_in_which_a_dialog_begins_stays_when_its_last_conversation_goes(
     assert query(database, text, group) == [(0,)]
 
 
-def test_a_first_message_is_not_missed_by_an_end_on_its_own_side(database: sb.Database) -> None:
-    """END began when there was no target; by the time it has the lock there is one, and it must be told."""
+def test_an_end_notifies_a_target_that_was_created_meanwhile(database: sb.Database) -> None:
+    """END began before the target existed. Once END has the lock, the target exists and must get the EndDialog."""
     handle = begin(database)
     with database.transaction() as transaction:
         transaction.send(handle, ORDER, b"first")
@@ -285,7 +283,7 @@ def test_end_waits_for_a_reader_of_its_group(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(64, 83, 101)
-def test_a_timer_comes_first_and_only_to_its_own_side(database: sb.Database, clock: Clock) -> None:
+def test_a_timer_is_received_first_and_only_by_its_side(database: sb.Database, clock: Clock) -> None:
     initiator, target = open_dialog(database)
     database.send(target, REPLY, b"data")
     database.begin_conversation_timer(initiator, 60)
@@ -299,7 +297,7 @@ def test_a_timer_comes_first_and_only_to_its_own_side(database: sb.Database, clo
     assert timer.conversation_handle == initiator
     assert data.message_body == b"more"
     clock.jump(hours=1)
-    assert database.receive(ORDERS_QUEUE) == []  # the timer fired once
+    assert database.receive(ORDERS_QUEUE) == []  # the timer has fired only once
 
 
 @pytest.mark.feature(84)
@@ -347,7 +345,7 @@ def test_a_timer_needs_a_living_endpoint(database: sb.Database) -> None:
         database.begin_conversation_timer(handle, 5)
 
 
-def test_a_timer_goes_with_its_conversation(database: sb.Database, clock: Clock) -> None:
+def test_an_ended_conversation_has_no_timer(database: sb.Database, clock: Clock) -> None:
     initiator, target = open_dialog(database)
     database.begin_conversation_timer(initiator, 5)
     database.begin_conversation_timer(target, 5)
@@ -383,7 +381,7 @@ def test_a_rolled_back_timer_was_never_set(database: sb.Database, clock: Clock) 
     assert database.receive(ORDERS_QUEUE) == []
 
 
-def test_a_received_timer_that_is_rolled_back_comes_again(database: sb.Database, clock: Clock) -> None:
+def test_a_rolled_back_timer_message_is_received_again(database: sb.Database, clock: Clock) -> None:
     handle = begin(database)
     database.begin_conversation_timer(handle, 5)
     clock.jump(seconds=6)
@@ -392,7 +390,7 @@ def test_a_received_timer_that_is_rolled_back_comes_again(database: sb.Database,
     assert [message.is_timer for message in database.receive(ORDERS_QUEUE)] == [True]
 
 
-def test_the_clock_of_the_instance_rules_not_the_one_of_the_server(make_instance_url: Callable[..., str]) -> None:
+def test_the_instance_uses_its_own_clock(make_instance_url: Callable[..., str]) -> None:
     def long_ago() -> datetime:
         return datetime(1999, 12, 31, tzinfo=UTC)
 

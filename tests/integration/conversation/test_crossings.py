@@ -1,8 +1,8 @@
-"""Every verb in every state of a conversation, crossed with what else may be so, beside the in-memory double.
+"""Every verb in every state of a conversation, combined with other conditions, on the engine and on the double.
 
-The histories of test_model.py come to such crossings by chance, to rare ones hardly ever. Here they are counted out:
-the state of the side that the verb is for, savepoint, lock of another session, priority and RETENTION. A timer and a
-lifetime may be over, and a restricted role or T-SQL runs the verb.
+The random histories of test_model.py rarely reach such combinations. Here they are enumerated: the state of the
+verb's side, a savepoint, a lock of another session, a priority and RETENTION. A timer and a lifetime may have expired,
+and a restricted role or T-SQL may run the verb.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIFETIME_S, TIMER_S = 100, 50
 Verb = Callable[[Any, UUID], Any]
 RecordProperty = Callable[[str, object], None]
 
-# name: kind of the step, verb
+# name: kind of step, verb
 VERBS: dict[str, tuple[str, Verb]] = {
     "send": ("send", lambda tx, handle: tx.send(handle, PLAIN, b"x")),
     "send broken": ("send", lambda tx, handle: tx.send(handle, DOCUMENT, b"<broken")),
@@ -48,30 +48,30 @@ VERBS: dict[str, tuple[str, Verb]] = {
 }
 STATES = ("SO", "CO", "CO target", "DI", "DI target", "ER", "ER target", "DO", "parked", "CD", "gone")
 SAVEPOINTS = ("", "transaction", "released", "undone")
-LOCKS = ("", "", "group", "endpoint", "other side")  # that another session holds
+LOCKS = ("", "", "group", "endpoint", "other side")  # locks that another session holds
 DUE = ("", "", "timer", "lifetime", "both")
 
 
 class Crossing(NamedTuple):
-    """A verb, and what it meets."""
+    """A verb, and the conditions under which it runs."""
 
     verb: str
     state: str
     savepoint: str
     lock: str
     due: str
-    has_levels: bool  # both sides of one contract have levels of their own
+    has_levels: bool  # each side has its own level for one contract
     is_retained: bool
-    is_undone: bool  # the other session, and then this transaction
+    is_undone: bool  # the other session first, then this transaction
 
 
 class Crossed(Model):
-    """Makes one crossing, on both sides."""
+    """Runs one crossing on the engine and on the double."""
 
     left_out: ClassVar[frozenset[str]] = frozenset()  # verbs
 
     def cross(self, crossing: Crossing) -> None:
-        """Compare at every step, and in the end what each queue gives."""
+        """Run a crossing. Compares both at every step, and the contents of the queues at the end."""
         if crossing.has_levels:
             self.on_both(lambda db: db.create_broker_priority(
                 "p", contract_name=CONTRACT, local_service_name="//near", priority_level=8))  # fmt: skip
@@ -110,7 +110,7 @@ class Crossed(Model):
         self.step(kind, pair or self.databases["A"], lambda tx: verb(tx, handle), in_order=False)
 
     def hold(self, lock: str, handle: UUID) -> None:
-        """Another session has the group of the conversation, its row, or those of the other side."""
+        """Lock the conversation's group or row, or those of its peer, in another session."""
         self.begin_transaction()
         pair = self.open[-1]
         known = self.double._memory.endpoints.get(handle)
@@ -127,7 +127,7 @@ class Crossed(Model):
             self.do("send", VERBS["send"][1], far, pair)
 
     def reach(self, state: str) -> UUID:
-        """Return the handle of a side that is in the state."""
+        """Return the handle of a conversation side in this state."""
         to = "//nowhere" if state in ("DO", "parked") else "//far"
         begin = {"contract": CONTRACT, "lifetime": LIFETIME_S}
         self.step("begin", self.databases["A"], lambda db: db.begin_dialog("//near", to, **begin))
@@ -161,7 +161,7 @@ class Crossed(Model):
         change(self.databases["A"].double)
 
     def set_retention(self, *, is_on: bool) -> None:
-        """The double has none: what is received and sent is the same with it."""
+        """Set RETENTION on the engine only. The double lacks it, because results are the same."""
         for queue in ("Near", "Far"):
             self.real.database("A").alter_queue(queue, retention=is_on)
 
@@ -173,7 +173,7 @@ class Crossed(Model):
         return rows
 
     def forget(self, crossing: Crossing) -> None:
-        """Leave the engine as it was before the crossing."""
+        """Remove the effects of the crossing from the engine."""
         while self.open:
             self.finish(self.open[0], undo=True)
         if crossing.has_levels:
@@ -185,19 +185,19 @@ class Crossed(Model):
 
 
 class SpokenCrossed(Crossed, TsqlModel):
-    """In T-SQL text."""
+    """Runs crossings as T-SQL text."""
 
     left_out = frozenset({"receive groups", "batch", "status"})
 
 
 class FencedCrossed(Crossed, FencedModel):
-    """By a restricted role, whose verbs are transactions of their own, and whose time is the server's."""
+    """Runs crossings for a restricted role: each verb is a transaction of its own, and the clock is the server's."""
 
     left_out = frozenset({"batch", "status"})
 
 
 def crossings(of: type[Crossed], chance: random.Random, count: int) -> Iterator[Crossing]:
-    """Return so many different crossings, each verb and each state equally often."""
+    """Return `count` different crossings, with each verb and each state equally often."""
     verbs = [verb for verb in VERBS if verb not in of.left_out]
     outer = list(itertools.product(verbs, STATES))
     chance.shuffle(outer)
@@ -207,7 +207,7 @@ def crossings(of: type[Crossed], chance: random.Random, count: int) -> Iterator[
 
 
 def run_crossings(of: type[Crossed], found: Iterator[Crossing]) -> int:
-    """Make each crossing in a new history. Return their number."""
+    """Run each crossing in a new history. Return the number of crossings."""
     count = 0
     for crossing in found:
         model = of()
@@ -237,7 +237,7 @@ def test_each_verb_in_each_state_is_as_in_the_double(
 
 @pytest.mark.timeout(0)
 def test_each_state_at_the_end_of_its_lifetime_is_as_in_the_double(make_instance_url: Callable[..., str]) -> None:
-    """The first to look: a reader of either side, or the background."""
+    """A reader of either side or upkeep detects the expiry."""
     with opened(Crossed, make_instance_url()):
         looks = ("receive near", "receive far", "send")
         found = (

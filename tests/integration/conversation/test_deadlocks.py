@@ -45,8 +45,8 @@ def take(transaction: sb.JoinedTransaction, table: str) -> None:
     transaction.connection.execute(f"update {table} set taken = taken + 1")  # type: ignore[call-overload]
 
 
-def at_once(*work: Work) -> list[sb.BrokerError]:
-    """Run all in threads; the refusals, of which each must be 1205."""
+def run_concurrently(*work: Work) -> list[sb.BrokerError]:
+    """Run functions in threads. Return the errors, each of which must be 1205."""
     futures = [in_thread(one) for one in work]
     victims = [problem for problem in [future.exception(30) for future in futures] if problem is not None]
     for victim in victims:
@@ -57,7 +57,7 @@ def at_once(*work: Work) -> list[sb.BrokerError]:
 
 
 def circle(database: sb.Database, handle: UUID, table: str, both_hold: threading.Barrier) -> tuple[Work, Work]:
-    """A sender that has the row and wants the conversation, and a reader that has it and wants the row."""
+    """Return a sender that locks the row before the conversation, and a reader that locks them in the other order."""
 
     def row_first() -> None:
         with database.transaction() as transaction:
@@ -80,11 +80,11 @@ def test_a_circle_of_user_rows_and_conversations_has_one_victim(database: sb.Dat
     database.send(initiator, ORDER, b"x")
     both_hold = threading.Barrier(2)
     work = circle(database, target, stock, both_hold)
-    (victim,) = at_once(*work)
+    (victim,) = run_concurrently(*work)
     assert isinstance(victim.__cause__, psycopg.errors.DeadlockDetected)
-    assert query(database, f"select taken from {stock}") == [(1,)]  # the victim's is undone
-    assert database.receive(STOCK_QUEUE) == []  # taken by the reader, or purged by the END
-    if state(database, target) == "CO":  # the END gave way: run again, it finds everything as it was
+    assert query(database, f"select taken from {stock}") == [(1,)]  # the victim's work is rolled back
+    assert database.receive(STOCK_QUEUE) == []  # received by the reader, or removed by the END
+    if state(database, target) == "CO":  # END was the victim: a retry finds the previous state
         database.end_conversation(target)
     assert state(database, target) == "DO" or state(database, initiator) == "DI"
     text = (
@@ -106,13 +106,13 @@ def test_two_senders_on_two_conversations(database: sb.Database) -> None:
             both_hold.wait(10)
             transaction.send(other, ORDER, b"2")
 
-    assert len(at_once(partial(send_on, first, second), partial(send_on, second, first))) == 1
+    assert len(run_concurrently(partial(send_on, first, second), partial(send_on, second, first))) == 1
     received = [bodies(database.receive(STOCK_QUEUE)) for _ in range(2)]
     assert sorted(received) == [[b"0", b"1"], [b"0", b"2"]]
 
 
-def test_who_sends_to_a_service_that_is_being_created_is_no_victim(database: sb.Database) -> None:
-    """The sender holds a conversation that waits for the service, and begins another one with it meanwhile."""
+def test_a_sender_to_a_service_being_created_is_no_victim(database: sb.Database) -> None:
+    """The sender has locked a conversation that waits for the service, and begins another one with the service."""
     name = "//test/Late"
     waiting, begins = begin(database, name), begin(database, name)
     database.send(waiting, ORDER, b"0")
@@ -121,7 +121,7 @@ def test_who_sends_to_a_service_that_is_being_created_is_no_victim(database: sb.
         creating = in_thread(database.create_service, name, STOCK_QUEUE, [CONTRACT])
         wait_until_blocked(database)
         transaction.send(begins, ORDER, b"first")
-        time.sleep(1.5)  # the server looks for a circle after a second
+        time.sleep(1.5)  # the server checks for deadlocks after a second
         assert not creating.done()
     creating.result(30)
     received = sorted(bodies(database.receive(STOCK_QUEUE)) for _ in range(2))
@@ -129,9 +129,7 @@ def test_who_sends_to_a_service_that_is_being_created_is_no_victim(database: sb.
 
 
 @pytest.mark.feature(81)
-def test_user_rows_first_and_conversations_second_is_an_order_without_circles(
-    database: sb.Database, stock: str
-) -> None:
+def test_user_rows_before_conversations_never_deadlock(database: sb.Database, stock: str) -> None:
     initiator = begin(database)
     database.send_batch(initiator, ORDER, [b"%d" % number for number in range(20)])
     target = far_handle(database, initiator)
@@ -142,14 +140,14 @@ def test_user_rows_first_and_conversations_second_is_an_order_without_circles(
                 take(transaction, stock)
                 assert transaction.receive(STOCK_QUEUE, top=1, conversation_handle=target)
 
-    assert at_once(read, read) == []
+    assert run_concurrently(read, read) == []
     assert query(database, f"select taken from {stock}") == [(20,)]
     assert database.receive(STOCK_QUEUE) == []
 
 
 @pytest.mark.feature(81)
-def test_send_then_end_on_both_sides_at_once(database: sb.Database) -> None:
-    """Each holds its own row and wants the other's: the victim begins again, and finds the peer's end."""
+def test_concurrent_send_and_end_on_both_sides(database: sb.Database) -> None:
+    """Each side locks its own row and waits for the other's. The victim retries, and finds the peer's EndDialog."""
     for _ in range(3):
         initiator, target = open_dialog(database)
         both_hold = threading.Barrier(2)
@@ -160,7 +158,7 @@ def test_send_then_end_on_both_sides_at_once(database: sb.Database) -> None:
                 both_hold.wait(10)
                 transaction.end_conversation(handle)
 
-        victims = at_once(partial(send_and_end, initiator, ORDER), partial(send_and_end, target, REPLY))
+        victims = run_concurrently(partial(send_and_end, initiator, ORDER), partial(send_and_end, target, REPLY))
         assert len(victims) == 1
         handle, queue = (initiator, ORDERS_QUEUE) if state(database, initiator) == "DI" else (target, STOCK_QUEUE)
         assert bodies(database.receive(queue)) == [b"last", None]
@@ -169,7 +167,7 @@ def test_send_then_end_on_both_sides_at_once(database: sb.Database) -> None:
 
 
 def test_a_joined_transaction_and_a_caught_deadlock(database: sb.Database, stock: str) -> None:
-    """The transaction of the victim is undone, and says so until it ends."""
+    """The victim's transaction is rolled back, and every further verb fails until it ends."""
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"x")
     both_hold = threading.Barrier(2)
@@ -178,7 +176,9 @@ def test_a_joined_transaction_and_a_caught_deadlock(database: sb.Database, stock
         with database.transaction() as transaction:
             assert transaction.receive(STOCK_QUEUE, conversation_handle=target)
             both_hold.wait(10)
-            transaction.connection.execute("set local deadlock_timeout = '20s'")  # the other one looks first
+            transaction.connection.execute(
+                "set local deadlock_timeout = '20s'"
+            )  # the other session detects the deadlock first
             take(transaction, stock)
 
     with psycopg.connect(database.instance.url) as connection:

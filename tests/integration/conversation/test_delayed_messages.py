@@ -1,4 +1,4 @@
-"""SEND with a delay: of the engine, of a restricted role, of the double, and to another instance."""
+"""SEND with a delay: on the engine, for a restricted role, on the double, and to another instance."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MINUTE = timedelta(minutes=1)
 
 
 class Course:
-    """A database, real or in memory, whose time a test moves."""
+    """A database of the engine or the double, with a clock that the test advances."""
 
     def __init__(self, database: Any, jump: Callable[[float], None], now: Callable[[], datetime]) -> None:
         self.database, self.jump, self.now = database, jump, now
@@ -83,7 +83,7 @@ def course(request: pytest.FixtureRequest) -> Course:
 
 
 def opened(course: Course, *, is_open: bool) -> Any:
-    """A conversation, whose target has received its first message or does not exist yet."""
+    """Begin a conversation whose target has received the first message, or does not exist yet."""
     handle = begin(course.database)
     if is_open:
         course.database.send(handle, ORDER, b"open")
@@ -92,7 +92,7 @@ def opened(course: Course, *, is_open: bool) -> Any:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_later_messages_and_the_end_stay_behind(course: Course, is_open: bool) -> None:
+def test_later_messages_and_the_end_wait_behind_a_delayed_message(course: Course, is_open: bool) -> None:
     database, handle = course.database, opened(course, is_open=is_open)
     first = int(is_open)
     assert database.send(handle, ORDER, b"1", delay=60) == first
@@ -150,7 +150,7 @@ def test_times(course: Course) -> None:
         {"at": datetime.fromisoformat("9999-12-31T23:00:00-05:00")},
     ],
 )
-def test_no_time(course: Course, given: dict[str, Any]) -> None:
+def test_invalid_delays(course: Course, given: dict[str, Any]) -> None:
     handle = begin(course.database, lifetime=1_000_000_000)
     with refused(402):
         course.database.send(handle, ORDER, b"x", **given)
@@ -163,7 +163,7 @@ def test_no_time(course: Course, given: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def senders(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iterator[list[Any]]:
-    """A database of the engine, the same for a restricted role, and one of the double."""
+    """A database of the engine, the same database for a restricted role, and a database of the double."""
     url, role = make_instance_url(), "delays_clerk"
     with let_in(server.url, role), sb.open(url, upkeep=None) as instance:
         owner = define_standard_set(instance.database("Shop", create=True))
@@ -180,7 +180,7 @@ def senders(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Ite
 @pytest.mark.parametrize("delay", [None, 10, 100, -1])
 @pytest.mark.parametrize("message_type", [ORDER, REPLY, "//test/Missing", sb.DEFAULT])
 def test_refusals_have_one_order(senders: list[Any], message_type: str, delay: int | None) -> None:
-    """Of a SEND with several faults, engine, restricted role and double tell the same one."""
+    """For a SEND with several faults, the engine, the restricted role and the double raise the same error."""
     for conversations in ("open", "over", "missing", "open open", "open over", "over open"):
         told = []
         for database in senders:
@@ -267,25 +267,27 @@ def test_the_end_behind_a_cancelled_message_arrives(course: Course, is_open: boo
     assert [message.is_end_dialog for message in database.receive(STOCK_QUEUE)] == [True]
 
 
-@pytest.mark.parametrize("how", ["cleanup", "error", "peer", "expiry"])
-def test_what_drops_them(course: Course, how: str) -> None:
+@pytest.mark.parametrize("kind", ["cleanup", "error", "peer", "expiry"])
+def test_ends_and_expiry_drop_delayed_messages(course: Course, kind: str) -> None:
     database, handle = course.database, begin(course.database, lifetime=100)
     database.send(handle, ORDER, b"open")
     (message,) = database.receive(STOCK_QUEUE)
     database.send(handle, ORDER, b"late", delay=60)
-    if how == "peer":
+    if kind == "peer":
         database.end_conversation(message.conversation_handle)
-    elif how == "expiry":
+    elif kind == "expiry":
         course.jump(101)
-        assert [one.is_error for one in database.receive(ORDERS_QUEUE)] == [True]
+        assert [message.is_error for message in database.receive(ORDERS_QUEUE)] == [True]
     else:
-        database.end_conversation(handle, **{"cleanup": True} if how == "cleanup" else {"error": (5, "failed")})
+        database.end_conversation(handle, **{"cleanup": True} if kind == "cleanup" else {"error": (5, "failed")})
     assert database.delayed_messages() == []
     course.jump(61)
-    assert [one.is_error for one in database.receive(STOCK_QUEUE)] == ([True] if how in {"error", "expiry"} else [])
+    assert [message.is_error for message in database.receive(STOCK_QUEUE)] == (
+        [True] if kind in {"error", "expiry"} else []
+    )
 
 
-def test_behind_messages_that_wait_for_something_else(course: Course) -> None:
+def test_delays_behind_messages_that_wait_for_other_reasons(course: Course) -> None:
     database = course.database
     database.alter_queue(STOCK_QUEUE, status=False)
     handle, nowhere = begin(database), begin(database, "//test/Later")
@@ -316,14 +318,14 @@ def test_the_target_delays_its_replies(course: Course) -> None:
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"!"]
 
 
-def test_a_wait_of_the_double_goes_on_to_the_time() -> None:
+def test_a_waiting_receive_of_the_double_advances_its_clock() -> None:
     course = of_double()
     course.database.send(begin(course.database), ORDER, b"late", delay=60)
     assert bodies(course.database.receive(STOCK_QUEUE, wait=90)) == [b"late"]
 
 
 def test_random_courses(database: sb.Database, clock: Clock, request: pytest.FixtureRequest) -> None:
-    """The engine and the double deliver the same at the same times."""
+    """Random delays: the engine and the double deliver the same messages at the same times."""
     chance = random.Random(request.config.getoption("seed"))
     courses = [of_engine(database, clock), of_double()]
     handles = [[begin(course.database) for _ in range(4)] for course in courses]
@@ -341,7 +343,7 @@ def test_random_courses(database: sb.Database, clock: Clock, request: pytest.Fix
                 results.append(None)
             elif action == "cancel":
                 results.append(course.database.cancel_delayed(own[which], number))
-                course.jump(0)  # messages behind it may go now
+                course.jump(0)  # releases the messages behind it
             else:
                 results.append(
                     course.database.send(own[which], ORDER, str(step), delay=delay if action == "delay" else None)
@@ -399,7 +401,7 @@ def test_to_another_instance(make_instance_url: Callable[..., str]) -> None:
         assert bodies(east.receive(STOCK_QUEUE)) == [b"1"]
 
 
-def test_a_conversation_in_use_holds_up_no_other(
+def test_a_locked_conversation_does_not_delay_others(
     database: sb.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delayed_messages, "MAX_RELEASED_CONVERSATIONS", 1)
@@ -415,14 +417,14 @@ def test_a_conversation_in_use_holds_up_no_other(
     assert course.received() == [b"1", b"2", b"3"]
 
 
-def test_the_background_delivers_at_the_time(make_instance_url: Callable[..., str]) -> None:
+def test_upkeep_delivers_delayed_messages(make_instance_url: Callable[..., str]) -> None:
     with sb.open(make_instance_url(1)) as instance:
         database = instance.database("Test")
         for delay in (5, 0.5):
             database.send(begin(database), ORDER, str(delay), delay=delay)
-        began = instance.clock()
+        start = instance.clock()
         assert bodies(database.receive(STOCK_QUEUE, wait=5)) == [b"0.5"]
-        assert 0.4 < (instance.clock() - began).total_seconds() < 3
+        assert 0.4 < (instance.clock() - start).total_seconds() < 3
 
 
 def test_other_sends_write_no_index_entry(database: sb.Database) -> None:
@@ -456,7 +458,7 @@ def test_the_commands(database: sb.Database, clock: Clock) -> None:
     assert json.loads(run("delayed", "cancel", handle, "--json"))["cancelled"] == 1
 
 
-def test_doctor_tells_of_those_whose_time_is_over(fresh_database: sb.Database) -> None:
+def test_doctor_reports_overdue_messages(fresh_database: sb.Database) -> None:
     def doctor() -> str:
         return CliRunner().invoke(command, ["doctor", "--instance", fresh_database.instance.url]).output
 

@@ -117,7 +117,7 @@ def switch(database: sb.Database, *, on: bool) -> None:
 
 
 def two_with_replies(database: sb.Database, replies: int = 3) -> tuple[UUID, UUID]:
-    """Two conversations in groups of their own, with replies waiting for their initiators."""
+    """Begin two conversations in separate groups, and send replies to their initiators."""
     handles = []
     for _ in range(2):
         initiator, target = open_dialog(database)
@@ -181,7 +181,7 @@ def test_move_of_a_conversation_without_a_peer(database: sb.Database) -> None:
     database.move_conversation(handle, group_of(database, handle))  # a move to the present group
 
 
-def test_a_rolled_back_move_did_nothing(database: sb.Database) -> None:
+def test_a_rolled_back_move_changes_nothing(database: sb.Database) -> None:
     first, second = two_with_replies(database)
     group = group_of(database, first)
     with undone(database) as transaction:
@@ -193,7 +193,7 @@ def test_a_rolled_back_move_did_nothing(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(79)
-def test_what_move_refuses(database: sb.Database, clock: Clock) -> None:
+def test_moves_that_are_refused(database: sb.Database, clock: Clock) -> None:
     initiator, target = open_dialog(database)
     other = begin(database)
     group = group_of(database, other)
@@ -259,7 +259,7 @@ def test_move_waits_for_readers_of_both_groups_and_locks_both(database: sb.Datab
     third, _ = two_with_replies(database)
     with undone(database) as mover:
         mover.move_conversation(third, group)
-        assert bodies(database.receive(ORDERS_QUEUE, top=1)) == [b"0"]  # of the fourth
+        assert bodies(database.receive(ORDERS_QUEUE, top=1)) == [b"0"]  # the group of the fourth conversation
         assert database.receive(ORDERS_QUEUE, top=1) != []
         assert database.receive(ORDERS_QUEUE) != []
         assert database.receive(ORDERS_QUEUE) == []
@@ -285,8 +285,8 @@ def test_verbs_that_waited_for_a_move_find_the_new_group(database: sb.Database) 
     assert {message.conversation_group_id for message in found} == {group_of(database, second)}
 
 
-def ending_waits(database: sb.Database) -> tuple[UUID, UUID]:
-    """A conversation whose initiator has ended, and its EndDialog waits: with the target's END both are gone."""
+def begin_with_waiting_end(database: sb.Database) -> tuple[UUID, UUID]:
+    """Begin a conversation whose initiator has ended while its EndDialog waits. The target's END removes both sides."""
     initiator, target = open_dialog(database)
     database.alter_queue(STOCK_QUEUE, status=False)
     database.end_conversation(initiator)
@@ -294,28 +294,30 @@ def ending_waits(database: sb.Database) -> tuple[UUID, UUID]:
     return initiator, target
 
 
-def leave(verbs: sb.Database | sb.Transaction, handle: UUID, how: str, elsewhere: UUID) -> None:
-    """The conversation leaves its group."""
-    if how == "MOVE":
+def leave(verbs: sb.Database | sb.Transaction, handle: UUID, verb: str, elsewhere: UUID) -> None:
+    """Make the conversation leave its group."""
+    if verb == "MOVE":
         verbs.move_conversation(handle, elsewhere)
     else:
-        verbs.end_conversation(handle, cleanup=how == "END WITH CLEANUP")
+        verbs.end_conversation(handle, cleanup=verb == "END WITH CLEANUP")
 
 
-@pytest.mark.parametrize("how", ["END", "END WITH CLEANUP", "MOVE"])
+@pytest.mark.parametrize("verb", ["END", "END WITH CLEANUP", "MOVE"])
 @pytest.mark.parametrize("first", ["leaves", "is removed"])
-def test_a_group_that_two_leave_at_once_is_removed(database: sb.Database, how: str, first: str) -> None:
-    """One leaves it by a verb of its own, the other by the END of its peer, which has the lock of another group."""
-    ending, target = ending_waits(database)
+def test_a_group_that_two_conversations_leave_concurrently_is_removed(
+    database: sb.Database, verb: str, first: str
+) -> None:
+    """One conversation leaves by a verb. The other one is removed by the END of its peer, which locks another group."""
+    ending, target = begin_with_waiting_end(database)
     group, elsewhere = group_of(database, ending), group_of(database, begin(database))
-    leaving = begin(database, related_conversation_group=group)  # has never sent
+    leaving = begin(database, related_conversation_group=group)  # a conversation without messages
     with database.transaction() as transaction:
         if first == "leaves":
-            leave(transaction, leaving, how, elsewhere)
+            leave(transaction, leaving, verb, elsewhere)
             other = in_thread(database.end_conversation, target)
         else:
             transaction.end_conversation(target)
-            other = in_thread(leave, database, leaving, how, elsewhere)
+            other = in_thread(leave, database, leaving, verb, elsewhere)
         eventually(lambda: other.done() or blocked(database))
     other.result(30)
     assert state(database, ending) is None
@@ -326,7 +328,7 @@ def test_a_group_that_two_leave_at_once_is_removed(database: sb.Database, how: s
 @pytest.mark.slow
 @pytest.mark.feature(79)
 def test_moves_among_senders_and_readers(database: sb.Database, seeded_random: random.Random) -> None:
-    """3 senders, 3 readers and 3 movers on 6 conversations of 6 groups: all once, in order, none lost on the way."""
+    """3 senders, 3 readers and 3 movers on 6 conversations in 6 groups: each message arrives once and in order."""
     pairs = [open_dialog(database) for _ in range(6)]
     anchors = [group_of(database, begin(database)) for _ in range(3)]
     received: dict[UUID, list[bytes | None]] = defaultdict(list)
@@ -377,19 +379,19 @@ def test_moves_among_senders_and_readers(database: sb.Database, seeded_random: r
     assert database.receive(ORDERS_QUEUE) == []
 
 
-# ---------------------------------------------------------------- what a group is for
+# ---------------------------------------------------------------- applications of groups
 
 
 @pytest.mark.feature(80)
 def test_state_is_kept_by_conversation_group(database: sb.Database, seeded_random: random.Random) -> None:
-    """An order sums up what arrives on its conversations: the group's lock is all that its row needs."""
+    """Each order adds up the messages of its conversations. The lock of the group also protects the order's row."""
     tolerate_rollbacks(database)
     table = f"sums_{database.database_id}"
     with database.instance.connection() as connection:
         connection.execute(  # type: ignore[call-overload]
             f"create table {table} (conversation_group_id uuid primary key, messages int, total int)"
         )
-    orders: dict[UUID, int] = {}  # by group: what its messages add up to
+    orders: dict[UUID, int] = {}  # the sum of a group's messages
     for _ in range(4):
         handles = [begin(database) for _ in range(3)]
         database.send_batch(handles[0], ORDER, [b"1"])
@@ -448,15 +450,15 @@ def test_a_group_ranks_by_its_highest_conversation_that_has_messages(database: s
 
     send(low, middle, high)
     database.move_conversation(far_handle(database, low), group_of(database, far_handle(database, high)))
-    # the group of high and low comes first, by high; drained of that, it ranks by low
+    # the group of `high` and `low` ranks by `high`, and then ranks by `low`
     assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"high"]
     assert database.get_conversation_group(STOCK_QUEUE) == group_of(database, far_handle(database, middle))
     assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]
-    send(middle, high)  # the group rises again, and gives all its messages, by descending priority
+    send(middle, high)  # the group ranks by `high` again, and returns all its messages by descending priority
     assert bodies(database.receive(STOCK_QUEUE)) == [b"high", b"low"]
     assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]
     send(low, high)
-    with database.transaction() as transaction:  # messages of a locked group count for no other reader
+    with database.transaction() as transaction:  # other readers do not see messages of a locked group
         assert bodies(transaction.receive(STOCK_QUEUE, top=1)) == [b"high"]
         send(middle)
         assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]

@@ -1,4 +1,4 @@
-"""Idempotency keys: the result of a second BEGIN DIALOG. Priorities of single conversations: the order of RECEIVE."""
+"""Idempotency keys of BEGIN DIALOG, and priorities of single conversations."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_a_second_begin_gets_the_first_handle(database: sb.Database) -> None:
     first = begin(database, idempotency_key=KEY)
     assert not isinstance(first, sb.RepeatedHandle)
     database.send(first, ORDER, b"teapot")
-    for _ in range(2):  # before the path is remembered, and after
+    for _ in range(2):  # before the target is cached, and after
         second = begin(database, idempotency_key=KEY)
         assert isinstance(second, sb.RepeatedHandle)
         assert second == first
     assert conversations(database) == 1
-    database.send(second, ORDER, b"cup")  # a RepeatedHandle serves as a UUID
+    database.send(second, ORDER, b"cup")  # a RepeatedHandle is a UUID
     assert bodies(database.receive(STOCK_QUEUE)) == [b"teapot", b"cup"]
     database.end_conversation(far_handle(database, first))
     database.receive(ORDERS_QUEUE)
@@ -74,7 +74,7 @@ def test_a_second_begin_gets_the_first_handle(database: sb.Database) -> None:
 
 
 @pytest.mark.both_faces
-def test_keys_are_of_a_service_and_a_principal(database: sb.Database) -> None:
+def test_each_service_and_principal_has_its_own_keys(database: sb.Database) -> None:
     database.create_service("//test/Second", ORDERS_QUEUE, [])
     database.create_user("Alice")
     database.add_role_member("db_owner", "Alice")
@@ -107,13 +107,13 @@ def test_a_key_is_forgotten_after_its_time(database: sb.Database) -> None:
     assert begin(database, idempotency_key=KEY) != first
     expired = "update servicebroker.idempotency_keys set expires_at = now() - interval '1 s' returning 1"
     with database.transaction() as tx:
-        tx.connection.execute(expired)  # upkeep has not come yet
+        tx.connection.execute(expired)  # upkeep has not run yet
     assert not isinstance(begin(database, idempotency_key=KEY), sb.RepeatedHandle)
 
 
 @pytest.mark.both_faces
-def test_begins_at_the_same_time_agree(database: sb.Database) -> None:
-    """The others wait for the end of the first, which is a COMMIT or a ROLLBACK."""
+def test_concurrent_begins_return_one_handle(database: sb.Database) -> None:
+    """The others wait until the first transaction commits or rolls back."""
     for number, ends_well in enumerate((True, False, True)):
         key = f"order {number}"
         before = conversations(database)
@@ -131,7 +131,7 @@ def test_begins_at_the_same_time_agree(database: sb.Database) -> None:
 
 
 @pytest.mark.both_faces
-def test_a_second_request_sends_nothing(database: sb.Database) -> None:
+def test_a_repeated_request_sends_no_message(database: sb.Database) -> None:
     options: Any = {"contract": CONTRACT, "idempotency_key": KEY}
     first = database.begin_request(ORDERS, STOCK, ORDER, b"teapot", **options)
     assert database.begin_request(ORDERS, STOCK, ORDER, b"teapot", **options) == first
@@ -142,11 +142,11 @@ def test_a_second_request_sends_nothing(database: sb.Database) -> None:
         tx.end_conversation(message.conversation_handle)
     assert asked.result(60).message_body == b"done"
     assert database.receive(STOCK_QUEUE) == []
-    with refused(8426):  # the answer was given to one caller
+    with refused(8426):  # one caller has received the answer
         database.request(ORDERS, STOCK, ORDER, b"teapot", timeout=1, **options)
 
 
-def test_an_observer_hears_of_one_begin(database: sb.Database) -> None:
+def test_a_repeated_begin_is_one_event(database: sb.Database) -> None:
     heard: list[str] = []
     database.instance.events.subscribe(lambda event: heard.append(event.text), 124)
     handles = {begin(database, idempotency_key=KEY) for _ in range(3)}
@@ -156,7 +156,7 @@ def test_an_observer_hears_of_one_begin(database: sb.Database) -> None:
 
 @pytest.fixture(scope="module")
 def fenced(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iterator[tuple[sb.Database, sb.Database]]:
-    """The owner's database, and that of a restricted role."""
+    """The same database for its owner, and for a restricted role."""
     url, role = make_instance_url(), "keys_clerk"
     with let_in(server.url, role), sb.open(url, upkeep=None) as instance:
         owner = define_standard_set(instance.database("Shop", create=True))
@@ -190,7 +190,7 @@ def test_keys_of_a_restricted_role(fenced: tuple[sb.Database, sb.Database]) -> N
             assert refusal[0] == "402", choice
 
 
-def test_a_repeated_begin_needs_the_right_to_begin(database: sb.Database) -> None:
+def test_a_repeated_begin_needs_the_permission(database: sb.Database) -> None:
     database.create_user("Alice")
     database.grant("RECEIVE", "Alice", queue=ORDERS_QUEUE)
     database.grant("REFERENCES", "Alice", contract=CONTRACT)
@@ -209,7 +209,7 @@ def test_a_repeated_begin_needs_the_right_to_begin(database: sb.Database) -> Non
 
 
 def priorities(database: sb.Database, handle: UUID) -> list[int]:
-    """Return the priorities of the initiator and of the target, if there is one."""
+    """Return the priorities of the initiator, and of the target if it exists."""
     text = (
         "select p.priority from servicebroker.conversation_endpoints e join servicebroker.conversation_endpoints p "
         "using (conversation_id) where e.conversation_handle = %s order by p.is_initiator desc"
@@ -228,7 +228,7 @@ def test_a_priority_of_one_conversation(database: sb.Database, is_remembered: bo
         handle = begin(database, priority=priority)
         database.send(handle, ORDER, str(priority))
         assert priorities(database, handle) == [priority or 6] * 2
-    with database.transaction() as tx:  # in the statement that opens the target with several messages
+    with database.transaction() as tx:  # in the statement that creates the target with several messages
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, priority=8)
         for text in ("8", "8 again"):
             tx.send(handle, ORDER, text)
@@ -238,7 +238,7 @@ def test_a_priority_of_one_conversation(database: sb.Database, is_remembered: bo
     assert taken == [(10, b"10"), (9, b"9"), (8, b"8"), (8, b"8 again"), (6, b"None"), (2, b"2")]
 
 
-def test_another_database_has_priorities_of_its_own(database: sb.Database) -> None:
+def test_another_database_has_its_own_priorities(database: sb.Database) -> None:
     other = database.instance.database(f"{database.name}Other", create=True)
     other.create_message_type(ORDER)
     other.create_contract(CONTRACT, {ORDER: "INITIATOR"})
@@ -281,8 +281,8 @@ def test_refused_choices(database: sb.Database, options: Any) -> None:
     assert conversations(database) == keys(database) == 0
 
 
-def test_callers_that_try_again_send_once(database: sb.Database, seeded_random: random.Random) -> None:
-    """Sessions are ended at any time: in BEGIN DIALOG, before COMMIT and within it. Each key is sent once."""
+def test_callers_that_retry_send_once(database: sb.Database, seeded_random: random.Random) -> None:
+    """Sessions are terminated at any time: in BEGIN DIALOG, before COMMIT and within it. Each key is sent once."""
     keys_to_send = [f"order {number}" for number in range(12)]
     over = threading.Event()
 
@@ -299,7 +299,7 @@ def test_callers_that_try_again_send_once(database: sb.Database, seeded_random: 
 
     def terminate() -> None:
         with psycopg.connect(database.instance.url, autocommit=True) as connection:
-            for _ in range(150):  # an end to them, also where the callers are slow
+            for _ in range(150):  # the terminations stop, also with slow callers
                 if over.wait(seeded_random.uniform(0, 0.01)):
                     return
                 connection.execute(
@@ -315,7 +315,7 @@ def test_callers_that_try_again_send_once(database: sb.Database, seeded_random: 
         over.set()
         killer.result(10)
     assert len(set(handles)) == len(keys_to_send)
-    with sb.open(database.instance.url, upkeep=None) as instance:  # its connections live
+    with sb.open(database.instance.url, upkeep=None) as instance:  # its connections are alive
         sent = [message.message_body for message in received(instance.database(database.name))]
     assert sorted(body.decode() for body in sent if body) == sorted(keys_to_send)
 

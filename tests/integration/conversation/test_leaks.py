@@ -1,4 +1,4 @@
-"""No rows remain of ended conversations in any table of the schema, whatever their life was."""
+"""No rows of ended conversations remain in any table of the schema, whatever happened to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servicebroker.api.upkeep import upkeep
 from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, Clock, begin, far_handle, query
 
 CATALOG = {
-    *("made", "needs"),  # for definitions, not for conversations
+    *("made", "needs"),  # tables for definitions, not for conversations
     *("audit", "trail_settings"),
     "databases",
     "message_types",
@@ -31,14 +31,14 @@ CATALOG = {
     "migrations",
 }
 SESSIONS = {"savepoint_probes"}  # one row for each process number of the server
-STATEMENTS = {"statement_totals", "history", "history_samples"}  # for each name; by time
-CONVERSATIONS_TOGETHER = 350  # conversations that are begun in one transaction
+STATEMENTS = {"statement_totals", "history", "history_samples"}  # one row per name; one row per time interval
+CONVERSATIONS_TOGETHER = 350  # conversations begun in one transaction
 LIFETIME_S = 60  # seconds
-SHORT_TOGETHER = 50  # short conversations that are begun in one transaction
+SHORT_TOGETHER = 50  # short conversations begun in one transaction
 LIVES = [b"answered", b"forgotten", b"failed", b"cleaned", b"expires", b"unread", b"nowhere"]
 
 
-def left(database: sb.Database) -> dict[str, int]:
+def count_rows(database: sb.Database) -> dict[str, int]:
     """Return the number of rows in each table of the schema except the catalog."""
     tables = query(database, "select tablename from pg_tables where schemaname = 'servicebroker'")
     names = {name for (name,) in tables} - CATALOG - SESSIONS - STATEMENTS
@@ -47,18 +47,18 @@ def left(database: sb.Database) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def left_after_upkeep(database: sb.Database, clock: Clock) -> dict[str, int]:
-    """Run the background work until it removes no more rows, and return what is left."""
-    before, now = None, left(database)
+def count_rows_after_upkeep(database: sb.Database, clock: Clock) -> dict[str, int]:
+    """Run upkeep until it removes no more rows, and return the remaining ones."""
+    before, now = None, count_rows(database)
     while now != before:
         with database.instance.connection() as connection:
             upkeep(connection, clock())
-        before, now = now, left(database)
+        before, now = now, count_rows(database)
     return now
 
 
 def begin_some(database: sb.Database, first: int) -> None:
-    """As many conversations, of each life some."""
+    """Begin conversations of every kind."""
     with database.transaction() as tx:
         for number in range(first, first + CONVERSATIONS_TOGETHER):
             life = LIVES[number % len(LIVES)]
@@ -72,7 +72,7 @@ def begin_some(database: sb.Database, first: int) -> None:
 
 
 def serve(database: sb.Database) -> None:
-    """Both services, until their queues are empty."""
+    """Serve both queues until they are empty."""
     for _ in itertools.count():
         with database.transaction() as tx:
             found = [message for _ in range(100) for message in tx.receive(STOCK_QUEUE)]
@@ -103,24 +103,24 @@ def answer(database: sb.Database, tx: sb.Transaction, message: sb.Message) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.feature(99)
-def test_nothing_is_left_of_conversations(
+def test_no_rows_of_conversations_remain(
     fresh_database: sb.Database, clock: Clock, request: pytest.FixtureRequest
 ) -> None:
     database, wanted = fresh_database, request.config.option.leak_conversations
-    assert left(database) == {}
+    assert count_rows(database) == {}
     for first in range(0, wanted, CONVERSATIONS_TOGETHER):
         begin_some(database, first)
         serve(database)
-    assert set(left(database)) >= {"conversation_endpoints", "conversation_groups", "transmission_queue"}
+    assert set(count_rows(database)) >= {"conversation_endpoints", "conversation_groups", "transmission_queue"}
     clock.jump(seconds=LIFETIME_S + 1)
     serve(database)
     clock.jump(minutes=31)
-    assert left_after_upkeep(database, clock) == {}
+    assert count_rows_after_upkeep(database, clock) == {}
 
 
 @pytest.mark.timeout(0)
 @pytest.mark.feature(99)
-def test_nothing_is_left_of_short_conversations(
+def test_no_rows_of_short_conversations_remain(
     fresh_database: sb.Database, clock: Clock, request: pytest.FixtureRequest
 ) -> None:
     database, wanted = fresh_database, request.config.option.short_conversations
@@ -133,9 +133,9 @@ def test_nothing_is_left_of_short_conversations(
         ended += database.process(ORDERS_QUEUE, end_at_end_dialog, top=None, groups=SHORT_TOGETHER)
     assert (answered, ended) == (wanted, 2 * wanted)
     endpoints = query(database, "select state, count(*) from servicebroker.conversation_endpoints group by state")
-    assert dict(endpoints) == {"CD": wanted}  # the targets, for 30 minutes
+    assert dict(endpoints) == {"CD": wanted}  # closed targets are kept for 30 minutes
     clock.jump(minutes=31)
-    assert left_after_upkeep(database, clock) == {}
+    assert count_rows_after_upkeep(database, clock) == {}
 
 
 def answer_and_end(tx: sb.Transaction, messages: list[sb.Message]) -> None:

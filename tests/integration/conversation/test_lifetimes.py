@@ -48,7 +48,7 @@ def errors(messages: list[sb.Message]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.feature(39, 100, 102)
-def test_both_sides_get_the_error_when_the_lifetime_is_over(database: sb.Database, clock: Clock) -> None:
+def test_both_sides_get_an_error_after_the_lifetime(database: sb.Database, clock: Clock) -> None:
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"1")
     target = far_handle(database, initiator)
@@ -59,7 +59,7 @@ def test_both_sides_get_the_error_when_the_lifetime_is_over(database: sb.Databas
     clock.jump(seconds=11)
     found = database.receive(STOCK_QUEUE)
     assert errors(found[:1]) == [EXPIRED]
-    assert bodies(found[1:]) == [b"2"]  # messages that had come can still be received
+    assert bodies(found[1:]) == [b"2"]  # messages that have arrived can still be received
     assert state(database, target) == "ER"
     assert errors(database.receive(ORDERS_QUEUE)) == [EXPIRED]
     assert state(database, initiator) == "ER"
@@ -71,7 +71,7 @@ def test_both_sides_get_the_error_when_the_lifetime_is_over(database: sb.Databas
 
 
 @pytest.mark.feature(39, 100)
-def test_verbs_on_an_expired_conversation_that_nobody_has_looked_at(database: sb.Database, clock: Clock) -> None:
+def test_verbs_on_an_expired_conversation_before_upkeep(database: sb.Database, clock: Clock) -> None:
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"1")
     target = far_handle(database, initiator)
@@ -84,7 +84,7 @@ def test_verbs_on_an_expired_conversation_that_nobody_has_looked_at(database: sb
             database.send_batch(handle, message_type, [b"x"] * 2)
         with refused(8410):
             database.begin_conversation_timer(handle, 0 if handle == initiator else 5)
-    database.end_conversation(initiator)  # as in the state ER: the peer is not told of an EndDialog
+    database.end_conversation(initiator)  # as in the state ER: the peer gets no EndDialog
     assert state(database, initiator) is None
     found = database.receive(STOCK_QUEUE)
     assert errors(found) == [EXPIRED]
@@ -104,7 +104,7 @@ def test_the_range_of_a_lifetime(database: sb.Database, clock: Clock) -> None:
         before = clock() + timedelta(seconds=seconds)
         handle = begin(database, **options)
         database.send(handle, ORDER, b"x")
-        initiator, target = query(database, shown, database.name)  # an instant, the same on both sides
+        initiator, target = query(database, shown, database.name)  # the same time on both sides
         assert initiator == target
         assert before <= initiator[0] <= clock() + timedelta(seconds=seconds)
         clock.jump(seconds=seconds - 30)
@@ -116,7 +116,7 @@ def test_the_range_of_a_lifetime(database: sb.Database, clock: Clock) -> None:
         database.end_conversation(handle)
 
 
-def test_each_state_when_the_lifetime_is_over(fresh_database: sb.Database, clock: Clock) -> None:
+def test_each_state_after_the_lifetime(fresh_database: sb.Database, clock: Clock) -> None:
     database = fresh_database
     started = begin(database, lifetime=60)
     disconnected = begin(database, lifetime=60)
@@ -142,7 +142,7 @@ def test_each_state_when_the_lifetime_is_over(fresh_database: sb.Database, clock
         started: EXPIRED, disconnected: EXPIRED, waits: EXPIRED, failed: (5, "own")}  # fmt: skip
     assert [state(database, handle) for handle in (started, disconnected, waits, failed, ended, lives)] == [
         "ER", "ER", "ER", "ER", "DO", "SO"]  # fmt: skip
-    assert waiting_messages(database) == 2  # of the one that has ended
+    assert waiting_messages(database) == 2  # the conversation that has ended
     database.create_service("//test/Other", STOCK_QUEUE, [CONTRACT])
     with database.instance.connection() as connection:
         upkeep(connection, clock())
@@ -158,10 +158,10 @@ def test_each_state_when_the_lifetime_is_over(fresh_database: sb.Database, clock
 
 @pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("sends", [ORDERS_QUEUE, STOCK_QUEUE])
-def test_a_send_that_began_before_the_end_of_the_lifetime_reaches_nobody_after_it(
+def test_a_send_called_before_the_expiry_is_not_delivered_after_it(
     fresh_database: sb.Database, clock: Clock, sends: str, is_told: bool
 ) -> None:
-    """A verb that has waited for a connection goes by the time at which it was called; the other side has ended."""
+    """A verb uses the time of its call, also if it has waited for a connection. The other side has ended meanwhile."""
     database = fresh_database
     with sb.open(database.instance.url, clock=Clock(), upkeep=None) as before:
         sender = before.database(database.name)
@@ -191,7 +191,7 @@ def test_a_rolled_back_receive_leaves_the_lifetime_to_the_next(database: sb.Data
     clock.jump(seconds=61)
     with database.transaction() as transaction:
         assert errors(transaction.receive(ORDERS_QUEUE)) == [EXPIRED]
-        assert database.receive(ORDERS_QUEUE) == []  # another reader does not wait for it
+        assert database.receive(ORDERS_QUEUE) == []  # another reader does not wait for the lock
         transaction.connection.rollback()
     assert state(database, handle) == "SO"
     assert errors(database.receive(ORDERS_QUEUE)) == [EXPIRED]
@@ -222,19 +222,19 @@ def test_many_conversations_expire_and_the_index_is_used(fresh_database: sb.Data
     assert found == [(250,)]
 
 
-def halted_expiry(connection: psycopg.Connection[object], number: int) -> None:
-    """The function that expires a queue's conversations waits for our lock of HALT_KEY before it locks a row."""
+def halt_expiry(connection: psycopg.Connection[object], number: int) -> None:
+    """Make the function that expires a queue's conversations wait for the lock HALT_KEY before it locks a row."""
     text = queue_functions(number, False).sql
     halted = f"lifetime <= at and pg_advisory_xact_lock_shared({HALT_KEY}) is not null"
     connection.execute(text.replace("lifetime <= at", halted, 1).encode())
 
 
-def test_what_is_sent_while_the_lifetime_is_looked_at_is_dropped_too(database: sb.Database, clock: Clock) -> None:
-    """The message was committed before the row was locked, and after the locker had begun to look."""
+def test_a_message_sent_during_the_expiry_is_dropped(database: sb.Database, clock: Clock) -> None:
+    """The message was committed after the expiry had begun its query, and before it locked the row."""
     handle, number = begin(database, lifetime=60), queue_number(database, ORDERS_QUEUE)
     database.alter_queue(STOCK_QUEUE, status=False)
     with psycopg.connect(database.instance.url, autocommit=True) as holder:
-        halted_expiry(holder, number)
+        halt_expiry(holder, number)
         holder.execute("select pg_advisory_lock(%s)", (HALT_KEY,))
         at = clock() + timedelta(seconds=61)
         expiring = in_thread(query, database, f"select servicebroker.expire_{number}(%s)", at)
@@ -250,17 +250,19 @@ def test_what_is_sent_while_the_lifetime_is_looked_at_is_dropped_too(database: s
     assert errors(database.receive(ORDERS_QUEUE)) == [EXPIRED]
 
 
-# ---------------------------------------------------------------- the background
+# ---------------------------------------------------------------- upkeep
 
 
-def test_what_somebody_holds_is_left_for_the_next_time(database: sb.Database, clock: Clock) -> None:
-    """Sleeping readers are not woken for it."""
+def test_upkeep_skips_locked_conversations(database: sb.Database, clock: Clock) -> None:
+    """Waiting readers are not notified of a skipped conversation."""
     handle = begin(database, lifetime=60)
     clock.jump(seconds=61)
     url, number = database.instance.url, queue_number(database, ORDERS_QUEUE)
     with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as listener:
         listener.execute("listen servicebroker")
-        listener.execute("insert into servicebroker.waiting_readers values (%s, -1)", (number,))  # as one that sleeps
+        listener.execute(
+            "insert into servicebroker.waiting_readers values (%s, -1)", (number,)
+        )  # as a waiting reader does
         holder.execute(
             "select from servicebroker.conversation_endpoints where conversation_handle = %s for update", (handle,)
         )
@@ -277,7 +279,7 @@ def test_what_somebody_holds_is_left_for_the_next_time(database: sb.Database, cl
 
 
 @pytest.mark.feature(100)
-def test_the_background_does_what_is_due_where_nobody_receives(make_instance_url: Callable[..., str]) -> None:
+def test_upkeep_expires_conversations_without_a_reader(make_instance_url: Callable[..., str]) -> None:
     clock = Clock()
     with sb.open(make_instance_url(1), clock=clock, upkeep=0.05) as instance:
         database = standard_database(instance)
@@ -296,7 +298,7 @@ def test_the_background_does_what_is_due_where_nobody_receives(make_instance_url
 
 
 @pytest.mark.usefixtures("without_polls")
-def test_the_background_wakes_a_reader(make_instance_url: Callable[..., str]) -> None:
+def test_upkeep_wakes_a_reader(make_instance_url: Callable[..., str]) -> None:
     clock = Clock()
     with sb.open(make_instance_url(1), clock=clock, upkeep=0.05) as instance:
         database = standard_database(instance)
@@ -307,7 +309,7 @@ def test_the_background_wakes_a_reader(make_instance_url: Callable[..., str]) ->
         assert errors(reader.result(5)) == [EXPIRED]
 
 
-def test_close_under_a_blocked_round_is_quick(make_instance_url: Callable[..., str]) -> None:
+def test_close_does_not_wait_for_blocked_upkeep(make_instance_url: Callable[..., str]) -> None:
     url = make_instance_url(1)
     with sb.open(url, upkeep=None) as outside, outside.connection() as connection:
         inside = sb.open(url, upkeep=0.02)
@@ -320,7 +322,7 @@ def test_close_under_a_blocked_round_is_quick(make_instance_url: Callable[..., s
 
 
 @pytest.mark.slow
-def test_the_background_survives_a_restart_of_the_server(tmp_path: Path) -> None:
+def test_upkeep_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     clock = Clock()
     with sb.open(tmp_path / "data", clock=clock, upkeep=0.05) as instance:
         database = standard_database(instance)

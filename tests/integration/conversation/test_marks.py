@@ -1,4 +1,4 @@
-"""Marks of RECEIVE: fast past consumed rows that vacuum may not remove, and without skipped messages."""
+"""Marks of RECEIVE: they skip consumed rows that vacuum may not remove, and never a message."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from support import (
 
 
 def survey_always(database: sb.Database) -> None:
-    """The functions of the target's queue as they are, but that they move the marks at every chance."""
+    """Replace the functions of the target's queue by ones that advance the marks as often as possible."""
     functions = queue_functions(queue_number(database, STOCK_QUEUE), retention=False)
     with database.instance.connection() as connection:
         connection.execute(surveying_always(functions.sql).encode())
 
 
 @contextmanager
-def one_session(database: sb.Database) -> Iterator[sb.Database]:
-    """An instance of its own, so that each RECEIVE is done by the same session."""
+def open_one_session(database: sb.Database) -> Iterator[sb.Database]:
+    """Open another instance with one connection, so that every RECEIVE uses the same session."""
     with sb.open(database.instance.url, upkeep=None) as instance:
         yield instance.database(database.name)
 
 
 @contextmanager
-def holding_back(database: sb.Database, *, writes: bool) -> Iterator[None]:
-    """An open transaction, older than all that follows, which keeps vacuum from removing anything."""
+def old_transaction(database: sb.Database, *, writes: bool) -> Iterator[None]:
+    """Keep a transaction open during the block, so that vacuum cannot remove later rows."""
     with psycopg.connect(database.instance.url) as old:
         old.execute("set transaction isolation level repeatable read")
         old.execute("select pg_current_xact_id()" if writes else "select")
@@ -78,22 +78,22 @@ def pages_of_a_receive(database: sb.Database, arguments: str = "1, now()", times
     number = queue_number(database, STOCK_QUEUE)
     text = f"explain (analyze, buffers, format json) select * from servicebroker.receive_{number}({arguments})"
     found = []
-    for _ in range(times):  # the marks are moved at most every 10 ms
+    for _ in range(times):  # the marks advance at most every 10 ms
         ((plan,),) = query(database, text)
         found.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
         time.sleep(0.02)
     return int(min(found))
 
 
-# ---------------------------------------------------------------- what a mark may pass over
+# ---------------------------------------------------------------- rows that a mark may skip
 
 
-def test_a_message_that_was_drawn_early_and_committed_late(database: sb.Database) -> None:
+def test_a_message_numbered_early_and_committed_late(database: sb.Database) -> None:
     survey_always(database)
     late, other = begin(database), begin(database)
     for handle in (late, other):
         database.send(handle, ORDER, b"open")
-    with one_session(database) as reader:
+    with open_one_session(database) as reader:
         receive_all(reader)
         with database.transaction() as slow:
             slow.send(late, ORDER, b"first")
@@ -108,12 +108,12 @@ def test_a_message_that_was_drawn_early_and_committed_late(database: sb.Database
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
 def test_marks_that_depend_on_an_open_transaction(database: sb.Database, ends: str) -> None:
-    """They pass over it after a while, and go back when it has ended, however it did."""
+    """Marks advance past an open transaction after a while, and return to its rows once it has ended."""
     survey_always(database)
     late, other = begin(database), begin(database)
     for handle in (late, other):
         database.send(handle, ORDER, b"open")
-    with one_session(database) as reader, psycopg.connect(database.instance.url) as slow:
+    with open_one_session(database) as reader, psycopg.connect(database.instance.url) as slow:
         receive_all(reader)
         database.join(slow).send(late, ORDER, b"late")
         conditional = False
@@ -131,12 +131,12 @@ def test_marks_that_depend_on_an_open_transaction(database: sb.Database, ends: s
         assert marks(reader)[10] == 0
 
 
-def test_what_a_rollback_brings_back(database: sb.Database) -> None:
+def test_messages_of_a_rollback(database: sb.Database) -> None:
     survey_always(database)
     handles = [begin(database) for _ in range(3)]
     for handle in handles:
         database.send_batch(handle, ORDER, [b"1", b"2"])
-    with one_session(database) as reader, one_session(database) as other:
+    with open_one_session(database) as reader, open_one_session(database) as other:
         with other.transaction() as undone:
             assert len(undone.receive(STOCK_QUEUE)) == 2
             assert len(receive_all(reader)) == 4
@@ -147,11 +147,11 @@ def test_what_a_rollback_brings_back(database: sb.Database) -> None:
         assert bodies(receive_all(reader)) == [b"1", b"2", b"3", b"3", b"3"]
 
 
-def test_what_a_savepoint_of_its_own_brings_back(database: sb.Database) -> None:
+def test_messages_of_a_rolled_back_savepoint(database: sb.Database) -> None:
     survey_always(database)
     handle = begin(database)
     database.send_batch(handle, ORDER, [b"1", b"2"])
-    with one_session(database) as reader, reader.transaction() as transaction:
+    with open_one_session(database) as reader, reader.transaction() as transaction:
         for _ in range(3):
             transaction.connection.execute("savepoint s")
             assert bodies(transaction.receive(STOCK_QUEUE)) == [b"1", b"2"]
@@ -164,7 +164,7 @@ def test_a_session_at_repeatable_read_keeps_its_marks(database: sb.Database) -> 
     survey_always(database)
     handle = begin(database)
     database.send(handle, ORDER, b"1")
-    with one_session(database) as reader:
+    with open_one_session(database) as reader:
         receive_all(reader)
         before = marks(reader)
         with reader.transaction() as transaction:
@@ -177,13 +177,13 @@ def test_a_session_at_repeatable_read_keeps_its_marks(database: sb.Database) -> 
 
 @pytest.mark.feature(72)
 def test_each_priority_has_a_mark(database: sb.Database) -> None:
-    """Old messages of a low priority hold up nobody, and come when nothing above them is left."""
+    """Old messages of a low priority do not slow down RECEIVE. They are returned after all higher ones."""
     survey_always(database)
     low = begin(database)
     database.send(low, ORDER, b"low")
     database.create_broker_priority("High", remote_service_name=None, local_service_name=STOCK, priority_level=9)
     high = begin(database)
-    with one_session(database) as reader:
+    with open_one_session(database) as reader:
         for number in range(30):
             database.send(high, ORDER, b"%d" % number)
             (message,) = reader.receive(STOCK_QUEUE, top=1)
@@ -201,9 +201,9 @@ def test_each_priority_has_a_mark(database: sb.Database) -> None:
 @pytest.mark.feature(211)
 @pytest.mark.parametrize("writes", [False, True], ids=["reads", "writes"])
 def test_an_old_transaction_does_not_slow_down_receive(database: sb.Database, writes: bool) -> None:
-    """20,000 messages consumed under it: the last ones cost as many pages as the first."""
+    """20,000 messages are consumed meanwhile. The last ones cost as many pages as the first ones."""
     handles = [begin(database) for _ in range(10)]
-    with one_session(database) as reader, holding_back(database, writes=writes):
+    with open_one_session(database) as reader, old_transaction(database, writes=writes):
         first = 0
         for _ in range(20):
             for handle in handles:
@@ -218,15 +218,15 @@ def test_an_old_transaction_does_not_slow_down_receive(database: sb.Database, wr
 
 @pytest.mark.parametrize("of_group", [False, True])
 def test_consumed_messages_of_a_group_are_not_read_again(database: sb.Database, of_group: bool) -> None:
-    """A RECEIVE of several messages asks for the group's lower priorities, one of a group for every priority."""
-    with one_session(database) as reader, holding_back(database, writes=False):
+    """RECEIVE of several messages reads the group's lower priorities. RECEIVE from one group reads all priorities."""
+    with open_one_session(database) as reader, old_transaction(database, writes=False):
         initiator, target = open_dialog(reader)
         arguments = f"10, now(), in_group => '{group_of(reader, target)}'" if of_group else "10, now()"
         found = []
         for _ in range(4):
             reader.send_batch(initiator, ORDER, [bytes(1500)] * 150)
             assert len(receive_all(reader)) == 150
-            time.sleep(0.02)  # the marks are moved at most every 10 ms
+            time.sleep(0.02)  # the marks advance at most every 10 ms
             receive_all(reader)
             reader.send(initiator, ORDER, b"last")
             found.append(pages_of_a_receive(reader, arguments, times=1))
@@ -238,9 +238,9 @@ def test_a_sender_that_stays_open_does_not_slow_down_receive(database: sb.Databa
     handle, other = begin(database), begin(database)
     for one in (handle, other):
         database.send(one, ORDER, b"open")
-    with one_session(database) as reader:
+    with open_one_session(database) as reader:
         receive_all(reader)
-        with holding_back(database, writes=False), database.transaction() as slow:
+        with old_transaction(database, writes=False), database.transaction() as slow:
             slow.send(other, ORDER, b"late")
             for _ in range(10):
                 database.send_batch(handle, ORDER, [b"x" * 100] * 1000)
@@ -253,12 +253,10 @@ def test_a_sender_that_stays_open_does_not_slow_down_receive(database: sb.Databa
 
 
 def test_a_transaction_does_not_slow_itself_down(database: sb.Database) -> None:
-    """RECEIVE passes over 2,000 messages that it consumed itself; messages of a rollback come again, whatever the
-    marks.
-    """
+    """RECEIVE skips 2,000 rows that its own transaction has consumed. A rollback brings the messages back."""
     handle = begin(database)
     database.send_batch(handle, ORDER, [b"%d" % number for number in range(2_100)])
-    with one_session(database) as reader:
+    with open_one_session(database) as reader:
         with reader.transaction() as transaction:
 
             def drain(messages: int) -> list[bytes | None]:
@@ -266,14 +264,14 @@ def test_a_transaction_does_not_slow_itself_down(database: sb.Database) -> None:
                 for left in range(messages, 0, -100):
                     found += bodies(transaction.receive(STOCK_QUEUE, top=min(100, left)))
                     time.sleep(0.001)
-                time.sleep(0.02)  # the marks are moved at most every 10 ms
+                time.sleep(0.02)  # the marks advance at most every 10 ms
                 return found + bodies(transaction.receive(STOCK_QUEUE, top=1))
 
             def pages() -> int:
                 number = queue_number(database, STOCK_QUEUE)
                 text = f"explain (analyze, buffers, format json) select * from servicebroker.receive_{number}(1, now())"
                 found = []
-                for _ in range(5):  # others may be writing just when the marks are to be moved
+                for _ in range(5):  # concurrent writes can prevent an advance of the marks
                     ((plan,),) = transaction.connection.execute(text.encode()).fetchall()
                     found.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
                     time.sleep(0.02)
@@ -296,9 +294,13 @@ def test_a_transaction_does_not_slow_itself_down(database: sb.Database) -> None:
 @pytest.mark.slow
 @pytest.mark.feature(62, 63, 67, 76, 77, 211)
 @pytest.mark.parametrize("held_back", [False, True], ids=["vacuumed", "held back"])
-def test_nothing_is_lost_or_out_of_order(database: sb.Database, seeded_random: random.Random, held_back: bool) -> None:
-    """Readers with savepoints and rollbacks; senders that commit late; conversations that are moved; the queue goes
-    off and on; timers fire: every message once, in the order of its conversation."""
+def test_messages_are_received_once_and_in_order(
+    database: sb.Database, seeded_random: random.Random, held_back: bool
+) -> None:
+    """Readers use savepoints and rollbacks, senders commit late, conversations move, the queue is toggled, timers fire.
+
+    Every message is received once, in the order of its conversation.
+    """
     tolerate_rollbacks(database)
     survey_always(database)
     pairs = [open_dialog(database) for _ in range(12)]
@@ -322,7 +324,7 @@ def test_nothing_is_lost_or_out_of_order(database: sb.Database, seeded_random: r
 
     def read(seed: float) -> None:
         choice = random.Random(seed)
-        with one_session(database) as reader:
+        with open_one_session(database) as reader:
             drain(partial(receive, reader, choice), all_done, 9617)
 
     def receive(reader: sb.Database, choice: random.Random) -> list[sb.Message]:
@@ -337,7 +339,7 @@ def test_nothing_is_lost_or_out_of_order(database: sb.Database, seeded_random: r
                 raise Undo
             if messages and choice.random() < 0.1:
                 time.sleep(choice.random() / 50)
-            for message in messages:  # still under the group's lock
+            for message in messages:  # while the group is locked
                 if message.is_timer:
                     timers[message.conversation_handle] += 1
                 else:
@@ -371,7 +373,7 @@ def test_nothing_is_lost_or_out_of_order(database: sb.Database, seeded_random: r
 
     readers = [partial(read, seeded_random.random()) for _ in range(8)]
     if held_back:
-        with holding_back(database, writes=True):
+        with old_transaction(database, writes=True):
             together(write, *readers)
     else:
         together(write, *readers)

@@ -33,9 +33,9 @@ def depth(database: sb.Database) -> int:
 
 
 @pytest.mark.feature(41)
-def test_they_leave_in_one_statement_and_in_order(database: sb.Database) -> None:
+def test_the_sends_are_one_statement_in_order(database: sb.Database) -> None:
     handles = [open_dialog(database)[0] for _ in range(2)]
-    with database.transaction() as tx:  # the way of each is known from now on
+    with database.transaction() as tx:  # the targets are cached from now on
         for handle in handles:
             tx.send(handle, ORDER, b"first")
     with database.instance.connection() as connection:
@@ -59,7 +59,7 @@ def test_they_leave_in_one_statement_and_in_order(database: sb.Database) -> None
 _SENT = [(n, DOCUMENT if n % 5 == 0 else ORDER) for n in range(20)]
 
 
-def test_they_leave_before_whatever_is_done_next(database: sb.Database) -> None:
+def test_the_sends_run_before_the_next_statement(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     others = begin(database), begin(database)
     seen = _DEPTH.format(database.name.lower()).encode()
@@ -87,7 +87,7 @@ class _Undone(Exception):
     pass
 
 
-def test_a_thousand_wait_at_most(database: sb.Database) -> None:
+def test_at_most_a_thousand_sends_wait(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     with database.transaction() as tx, tx.pipeline() as pipeline:
         for _ in range(1_500):
@@ -96,7 +96,7 @@ def test_a_thousand_wait_at_most(database: sb.Database) -> None:
     assert depth(database) == 1_500
 
 
-def test_an_error_says_which_one_it_was_and_nothing_is_committed(database: sb.Database) -> None:
+def test_an_error_names_its_send_and_nothing_is_committed(database: sb.Database) -> None:
     (good, _), (bad, far) = open_dialog(database), open_dialog(database)
     database.send(bad, ORDER, b"before")
     database.end_conversation(far)
@@ -118,7 +118,7 @@ def test_an_error_says_which_one_it_was_and_nothing_is_committed(database: sb.Da
         tx.send(None, ORDER, b"x")  # type: ignore[arg-type]
 
 
-def test_what_the_peer_refuses_fails_its_conversation_as_without(database: sb.Database) -> None:
+def test_a_refusal_by_the_peer_fails_its_conversation(database: sb.Database) -> None:
     handle, far = open_dialog(database)
     database.send(handle, ORDER, b"known")
     with refused(8429, "SEND 2 of the pipeline"), database.transaction() as tx, tx.pipeline():
@@ -130,11 +130,11 @@ def test_what_the_peer_refuses_fails_its_conversation_as_without(database: sb.Da
         tx.send(begin(database), ORDER, b"another conversation")
     assert state(database, handle) == "ER"
     kinds = [m.message_type_name for m in database.receive(STOCK_QUEUE, conversation_handle=far)]
-    assert len(kinds) == 3  # the Error first, the known one, and the one before what was refused
+    assert len(kinds) == 3  # the Error, and the valid messages
 
 
 def test_the_first_of_many_conversations(database: sb.Database) -> None:
-    """The ways of the conversations are not cached yet."""
+    """The targets of the conversations are not cached yet."""
     handles = [begin(database) for _ in range(5)]
     nowhere = begin(database, "//test/nowhere")
     with database.transaction() as tx, tx.pipeline() as pipeline:
@@ -145,7 +145,7 @@ def test_the_first_of_many_conversations(database: sb.Database) -> None:
     assert depth(database) == 15
 
 
-def test_a_transaction_that_was_ended_on_its_connection_takes_no_more(database: sb.Database) -> None:
+def test_a_transaction_ended_on_its_connection_refuses_sends(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     with pytest.raises(sb.InstanceError, match="begin another one"), database.transaction() as tx, tx.pipeline():
         tx.send(handle, ORDER, b"committed")

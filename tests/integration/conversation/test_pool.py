@@ -1,4 +1,4 @@
-"""`ConversationPool`: conversations that are reused, and ended by [EndOfStream] after a while."""
+"""`ConversationPool`: conversations that are reused, and ended with [EndOfStream] after a while."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_one_conversation_for_each_key(database: sb.Database) -> None:
     pool = make_pool(database)
     first = send(pool, b"1")
     assert send(pool, b"2") == first
-    assert send(make_pool(database), b"3") == first  # also of another process: the table says so
+    assert send(make_pool(database), b"3") == first  # also in another process, because a table stores the keys
     assert send(pool, b"4", key="other") != first
     with database.transaction() as transaction:
         assert pool.send_batch(transaction, ORDER, [b"5", b"6"], key="k") == first
@@ -66,7 +66,7 @@ def test_one_conversation_for_each_key(database: sb.Database) -> None:
     assert bodies(taken) == [b"1", b"2", b"3", b"5", b"6"]
 
 
-def test_by_default_each_session_has_its_own(database: sb.Database) -> None:
+def test_by_default_each_session_has_its_own_conversation(database: sb.Database) -> None:
     pool = make_pool(database)
     with database.transaction() as one, database.transaction() as other:
         first, second = pool.send(one, ORDER, b"1"), pool.send(other, ORDER, b"2")
@@ -90,7 +90,7 @@ def test_a_conversation_ends_after_its_time(database: sb.Database, clock: Clock)
     second = send(pool, b"3")
     assert second != first
     assert drain(database, lambda transaction, messages: seen.extend(bodies(messages))) == 4
-    assert sorted(seen) == [b"1", b"2", b"3"]  # no end of the stream
+    assert sorted(seen) == [b"1", b"2", b"3"]  # no EndOfStream
     assert state(database, first) == "DI"
     assert pool.answer() == 1
     assert state(database, first) is None
@@ -98,7 +98,7 @@ def test_a_conversation_ends_after_its_time(database: sb.Database, clock: Clock)
     assert pool.errors() == []
 
 
-def test_a_conversation_ends_after_so_many_messages(database: sb.Database) -> None:
+def test_a_conversation_ends_after_its_number_of_messages(database: sb.Database) -> None:
     pool = make_pool(database, messages=2)
     first = send(pool, b"1")
     assert send(pool, b"2") == first
@@ -110,7 +110,7 @@ def test_a_conversation_ends_after_so_many_messages(database: sb.Database) -> No
     assert state(database, first) is None
 
 
-def test_the_streams_can_be_ended_at_once(database: sb.Database) -> None:
+def test_all_streams_can_be_ended(database: sb.Database) -> None:
     pool = make_pool(database)
     send(pool, b"1")
     send(pool, b"2", key="other")
@@ -127,11 +127,11 @@ def test_the_streams_can_be_ended_at_once(database: sb.Database) -> None:
     )
 
 
-def test_an_error_is_recorded_and_the_next_message_goes_on_a_fresh_conversation(database: sb.Database) -> None:
+def test_an_error_is_recorded_and_a_new_conversation_begun(database: sb.Database) -> None:
     pool = make_pool(database)
     first = send(pool, b"1")
     database.end_conversation(far_handle(database, first), error=(500, "no more"))
-    second = send(pool, b"2")  # before anybody has answered
+    second = send(pool, b"2")  # before an answer
     assert second != first
     assert pool.answer() == 1
     (error,) = pool.errors()
@@ -152,14 +152,14 @@ def test_only_the_last_thousand_errors_are_kept(database: sb.Database) -> None:
     assert (len(kept), kept[-1].code) == (1000, 1002)
 
 
-def test_a_conversation_that_is_gone_is_replaced(database: sb.Database) -> None:
+def test_a_removed_conversation_is_replaced(database: sb.Database) -> None:
     pool = make_pool(database)
     first = send(pool, b"1")
     database.end_conversation(first, cleanup=True)
     assert send(pool, b"2") != first
 
 
-def test_what_is_rolled_back_leaves_no_conversation(database: sb.Database) -> None:
+def test_a_rollback_leaves_no_conversation(database: sb.Database) -> None:
     pool = make_pool(database)
     with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
         gone = pool.send(transaction, ORDER, b"1", key="k")
@@ -167,7 +167,7 @@ def test_what_is_rolled_back_leaves_no_conversation(database: sb.Database) -> No
     assert send(pool, b"2") != gone
 
 
-def test_a_reply_is_left_in_the_queue_and_said(database: sb.Database) -> None:
+def test_a_reply_stays_in_the_queue_and_is_logged(database: sb.Database) -> None:
     pool = make_pool(database)
     handle = send(pool, b"1")
     database.send(far_handle(database, handle), MARK)
@@ -194,13 +194,13 @@ def test_refusals(database: sb.Database) -> None:
         sb.ConversationPool(database, "//nowhere", STOCK).answer()
 
 
-def test_what_was_noted_by_a_process_that_died_is_answered(database: sb.Database, clock: Clock) -> None:
+def test_answers_stored_by_a_crashed_process_are_handled(database: sb.Database, clock: Clock) -> None:
     pool = make_pool(database, seconds=1)
     handle = send(pool, b"1")
     clock.jump(seconds=2)
     with database.transaction() as transaction:
         pool.note(transaction, transaction.receive(ORDERS_QUEUE))
-    assert pool.answer() == 0  # an empty queue, and an ended stream all the same
+    assert pool.answer() == 0  # the queue is empty, but the stream was ended
     assert send(pool, b"2") != handle
     drain(database)
     assert pool.answer() == 1
@@ -225,10 +225,10 @@ def test_a_pool_spreads_over_a_second_target_that_appears(fresh_instance: sb.Ins
 
 
 @pytest.mark.parametrize("keys", [1, 3])
-def test_under_load_nothing_is_lost_and_nothing_comes_after_the_end(
+def test_under_load_no_message_is_lost_or_follows_the_end(
     fresh_database: sb.Database, clock: Clock, request: pytest.FixtureRequest, keys: int
 ) -> None:
-    """Recycled every few milliseconds, by timer and by number, while three threads send with the same keys."""
+    """Conversations are replaced every few milliseconds, by timer and number, while three threads use the same keys."""
     database, senders = fresh_database, 3
     total = request.config.option.pool_messages
     tolerate_rollbacks(database)
@@ -282,5 +282,8 @@ def test_under_load_nothing_is_lost_and_nothing_comes_after_the_end(
     assert pool.errors() == []
     clock.jump(hours=1)
     pool.answer()
-    left = leftovers(database).keys() - {"conversation_endpoints", "conversation_groups"}  # closed targets stay a while
+    left = leftovers(database).keys() - {
+        "conversation_endpoints",
+        "conversation_groups",
+    }  # closed targets are kept for a while
     assert not left

@@ -43,7 +43,7 @@ def priority_of(database: sb.Database, handle: UUID) -> int:
 @pytest.mark.both_faces
 @pytest.mark.feature(31, 195)
 def test_the_best_match_of_eight(database: sb.Database) -> None:
-    """Contract before local service before remote service; every one is dropped in its turn."""
+    """Contract, then local service, then remote service decide. The best priority is dropped in each step."""
     assert priority_of(database, begin(database)) == 5
     for level, name in enumerate(["ANY", "R", "L", "LR", "C", "CR", "CL", "CLR"], 1):
         database.create_broker_priority(
@@ -67,8 +67,8 @@ def test_the_best_match_of_eight(database: sb.Database) -> None:
     list(itertools.pairwise(["CLR", "CL", "CR", "C", "LR", "L", "R", ""])),
     ids=lambda one: one or "none",
 )
-def test_each_criterion_that_is_met_goes_before_the_next(database: sb.Database, better: str, worse: str) -> None:
-    """On the target's side, whose local service is the target; whichever of the two was made first."""
+def test_each_criterion_precedes_the_next(database: sb.Database, better: str, worse: str) -> None:
+    """For the target, whose local service is the target service, and in either order of creation."""
     for first, second in ((better, worse), (worse, better)):
         for level, criteria in ((3, first), (8, second)):
             database.create_broker_priority(
@@ -87,8 +87,8 @@ def test_each_criterion_that_is_met_goes_before_the_next(database: sb.Database, 
 
 
 @pytest.mark.feature(195)
-def test_what_does_not_match_gives_nothing(database: sb.Database) -> None:
-    """Names are compared byte by byte; a better rule that misses by one criterion leaves the others to decide."""
+def test_a_priority_that_does_not_match_is_ignored(database: sb.Database) -> None:
+    """Names are compared byte by byte. A more specific priority that differs in one criterion does not apply."""
     database.create_service("//test/stock", STOCK_QUEUE, [CONTRACT])
     database.create_broker_priority("Case", remote_service_name=STOCK.lower(), priority_level=9)
     database.create_broker_priority("Contract", contract_name="DEFAULT", remote_service_name=STOCK, priority_level=8)
@@ -103,8 +103,8 @@ def test_what_does_not_match_gives_nothing(database: sb.Database) -> None:
 
 @pytest.mark.both_faces
 @pytest.mark.feature(196)
-def test_an_endpoint_keeps_the_priority_that_it_began_with(database: sb.Database) -> None:
-    """Messages show the priority in the queue, in the transmission queue and in RECEIVE."""
+def test_an_endpoint_keeps_its_initial_priority(database: sb.Database) -> None:
+    """The queue, the transmission queue and RECEIVE show the priority of messages."""
     database.create_broker_priority("P", contract_name=CONTRACT, priority_level=7)
     initiator, target = open_dialog(database)
     waits = begin(database, "//test/Nowhere")
@@ -125,7 +125,9 @@ def test_an_endpoint_keeps_the_priority_that_it_began_with(database: sb.Database
     text = "select priority from sys.transmission_queue where conversation_handle = %s"
     assert query(database, text, waits) == [(7,)]
     database.create_service("//test/Nowhere", STOCK_QUEUE, [CONTRACT])
-    assert [message.priority for message in database.receive(STOCK_QUEUE)] == [5]  # the target's own, that begins now
+    assert [message.priority for message in database.receive(STOCK_QUEUE)] == [
+        5
+    ]  # the target's priority, because its endpoint begins now
 
 
 @pytest.mark.feature(72)
@@ -146,33 +148,33 @@ def test_each_side_has_its_own_priority_and_receive_follows_it(database: sb.Data
 
 
 def levels_of(database: sb.Database, queue: str) -> list[tuple[str, int]]:
-    """Receive everything, and return the type and the priority of each message."""
+    """Receive all messages, and return the type and the priority of each."""
     messages = database.receive(queue)
     return [(message.message_type_name.rpartition("/")[2], message.priority) for message in messages]
 
 
 @pytest.mark.both_faces
 @pytest.mark.feature(72)
-@pytest.mark.parametrize("way", ["one", "again", "several", "batch", "pipeline", "parked", "began"])
-def test_a_message_has_the_priority_of_the_side_that_receives_it(database: sb.Database, way: str) -> None:
-    """In both directions, however it is sent: each side has a level of its own."""
+@pytest.mark.parametrize("kind_of_send", ["one", "again", "several", "batch", "pipeline", "parked", "began"])
+def test_a_message_has_the_priority_of_the_side_that_receives_it(database: sb.Database, kind_of_send: str) -> None:
+    """For every kind of SEND in both directions. Each side has its own level."""
     database.create_broker_priority("Near", local_service_name=ORDERS, priority_level=8)
     database.create_broker_priority("Far", local_service_name=STOCK, priority_level=3)
-    initiator, target = open_dialog(database) if way != "began" else (None, None)
+    initiator, target = open_dialog(database) if kind_of_send != "began" else (None, None)
 
     def send(handle: UUID, kind: str) -> None:
-        if way == "several":
+        if kind_of_send == "several":
             database.send([handle], kind, b"x")
-        elif way == "batch":
+        elif kind_of_send == "batch":
             database.send_batch(handle, kind, [b"x"])
-        elif way == "pipeline":
+        elif kind_of_send == "pipeline":
             with database.transaction() as transaction, transaction.pipeline() as pipeline:
                 transaction.send(handle, kind, b"x")
             assert len(pipeline.numbers) == 1
         else:
             database.send(handle, kind, b"x")
 
-    if way == "began":  # with BEGIN DIALOG in one statement, and answered in a transaction
+    if kind_of_send == "began":  # sent with BEGIN DIALOG in one statement, and answered in a transaction
         with database.transaction() as transaction:
             initiator = begin(transaction)
             transaction.send(initiator, ORDER, b"x")
@@ -184,13 +186,13 @@ def test_a_message_has_the_priority_of_the_side_that_receives_it(database: sb.Da
         assert levels_of(database, ORDERS_QUEUE) == [("Reply", 8)]
     assert initiator is not None
     assert target is not None
-    if way == "parked":
+    if kind_of_send == "parked":
         for queue in (ORDERS_QUEUE, STOCK_QUEUE):
             database.alter_queue(queue, status=False)
-    for _ in range(1 + (way == "again")):
+    for _ in range(1 + (kind_of_send == "again")):
         send(initiator, ORDER)
         send(target, REPLY)
-    if way == "parked":
+    if kind_of_send == "parked":
         for queue in (ORDERS_QUEUE, STOCK_QUEUE):
             database.alter_queue(queue, status=True)
     assert set(levels_of(database, STOCK_QUEUE)) == {("Order", 3)}
@@ -202,8 +204,8 @@ def test_a_message_has_the_priority_of_the_side_that_receives_it(database: sb.Da
 
 @pytest.mark.both_faces
 @pytest.mark.feature(72)
-def test_what_a_side_is_told_by_the_broker_has_its_own_priority(database: sb.Database, clock: Clock) -> None:
-    """Errors of the broker and of the other side, timers, and the end of the lifetime."""
+def test_messages_of_the_broker_have_the_receivers_priority(database: sb.Database, clock: Clock) -> None:
+    """Errors of the broker and of the peer, timers, and expired lifetimes."""
     database.create_broker_priority("Near", local_service_name=ORDERS, priority_level=8)
     database.create_broker_priority("Far", local_service_name=STOCK, priority_level=3)
     initiator, _ = open_dialog(database)
@@ -226,16 +228,14 @@ def test_what_a_side_is_told_by_the_broker_has_its_own_priority(database: sb.Dat
 
 
 @pytest.mark.feature(72)
-def test_groups_that_others_have_locked_hide_no_other_level(
-    database: sb.Database, seeded_random: random.Random
-) -> None:
-    """Random groups on levels side by side and apart, of which random ones are locked.
+def test_locked_groups_do_not_hide_other_levels(database: sb.Database, seeded_random: random.Random) -> None:
+    """Random groups on adjacent and distant levels, of which random ones are locked.
 
     Every form of RECEIVE gets the free groups from the highest level to the lowest, by the arrival of their first
     message.
     """
     tolerate_rollbacks(database)
-    groups: dict[UUID, int] = {}  # with their levels, in the order of arrival
+    groups: dict[UUID, int] = {}  # groups with their levels, in the order of arrival
     database.create_broker_priority("P", local_service_name=STOCK)
     for _ in range(14):
         level = seeded_random.choice([1, 4, 5, 6, 9, 10])

@@ -34,7 +34,7 @@ from support import (
 
 
 def size(database: sb.Database) -> int:
-    """Bytes of the files of the target's queue."""
+    """Return the size of the files of the target's queue in bytes."""
     number = queue_number(database, STOCK_QUEUE)
     found: int = query(database, "select pg_total_relation_size(%s::regclass)", f"servicebroker.queue_{number}")[0][0]
     return found
@@ -62,10 +62,10 @@ def drain(database: sb.Database) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.feature(211)
-def test_ten_times_through_a_queue_leaves_it_small(
+def test_a_queue_stays_small_after_many_messages(
     database: sb.Database, clock: Clock, request: pytest.FixtureRequest
 ) -> None:
-    """Also while an old transaction keeps vacuum from removing anything."""
+    """Also while an old transaction prevents vacuum from removing rows."""
     messages = request.config.getoption("--space-messages")
     with psycopg.connect(database.instance.url) as old, database.instance.connection() as connection:
         old.execute("set transaction isolation level repeatable read")
@@ -85,7 +85,7 @@ def test_ten_times_through_a_queue_leaves_it_small(
 
 @pytest.mark.slow
 @pytest.mark.feature(211)
-def test_the_background_gives_back_what_this_process_has_drained(make_instance_url: Callable[..., str]) -> None:
+def test_upkeep_returns_the_space_of_a_drained_queue(make_instance_url: Callable[..., str]) -> None:
     with sb.open(make_instance_url(1), upkeep=3600) as instance:
         database = standard_database(instance)
         fill(database, 20_000)
@@ -109,13 +109,13 @@ def test_a_queue_with_a_message_or_a_user_keeps_its_table(database: sb.Database)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
     with database.transaction() as looker:
         assert looker.receive(STOCK_QUEUE) == []
-        assert not give_back(database)  # the table is open there
+        assert not give_back(database)  # another session uses the table
     assert give_back(database)
     database.send(handle, ORDER, b"3")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"3"]
 
 
-def test_a_queue_that_cannot_be_searched_in_time_holds_up_no_other(
+def test_a_queue_whose_search_times_out_does_not_block_others(
     fresh_database: sb.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = fresh_database
@@ -136,14 +136,14 @@ def test_a_queue_that_cannot_be_searched_in_time_holds_up_no_other(
 
 
 def test_the_first_message_of_all(database: sb.Database) -> None:
-    """The number of arrival that is drawn first counts, too."""
+    """The first arrival number is counted, too."""
     assert give_back(database)
     database.send(begin(database), ORDER, b"1")
     assert not give_back(database)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
 
 
-def test_a_waiting_reader_and_a_pipeline_do_not_notice(database: sb.Database) -> None:
+def test_a_waiting_reader_and_a_pipeline_are_not_disturbed(database: sb.Database) -> None:
     handle = begin(database)
     waiting = in_thread(database.receive, STOCK_QUEUE, wait=30)
     number = queue_number(database, STOCK_QUEUE)
@@ -160,8 +160,8 @@ def test_a_waiting_reader_and_a_pipeline_do_not_notice(database: sb.Database) ->
         pipeline.execute("select pg_advisory_unlock(%s, %s)", (locks.PIPELINE_QUEUE, number))
 
 
-def test_giving_back_waits_for_nobody_and_nobody_for_it(database: sb.Database) -> None:
-    """Not even behind somebody else's wish for the table."""
+def test_returning_space_never_blocks(database: sb.Database) -> None:
+    """Not even behind another session that waits for a lock on the table."""
     with psycopg.connect(database.instance.url) as looker:
         looker.execute(f"select from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}".encode())
         rebuild = in_thread(database.alter_queue, STOCK_QUEUE, rebuild=True)
@@ -182,8 +182,8 @@ def give_back_alone(database: sb.Database) -> bool:
 
 
 @pytest.mark.slow
-def test_giving_back_among_readers_and_senders(database: sb.Database, seeded_random: random.Random) -> None:
-    """The queue is empty again and again: no message goes with the table."""
+def test_returning_space_among_readers_and_senders(database: sb.Database, seeded_random: random.Random) -> None:
+    """The queue becomes empty repeatedly. No message is lost with the truncated table."""
     done = threading.Event()
     handles = [begin(database) for _ in range(4)]
     taken: list[list[sb.Message]] = [[] for _ in range(3)]
@@ -191,7 +191,7 @@ def test_giving_back_among_readers_and_senders(database: sb.Database, seeded_ran
     sent: list[int] = []
 
     def send(seed: float) -> None:
-        """A hundred, and more until the queue was found empty once."""
+        """Send 100 messages, and more until the queue was empty once."""
         choice = random.Random(seed)
         for number in range(2_000):
             if number >= 100 and any(given_back):

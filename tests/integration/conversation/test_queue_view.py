@@ -27,7 +27,7 @@ from support import ORDER, STOCK_QUEUE, begin, bodies, query
         "copy {} from stdin",
     ],
 )
-def test_it_refuses_to_be_written(database: sb.Database, statement: str, name: str, empty: bool) -> None:
+def test_the_view_refuses_writes(database: sb.Database, statement: str, name: str, empty: bool) -> None:
     if name != STOCK_QUEUE:
         database.create_queue("Sales.[With [x]] \"and\" 'y']")
     elif not empty:
@@ -49,7 +49,7 @@ def test_it_refuses_to_be_written(database: sb.Database, statement: str, name: s
 
 
 @pytest.mark.feature(17)
-def test_it_is_read_in_the_same_transaction(database: sb.Database) -> None:
+def test_the_view_is_read_in_the_same_transaction(database: sb.Database) -> None:
     view = f"{database.name.lower()}_dbo.stockqueue"
     with database.transaction() as transaction:
         transaction.send(

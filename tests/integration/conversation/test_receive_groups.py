@@ -1,4 +1,4 @@
-"""RECEIVE from many conversation groups: the chosen groups, their order, and the messages that remain."""
+"""RECEIVE from many conversation groups: the chosen groups, their order, and the remaining messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support import (
 pytestmark = pytest.mark.both_faces
 
 
-def test_messages_of_the_oldest_groups_come_one_group_after_the_other(database: sb.Database) -> None:
+def test_messages_are_returned_group_by_group_from_the_oldest(database: sb.Database) -> None:
     handles = [begin(database) for _ in range(5)]
     for number in range(3):
         for place, handle in enumerate(handles):
@@ -40,7 +40,7 @@ def test_messages_of_the_oldest_groups_come_one_group_after_the_other(database: 
     assert database.receive(STOCK_QUEUE, groups=10) == []
 
 
-def test_groups_that_others_hold_are_left_out_and_come_back_with_a_rollback(database: sb.Database) -> None:
+def test_locked_groups_are_skipped_and_returned_after_a_rollback(database: sb.Database) -> None:
     for number in range(4):
         begin_with(database, b"%d" % number)
     with undone(database) as transaction:
@@ -49,7 +49,7 @@ def test_groups_that_others_hold_are_left_out_and_come_back_with_a_rollback(data
     assert bodies(database.receive(STOCK_QUEUE, groups=9)) == [b"0", b"1"]
 
 
-def test_the_same_transaction_goes_on_in_its_groups(database: sb.Database) -> None:
+def test_the_same_transaction_continues_in_its_groups(database: sb.Database) -> None:
     handles = [begin_with(database, b"a%d" % number, b"b%d" % number) for number in range(3)]
     with database.transaction() as transaction:
         assert bodies(transaction.receive(STOCK_QUEUE, top=1, groups=2)) == [b"a0", b"a1"]
@@ -57,7 +57,7 @@ def test_the_same_transaction_goes_on_in_its_groups(database: sb.Database) -> No
     assert bodies(database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handles[2]))) == [b"b2"]
 
 
-def test_priorities_go_first_and_a_group_has_messages_of_several(database: sb.Database) -> None:
+def test_higher_priorities_are_first_and_may_share_a_group(database: sb.Database) -> None:
     database.create_broker_priority("high", contract_name=CONTRACT, local_service_name=STOCK, priority_level=9)
     high = begin_with(database, b"high")
     database.drop_broker_priority("high")
@@ -88,7 +88,7 @@ def test_retention_keeps_the_messages_of_all_groups(database: sb.Database) -> No
     assert sorted(kept) == [(b"0",), (b"1",), (b"2",)]
 
 
-def test_one_body_for_many_leaves_nothing(database: sb.Database) -> None:
+def test_a_shared_body_is_removed(database: sb.Database) -> None:
     handles = [begin_with(database, b"first") for _ in range(3)]
     assert len(database.receive(STOCK_QUEUE, groups=3)) == 3
     database.send(handles, ORDER, b"x" * 20_000)
@@ -96,13 +96,13 @@ def test_one_body_for_many_leaves_nothing(database: sb.Database) -> None:
     assert query(database, "select count(*) from servicebroker.shared_bodies") == [(0,)]
 
 
-def test_a_reader_of_many_groups_waits_as_every_other(database: sb.Database) -> None:
+def test_a_reader_of_many_groups_can_wait(database: sb.Database) -> None:
     handle = begin(database)
     threading.Timer(0.3, lambda: database.send(handle, ORDER, b"late")).start()
     assert bodies(database.receive(STOCK_QUEUE, groups=50, wait=20)) == [b"late"]
 
 
-def test_messages_of_a_long_queue_are_looked_for_by_pages(database: sb.Database) -> None:
+def test_a_long_queue_is_searched_by_pages(database: sb.Database) -> None:
     crowd = begin(database)
     database.send_batch(crowd, ORDER, [b"crowd"] * 300)
     for number in range(3):

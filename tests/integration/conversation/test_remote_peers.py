@@ -1,4 +1,4 @@
-"""SEND and END towards a peer in another instance: one statement each, with the outcome of the single steps."""
+"""SEND and END towards a peer in another instance: each is one statement with the result of the single steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BOTH_HERE = (
     "where conversation_handle = %(handle)s"
 )
 
-# Changes of an endpoint with a peer in another instance before its END. True: that END is one statement.
+# changes of an endpoint with a remote peer before END; True if the END is still one statement
 CASES: dict[str, tuple[list[str], bool]] = {
     "conversing": ([], True),
     "conversing, secured": ([_ENDPOINT.format("security = 'F'")], True),
@@ -71,7 +71,7 @@ CASES: dict[str, tuple[list[str], bool]] = {
 
 @pytest.fixture
 def remote(database: sb.Database) -> UUID:
-    """Return a conversation that has left the instance, with two messages in the transmission queue."""
+    """A conversation with a remote target, with two messages in the transmission queue."""
     database.create_route("out", address="TCP://localhost:24022", service_name=AWAY)
     handle = database.begin_dialog(ORDERS, AWAY, contract=CONTRACT, encryption=False)
     database.send_batch(handle, ORDER, [b"1", b"2"])
@@ -80,8 +80,8 @@ def remote(database: sb.Database) -> UUID:
     return handle
 
 
-def _left(connection: Any) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the rows that an END may change, without what is drawn anew for each row."""
+def _read_rows(connection: Any) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows that an END may change, without random values."""
     texts = {
         "endpoints": "select to_jsonb(e) - 'security_timestamp' - 'last_stamp', security_timestamp is null "
         "from servicebroker.conversation_endpoints e order by conversation_handle",
@@ -93,7 +93,7 @@ def _left(connection: Any) -> dict[str, list[tuple[Any, ...]]]:
     return {name: connection.execute(text).fetchall() for name, text in texts.items()}
 
 
-def test_an_end_in_one_statement_leaves_what_its_steps_leave(database: sb.Database, remote: UUID) -> None:
+def test_an_end_in_one_statement_writes_the_rows_of_its_steps(database: sb.Database, remote: UUID) -> None:
     queue_id = queue_number(database, ORDERS_QUEUE)
     messages = f"select count(*) from servicebroker.queue_{queue_id}"
     now = database.instance.clock()
@@ -112,7 +112,7 @@ def test_an_end_in_one_statement_leaves_what_its_steps_leave(database: sb.Databa
                 except BrokerError as refused:
                     found.append(refused.number)
                 else:
-                    found.append([_left(tx.connection), tx.connection.execute(messages).fetchall()])
+                    found.append([_read_rows(tx.connection), tx.connection.execute(messages).fetchall()])
                 tx.connection.rollback()
         if is_one_statement:
             assert found[0] == found[1], name
@@ -126,8 +126,8 @@ _FROM_AFAR = (
 )
 
 
-def test_an_answer_and_its_end_are_a_statement_each(database: sb.Database) -> None:
-    """The first conversation of its service and contract teaches the way, and one that is another way is no harm."""
+def test_an_answer_and_its_end_are_one_statement_each(database: sb.Database) -> None:
+    """The first conversation of a service and contract fills the cache. One with another target still works."""
     for _ in range(4):
         begin_with(database, b"x")
     with database.instance.connection() as connection:

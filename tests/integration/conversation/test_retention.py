@@ -49,7 +49,7 @@ def database(fresh_database: sb.Database) -> Iterator[sb.Database]:
     for queue in (ORDERS_QUEUE, STOCK_QUEUE):
         fresh_database.alter_queue(queue, retention=True)
     yield fresh_database
-    # An ended conversation has no retained message.
+    # no retained message of an ended conversation
     strays = [
         row
         for queue in (ORDERS_QUEUE, STOCK_QUEUE)
@@ -71,7 +71,7 @@ def rows(database: sb.Database, queue: str = STOCK_QUEUE, handle: UUID | None = 
     return query(database, text, handle, handle)
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- retained messages
 
 
 @pytest.mark.feature(55, 74, 198)
@@ -89,9 +89,9 @@ def test_received_messages_stay_with_status_0_and_sent_copies_with_3(database: s
     assert bodies(database.receive(STOCK_QUEUE)) == [b"three"]
     assert sorted(rows(database)) == [(0, 0, b"one"), (0, 1, b"two"), (0, 2, b"three"), (3, 0, b"reply")]
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"reply"]
-    assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []  # only SELECT sees them
+    assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []  # only SELECT shows them
     assert database.get_conversation_group(STOCK_QUEUE) is None
-    # each side's END takes its own
+    # END removes the copies of its side
     database.end_conversation(target)
     assert rows(database) == []
     assert {status for status, _, _ in rows(database, ORDERS_QUEUE)} == {0, 1, 3}  # 1: the EndDialog
@@ -117,7 +117,7 @@ def test_a_copy_has_all_the_columns_of_a_queue(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(198)
-def test_timers_errors_and_empty_bodies_are_kept_too(database: sb.Database, clock: Clock) -> None:
+def test_timers_errors_and_empty_bodies_are_retained(database: sb.Database, clock: Clock) -> None:
     initiator, target = open_dialog(database)
     database.send(initiator, MARK)
     database.begin_conversation_timer(target, 1)
@@ -132,7 +132,7 @@ def test_timers_errors_and_empty_bodies_are_kept_too(database: sb.Database, cloc
 
 
 @pytest.mark.feature(198)
-def test_the_option_is_made_altered_and_shown(fresh_database: sb.Database) -> None:
+def test_the_option_is_set_altered_and_shown(fresh_database: sb.Database) -> None:
     database = fresh_database
 
     def shown() -> dict[str, int]:
@@ -146,7 +146,7 @@ def test_the_option_is_made_altered_and_shown(fresh_database: sb.Database) -> No
     database.send(handle, ORDER, b"x")
     database.receive("Keeps")
     assert rows(database, "Keeps") == [(0, 0, b"x")]
-    assert rows(database, ORDERS_QUEUE) == []  # the option is that of each queue
+    assert rows(database, ORDERS_QUEUE) == []  # each queue has its own option
     for wrong in (1, "ON"):
         with refused(402, "RETENTION"):
             database.alter_queue("Keeps", retention=wrong)  # type: ignore[arg-type]
@@ -159,8 +159,8 @@ def test_the_option_is_made_altered_and_shown(fresh_database: sb.Database) -> No
 
 
 @pytest.mark.feature(55, 198)
-def test_switched_on_under_conversations_that_have_sent_already(fresh_database: sb.Database) -> None:
-    """The client may have cached the one-statement way; after the option is off, retained messages stay to the end."""
+def test_retention_enabled_for_conversations_that_have_sent(fresh_database: sb.Database) -> None:
+    """The client may have cached a target without RETENTION. Disabled again, retained messages stay until END."""
     database = fresh_database
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"before")
@@ -180,8 +180,10 @@ def test_switched_on_under_conversations_that_have_sent_already(fresh_database: 
     assert rows(database) == rows(database, ORDERS_QUEUE) == []
 
 
-def test_a_queue_without_the_option_pays_nothing(fresh_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SEND to and RECEIVE beside a queue that retains are one statement, on a way that is known."""
+def test_a_queue_without_retention_has_no_further_statements(
+    fresh_database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SEND to a queue with RETENTION, and RECEIVE from another queue, stay one statement with a cached target."""
     database = fresh_database
     initiator, _ = open_dialog(database)
     database.alter_queue(STOCK_QUEUE, retention=True)
@@ -202,7 +204,7 @@ def test_a_queue_without_the_option_pays_nothing(fresh_database: sb.Database, mo
     assert [text for text in statements if "retained_" in text] == []
 
 
-# ---------------------------------------------------------------- 9618 and SENDs that go other ways
+# ---------------------------------------------------------------- 9618, and other kinds of SEND
 
 
 @pytest.mark.feature(55)
@@ -218,7 +220,7 @@ def test_a_send_from_a_queue_that_is_off_is_refused(database: sb.Database) -> No
     with refused(9618):
         database.send([target, initiator], DOCUMENT, b"<x/>")
     assert database.receive(STOCK_QUEUE) == []
-    database.send(target, REPLY, b"y")  # its own queue is on: the reply waits
+    database.send(target, REPLY, b"y")  # the sender's queue is enabled: the reply waits
     assert (3, 0, b"y") in rows(database)
     database.alter_queue(ORDERS_QUEUE, retention=False)
     database.send(initiator, ORDER, b"x")
@@ -229,7 +231,7 @@ def test_a_send_from_a_queue_that_is_off_is_refused(database: sb.Database) -> No
 
 
 @pytest.mark.feature(55, 198)
-def test_what_waits_fails_or_is_for_nobody_has_its_copy(database: sb.Database) -> None:
+def test_waiting_and_undeliverable_messages_are_retained(database: sb.Database) -> None:
     waiting = begin(database, "//nobody")
     database.send(waiting, ORDER, b"waits")
     assert rows(database, ORDERS_QUEUE, waiting) == [(3, 0, b"waits")]
@@ -267,7 +269,7 @@ def test_copies_of_a_multicast_share_its_body(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(198)
-def test_rollback_and_savepoints_give_the_message_back(database: sb.Database) -> None:
+def test_rollbacks_return_the_message(database: sb.Database) -> None:
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"x")
     before = rows(database), rows(database, ORDERS_QUEUE)
@@ -286,7 +288,7 @@ def test_rollback_and_savepoints_give_the_message_back(database: sb.Database) ->
 
 @pytest.mark.feature(198)
 @pytest.mark.parametrize("where", ["handle", "group"])
-def test_both_forms_of_where_retain(database: sb.Database, where: str) -> None:
+def test_receive_where_retains(database: sb.Database, where: str) -> None:
     initiator, target = open_dialog(database)
     database.send_batch(initiator, ORDER, [b"x", b"y"])
     wanted: dict[str, Any] = {
@@ -298,7 +300,7 @@ def test_both_forms_of_where_retain(database: sb.Database, where: str) -> None:
 
 
 @pytest.mark.feature(198)
-def test_moved_conversations_and_services_take_along_what_is_kept(database: sb.Database) -> None:
+def test_retained_messages_follow_moved_conversations_and_services(database: sb.Database) -> None:
     first, second = open_dialog(database)[1], open_dialog(database)[1]
     group = group_of(database, second)
     database.move_conversation(first, group)
@@ -312,12 +314,12 @@ def test_moved_conversations_and_services_take_along_what_is_kept(database: sb.D
     assert rows(database, "New") == []
 
 
-# ---------------------------------------------------------------- what takes the copies away
+# ---------------------------------------------------------------- removal of copies
 
 
 @pytest.mark.feature(198)
 @pytest.mark.parametrize("how", ["plain", "error", "cleanup", "after the peer", "never delivered"])
-def test_end_removes_what_was_kept(database: sb.Database, clock: Clock, how: str) -> None:
+def test_end_removes_retained_messages(database: sb.Database, clock: Clock, how: str) -> None:
     initiator, target = open_dialog(database)
     other = open_dialog(database)[0]
     database.send(target, REPLY, b"reply")
@@ -354,7 +356,7 @@ def test_an_expired_conversation_keeps_them_until_its_end(database: sb.Database,
 
 @pytest.mark.feature(198)
 @pytest.mark.parametrize("how", ["new broker", "drop service", "drop queue"])
-def test_what_drops_conversations_drops_what_was_kept(database: sb.Database, how: str) -> None:
+def test_dropped_conversations_lose_their_retained_messages(database: sb.Database, how: str) -> None:
     initiator, target = open_dialog(database)
     database.send([initiator, begin(database)], ORDER, b"shared")
     database.receive(STOCK_QUEUE, conversation_handle=target)
@@ -368,14 +370,14 @@ def test_what_drops_conversations_drops_what_was_kept(database: sb.Database, how
         ((number,),) = query(database, "select queue_id from servicebroker.queues where name = %s", STOCK_QUEUE)
         database.drop_queue(STOCK_QUEUE)
         assert query(database, "select relname from pg_class where relname like %s", f"%\\_{number}%") == []
-        database.create_queue(STOCK_QUEUE)  # for the look at the end
+        database.create_queue(STOCK_QUEUE)  # for the query at the end
     database.drop_service(ORDERS)
     assert leftovers(database) == {}
 
 
 @pytest.mark.feature(198)
-def test_a_queue_that_poison_has_switched_off_keeps_its_messages(database: sb.Database) -> None:
-    """Rolled back five times: the message is ready again, and not among what was received."""
+def test_a_queue_disabled_by_poison_messages_keeps_its_messages(database: sb.Database) -> None:
+    """After five rollbacks the message is ready to be received, and not retained."""
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"poison")
     for _ in range(5):
@@ -388,13 +390,13 @@ def test_a_queue_that_poison_has_switched_off_keeps_its_messages(database: sb.Da
         database.send(target, REPLY, b"x")
 
 
-# ---------------------------------------------------------------- many at once
+# ---------------------------------------------------------------- concurrency
 
 
 @pytest.mark.slow
 @pytest.mark.feature(198)
-def test_senders_readers_and_ends_at_once(database: sb.Database, seeded_random: random.Random) -> None:
-    """With rollbacks, and the option going on and off: nothing is left when all conversations have ended."""
+def test_concurrent_senders_readers_and_ends(database: sb.Database, seeded_random: random.Random) -> None:
+    """With rollbacks, and RETENTION toggled: no row remains when all conversations have ended."""
     tolerate_rollbacks(database)
     done = threading.Event()
     dialogs = [open_dialog(database) for _ in range(6)]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.both_faces
 DIALOG = BeginDialog(ORDERS, STOCK, contract=CONTRACT)
 
 
-def test_each_verb_is_run_as_a_value(database: sb.Database) -> None:
+def test_each_verb_is_run_as_an_operation(database: sb.Database) -> None:
     handle, other = database.run(DIALOG), database.run(DIALOG)
     assert database.run(operations.Send(handle, ORDER, b"a")) == 0
     assert database.run(operations.SendBatch(handle, ORDER, [b"b", b"c"])) == 1
@@ -36,12 +36,12 @@ def test_each_verb_is_run_as_a_value(database: sb.Database) -> None:
         database.run(EndConversation(handle))
 
 
-def test_a_transaction_runs_values_too(database: sb.Database) -> None:
+def test_a_transaction_runs_operations(database: sb.Database) -> None:
     handle = begin(database)
     with database.transaction() as transaction:
         assert transaction.run(operations.Send(handle, ORDER, b"a")) == 0
         with transaction.pipeline():
-            assert transaction.run(operations.Send(handle, ORDER, b"b")) == 0  # its place in the block
+            assert transaction.run(operations.Send(handle, ORDER, b"b")) == 0  # the index of the failed operation
     with database.transaction() as transaction:
         assert len(transaction.run(operations.Receive(STOCK_QUEUE))) == 2
 
@@ -57,7 +57,7 @@ def test_a_database_runs_administration_and_a_transaction_does_not(database: sb.
 
 
 @pytest.mark.parametrize("wrong", [None, "send", BeginDialog, {"handle": 1}], ids=repr)
-def test_what_is_no_operation_is_refused(database: sb.Database, wrong: Any) -> None:
+def test_a_value_that_is_no_operation_is_refused(database: sb.Database, wrong: Any) -> None:
     with refused(402, "operation"):
         database.run(wrong)
     with database.transaction() as transaction, refused(402, "operation"):

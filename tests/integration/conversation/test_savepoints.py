@@ -39,7 +39,7 @@ from support import (
 pytestmark = pytest.mark.both_faces
 
 
-def held(database: sb.Database) -> int:
+def count_locks(database: sb.Database) -> int:
     """Return the number of held group locks in this PostgreSQL database."""
     text = (
         "select count(*) from pg_locks where locktype = 'advisory' and classid = %s and granted "
@@ -48,59 +48,61 @@ def held(database: sb.Database) -> int:
     return int(query(database, text, locks.CONVERSATION_GROUP)[0][0])
 
 
-def undo_receive(transaction: sb.JoinedTransaction, how: str) -> list[sb.Message]:
-    """RECEIVE under a savepoint that is rolled back."""
-    if how == "savepoint":
+def undo_receive(transaction: sb.JoinedTransaction, kind: str) -> list[sb.Message]:
+    """Run RECEIVE in a savepoint that is rolled back, and return the messages."""
+    if kind == "savepoint":
         with suppress(Undo), transaction.savepoint():
-            found = transaction.receive(STOCK_QUEUE)
+            messages = transaction.receive(STOCK_QUEUE)
             raise Undo
-    elif how == "psycopg":
+    elif kind == "psycopg":
         with transaction.connection.transaction(force_rollback=True):
-            found = transaction.receive(STOCK_QUEUE)
-    elif how == "nested":
+            messages = transaction.receive(STOCK_QUEUE)
+    elif kind == "nested":
         with suppress(Undo), transaction.savepoint():
             with transaction.savepoint():
-                found = transaction.receive(STOCK_QUEUE)
+                messages = transaction.receive(STOCK_QUEUE)
             raise Undo
     else:
         transaction.connection.execute("savepoint a")
-        found = transaction.receive(STOCK_QUEUE)
+        messages = transaction.receive(STOCK_QUEUE)
         transaction.connection.execute("rollback to savepoint a")
-    return found
+    return messages
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.feature(68)
-@pytest.mark.parametrize("how", ["savepoint", "psycopg", "nested", "raw"])
+@pytest.mark.parametrize("kind", ["savepoint", "psycopg", "nested", "raw"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_savepoint_gives_the_messages_back_and_keeps_the_lock(database: sb.Database, how: str, end: str) -> None:
+def test_a_rolled_back_savepoint_returns_messages_and_keeps_the_lock(
+    database: sb.Database, kind: str, end: str
+) -> None:
     database.send_batch(begin(database), ORDER, [b"1", b"2"])
     with suppress(Undo), database.transaction() as transaction:
-        first = undo_receive(transaction, how)
+        first = undo_receive(transaction, kind)
         assert bodies(first) == [b"1", b"2"]
         assert query(database, f"select count(*) from {database.name}_dbo.stockqueue") == [(2,)]
         assert database.receive(STOCK_QUEUE) == []
         assert database.get_conversation_group(STOCK_QUEUE) is None
         assert transaction.receive(STOCK_QUEUE, top=1) == first[:1]
-        assert undo_receive(transaction, how) == first[1:]
+        assert undo_receive(transaction, kind) == first[1:]
         assert database.receive(STOCK_QUEUE) == []
         if end == "rollback":
             raise Undo
-    assert held(database) == 0
+    assert count_locks(database) == 0
     assert database.receive(STOCK_QUEUE) == (first if end == "rollback" else first[1:])
 
 
 @pytest.mark.feature(68)
-def test_a_released_savepoint_leaves_nothing(database: sb.Database) -> None:
+def test_a_released_savepoint_keeps_no_lock(database: sb.Database) -> None:
     database.send(begin(database), ORDER, b"1")
     with database.transaction() as transaction, transaction.savepoint():
         assert bodies(transaction.receive(STOCK_QUEUE)) == [b"1"]
-    assert held(database) == 0
+    assert count_locks(database) == 0
     assert not session_locks.may_keep_locks(transaction.connection)
     assert database.receive(STOCK_QUEUE) == []
 
 
-def test_without_a_savepoint_the_session_keeps_nothing(database: sb.Database) -> None:
+def test_without_a_savepoint_the_session_keeps_no_lock(database: sb.Database) -> None:
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"1")
     with database.transaction() as transaction:
@@ -129,8 +131,8 @@ def test_every_verb_that_locks_keeps_its_lock(database: sb.Database, verb: str) 
         with suppress(Undo), transaction.savepoint():
             do[verb]()
             raise Undo
-        assert held(database) == (2 if verb == "move" else 1)
-    assert held(database) == 0
+        assert count_locks(database) == (2 if verb == "move" else 1)
+    assert count_locks(database) == 0
 
 
 def test_a_savepoint_needs_a_transaction(database: sb.Database) -> None:
@@ -148,7 +150,7 @@ def test_a_savepoint_needs_a_transaction(database: sb.Database) -> None:
 @pytest.mark.parametrize("autocommit", [True, False])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("then", ["verb", "other statements", "release", "close"])
-def test_a_joined_connection_gives_the_lock_back(database: sb.Database, autocommit: bool, end: str, then: str) -> None:
+def test_a_joined_connection_releases_the_lock(database: sb.Database, autocommit: bool, end: str, then: str) -> None:
     database.send(begin(database), ORDER, b"1")
     with connect(database.instance, autocommit=autocommit) as connection:
         joined = database.join(connection)
@@ -158,7 +160,7 @@ def test_a_joined_connection_gives_the_lock_back(database: sb.Database, autocomm
             joined.release_locks()
         assert database.receive(STOCK_QUEUE) == []
         connection.execute(end)
-        assert held(database) == 1  # the end of the transaction is not known yet
+        assert count_locks(database) == 1  # the end of the transaction is not detected yet
         if then == "other statements":
             connection.execute("begin" if autocommit else "select 1")
             connection.execute("select 1")
@@ -171,9 +173,9 @@ def test_a_joined_connection_gives_the_lock_back(database: sb.Database, autocomm
             assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         else:
             connection.close()
-            eventually(lambda: held(database) == 0)
+            eventually(lambda: count_locks(database) == 0)
         if not connection.closed:
-            assert held(database) == 0
+            assert count_locks(database) == 0
             connection.execute("rollback")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
 
@@ -188,7 +190,7 @@ def test_a_joined_transaction_keeps_its_lock_over_several_verbs(database: sb.Dat
             assert database.receive(STOCK_QUEUE) == []
         connection.commit()
         joined.release_locks()
-        assert held(database) == 0
+        assert count_locks(database) == 0
 
 
 def test_a_commit_that_fails_leaves_no_lock(database: sb.Database) -> None:
@@ -199,7 +201,7 @@ def test_a_commit_that_fails_leaves_no_lock(database: sb.Database) -> None:
     with pytest.raises(psycopg.errors.UniqueViolation), database.transaction() as transaction:
         undo_receive(transaction, "raw")
         transaction.connection.execute(f"insert into {database.name}_dbo.late values (1), (1)")  # type: ignore[call-overload]
-    assert held(database) == 0
+    assert count_locks(database) == 0
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
 
 
@@ -212,8 +214,8 @@ def test_a_killed_connection_leaves_no_lock(database: sb.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
 
 
-def test_a_statement_that_fails_after_it_took_the_lock(database: sb.Database) -> None:
-    """The session's lock outlives the error, and nobody was told of it."""
+def test_a_statement_that_fails_after_taking_the_lock(database: sb.Database) -> None:
+    """The session's lock survives the error, which the caller does not know of."""
 
     def broken() -> Steps[None]:
         yield Statement(
@@ -225,14 +227,14 @@ def test_a_statement_that_fails_after_it_took_the_lock(database: sb.Database) ->
     with database.transaction() as transaction:
         with suppress(psycopg.errors.DivisionByZero), transaction.savepoint():
             transaction._do(broken())
-        assert held(database) == 1
-    assert held(database) == 0
+        assert count_locks(database) == 1
+    assert count_locks(database) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.feature(68)
 def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: random.Random) -> None:
-    """Save, receive, roll back to the savepoint, pause, count the failure, commit: nobody gets in between."""
+    """Each reader sets a savepoint, receives, rolls back, pauses, counts the failure and commits, undisturbed."""
     tolerate_rollbacks(database)
     handles = [begin(database) for _ in range(6)]
     for handle in handles:
@@ -247,7 +249,7 @@ def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: ran
         )
 
     def one(choice: random.Random, me: int) -> bool:
-        """One transaction; False when there was nothing to take."""
+        """Run one transaction. Return False if it received no message."""
         end = choice.choice(["commit", "commit", "commit", "rollback", "kill", "fail"])
         final: list[sb.Message] = []
         mine: list[UUID] = []
@@ -272,7 +274,7 @@ def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: ran
                     if end == "rollback":
                         raise Undo
                     if end == "fail":
-                        # each reader has a value of its own: with one value for all, their commits deadlock
+                        # a separate value for each reader, because with a common one the commits deadlock
                         transaction.connection.execute(f"insert into {database.name}_dbo.late values ({me}), ({me})")  # type: ignore[call-overload]
                     if end == "commit":
                         for message in final:
@@ -303,11 +305,11 @@ def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: ran
     assert stolen == []
     for handle in handles:
         assert taken[far_handle(database, handle)] == list(range(40))
-    assert held(database) == 0
+    assert count_locks(database) == 0
     assert min(counts[end] for end in ("commit", "rollback", "kill", "fail")) > 5
     assert database.receive(STOCK_QUEUE) == []
 
 
-def test_a_refusal_of_get_in_a_savepoint_is_a_plain_one(database: sb.Database) -> None:
+def test_a_refused_get_in_a_savepoint_keeps_no_lock(database: sb.Database) -> None:
     with database.transaction() as transaction, transaction.savepoint(), refused(15151):
         transaction.get_conversation_group("Nowhere")

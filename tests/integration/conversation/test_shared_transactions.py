@@ -1,4 +1,4 @@
-"""Threads and tasks that share a transaction run their verbs one after the other: a verb has several statements."""
+"""Threads and tasks that share a transaction run verbs one after the other: a verb may have several statements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ select exists (
 """
 
 
-def test_by_threads(database: sb.Database) -> None:
+def test_threads_share_a_transaction(database: sb.Database) -> None:
     problems: list[Exception] = []
 
     def work(number: int) -> None:
@@ -41,8 +41,8 @@ def test_by_threads(database: sb.Database) -> None:
     assert database.receive(STOCK_QUEUE) == []
 
 
-def test_a_verb_waits_for_the_end_of_that_of_another_task(make_instance_url: Callable[..., str]) -> None:
-    """Without the turn, the second one finds the connection in psycopg's pipeline mode."""
+def test_a_verb_waits_for_the_verb_of_another_task(make_instance_url: Callable[..., str]) -> None:
+    """Without this wait, the second verb would find the connection in psycopg's pipeline mode."""
     url = make_instance_url()
     with sb.open(url, upkeep=None) as instance:
         database = standard_database(instance)

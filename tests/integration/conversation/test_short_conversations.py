@@ -1,4 +1,4 @@
-"""Conversations of one request and its answer: how many statements they cost, and what is left of them."""
+"""Conversations of one request and its answer: the number of statements, and the remaining rows."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def own_database(make_instance_url: Callable[..., str], clock: Clock) -> Iterato
 
 
 @contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of the statements that are run meanwhile; BEGIN and COMMIT are none."""
+def record_statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Record the names of the statements that run in the block, without BEGIN and COMMIT."""
     ran: list[str] = []
     run = PreparedStatements._run
 
-    def noted(self: Any, connection: Any, sql: str, *more: Any) -> Any:
+    def run_and_record(self: Any, connection: Any, sql: str, *arguments: Any) -> Any:
         found = re.match(r"/\* (\S+) \*/", sql)
         ran.append(found[1] if found else sql)
-        return run(self, connection, sql, *more)
+        return run(self, connection, sql, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PreparedStatements, "_run", noted)
+        patch.setattr(PreparedStatements, "_run", run_and_record)
         yield ran
 
 
@@ -69,8 +69,8 @@ def answer(database: sb.Database, body: bytes = b"done") -> UUID:
     return message.conversation_handle
 
 
-def finish(database: sb.Database, queue: str = ORDERS_QUEUE) -> list[sb.Message]:
-    """Receive an answer and the end, and end this side too."""
+def receive_end(database: sb.Database, queue: str = ORDERS_QUEUE) -> list[sb.Message]:
+    """Receive the answer and the EndDialog, and end this side, too."""
     with database.transaction() as transaction:
         messages = transaction.receive(queue)
         transaction.end_conversation(messages[0].conversation_handle)
@@ -84,21 +84,21 @@ def test_receive_answer_and_end_are_one_statement_each(
     for _ in range(3):
         begin_with(database, b"order")
     answer(database)
-    finish(database)
-    with counted(monkeypatch) as ran:
+    receive_end(database)
+    with record_statements(monkeypatch) as ran:
         target = answer(database)
     assert ran == ["conversation.receive", "send.answer", "end.end_dialog"]
     assert state(database, target) == "CD"
-    with counted(monkeypatch) as ran:
-        messages = finish(database)
+    with record_statements(monkeypatch) as ran:
+        messages = receive_end(database)
     assert ran == ["conversation.receive", "end.end_dialog"]
     assert bodies(messages) == [b"done", None]
     answer(database)
-    finish(database)
+    receive_end(database)
     assert set(leftovers(database)) == {"conversation_endpoints", "conversation_groups"}
 
 
-def test_in_tsql_they_are_no_more(own_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tsql_uses_as_few_statements(own_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     database = own_database
     request = f"""
         declare @handle uniqueidentifier;
@@ -112,13 +112,13 @@ def test_in_tsql_they_are_no_more(own_database: sb.Database, monkeypatch: pytest
         begin_with(database, b"order")
     with database.tsql_session() as session:
         session.execute(request)
-        with counted(monkeypatch) as ran:
+        with record_statements(monkeypatch) as ran:
             session.execute(request)
     assert ran == ["conversation.receive", "send.answer", "end.end_dialog"]
-    assert [bodies(finish(database)) for _ in range(2)] == [[b"a", None]] * 2
+    assert [bodies(receive_end(database)) for _ in range(2)] == [[b"a", None]] * 2
 
 
-def test_a_conversation_that_is_only_ended_is_no_more(
+def test_an_end_without_an_answer_uses_as_few_statements(
     own_database: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = own_database
@@ -131,25 +131,23 @@ def test_a_conversation_that_is_only_ended_is_no_more(
     for _ in range(2):
         begin_with(database, b"order")
     end()
-    with counted(monkeypatch) as ran:
+    with record_statements(monkeypatch) as ran:
         end()
     assert ran == ["conversation.receive", "end.end_dialog"]
     first, second = begin_with(database, b"x"), begin_with(database, b"y")
-    with counted(monkeypatch) as ran:
+    with record_statements(monkeypatch) as ran:
         database.end_conversation(first)  # a conversation without a RECEIVE
     assert ran == ["end.find_queues", "end.end_dialog"]
     assert (state(database, first), state(database, second)) == (None, "CO")
 
 
-def test_a_second_message_on_the_conversation_takes_the_way_of_the_first(
-    own_database: sb.Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_message_uses_the_cached_target(own_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     database = own_database
     begin_with(database, b"order")
     answer(database)
     begin_with(database, b"order")
     (message,) = database.receive(STOCK_QUEUE)
-    with counted(monkeypatch) as ran:
+    with record_statements(monkeypatch) as ran:
         assert [database.send(message.conversation_handle, REPLY, b"x") for _ in range(3)] == [0, 1, 2]
     assert ran == ["send.answer", "conversation.send", "conversation.send"]
 
@@ -160,7 +158,7 @@ def test_many_groups_of_one_receive(own_database: sb.Database, monkeypatch: pyte
     answer(database)
     for _ in range(3):
         begin_with(database, b"order")
-    with counted(monkeypatch) as ran, database.transaction() as transaction:
+    with record_statements(monkeypatch) as ran, database.transaction() as transaction:
         for message in transaction.receive(STOCK_QUEUE, groups=5):
             transaction.send(message.conversation_handle, REPLY, b"done")
             transaction.end_conversation(message.conversation_handle)
@@ -168,7 +166,7 @@ def test_many_groups_of_one_receive(own_database: sb.Database, monkeypatch: pyte
 
 
 def test_peers_of_one_service_that_have_different_queues(own_database: sb.Database) -> None:
-    """The cached guess of one conversation is wrong for the next one."""
+    """The target cached for one conversation is wrong for the next one."""
     database = own_database
     database.create_queue(OTHERS_QUEUE)
     database.create_service(OTHERS, OTHERS_QUEUE)
@@ -178,12 +176,12 @@ def test_peers_of_one_service_that_have_different_queues(own_database: sb.Databa
         database.send(handle, ORDER, b"order")
         body = b"%d" % n
         answer(database, body)
-        messages = finish(database, queue)
+        messages = receive_end(database, queue)
         assert (messages[0].conversation_handle, bodies(messages)) == (handle, [body, None])
     assert set(leftovers(database)) == {"conversation_endpoints", "conversation_groups"}
 
 
-def test_two_services_on_one_queue_have_permissions_of_their_own(own_database: sb.Database) -> None:
+def test_two_services_on_one_queue_have_separate_permissions(own_database: sb.Database) -> None:
     """An initiator whose owner may send to one target service may not send to the other on the same queue."""
     database = own_database
     database.create_user("App")
@@ -202,7 +200,7 @@ def test_two_services_on_one_queue_have_permissions_of_their_own(own_database: s
     assert message.is_error
 
 
-def test_what_one_side_remembers_does_not_outlive_a_change(own_database: sb.Database) -> None:
+def test_a_change_invalidates_cached_peers(own_database: sb.Database) -> None:
     database = own_database
     for change in (
         lambda: database.alter_queue(ORDERS_QUEUE, status=False),
@@ -214,7 +212,7 @@ def test_what_one_side_remembers_does_not_outlive_a_change(own_database: sb.Data
     ):
         begin_with(database, b"order")
         answer(database)
-        finish(database)
+        receive_end(database)
         initiator = begin_with(database, b"order")
         change()
         answer(database)
@@ -224,12 +222,12 @@ def test_what_one_side_remembers_does_not_outlive_a_change(own_database: sb.Data
             assert state(database, initiator) == "CO"
             assert len(query(database, "select from servicebroker.transmission_queue")) == 2
             database.alter_queue(ORDERS_QUEUE, status=True)
-        last = finish(database)[-1]
+        last = receive_end(database)[-1]
         assert last.is_end_dialog or last.is_error
         assert set(leftovers(database)) <= {"conversation_endpoints", "conversation_groups"}
 
 
-def test_an_end_in_a_savepoint_that_is_rolled_back_is_none(own_database: sb.Database) -> None:
+def test_a_rolled_back_end_changes_nothing(own_database: sb.Database) -> None:
     database = own_database
     initiator = begin_with(database, b"order")
     answer(database)
@@ -243,18 +241,18 @@ def test_an_end_in_a_savepoint_that_is_rolled_back_is_none(own_database: sb.Data
     assert state(database, initiator) is None
 
 
-def test_unread_messages_go_with_the_end(own_database: sb.Database) -> None:
+def test_end_removes_unread_messages(own_database: sb.Database) -> None:
     database = own_database
     begin_with(database, b"1", b"2", b"3")
     with database.transaction() as transaction:
         (message,) = transaction.receive(STOCK_QUEUE, top=1)
         transaction.end_conversation(message.conversation_handle)
     assert database.receive(STOCK_QUEUE) == []
-    assert [m.is_end_dialog for m in finish(database)] == [True]
+    assert [m.is_end_dialog for m in receive_end(database)] == [True]
 
 
-def test_the_second_end_writes_its_own_row_only(own_database: sb.Database) -> None:
-    """The first END notes what the other side has sent, which is final then."""
+def test_the_second_end_writes_only_its_own_row(own_database: sb.Database) -> None:
+    """The first END stores the other side's final sequence number."""
     initiator, target = open_dialog(own_database)
     own_database.send(initiator, ORDER, b"more")
     written = (
@@ -268,7 +266,7 @@ def test_the_second_end_writes_its_own_row_only(own_database: sb.Database) -> No
 
 
 def test_a_queue_that_was_dropped_meanwhile(own_database: sb.Database) -> None:
-    """Another process has dropped the queue that this one remembers; the conversation went with it."""
+    """Another process has dropped a queue that this process has cached, together with the conversation."""
     database = own_database
     begin_with(database, b"order")
     answer(database)
@@ -283,7 +281,7 @@ def test_a_queue_that_was_dropped_meanwhile(own_database: sb.Database) -> None:
 
 
 def test_a_user_that_is_not_dbo(own_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cached permissions of END hold until they change."""
+    """END uses cached permissions until they change."""
     database = own_database
     database.create_user("App")
     database.grant("RECEIVE", "App", queue=STOCK_QUEUE)
@@ -291,7 +289,7 @@ def test_a_user_that_is_not_dbo(own_database: sb.Database, monkeypatch: pytest.M
     for _ in range(4):
         begin_with(database, b"order")
     answer(user)
-    with counted(monkeypatch) as ran:
+    with record_statements(monkeypatch) as ran:
         answer(user)
     assert ran == ["receive.receive_permitted.receive", "send.answer", "end.end_dialog"]
     with user.transaction() as transaction:
@@ -308,7 +306,7 @@ def test_a_user_that_is_not_dbo(own_database: sb.Database, monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.feature(99)
-def test_nothing_is_left_of_many_after_half_an_hour(
+def test_no_row_remains_after_half_an_hour(
     own_database: sb.Database, clock: Clock, request: pytest.FixtureRequest
 ) -> None:
     database, wanted = own_database, request.config.option.leak_conversations
@@ -320,7 +318,7 @@ def test_nothing_is_left_of_many_after_half_an_hour(
         for _ in range(many):
             answer(database)
         for _ in range(many):
-            finish(database)
+            receive_end(database)
     assert leftovers(database) == {"conversation_endpoints": wanted, "conversation_groups": wanted}
     clock.jump(minutes=31)
     with database.instance.connection() as connection:
@@ -329,14 +327,14 @@ def test_nothing_is_left_of_many_after_half_an_hour(
 
 
 @pytest.mark.slow
-def test_closed_conversations_slow_nothing_down(own_database: sb.Database) -> None:
-    """Pages that the statements look at, without and with 20,000 closed endpoints in the queue."""
+def test_closed_conversations_do_not_slow_down_statements(own_database: sb.Database) -> None:
+    """Compares the pages that statements read without and with 20,000 closed endpoints of the queue."""
     database = own_database
     for _ in range(2):
         begin_with(database, b"order")
     answer(database)
-    finish(database)
-    before = looked_at(database)
+    receive_end(database)
+    before = count_pages(database)
     with database.instance.connection() as connection:
         connection.execute(
             "with made as (insert into servicebroker.conversation_endpoints (is_initiator, database_id, service_id, "
@@ -348,12 +346,12 @@ def test_closed_conversations_slow_nothing_down(own_database: sb.Database) -> No
             "returning conversation_group_id, service_id) "
             "insert into servicebroker.conversation_groups select * from made"
         )
-    after = looked_at(database)
+    after = count_pages(database)
     assert all(after[name] <= before[name] + 10 for name in before), (before, after)
 
 
-def looked_at(database: sb.Database) -> dict[str, int]:
-    """Return the number of pages that a RECEIVE and an END read; both are undone."""
+def count_pages(database: sb.Database) -> dict[str, int]:
+    """Return the number of pages that a RECEIVE and an END read. Both are rolled back."""
     number = queue_number(database, STOCK_QUEUE)
     ((handle, queue_id, far),) = query(
         database,
@@ -367,7 +365,7 @@ def looked_at(database: sb.Database) -> dict[str, int]:
     pages = {}
     with psycopg.connect(database.instance.url) as connection:
         for name, verb in verbs.items():
-            for _ in range(2):  # the first looks into the catalogs of PostgreSQL too
+            for _ in range(2):  # the first run also reads the catalogs of PostgreSQL
                 ((plan,),) = connection.execute(f"explain (analyze, buffers, format json) {verb}".encode()).fetchall()
                 connection.rollback()
             pages[name] = plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]

@@ -39,8 +39,8 @@ from support import (
 pytestmark = pytest.mark.slow
 
 
-def accepted(verb: Callable[..., Any], *arguments: Any) -> bool:
-    """Return whether the verb was done; the only accepted refusal is an ended conversation."""
+def is_accepted(verb: Callable[..., Any], *arguments: Any) -> bool:
+    """Run a verb. Return False if the conversation has ended. Other errors fail the test."""
     try:
         verb(*arguments)
     except sb.BrokerError as refusal:
@@ -56,10 +56,10 @@ def queue_table(database: sb.Database, name: str) -> str:
 
 @pytest.mark.feature(62, 63, 67, 76, 77)
 def test_readers_and_senders_with_rollbacks(database: sb.Database, seeded_random: random.Random) -> None:
-    """4 senders and 8 readers on 16 conversations: every message once, in the order of its conversation."""
+    """4 senders and 8 readers on 16 conversations: each message is received once, in the order of its conversation."""
     tolerate_rollbacks(database)
     handles = [begin(database) for _ in range(16)]
-    received: dict[UUID, list[bytes | None]] = defaultdict(list)  # by the target's handle
+    received: dict[UUID, list[bytes | None]] = defaultdict(list)  # received numbers, by the target's handle
     numbers: dict[UUID, list[int]] = defaultdict(list)
     done = threading.Event()
 
@@ -69,7 +69,7 @@ def test_readers_and_senders_with_rollbacks(database: sb.Database, seeded_random
             chosen = sorted(choice.sample(handles, choice.randint(1, 3)), key=str)
             try:
                 with database.transaction() as transaction:
-                    if choice.random() < 0.5:  # an id that is old when the conversation's lock is got
+                    if choice.random() < 0.5:  # a transaction id that is old when the conversation's lock is acquired
                         transaction.connection.execute("select pg_current_xact_id()")
                     for handle in chosen:
                         for part in range(choice.randint(1, 4)):
@@ -87,7 +87,7 @@ def test_readers_and_senders_with_rollbacks(database: sb.Database, seeded_random
             if messages and choice.random() < 0.3:
                 raise Undo
             assert len({message.conversation_group_id for message in messages}) <= 1
-            for message in messages:  # still under the group's lock
+            for message in messages:  # while the group is locked
                 received[message.conversation_handle].append(message.message_body)
                 numbers[message.conversation_handle].append(message.message_sequence_number)
         return messages
@@ -110,7 +110,7 @@ def test_readers_and_senders_with_rollbacks(database: sb.Database, seeded_random
 def test_order_of_arrival_and_stamp_follow_the_conversation(
     database: sb.Database, seeded_random: random.Random
 ) -> None:
-    """Senders that got their transaction id long before the conversation's lock."""
+    """Senders get their transaction id long before the conversation's lock."""
     handles = [begin(database) for _ in range(4)]
 
     def send(seed: float) -> None:
@@ -135,8 +135,8 @@ def test_order_of_arrival_and_stamp_follow_the_conversation(
             assert stamp <= next_stamp
 
 
-def test_no_receive_comes_back_empty_while_free_work_is_there(database: sb.Database) -> None:
-    """Whole groups are taken and nothing is sent, so a group with messages that is not locked was never tried."""
+def test_no_receive_is_empty_while_a_group_is_free(database: sb.Database) -> None:
+    """Readers receive whole groups and nothing is sent, so an unlocked group with messages was never received from."""
     table = queue_table(database, STOCK_QUEUE)
     handles = [begin(database) for _ in range(24)]
     missed: list[Any] = []
@@ -173,7 +173,7 @@ def test_no_receive_comes_back_empty_while_free_work_is_there(database: sb.Datab
 def test_senders_and_ends_of_both_sides(
     fresh_database: sb.Database, clock: Clock, seeded_random: random.Random
 ) -> None:
-    """Each round: two threads send on either side while either side ends. Only refusals, nothing left behind."""
+    """In each round two threads per side send while both sides end. Only refusals occur, and no row remains."""
     database = fresh_database
 
     def one_round(seed: float) -> None:
@@ -186,13 +186,13 @@ def test_senders_and_ends_of_both_sides(
 
         def send(handle: UUID) -> None:
             for _ in range(sends[handle]):
-                if not accepted(database.send, handle, sides[handle][0], b"x"):
+                if not is_accepted(database.send, handle, sides[handle][0], b"x"):
                     return
 
         def end(handle: UUID, reads: bool) -> None:
             if reads:
-                accepted(lambda: database.receive(sides[handle][1], conversation_handle=handle))
-            accepted(database.end_conversation, handle)
+                is_accepted(lambda: database.receive(sides[handle][1], conversation_handle=handle))
+            is_accepted(database.end_conversation, handle)
 
         work = [partial(send, handle) for handle in sides for _ in range(2)]
         work += [partial(end, handle, choice.random() < 0.5) for handle in sides]
@@ -210,13 +210,13 @@ def test_senders_and_ends_of_both_sides(
         assert leftovers(database) != before
 
 
-def test_every_send_that_succeeded_before_the_end_arrives(database: sb.Database, seeded_random: random.Random) -> None:
-    """Four threads send on one conversation, a fifth ends it: the peer gets exactly what was not refused."""
+def test_every_successful_send_before_the_end_arrives(database: sb.Database, seeded_random: random.Random) -> None:
+    """Four threads send on one conversation, and a fifth ends it. The peer gets exactly the accepted messages."""
 
     def send(initiator: UUID, name: int, sent: list[bytes]) -> None:
         for number in range(10):
             body = b"%d %d" % (name, number)
-            if not accepted(database.send, initiator, ORDER, body):
+            if not is_accepted(database.send, initiator, ORDER, body):
                 return
             sent.append(body)
 
@@ -237,18 +237,18 @@ def test_every_send_that_succeeded_before_the_end_arrives(database: sb.Database,
         assert [message.message_sequence_number for message in found] == list(range(len(found)))
 
 
-def test_errors_and_ends_of_both_sides_at_once(database: sb.Database, seeded_random: random.Random) -> None:
-    """A SEND that fails the conversation changes both sides, as END does: neither may hold up the other for ever."""
+def test_concurrent_errors_and_ends_of_both_sides(database: sb.Database, seeded_random: random.Random) -> None:
+    """A SEND that fails the conversation changes both sides, as END does. They must not deadlock."""
     for _ in range(40):
         initiator, target = open_dialog(database)
-        work = [partial(accepted, database.send, handle, DOCUMENT, b"<broken") for handle in (initiator, target)]
-        work += [partial(accepted, database.end_conversation, handle) for handle in (initiator, target)]
+        work = [partial(is_accepted, database.send, handle, DOCUMENT, b"<broken") for handle in (initiator, target)]
+        work += [partial(is_accepted, database.end_conversation, handle) for handle in (initiator, target)]
         seeded_random.shuffle(work)
         together(*work)
         assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []
 
 
-def test_services_made_while_their_messages_are_sent(database: sb.Database, seeded_random: random.Random) -> None:
+def test_services_created_while_their_messages_are_sent(database: sb.Database, seeded_random: random.Random) -> None:
 
     def send(handle: UUID, delay: float) -> None:
         threading.Event().wait(delay)

@@ -1,6 +1,6 @@
-"""The states of an endpoint, as sys.conversation_endpoints shows them, and every way from one to the next.
+"""The states of an endpoint in sys.conversation_endpoints, and every transition between them.
 
-STARTED_INBOUND needs a message that is not whole: test_relay.py.
+STARTED_INBOUND needs an incomplete message: see test_relay.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DESCRIPTIONS = {
 
 
 def shown(database: sb.Database, *handles: UUID) -> list[str | None]:
-    """The states of these endpoints, None for one that is gone."""
+    """Return the states of these endpoints; None for a removed one."""
     text = "select state, state_desc from sys.conversation_endpoints where conversation_handle = %s"
     found = [row for handle in handles for row in query(database, text, handle) or [(GONE, None)]]
     assert all(DESCRIPTIONS.get(letters) == description for letters, description in found)
@@ -50,7 +50,7 @@ def shown(database: sb.Database, *handles: UUID) -> list[str | None]:
 
 
 def new_group(database: sb.Database, handle: UUID) -> UUID:
-    """Another group of the endpoint's service."""
+    """Create another group of the endpoint's service, and return its id."""
     text = (
         "select s.name from sys.conversation_endpoints e join sys.services s using (service_id) "
         "where e.conversation_handle = %s"
@@ -61,7 +61,7 @@ def new_group(database: sb.Database, handle: UUID) -> UUID:
     return group
 
 
-VERBS: dict[str, tuple[Callable[[sb.Database, UUID], object], int]] = {  # and the number of its refusal
+VERBS: dict[str, tuple[Callable[[sb.Database, UUID], object], int]] = {  # with the number of the error
     "send": (lambda db, handle: db.send(handle, MARK), 8429),
     "timer": (lambda db, handle: db.begin_conversation_timer(handle, 60), 8458),
     "move": (lambda db, handle: db.move_conversation(handle, new_group(db, handle)), 8438),
@@ -69,7 +69,7 @@ VERBS: dict[str, tuple[Callable[[sb.Database, UUID], object], int]] = {  # and t
     "end with error": (lambda db, handle: db.end_conversation(handle, error=(1, "x")), 8427),
     "end with cleanup": (lambda db, handle: db.end_conversation(handle, cleanup=True), 0),
 }
-AFTER: dict[str, dict[str, str | None]] = {  # an END that nothing holds up is acknowledged at once
+AFTER: dict[str, dict[str, str | None]] = {  # an END whose EndDialog need not wait is acknowledged at once
     "send": {"SO": "CO", "CO": "CO", "DI": REFUSED, "DO": REFUSED, "ER": REFUSED, "CD": REFUSED},
     "timer": {"SO": "SO", "CO": "CO", "DI": "DI", "DO": REFUSED, "ER": "ER", "CD": REFUSED},
     "move": {"SO": "SO", "CO": "CO", "DI": "DI", "DO": REFUSED, "ER": "ER", "CD": REFUSED},
@@ -103,13 +103,13 @@ def test_the_life_of_a_dialog_whose_initiator_ends_first(database: sb.Database, 
     initiator = begin(database)
     assert shown(database, initiator) == ["SO"]
     text = "select conversation_handle from sys.conversation_endpoints where broker_database = %s"
-    assert query(database, text, database.name) == [(initiator,)]  # the target knows nothing of it
+    assert query(database, text, database.name) == [(initiator,)]  # the target does not have the EndDialog yet
     database.send(initiator, ORDER, b"1")
     target = far_handle(database, initiator)
     assert shown(database, initiator, target) == ["CO", "CO"]
     database.alter_queue(STOCK_QUEUE, status=False)
     database.end_conversation(initiator)
-    assert shown(database, initiator, target) == ["DO", "CO"]  # until the EndDialog is there
+    assert shown(database, initiator, target) == ["DO", "CO"]  # until the EndDialog has arrived
     database.send(target, REPLY, b"late")
     assert shown(database, initiator) == ["DO"]
     assert database.receive(ORDERS_QUEUE) == []
@@ -156,7 +156,7 @@ def test_an_error_on_either_side(database: sb.Database, ends: str) -> None:
 
 
 @pytest.mark.feature(98)
-def test_a_lifetime_puts_whoever_has_not_ended_into_error(database: sb.Database, clock: Clock) -> None:
+def test_a_lifetime_puts_sides_that_have_not_ended_into_error(database: sb.Database, clock: Clock) -> None:
     started, conversing, disconnected = (begin(database, lifetime=60) for _ in range(3))
     for handle in (conversing, disconnected):
         database.send(handle, ORDER, b"x")

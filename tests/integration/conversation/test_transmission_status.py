@@ -1,4 +1,4 @@
-"""GET_TRANSMISSION_STATUS as a verb, of the engine and of the double."""
+"""GET_TRANSMISSION_STATUS of the engine and of the double."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, define_standard
 
 
 def follow(database: sb.Database, shown: Callable[[], list[str]]) -> None:
-    """From a message that waits to one that has been delivered."""
+    """Check the status of a message while it waits, and after its delivery."""
     handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
     assert database.get_transmission_status(handle) == ""
     database.alter_queue(STOCK_QUEUE, status=False)
@@ -36,12 +36,12 @@ def follow(database: sb.Database, shown: Callable[[], list[str]]) -> None:
 
 @pytest.mark.both_faces
 @pytest.mark.feature(125)
-def test_why_a_message_waits(database: sb.Database) -> None:
+def test_the_status_of_a_waiting_message(database: sb.Database) -> None:
     text = "select transmission_status from sys.transmission_queue where broker_database = %s"
     follow(database, lambda: [status for (status,) in query(database, text, database.name)])
 
 
-def test_the_double_says_the_same() -> None:
+def test_the_double_has_the_same_status() -> None:
     database = double.open().database("Test", create=True)
     define_standard_set(database)  # type: ignore[arg-type]
     follow(database, lambda: [row["transmission_status"] for row in database.transmission_queue()])  # type: ignore[arg-type]
