@@ -25,7 +25,7 @@ MAX_ROUNDS = 1_000  # more than the number of fragments, which may be sent one b
 class CountedDeliveries(KeptDeliveries):
     """Counts the requests for a delivery, and does nothing."""
 
-    count_requests = 0
+    asked = 0
 
     def ask(self) -> None:
         self.asked += 1

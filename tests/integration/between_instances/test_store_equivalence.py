@@ -335,7 +335,7 @@ def _store_in_transaction(store: Store, batches: dict[UUID, Batch], targets: dic
     with store.transaction():
         result = store.store(batches, {handle: f"owner of {handle}" for handle in batches}, targets)
     created = {handle: one.priority for handle, one in result.made.items()}
-    return result._replace(queues={0} if result.queues else set(), created=created)
+    return result._replace(queues={0} if result.queues else set(), made=created)
 
 
 def _comparable(one: RemoteEndpoint) -> list[str]:
@@ -373,7 +373,7 @@ def test_both_stores_have_the_same_results(
 
 def _operate(both: StorePair, count: int) -> None:
     actions = [both.send, both.store, both.claim, both.acknowledge, both.end, both.close_conversation, both.fail]
-    actions += [both.part, both.set_statuses, both.read, both.page, both.look, both.round, both.unfinished]
+    actions += [both.diverge, both.set_statuses, both.read, both.page, both.look, both.round, both.unfinished]
     weights = [8, 8, 3, 4, 2, 4, 1, 1, 2, 2, 1, 2, 3, 2]
     for _ in range(count):
         if len([one for one in both.tables.endpoints.values() if not one.is_over]) < HANDLE_COUNT:
