@@ -355,7 +355,7 @@ def first_part(to_service: str, from_service: str, number: int = 0) -> bytes:
 
 
 def test_a_hostile_peer_stays_within_its_quota(world: World) -> None:
-    """It opens conversations without a first message, and sends to services whose names are addresses to connect to."""
+    """The peer opens conversations without a first message, and sends to services whose names are addresses."""
     east, budget = world.east, {"openings": 40, "addresses": 5}
     east.instance.set_peer_budget("mallory", budget)
     east.database.create_route("ByName", address="TRANSPORT")
