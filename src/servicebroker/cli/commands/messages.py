@@ -81,7 +81,7 @@ def send(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Send one message on a new or an existing conversation, and print the conversation's handle."""
+    """Send one message on a new or an existing conversation."""
     if (conversation is None) == (from_service is None or to_service is None):
         raise InstanceError("Give --from and --to for a new dialog, or --conversation for an existing one.")
     if conversation is not None and (priority is not None or idempotency_key is not None):
