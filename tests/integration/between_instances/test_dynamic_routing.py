@@ -155,7 +155,7 @@ def test_a_rolled_back_request_is_sent_by_another_transaction(
         raise ZeroDivisionError
     assert status(database) == [ASKING]
     background(database)
-    background(database)  # the first one sends the request, the second one relies on it
+    background(database)  # the first run begins the request, the second one delivers it
     assert len(requests(service)) == 1
 
 
@@ -293,11 +293,11 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     answer_with_nothing(service)
     assert asked() == []
     assert asked() == []
-    assert "no security certificate" in status(west)[0]  # now the binding is missing
+    assert "no security certificate" in status(west)[0]  # the binding exists now, and its certificate is missing
 
 
 @pytest.mark.feature(119, 126)
-def test_a_manually_created_route_answers_the_request(configured: tuple[sb.Database, sb.Database]) -> None:
+def test_a_manually_created_route_needs_no_answer(configured: tuple[sb.Database, sb.Database]) -> None:
     database, service = configured
     database.send(begin(database), ORDER, b"1")
     background(database)

@@ -84,7 +84,7 @@ def three_sites(make_instance_url: Callable[..., str]) -> Iterator[Three]:
 
 @pytest.fixture
 def three(three_sites: Three) -> Three:
-    """The sites without pending frames, lossless and with forwarding enabled."""
+    """The sites, lossless and with forwarding enabled."""
     for site in three_sites.sites.values():
         site.lost.clear()
         site.here = site.here._replace(forwards=True, forward_size=10)
@@ -342,7 +342,7 @@ MIRROR = RoleReport(Role.MIRROR, "c", 1)
 
 @contextmanager
 def mirrored(three: Three, site: Site, table: sb.Database, before: str) -> Iterator[None]:
-    """Change the routes of `table` that lead to `before`: to east with a mirror that cannot be reached."""
+    """Let the route of `table` lead to east with an unreachable mirror, instead of to `before`, during the block."""
     text = "select service_broker_guid::text from sys.databases where broker_database = 'Test'"
     ((broker,),) = query(three.east.database, text)
     table.drop_route(f"{STOCK} to {before}")
@@ -388,7 +388,7 @@ def test_messages_wait_for_the_principal_of_a_pair(three: Three) -> None:
         west.relay.on_peer_role(NOBODY, principal(1))  # the former principal
         three.rounds()
         assert bodies(east.database.receive(STOCK_QUEUE)) == [b"b", b"c"]
-        west.restart()  # also known after a restart
+        west.restart()  # west still knows that nobody:4022 is the former principal
         three.send("d", handle=handle)
         three.rounds(4)
         west.relay.on_peer_role(NOBODY, principal(1))

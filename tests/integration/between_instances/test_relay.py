@@ -140,7 +140,7 @@ def test_a_contract_that_the_target_database_lacks(pair: Pair) -> None:
 @pytest.mark.feature(106)
 @pytest.mark.parametrize("times", [1, 20_000], ids=["small", "in fragments"])
 def test_a_message_that_fails_validation_at_the_target(pair: Pair, times: int) -> None:
-    """The message is not delivered later either, when messages beside the queue are."""
+    """The message is not delivered later either, when upkeep delivers the messages kept beside queues."""
     handle = begin(pair)
     pair.west.database.send(handle, DOCUMENT, b"<no xml" * times)
     pair.west.database.send(handle, ORDER, b"2" * times)

@@ -58,7 +58,7 @@ def test_only_commits_that_a_peer_relies_on_wait_for_the_disk(pair: Pair, monkey
     monkeypatch.setattr(postgres_store, "run_command", noted)
 
     def carried() -> list[bool]:
-        """Send a message from west to east, until west has removed it after the acknowledgement."""
+        """Run two rounds. Return whether each of the first three commits skips the wait for the disk."""
         lazy.clear()
         pair.rounds(2)
         return lazy[:3]
@@ -176,7 +176,7 @@ def test_a_transmission_object_exists_while_messages_are_in_transit(pair: Pair) 
 
 
 def test_messages_that_wait_for_a_retry_are_not_forgotten(pair: Pair) -> None:
-    """The connection was lost, and the conversation's memory is given to another one."""
+    """The connection was lost, and the conversation's memory is given to another conversation."""
     west = pair.west
     west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=1)
     begin(pair)
@@ -193,7 +193,7 @@ def test_messages_that_wait_for_a_retry_are_not_forgotten(pair: Pair) -> None:
     assert waiting_messages(west.database) == 0
 
 
-def test_a_postponed_message_does_not_hide_its_conversation(pair: Pair) -> None:
+def test_a_corrupted_message_does_not_hide_its_conversation(pair: Pair) -> None:
     """The message arrives right after a start, for a conversation with messages to send."""
     handle, message = opened(pair)
     pair.east.database.send(message.conversation_handle, REPLY, b"x")
@@ -290,7 +290,7 @@ def test_a_conversation_is_looked_up_again_in_the_round_that_stores_for_it(pair:
     assert waiting_messages(pair.west.database) == 0
 
 
-def test_a_long_alteration_blocks_only_its_own_service_or_queue(pair: Pair) -> None:
+def test_messages_that_arrive_during_a_long_alteration_are_stored_after_it(pair: Pair) -> None:
     handle, _ = opened(pair)
     with pair.east.database.transaction() as transaction:
         lock = "select pg_advisory_xact_lock(%s, 0)"
@@ -335,6 +335,7 @@ def test_a_conversation_that_begins_during_an_alteration_needs_no_retry(
 
 @pytest.mark.feature(116)
 def test_the_wait_for_a_locked_row_is_between_two_polls(pair: Pair) -> None:
+    """The daemon sleeps before it looks at the locked row again."""
     west = pair.west
     handle = begin(pair)
     with west.database.transaction() as tx:

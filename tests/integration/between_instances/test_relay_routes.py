@@ -37,7 +37,7 @@ def home_in(instance: sb.Instance) -> sb.Database:
 
 
 def wait_at_home(pair: Pair, home: sb.Database) -> None:
-    """Begin a conversation with a service of another database of the instance, whose queue is disabled."""
+    """Begin a conversation with a service of `home`, whose queue is disabled. The relay remembers nothing of it."""
     home.create_service(STOCK, STOCK_QUEUE, [CONTRACT])
     home.alter_queue(STOCK_QUEUE, status=False)
     begin(pair)
@@ -46,7 +46,7 @@ def wait_at_home(pair: Pair, home: sb.Database) -> None:
 
 
 @pytest.mark.feature(116)
-def test_a_conversation_without_a_local_target_uses_a_new_route(pair: Pair) -> None:
+def test_a_conversation_that_waits_for_a_local_target_uses_a_new_route(pair: Pair) -> None:
     database = pair.west.database
     database.drop_route("ToStock")
     wait_at_home(pair, database)
@@ -78,7 +78,7 @@ def test_a_conversation_follows_its_service_to_another_instance(pair: Pair, what
 
 
 @pytest.mark.feature(112)
-def test_a_conversation_with_a_local_target_leaves_when_the_route_expires(pair: Pair) -> None:
+def test_a_conversation_that_waits_for_a_local_target_leaves_when_the_route_expires(pair: Pair) -> None:
     west = pair.west
     for name in ("ToStock", "AutoCreatedLocal"):
         west.database.drop_route(name)

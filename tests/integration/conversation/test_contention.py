@@ -243,7 +243,7 @@ def test_under_load_readers_poll(database: sb.Database, monkeypatch: pytest.Monk
 
 @pytest.mark.feature(76)
 def test_a_receive_is_empty_only_if_all_groups_are_locked(database: sb.Database) -> None:
-    """More groups are locked, one after the other, than one search reads. Each RECEIVE finds a free group."""
+    """More groups are locked, one after the other, than one search reads. Each search finds a free group."""
     handles = [begin(database) for _ in range(100)]
     for handle in handles:
         database.send_batch(handle, ORDER, [b"1", b"2"])

@@ -450,7 +450,7 @@ def test_a_group_ranks_by_its_highest_conversation_that_has_messages(database: s
 
     send(low, middle, high)
     database.move_conversation(far_handle(database, low), group_of(database, far_handle(database, high)))
-    # the group of `high` and `low` ranks by `high`, and then ranks by `low`
+    # the group of `high` and `low` ranks by `high`, and by `low` once `high` is received
     assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"high"]
     assert database.get_conversation_group(STOCK_QUEUE) == group_of(database, far_handle(database, middle))
     assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]

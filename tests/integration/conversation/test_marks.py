@@ -50,7 +50,7 @@ def open_one_session(database: sb.Database) -> Iterator[sb.Database]:
 
 @contextmanager
 def old_transaction(database: sb.Database, *, writes: bool) -> Iterator[None]:
-    """Keep a transaction open during the block, so that vacuum cannot remove later rows."""
+    """Keep a transaction open during the block, so that vacuum cannot remove rows deleted meanwhile."""
     with psycopg.connect(database.instance.url) as old:
         old.execute("set transaction isolation level repeatable read")
         old.execute("select pg_current_xact_id()" if writes else "select")

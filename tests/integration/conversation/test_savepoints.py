@@ -215,7 +215,7 @@ def test_a_killed_connection_leaves_no_lock(database: sb.Database) -> None:
 
 
 def test_a_statement_that_fails_after_taking_the_lock(database: sb.Database) -> None:
-    """The session's lock survives the error, which the caller does not know of."""
+    """The session's lock survives the error, although the caller never learned that it was taken."""
 
     def broken() -> Steps[None]:
         yield Statement(

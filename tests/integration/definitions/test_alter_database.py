@@ -197,7 +197,7 @@ def test_the_options_of_alter(database: sb.Database) -> None:
 def test_senders_while_brokers_go_off_and_on(
     two: tuple[sb.Database, sb.Database], seeded_random: random.Random
 ) -> None:
-    """Both databases are switched off and on while both sides send: no message is lost or reordered."""
+    """The brokers of both databases are disabled and enabled while both sides send: no message is lost or reordered."""
     near, far = two
     pairs = []
     for _ in range(4):

@@ -119,7 +119,7 @@ def test_views_on_the_catalog_outlive_an_upgrade(
 
 
 def test_a_catalog_view_changes_its_columns_in_an_upgrade(make_instance_url: Callable[[], str]) -> None:
-    """A view loses a column in the middle. Its grants, and the views that read it, stay."""
+    """The upgrade adds columns before the last one. Grants of the view, and the views that read it, stay."""
     url = make_instance_url()
     new = entries(url)
     with psycopg.connect(url) as connection:

@@ -37,7 +37,7 @@ def refusal(url: str | Path) -> str:
 
 @pytest.fixture
 def original(make_instance_url: Callable[[], str]) -> str:
-    """Return an instance with the standard set and one message."""
+    """Return the URL of an instance with the standard set, one message and an endpoint."""
     url = make_instance_url()
     with sb.open(url, upkeep=None) as instance:
         database = define_standard_set(instance.database("Shop", create=True))

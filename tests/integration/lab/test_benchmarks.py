@@ -107,7 +107,7 @@ def test_the_bound_stands_beside_what_commits_each_message(report: Report, scena
 
 
 def others(report: Report, scenario: str) -> float:
-    """Return the commits per message from other sources: autovacuum commits, too.
+    """Return the commits per message to allow for other sources, such as autovacuum.
 
     Ten of them occurred during 30 messages on a slow machine.
     """

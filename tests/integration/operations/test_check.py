@@ -255,7 +255,7 @@ CHANGED = [
 
 @pytest.fixture(scope="module")
 def watched(make_instance_url: Callable[[], str]) -> Iterator[sb.Database]:
-    """Return an instance whose objects the tests change in a transaction that is rolled back."""
+    """Return a database whose objects the tests change in a transaction that is rolled back."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = instance.database("Test", create=True)
         database.create_queue(STOCK_QUEUE)

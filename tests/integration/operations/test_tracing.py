@@ -177,7 +177,7 @@ def test_a_rollback_keeps_the_context_with_the_message(database: sb.Database, tr
 def test_a_receive_that_cannot_read_its_context_returns_its_messages(
     fresh_database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The RECEIVE is already committed, or loses nothing inside a transaction; the failure is logged."""
+    """Inside a transaction RECEIVE fails and loses no messages. Outside it returns them and logs the failure."""
     database = fresh_database
     database.send(begin(database), ORDER, b"1")
     with database.instance.connection() as connection:

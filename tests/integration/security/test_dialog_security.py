@@ -448,7 +448,7 @@ def test_only_known_certificates(pair: Pair, tmp_path: Path, caplog: pytest.LogC
 def test_each_side_judges_certificates_by_its_own_clock(
     make_instance_url: Callable[..., str], tmp_path: Path, of: str, time: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Certificates are valid by the sender's clock but not by the receiver's; then the other way round."""
+    """Certificates are valid by the sender's clock but not by the receiver's, in both directions."""
     with paired(make_instance_url, Clock()) as pair:
         now = pair.east.clock()
         minute, day = timedelta(minutes=1), timedelta(days=1)

@@ -439,7 +439,7 @@ def test_what_a_function_of_the_owners_locks_for_a_stranger_is_no_strangers_lock
 
 
 def test_a_copy_holds_no_rights_on_the_functions(town: Town, make_url: Callable[[], str], tmp_path: Path) -> None:
-    """Rights on the functions belong to the server, so a copy does not need the roles of the original."""
+    """A dump omits the rights on the lock functions, so that the copy does not need the roles of the original."""
     with superuser(town) as connection:
         connection.execute("create role lock_reader")
         try:

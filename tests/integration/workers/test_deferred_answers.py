@@ -187,7 +187,7 @@ def run_and_disturb(warm: sb.Database, send: Handler) -> int:
 
 
 def test_a_handler_that_runs_again_gets_all_messages(warm: sb.Database) -> None:
-    """The first run may have removed them from its list."""
+    """The first run may have removed messages from its list."""
 
     def send(tx: sb.Transaction, messages: list[sb.Message]) -> None:
         while messages:
@@ -237,7 +237,7 @@ def test_an_answer_that_fails_before_another_verb_is_sent_again(warm: sb.Databas
 
 
 def test_verbs_do_not_wait_in_pipeline_mode(warm: sb.Database) -> None:
-    """They are refused, as anywhere. Waiting for an answer of the server would take for ever."""
+    """Verbs are refused there. A wait for the server's answer would never end."""
     begin_with(warm, b"0")
     begin_with(warm, b"1")
 

@@ -58,7 +58,7 @@ def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch:
 
 
 class Ending:
-    """A stream that ends while part of it is still unread."""
+    """A stream with unread bytes, which ends when the network resumes it."""
 
     def __init__(self, network: Network) -> None:
         self.streams = network.streams

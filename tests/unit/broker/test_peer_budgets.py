@@ -171,7 +171,7 @@ def test_a_circle_of_forwarders_ends() -> None:
 
 
 def test_all_budgets_that_a_peer_has_reached_are_told() -> None:
-    """Only the latest text of each refusal is kept."""
+    """Only the latest text of each refusal is kept, so it names all budgets that the peer reached."""
     now = [0.0]
     refusals = Refusals(lambda: now[0])
     what = RefusalKey(True, MALLORY, OVER_BUDGET)

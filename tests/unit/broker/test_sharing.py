@@ -56,7 +56,7 @@ def test_what_failed_is_closed_before_the_daemon_hears_of_it() -> None:
 
 
 def test_a_pause_that_is_cut_short_is_a_failure() -> None:
-    """The last commit of the killed process may still be running."""
+    """A standby may lack the last commit of the killed process."""
     assert actions(Event.READY, Event.EXITED, Event.STOP_REQUESTED)[-1] is ShareAction.REPORT_PROBLEM
     assert ShareAction.REPORT_PROBLEM not in actions(Event.READY, Event.STOP_REQUESTED)
 

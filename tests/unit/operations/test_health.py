@@ -79,7 +79,7 @@ def test_postgres_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_silent_postgres_holds_one_probe(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Other probes get an answer at once, so no liveness probe waits. The log has the reason once, an answer never."""
+    """Other probes get an answer at once, so no liveness probe waits. Only the log has the reason, and only once."""
     silent = threading.Event()
 
     def ask_silent(url: str) -> str:
