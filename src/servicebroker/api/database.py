@@ -24,7 +24,6 @@ from servicebroker.api.transaction import (
     JoinedTransaction,
     Transaction,
     find_reason,
-    raise_broker_error,
     translate,
     translated,
 )
@@ -54,6 +53,7 @@ from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.concurrency import IS_ASYNC, current_work
 from servicebroker.store.keys.x509_certificates import sign
 from servicebroker.store.running import run_alone
+from servicebroker.store.server_errors import raise_broker_error
 from servicebroker.store.statements import Steps, only
 
 if TYPE_CHECKING:

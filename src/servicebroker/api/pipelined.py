@@ -22,7 +22,7 @@ from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.direct import DirectConnection, is_direct, is_idle, send_queued
-from servicebroker.store.server_errors import explain_error
+from servicebroker.store.server_errors import raise_broker_error
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ def send_what_waits(connection: DirectConnection) -> None:
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
         raise InstanceError(QUEUE_WAS_DROPPED) from None
     except psycopg.Error as problem:
-        explained = explain_error(problem)
-        if explained is None:
-            raise  # not from itself: whoever follows the causes would never end
-        raise explained from problem
+        raise_broker_error(problem)
 
 
 class Pipeline:

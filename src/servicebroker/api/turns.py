@@ -21,14 +21,14 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api.deferred_answers import DeferredAnswers, may_defer
 from servicebroker.api.shared import tracing
-from servicebroker.api.transaction import Transaction, raise_broker_error
+from servicebroker.api.transaction import Transaction
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation.receive import Taken
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
 from servicebroker.store.direct import QueuedCommand, run_command
-from servicebroker.store.server_errors import is_transaction_conflict
+from servicebroker.store.server_errors import is_transaction_conflict, raise_broker_error
 from servicebroker.store.statements import Statement, Steps, result_of
 
 Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]

@@ -34,7 +34,7 @@ from servicebroker.store.lost_sessions import shut_down_socket
 from servicebroker.store.running import run
 from servicebroker.store.server import check_sessions
 from servicebroker.store.server_clock import ServerClock, system_time
-from servicebroker.store.server_errors import explain_error
+from servicebroker.store.server_errors import raise_broker_error
 from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Steps
 
@@ -215,7 +215,7 @@ class DiagnosedInstance:
             self._add_failure(subject, "another session holds a lock that it needs.", is_cut=True)
         except psycopg.errors.InsufficientPrivilege as problem:
             if self.engine is RestrictedVerbs:
-                raise explain_error(problem) or problem from problem
+                raise_broker_error(problem)
             self._add_failure(subject, one_line(problem))
         except psycopg.Error as problem:
             is_lost = self._connection is not None and self._connection.closed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import NoReturn
 
 import psycopg
 
@@ -106,15 +108,32 @@ def affects_transaction(problem: psycopg.Error) -> bool:
     return not problem.sqlstate or problem.sqlstate.startswith(_OF_THE_TRANSACTION)
 
 
+def raise_broker_error(problem: psycopg.Error) -> NoReturn:
+    """Raise the BrokerError or InstanceError that corresponds to an error of PostgreSQL, or else that error."""
+    broker_error = explain_error(problem)
+    if broker_error is None:
+        raise problem
+    raise broker_error from problem
+
+
 def is_transaction_conflict(problem: BaseException | None) -> bool:
     """Check whether the cause of a failure is a deadlock, or a conflict with another transaction."""
-    while problem is not None:
-        if isinstance(problem, psycopg.Error) and (problem.sqlstate or "").startswith(_TRANSACTION_ROLLBACK):
-            return True
-        if isinstance(problem, BrokerError) and problem.number == _DEADLOCK_NUMBER:
-            return True
+    return any(_is_conflict(cause) for cause in _causes(problem))
+
+
+def _causes(problem: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and its causes, each once: `raise problem from problem` makes a circle."""
+    yielded: set[int] = set()
+    while problem is not None and id(problem) not in yielded:
+        yield problem
+        yielded.add(id(problem))
         problem = problem.__cause__
-    return False
+
+
+def _is_conflict(problem: BaseException) -> bool:
+    if isinstance(problem, psycopg.Error):
+        return (problem.sqlstate or "").startswith(_TRANSACTION_ROLLBACK)
+    return isinstance(problem, BrokerError) and problem.number == _DEADLOCK_NUMBER
 
 
 def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:

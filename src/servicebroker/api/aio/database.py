@@ -23,7 +23,6 @@ from servicebroker.api.aio.transaction import (
     AsyncJoinedTransaction,
     AsyncTransaction,
     find_reason,
-    raise_broker_error,
     translate,
     translated,
 )
@@ -53,6 +52,7 @@ from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.aio.concurrency import IS_ASYNC, current_work
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.keys.x509_certificates import sign
+from servicebroker.store.server_errors import raise_broker_error
 from servicebroker.store.statements import Steps, only
 
 if TYPE_CHECKING:

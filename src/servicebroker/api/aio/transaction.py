@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from uuid import UUID
 
 import psycopg
@@ -32,7 +32,7 @@ from servicebroker.store.aio.connection import ENCODING, one_line
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, send_queued
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.direct import QueuedCommand, is_direct, is_idle
-from servicebroker.store.server_errors import explain_error
+from servicebroker.store.server_errors import explain_error, raise_broker_error
 from servicebroker.store.statements import Statement, Steps, with_savepoint
 
 if TYPE_CHECKING:
@@ -445,14 +445,6 @@ async def _in_utf8(connection: psycopg.AsyncConnection[Any], encoding: str) -> A
 def is_full_disk(error: BaseException) -> bool:
     """Return whether the disk was full. No message causes that, so poison detection does not count it."""
     return isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
-
-
-def raise_broker_error(problem: psycopg.Error) -> NoReturn:
-    """Raise the BrokerError or InstanceError that corresponds to an error of PostgreSQL, or else that error."""
-    broker_error = explain_error(problem)
-    if broker_error is None:
-        raise problem
-    raise broker_error from problem
 
 
 async def find_reason(connection: psycopg.AsyncConnection[Any], engine: OwnerVerbs, refused: BrokerError) -> None:

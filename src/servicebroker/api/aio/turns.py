@@ -19,7 +19,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.aio.deferred_answers import AsyncDeferredAnswers, may_defer
-from servicebroker.api.aio.transaction import AsyncTransaction, raise_broker_error
+from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.api.shared import tracing
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation.receive import Taken
@@ -28,7 +28,7 @@ from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.direct import run_command
 from servicebroker.store.direct import QueuedCommand
-from servicebroker.store.server_errors import is_transaction_conflict
+from servicebroker.store.server_errors import is_transaction_conflict, raise_broker_error
 from servicebroker.store.statements import Statement, Steps, result_of
 
 Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[object]]

@@ -17,7 +17,7 @@ from servicebroker.store.migrations import applied, check_whole, compare, migrat
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server import check_server
 from servicebroker.store.server_clock import Clock
-from servicebroker.store.server_errors import explain_error
+from servicebroker.store.server_errors import raise_broker_error
 from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Rows, Steps
 
@@ -60,7 +60,7 @@ def prepare(url: str, clock: Clock | None = None, *, accepts_copies: bool = Fals
             if not is_standby:
                 run_alone(connection, ensure_database(SYSTEM_DATABASE))
         except psycopg.errors.ReadOnlySqlTransaction as problem:
-            raise explain_error(problem) or problem from problem
+            raise_broker_error(problem)
     return OwnerVerbs
 
 
