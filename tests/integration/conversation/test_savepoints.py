@@ -156,7 +156,7 @@ def test_a_joined_connection_releases_the_lock(database: sb.Database, autocommit
         joined = database.join(connection)
         connection.execute("begin" if autocommit else "select 1")
         undo_receive(joined, "raw")
-        with pytest.raises(sb.InstanceError, match="still open"):
+        with pytest.raises(sb.InstanceError, match="Commit or roll back first"):
             joined.release_locks()
         assert database.receive(STOCK_QUEUE) == []
         connection.execute(end)
