@@ -14,7 +14,7 @@ from servicebroker.model.waiting import CLOCK_DIFFERS, DELAYED, NO_ACKNOWLEDGEME
 _EXCHANGE = "Exchange certificates: servicebroker certificate export here and certificate import at the peer, and back."
 _TRUST = (
     "If the peer may connect, import its present certificate: servicebroker certificate import NAME FILE. A member of "
-    "the domain that was revoked joins again: servicebroker domain join."
+    "the domain that was revoked joins again under another name: servicebroker domain join."
 )
 _ENABLE = "Enable the broker: Database.alter(enable_broker=True)."
 _MASTER_KEY = "Create the master key of the database, or open it: CREATE MASTER KEY, servicebroker serve --keys."
