@@ -19,7 +19,7 @@ POST = "http://schemas.microsoft.com/SQL/Notifications/PostEventNotification"
 
 def told(database: sb.Database, script: str) -> list[Any]:
     """Rows, and numbers of errors."""
-    return [one for one in tsql_support.told(database, script) if not isinstance(one, str)]
+    return [one for one in tsql_support.output_of(database, script) if not isinstance(one, str)]
 
 
 # ---------------------------------------------------------------- event notifications
