@@ -81,20 +81,22 @@ async def connect(
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
         reason = without_quoted_secrets(one_line(problem), url)
         raise Unreachable(f"Cannot connect to PostgreSQL: {reason}{advice}") from None
-    if connection.info.server_version < _MIN_SERVER_VERSION:
-        version = connection.info.server_version // 10000
+    try:
+        if connection.info.server_version < _MIN_SERVER_VERSION:
+            version = connection.info.server_version // 10000
+            raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
+        if (encoding := connection.info.parameter_status("server_encoding")) not in (ENCODING, None):
+            database = connection.info.dbname
+            raise InstanceError(
+                f"servicebroker needs a PostgreSQL database with the encoding {ENCODING}; the encoding of '{database}' "
+                f"is {encoding}. Make another one: CREATE DATABASE ... TEMPLATE template0 ENCODING '{ENCODING}'."
+            )
+        await _set_up(url, connection)
+        if connection.info.server_version >= _TRANSACTION_TIMEOUT_VERSION and not keeps_timeouts:
+            await connection.execute("set transaction_timeout = 0")  # refused as a startup option before 17
+    except BaseException:  # also when the task is cancelled
         await connection.close()
-        raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
-    if (encoding := connection.info.parameter_status("server_encoding")) not in (ENCODING, None):
-        database = connection.info.dbname
-        await connection.close()
-        raise InstanceError(
-            f"servicebroker needs a PostgreSQL database with the encoding {ENCODING}; the encoding of '{database}' is "
-            f"{encoding}. Make another one: CREATE DATABASE ... TEMPLATE template0 ENCODING '{ENCODING}'."
-        )
-    await _set_up(url, connection)
-    if connection.info.server_version >= _TRANSACTION_TIMEOUT_VERSION and not keeps_timeouts:
-        await connection.execute("set transaction_timeout = 0")  # refused as a startup option before 17
+        raise
     return connection
 
 
