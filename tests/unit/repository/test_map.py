@@ -78,3 +78,9 @@ def test_a_folder_is_taken_in_at_a_glance() -> None:
     folders = Counter(file.parent.relative_to(SOURCES) for file in SOURCES.rglob("*.py"))
     crowded = {str(folder): count for folder, count in folders.items() if count > MOST_MODULES}
     assert crowded == {}
+
+
+def test_test_files_have_different_names() -> None:
+    """pytest imports a test file by its name alone; a second one of that name ends the whole run."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, files in names.items() if files > 1] == []
