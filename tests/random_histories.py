@@ -49,7 +49,7 @@ from side_by_side import (
 
 STEP_COUNT = 80  # of one history
 MOST_REPEATED = 2  # histories of a short run; a run of 10,000 steps has one more
-LOCK_TIMEOUT = 40  # milliseconds: then the outcome of the engine's step is "waits" for another transaction
+LOCK_TIMEOUT = 400  # milliseconds, beyond what a vacuum or a loaded machine takes: then a step "waits" for a lock
 NOBODY = UUID(int=7)  # an unknown handle
 _CONVERSATION = "select conversation_id from servicebroker.conversation_endpoints where conversation_handle = $1"
 BEGINNINGS = ("begin", "short")  # steps that begin a conversation
