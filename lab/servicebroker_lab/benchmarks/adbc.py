@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from servicebroker.overriding import override
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -39,15 +41,18 @@ class AdbcSource(DataSource):
         "message_sequence_number, queuing_order, priority, validation::text, message_body, message_enqueue_time"
     )
 
+    @override
     @classmethod
     def name(cls) -> str:
         """The name for `format`."""
         return "adbc"
 
+    @override
     def schema(self) -> str:
         """The columns of a queue's table."""
         return self.COLUMNS
 
+    @override
     def reader(self, schema: StructType) -> AdbcReader:
         """A batch reader."""
         return AdbcReader(self.options)
@@ -62,10 +67,12 @@ class AdbcReader(DataSourceReader):
         self._first, self._end = int(options["first"]), int(options["end"])
         self._partitions = int(options["partitions"])
 
+    @override
     def partitions(self) -> Sequence[InputPartition]:
         """Even parts of the range."""
         return [Range(*part) for part in even_parts(self._first, self._end, self._partitions)]
 
+    @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part, as ADBC hands them over."""
         from adbc_driver_postgresql import dbapi

@@ -14,6 +14,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from servicebroker.model.messages import error_body
+from servicebroker.overriding import override
 from servicebroker.protocol.adjacent import Arrived, Connection, Event, Greeted, LocalIdentity, Online, QuestionReceived
 from servicebroker.protocol.dialog import GONE
 from servicebroker.protocol.envelope import (
@@ -53,6 +54,7 @@ class HostilePeer:
         self.findings: list[str] = []
         self.frames = 0
 
+    @override
     def __repr__(self) -> str:
         return "the hostile peer"
 

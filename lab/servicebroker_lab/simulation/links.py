@@ -17,6 +17,7 @@ from servicebroker.broker.transport.sockets import FIRST_PAUSE, LAST_PAUSE, RETR
 from servicebroker.broker.transport.stream import OPENING_WASTE, UNPROVED_INSTANCE
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.peers import UNPROVED, Peer, Proved
+from servicebroker.overriding import override
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import (
     Arrived,
@@ -68,6 +69,7 @@ class SimulatedLink:
         self._pending = 0  # bytes that wait to be written
         self._is_flushing = False
 
+    @override
     def __repr__(self) -> str:
         return f"the link to {self.address}" if self.address else "an accepted link"
 

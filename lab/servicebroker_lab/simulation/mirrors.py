@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from servicebroker.overriding import override
 from servicebroker.protocol import mirroring
 from servicebroker.protocol.mirroring import IN_DOUBT, KnownTimeline, Role, RoleReport
 from servicebroker_lab.simulation.simulated_time import Loop
@@ -47,6 +48,7 @@ class _Server:
         self.busy: Callable[[], None] | None = None  # the continuation of a commit that waits for the standby
         self.busy_since = 0.0
 
+    @override
     def __str__(self) -> str:
         return self.name
 
@@ -92,6 +94,7 @@ class _Sender:
         self.chosen_last = -1
         self.cut_off: set[int] = set()  # servers that it cannot reach
 
+    @override
     def __str__(self) -> str:
         return f"sender {self.index}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from servicebroker.overriding import override
 from servicebroker_lab.simulation.faults import Faults
 from servicebroker_lab.simulation.run import Case, run
 
@@ -17,6 +18,7 @@ class Failing(NamedTuple):
     case: Case
     trace: list[str]
 
+    @override
     def __str__(self) -> str:
         faults = sorted(set(Faults._fields) - self.case.without)
         limits = f"at most {self.case.conversations} conversations, {self.case.seconds:g} s"

@@ -32,6 +32,7 @@ from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.security.dialog_security import Binding
 from servicebroker.model.security.peers import Answer, Proved
+from servicebroker.overriding import override
 from servicebroker.protocol.adjacent import Arrived, LocalIdentity
 from servicebroker.protocol.dialog import Acknowledged
 from servicebroker.protocol.division import Division
@@ -95,6 +96,7 @@ class FaultyStore(MemoryStore):
         self._instance = instance
         self._daemon = daemon
 
+    @override
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run a transaction. Its commit may fail, or succeed without an answer."""
@@ -103,6 +105,7 @@ class FaultyStore(MemoryStore):
             self._seam("commit")
         self._seam("committed")
 
+    @override
     def __getattribute__(self, name: str) -> Any:
         attribute = super().__getattribute__(name)
         if name.startswith("_") or name in ("transaction", "locks", "division", "unfinished"):
@@ -119,6 +122,7 @@ class FaultyStore(MemoryStore):
     def _seam(self, name: str) -> None:
         self._instance.seam(self._daemon, self, name)
 
+    @override
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
         """Check that all messages to be removed as acknowledged have arrived at the peer."""
         for handle, event in news.items():
@@ -340,6 +344,7 @@ class Instance:
         self.corrupted = 0
         self._pending: list[tuple[UUID, Callable[[], None]]] = []  # changes that applications are about to commit
 
+    @override
     def __repr__(self) -> str:
         return f"instance {self.index}"
 

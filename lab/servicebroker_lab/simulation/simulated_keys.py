@@ -11,6 +11,7 @@ from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, StoredKey, UserCertificate
 from servicebroker.model.security.certificates import MASTER_KEY, PRIVATE_KEY
 from servicebroker.model.security.permissions import DBO_ID
+from servicebroker.overriding import override
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.keys.sealing import KEY_BYTES, seal
 from servicebroker.store.keys.x509_certificates import issue, key_bytes
@@ -24,6 +25,7 @@ _VALIDITY = timedelta(days=3650)  # before and after the start of a run
 class _Folder(KeyFolder):
     """A service master key without a file."""
 
+    @override
     def service_master_key(self) -> bytes:
         """Return the service master key, which all instances share."""
         return SERVICE_MASTER_KEY

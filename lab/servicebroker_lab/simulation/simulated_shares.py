@@ -31,6 +31,7 @@ from servicebroker.broker.sharing.worker import Calls, Surroundings, Worker
 from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.protocol.adjacent import LocalIdentity
 from servicebroker.protocol.division import Division
 from servicebroker.protocol.mirroring import IN_DOUBT, RoleReport
@@ -66,6 +67,7 @@ class ShareKilled(Exception):
 class ProcessStore(FaultyStore):
     """The store of a share in a process of its own, which may be killed without the daemon."""
 
+    @override
     def _seam(self, name: str) -> None:
         if self._instance.world.loop.happens(self._instance.world.network.faults.share_killed):
             self._instance.trace("the process of share", self.division.number, "is killed at", name)
@@ -123,6 +125,7 @@ class SimulatedProcess(RemoteRelay):
         )
         self.take(piped(self._worker.ready()))
 
+    @override
     def round(self, arrivals: list[Arrival]) -> int:
         """Run a round. The process may be killed before it, in it, or before it can report the result."""
         if self.is_dead:
@@ -316,6 +319,7 @@ class ShareTask:
 class DividedDaemon(Daemon):
     """A daemon whose number of shares follows the load, or is set by the run."""
 
+    @override
     def make_links(self, me: LocalIdentity) -> Links | ShippedNetwork:
         """Return the product's connections, or simulated ones if peers authenticate by certificates."""
         self._taker = 0
@@ -330,6 +334,7 @@ class DividedDaemon(Daemon):
         shipped.apply(self.instance.policy())
         return shipped
 
+    @override
     def begin(self) -> None:
         """Create the first share, and serve."""
         self._in_processes = self.instance.world.in_processes
@@ -355,6 +360,7 @@ class DividedDaemon(Daemon):
         """All shares."""
         return self.shares.all
 
+    @override
     @property
     def wake_ats(self) -> list[float]:
         """The time of the next timer of each relay."""
@@ -365,11 +371,13 @@ class DividedDaemon(Daemon):
         """True while the daemon polls, so that a SEND sends no notification."""
         return self._pace.mode is Mode.POLL
 
+    @override
     def want(self, count: int | None) -> None:
         """Set the number of shares; None lets it follow the load. The load may change, too."""
         self._growth.fixed = count
         self._is_heavy = self._apart.random() < 0.6
 
+    @override
     def stop_endpoint(self) -> None:
         """Stop or disable the endpoint, and start it again later."""
         links, random = self.links, self.loop.random
@@ -379,6 +387,7 @@ class DividedDaemon(Daemon):
             links.apply(random.choice((Policy(silence=9748), Policy(refusal=28080, silence=9666))))
             self.loop.after(10 * random.random(), lambda: self._start_endpoint(links))
 
+    @override
     def retire(self) -> None:
         """Stop as the product does: end the rounds of the shares, and notify peers."""
         self.instance.trace("is told to stop")
@@ -441,6 +450,7 @@ class DividedDaemon(Daemon):
             task.end()
         self._tasks = []
 
+    @override
     def _begin_anew(self, problem: Exception) -> None:
         """Start again after a failure, with a new connection to the database."""
         self.instance.trace("begins anew:", problem)
@@ -453,6 +463,7 @@ class DividedDaemon(Daemon):
         self._growth.begin(self._new_load())
         self.loop.after(RECONNECT_DELAY_S, self._serve)
 
+    @override
     def kill(self) -> None:
         """Drop everything in memory, with the processes of shares."""
         self.is_over = True
@@ -469,22 +480,26 @@ class DividedDaemon(Daemon):
 
     # ---------------------------------------------------------------- events
 
+    @override
     def poke(self) -> None:
         """Wake the shares, because a connection can send again."""
         self.inboxes.wake()
         self._check_events()
 
+    @override
     def notify(self) -> None:
         """Handle a committed SEND, which sends a notification only while the daemon listens."""
         if not self.is_polling:
             self.poke()
 
+    @override
     def tell(self, happening: Happening) -> None:
         """Record an event of a connection."""
         self.instance.trace(*happening)
         self.inboxes.enter(happening)
         self._check_events()
 
+    @override
     def take(self, link: Link, body: bytes, *, is_forwarded: bool) -> None:
         """Put a message into the inbox of its share, for the next round."""
         if not self.is_over:
@@ -535,6 +550,7 @@ class DividedDaemon(Daemon):
         self._passed += ROUND_TIME_S * self._apart.random()
         return self._passed
 
+    @override
     def _round(self) -> None:
         """Run a round of the first share, and begin the wait for the next one."""
         self._rest.cancel()
@@ -563,6 +579,7 @@ class DividedDaemon(Daemon):
             self._check_events()
         self.run_killable(self._round)
 
+    @override
     def interleave(self) -> None:
         """Run a round of another share, perhaps, between two operations of a round."""
         if len(self.all) < 2 or not self.loop.happens(INTERLEAVING_PROBABILITY):
@@ -576,6 +593,7 @@ class DividedDaemon(Daemon):
     def _is_due(self, share: Share) -> bool:
         return len(share.inbox) > 0 or share.inbox.wake_event.is_set() or share.wake_at <= self.loop.now + ROUND_DELAY_S
 
+    @override
     def seam(self, store: FaultyStore, name: str) -> None:
         """Kill the daemon by a fault, or if the session of the first share has lost the lease."""
         is_lost = not self.has_lease and store.division.number == 0

@@ -19,6 +19,7 @@ from servicebroker.broker.policy import Policy
 from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.broker.transport.sockets import Network
 from servicebroker.broker.transport.stream import Stream
+from servicebroker.overriding import override
 from servicebroker.protocol.adjacent import Arrived, LocalIdentity
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.links import index_of
@@ -42,10 +43,12 @@ class EventLoop(asyncio.AbstractEventLoop):
         self._tasks: list[asyncio.Task[Any]] = []
         self.is_over = False
 
+    @override
     def time(self) -> float:
         """The time of the run."""
         return self._loop.now
 
+    @override
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
@@ -56,6 +59,7 @@ class EventLoop(asyncio.AbstractEventLoop):
 
     call_soon_threadsafe = call_soon
 
+    @override
     def call_later(
         self,
         delay: float,
@@ -66,6 +70,7 @@ class EventLoop(asyncio.AbstractEventLoop):
         """Call a function after `delay` seconds."""
         return self.call_at(self._loop.now + delay, callback, *args, context=context)
 
+    @override
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
@@ -74,10 +79,12 @@ class EventLoop(asyncio.AbstractEventLoop):
         self._loop.at(when, lambda: self._run(handle))
         return handle
 
+    @override
     def create_future(self) -> asyncio.Future[Any]:
         """Return a future of this loop."""
         return asyncio.Future(loop=self)
 
+    @override
     def create_task(self, coro: Coroutine[Any, Any, Any], **named: Any) -> asyncio.Task[Any]:  # type: ignore[override]
         """Return a task of this loop."""
         task = asyncio.Task(coro, loop=self, **named)
@@ -94,10 +101,12 @@ class EventLoop(asyncio.AbstractEventLoop):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 task.get_coro().close()
 
+    @override
     def get_debug(self) -> bool:
         """Return False: there is no debug mode."""
         return False
 
+    @override
     def is_closed(self) -> bool:
         """Return False. After `end` no function is called any more."""
         return False
@@ -105,10 +114,12 @@ class EventLoop(asyncio.AbstractEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Do nothing, because `_run` skips cancelled timers."""
 
+    @override
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Let the run fail."""
         raise context.get("exception") or RuntimeError(context["message"])
 
+    @override
     async def create_connection(  # type: ignore[override]
         self, factory: Callable[[], Stream], host: str, port: int
     ) -> tuple[asyncio.Transport, Stream]:
@@ -160,36 +171,45 @@ class Transport(asyncio.Transport):
         stream.on_bytes, stream.on_end = self._received, self._ended
         protocol.connection_made(self)
 
+    @override
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return the address of the peer."""
         return (f"sim{self._stream.other}", PEER_PORT) if name == "peername" else default
 
+    @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes."""
         self._stream.write(bytes(data))
 
+    @override
     def write_eof(self) -> None:
         """Do nothing: the end comes with `close`."""
 
+    @override
     def get_write_buffer_size(self) -> int:
         """Return 0: the stream takes all bytes."""
         return 0
 
+    @override
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Do nothing, for the same reason."""
 
+    @override
     def is_closing(self) -> bool:
         """Check whether the transport is closed."""
         return self._is_closing
 
+    @override
     def is_reading(self) -> bool:
         """Check whether the protocol reads."""
         return self._is_reading
 
+    @override
     def pause_reading(self) -> None:
         """Buffer received bytes."""
         self._is_reading = False
 
+    @override
     def resume_reading(self) -> None:
         """Give the buffered bytes to the protocol."""
         self._is_reading = True
@@ -197,6 +217,7 @@ class Transport(asyncio.Transport):
         for data in unread:
             self._received(data)
 
+    @override
     def close(self) -> None:
         """End the stream."""
         if not self._is_closing:
@@ -204,6 +225,7 @@ class Transport(asyncio.Transport):
             self._stream.close()
             self._loop.call_soon(self._protocol.connection_lost, None)
 
+    @override
     def abort(self) -> None:
         """End the stream."""
         self.close()
@@ -253,6 +275,7 @@ class FaultyInboxes(Inboxes):
         self._tell = tell
         self._bring = bring
 
+    @override
     def put(self, item: NetworkEvent) -> None:
         """Receive an event or message."""
         if isinstance(item, Arrival):
@@ -281,12 +304,14 @@ class ShippedNetwork(Network):
     def __len__(self) -> int:
         return len(self.streams)
 
+    @override
     def _start_loop(self) -> asyncio.AbstractEventLoop:
         return self._events
 
     def _open(self, address: Address, done: Callable[[Bytes | None], None]) -> None:
         self._simulated.connect(self._index, index_of(address), done)
 
+    @override
     def apply(self, policy: Policy) -> int | None:
         """Apply a network policy. Without a real port the coroutine ends without waiting."""
         try:
@@ -308,5 +333,6 @@ class ShippedNetwork(Network):
         """Close all streams without any further event."""
         self._events.end()
 
+    @override
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
         self._events.create_task(work)

@@ -49,6 +49,7 @@ from servicebroker.model.messages import error_body
 from servicebroker.model.security.dialog_security import Binding, Security
 from servicebroker.model.security.permissions import DBO_ID, Kind, Securable
 from servicebroker.model.states import REMOVED, REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
+from servicebroker.overriding import override
 from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Part
@@ -266,6 +267,7 @@ class MemoryStore(Store):
         ] = []  # written rows of other tables: (table, key, former row)
         self._is_open = False
 
+    @override
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Restore the state before the transaction if the block fails."""
@@ -324,6 +326,7 @@ class MemoryStore(Store):
 
     # ---------------------------------------------------------------- waiting conversations
 
+    @override
     def look(self, seen: Snapshot | None) -> OutgoingLook:
         tables, waiting = self._tables, []
         for handle, endpoint in tables.endpoints.items():
@@ -340,6 +343,7 @@ class MemoryStore(Store):
         snapshot = Snapshot(tables.next_xact, tuple(tables.unfinished))
         return OutgoingLook(snapshot, waiting, frozenset(), tables.routes_version, bool(tables.traces))
 
+    @override
     def page(self, after: UUID, count: int) -> list[UUID]:
         mine = {
             handle: endpoint
@@ -348,10 +352,12 @@ class MemoryStore(Store):
         }
         return sorted(handle for handle, endpoint in mine.items() if endpoint.rows and handle > after)[:count]
 
+    @override
     def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
         found = self._tables.endpoints
         return [self._shown(found[handle]) for handle in handles if handle in found]
 
+    @override
     def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
         return [self._shown(endpoint) for endpoint in self._tables.endpoints.values() if endpoint.key in keys]
 
@@ -392,9 +398,11 @@ class MemoryStore(Store):
             receive_token=endpoint.token,
         )
 
+    @override
     def groups_of(self, handles: Sequence[UUID]) -> dict[UUID, UUID]:
         return {handle: handle for handle in handles if handle in self._tables.endpoints}
 
+    @override
     def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
         return set(groups) & self._tables.endpoints.keys()
 
@@ -416,31 +424,39 @@ class MemoryStore(Store):
         database = Database(DATABASE_ID, tables.routes_version, broker, True, True, ())
         return LocalTopology(site, [database], homes, 0.0)
 
+    @override
     def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         routes = self._tables.routes
         return route_departures(departures, self._located(here), {DATABASE_ID: routes}, routes, self._clock())
 
+    @override
     def route_arrivals(
         self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
     ) -> list[Decision]:
         return route_headers(headers, self._located(here), self._tables.routes, self._clock())
 
+    @override
     def site(self) -> LocalTopology:
         return self._located(LocalInstance())
 
+    @override
     def routes(self, located: LocalTopology, database: Database) -> RoutingTable:
         return self._tables.routes
 
+    @override
     def ask(self, database_id: int, missing: Ask) -> None:
         raise AssertionError("no route leads to a dynamic routing service")
 
+    @override
     def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, KnownTimeline]:
         kept = {pair: KnownTimeline(row.system, row.timeline, row.evidence) for pair, row in self._tables.pairs.items()}
         return {pair: kept.get(pair, KnownTimeline()) for pair in pairs}
 
+    @override
     def pairs(self) -> list[Elsewhere]:
         return [pair for pair, row in self._tables.pairs.items() if self._tables.leads_to(row)]
 
+    @override
     def save_pairs(self, rows: Sequence[Row]) -> None:
         for row in filter(self._tables.leads_to, rows):
             address, mirror = parse_address(row.address), parse_address(row.mirror_address)
@@ -451,6 +467,7 @@ class MemoryStore(Store):
                 row = row._replace(timeline=before.timeline, evidence=before.evidence)
             self._tables.pairs[Elsewhere(address, mirror)] = row
 
+    @override
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
         claimed = set()
         for handle, how in claims.items():
@@ -462,6 +479,7 @@ class MemoryStore(Store):
 
     # ---------------------------------------------------------------- outgoing messages
 
+    @override
     def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
         found = {}
         for handle, reading in wanted.items():
@@ -485,19 +503,23 @@ class MemoryStore(Store):
         row = None if endpoint is None else endpoint.rows.get(number)
         return None if row is None else row.part
 
+    @override
     def read_fragment(self, handle: UUID, number: int, offset: int, length: int) -> bytes | None:
         part = self._part(handle, number)
         return None if part is None or part.body is None else part.body[offset : offset + length]
 
+    @override
     def read_token(self, handle: UUID, number: int) -> bytes | None:
         part = self._part(handle, number)
         return None if part is None else part.token
 
+    @override
     def read_traces(self, header: Header, first: int, last: int) -> list[tuple[int, bytes]]:
         key = header.conversation_id, header.is_from_initiator
         numbers = [number for number in range(first, last + 1) if (*key, number) in self._tables.traces]
         return [(number, self._tables.traces[*key, number]) for number in numbers]
 
+    @override
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
         done, over = self._gone(news), []
         for handle, event in news.items():
@@ -513,6 +535,7 @@ class MemoryStore(Store):
                 over.append(handle)
         return Settled(done, over)
 
+    @override
     def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
         for handle, number in below.items():
             if endpoint := self._tables.endpoints.get(handle):
@@ -520,6 +543,7 @@ class MemoryStore(Store):
                     self._change(self._tables.traces, key)
                     del self._tables.traces[key]
 
+    @override
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
         done = self._gone(failures)
         for handle, failure in failures.items():
@@ -535,6 +559,7 @@ class MemoryStore(Store):
                 self._tables.on_wake()
         return done
 
+    @override
     def diverge(self, diverged: Mapping[UUID, Diverged]) -> list[UUID]:
         done = self.fail({handle: apart.own for handle, apart in diverged.items()})
         for handle in done:
@@ -544,11 +569,13 @@ class MemoryStore(Store):
                 endpoint.failure = far.code, far.description
         return done
 
+    @override
     def note_old_copy(
         self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
     ) -> None:
         self._tables.old_copies.add((far_broker, is_here))
 
+    @override
     def set_statuses(self, texts: dict[UUID, str]) -> None:
         for handle, text in texts.items():
             if (endpoint := self._to_write(handle)) is not None:
@@ -557,9 +584,11 @@ class MemoryStore(Store):
 
     # ---------------------------------------------------------------- incoming messages
 
+    @override
     def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
         return place_of(header, self._located(LocalInstance()), self._tables.routes, self._clock(), pick)
 
+    @override
     def new_handle(self) -> UUID:
         return self._tables.draw_handle()
 
@@ -584,6 +613,7 @@ class MemoryStore(Store):
             self._before[endpoint.handle] = None
         self._tables.insert(endpoint)
 
+    @override
     def store(
         self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
     ) -> Result:
@@ -612,6 +642,7 @@ class MemoryStore(Store):
                 endpoint.kept_owner = owners.get(handle, "")
         return result
 
+    @override
     def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
         tables, found = self._tables, []
         for handle, endpoint in tables.endpoints.items():
@@ -633,6 +664,7 @@ class MemoryStore(Store):
             found.append(Stored(handle, endpoint.kept_owner, begun, 0.0))
         return found
 
+    @override
     def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
         dropped = []
         for handle in handles:
@@ -645,6 +677,7 @@ class MemoryStore(Store):
                 dropped.append(handle)
         return dropped
 
+    @override
     def drop_openings(self, handles: Sequence[UUID]) -> list[UUID]:
         tables, dropped = self._tables, []
         for handle in handles:
@@ -716,17 +749,20 @@ class MemoryStore(Store):
         else:
             endpoint.state = after
 
+    @override
     def store_traces(self, traced: Sequence[MessageContext]) -> None:
         for trace in traced:
             key = trace.conversation_id, trace.is_from_initiator, trace.number
             self._change(self._tables.traces, key)
             self._tables.traces[key] = trace.context
 
+    @override
     def wake(self, queues: Collection[int]) -> None:
         self._tables.on_wake()
 
     # ---------------------------------------------------------------- dialog security
 
+    @override
     def find_beginnings(self, handles: Sequence[UUID]) -> list[UndecidedDialog]:
         tables, found = self._tables, []
         for handle in handles:
@@ -740,9 +776,11 @@ class MemoryStore(Store):
                 )
         return found
 
+    @override
     def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
         return {owner: [known for known in self._tables.certificates if known.owner_id == owner[1]] for owner in owners}
 
+    @override
     def find_certificates(self, database_id: int, thumbprints: Sequence[bytes]) -> dict[bytes, UserCertificate]:
         return {
             known.facts.thumbprint: known
@@ -750,21 +788,26 @@ class MemoryStore(Store):
             if known.facts.thumbprint in thumbprints
         }
 
+    @override
     def find_master_key(self, database_id: int) -> MasterKey | None:
         return self._tables.master_key
 
+    @override
     def ask_for_binding(self, database_id: int, service: str) -> bool:
         return False
 
+    @override
     def save_keys(self, keys: Mapping[UUID, Keys]) -> None:
         for handle, new_keys in keys.items():
             if (endpoint := self._own(handle)) is not None and endpoint.keys is None:
                 endpoint.keys = new_keys
 
+    @override
     def save_exchange(self, handle: UUID, exchange: bytes) -> None:
         if (endpoint := self._own(handle)) is not None and endpoint.keys is not None:
             endpoint.keys = endpoint.keys._replace(exchange=exchange)
 
+    @override
     def save_second_keys(self, keys: Mapping[UUID, tuple[UUID, bytes]]) -> None:
         for handle, (key_id, key) in keys.items():
             if (
@@ -781,9 +824,11 @@ class MemoryStore(Store):
             self._before[handle] = endpoint.twin()
         return endpoint
 
+    @override
     def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
         return self._tables.brokers.get((certificate_id, broker), KnownBroker())
 
+    @override
     def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
         known, brokers = self.find_broker(certificate_id, broker), self._tables.brokers
         self._change(brokers, (certificate_id, broker))
@@ -791,15 +836,19 @@ class MemoryStore(Store):
             known.capabilities | {*capabilities}, max(known.ahead_until, ahead_until)
         )
 
+    @override
     def find_target(self, home: LocalService) -> Target:
         return Target(home.database_id, Securable(Kind.SERVICE, 1, DBO_ID, ""), Securable(Kind.QUEUE, 1, DBO_ID, ""))
 
+    @override
     def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:
         return None
 
+    @override
     def refused_sender(self, target: Target, principal_id: int) -> BrokerError | None:
         return None
 
+    @override
     def refused_owner(self, target: Target) -> BrokerError | None:
         return None
 

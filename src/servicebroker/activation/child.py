@@ -38,6 +38,7 @@ from servicebroker.api.shared.open import open_instance
 from servicebroker.broker import metrics
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.overriding import override
 
 _LOG = logging.getLogger("servicebroker.activation")
 
@@ -149,27 +150,37 @@ class _ReportingDetector(PoisonDetector):
     def __init__(self, report: SendReport) -> None:
         self._report = report
 
+    @override
     def took(self, transaction: int, queue_id: int) -> None:
         self._report(took=transaction, queues=[queue_id])
 
+    @override
     def received(self, transaction: int, queues: Iterable[int]) -> None:
         self._report(took=transaction, queues=list(queues))
 
+    @override
     def committed(self, queues: Iterable[int]) -> None: ...
 
+    @override
     def rolled_back(self, connection: Any, queues: Iterable[int]) -> None: ...
 
+    @override
     def commit_deferred(self, connection: Any, taken: set[tuple[int, int]]) -> None: ...
 
+    @override
     def commit_confirmed(self, connection: Any) -> None: ...
 
+    @override
     def commit_unknown(self, connection: Any) -> None: ...
 
+    @override
     def forget_commit(self, connection: Any) -> bool:
         return False
 
+    @override
     def resolve_if_due(self, queue_id: int) -> None: ...
 
+    @override
     def resolve_outcomes(self, connection: Any) -> None: ...
 
 
@@ -180,6 +191,7 @@ class _ReportingHandler(logging.Handler):
         super().__init__()
         self._report = report
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._report(log=self.format(record), level=record.levelno)

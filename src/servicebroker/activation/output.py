@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TextIO
 
+from servicebroker.overriding import override
+
 WriteLine = Callable[[str], None]
 
 
@@ -62,6 +64,7 @@ class _Output(io.TextIOBase):
     def __init__(self, other: TextIO) -> None:
         self._other = other
 
+    @override
     def write(self, text: str) -> int:
         lines = _current.get()
         if lines is None:
@@ -69,11 +72,14 @@ class _Output(io.TextIOBase):
         lines.write(text)
         return len(text)
 
+    @override
     def flush(self) -> None:
         self._other.flush()
 
+    @override
     def fileno(self) -> int:
         return self._other.fileno()  # a prompt needs it to read the width of the terminal
 
+    @override
     def isatty(self) -> bool:
         return self._other.isatty()

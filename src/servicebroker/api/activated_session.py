@@ -15,6 +15,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.notifier import WaitingReader
 from servicebroker.api.transaction import release_group_locks
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.overriding import override
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.termination import terminate
 
@@ -88,6 +89,7 @@ class ActivatedSession(Instance):
         self._home = (name.lower(), user)
         return database
 
+    @override
     def database(self, name: str, *, create: bool = False, user: str | None = None) -> Database:
         """Return the task's database as its principal, or another database as guest.
 
@@ -102,6 +104,7 @@ class ActivatedSession(Instance):
             raise BrokerError(15517, user)
         return super().database(name, user=allowed_user)
 
+    @override
     def create_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
         """Refuse: an activated procedure has no rights in the instance.
 
@@ -110,6 +113,7 @@ class ActivatedSession(Instance):
         """
         self._refuse()
 
+    @override
     def alter_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
         """Refuse: an activated procedure has no rights in the instance.
 
@@ -118,6 +122,7 @@ class ActivatedSession(Instance):
         """
         self._refuse()
 
+    @override
     def drop_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
         """Refuse: an activated procedure has no rights in the instance.
 
@@ -126,6 +131,7 @@ class ActivatedSession(Instance):
         """
         self._refuse()
 
+    @override
     def drop_database(self, *arguments: object, **clauses: object) -> NoReturn:
         """Refuse: an activated procedure has no rights in the instance.
 
@@ -137,15 +143,18 @@ class ActivatedSession(Instance):
     def _refuse(self) -> NoReturn:
         raise BrokerError(15247, hint=_NO_SERVER_RIGHTS)
 
+    @override
     def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
         """Count the messages of a RECEIVE. `filtered`: it was limited to a certain conversation or group."""
         self.history.note(took=messages > 0, filtered=filtered)
         super().count_received(queue_id, messages, filtered=filtered)
 
+    @override
     def count_polled(self, found: bool) -> None:
         """Note whether GET CONVERSATION GROUP returned a group."""
         self.history.note(took=found)
 
+    @override
     def sleep(self, reader: WaitingReader, seconds: float) -> bool:
         """Wait as `AsyncInstance.sleep`, unless the task shall end.
 
@@ -177,6 +186,7 @@ class ActivatedSession(Instance):
         for connection in (self.own, *self._others):
             terminate(connection)
 
+    @override
     @contextlib.contextmanager
     def connection(self) -> Iterator[DirectConnection]:
         """Lend the task's own connection for a `with` block; if it is lent already, another one of the pool."""

@@ -49,6 +49,7 @@ from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.schedules import DropSchedule, Schedules
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.overriding import override
 from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.concurrency import IS_ASYNC, current_work
 from servicebroker.store.keys.x509_certificates import sign
@@ -90,6 +91,7 @@ class Database(
         self.catalog = instance.catalog_of(user)
         self.engine = instance.engine(user, self.catalog, instance)
 
+    @override
     @property
     def database(self) -> Database:  # type: ignore[override] # read-only here
         """The database itself."""
@@ -289,6 +291,7 @@ class Database(
 
         return ForeignTransaction(self, connection)
 
+    @override
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
@@ -302,6 +305,7 @@ class Database(
         with self.instance.connection() as connection, translated():
             return run_exclusively(connection, self.database_id, termination, in_use, authorized)
 
+    @override
     def _alone(self, steps: Steps[T]) -> T:
         """Run steps of DDL under the lock of the catalog, after a check that the database exists."""
 
@@ -313,6 +317,7 @@ class Database(
         with self.transaction() as transaction:
             return transaction._do(locked())
 
+    @override
     def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
         """Run the steps as `_alone` does, and retry after a lock timeout (`lock_retry.py`)."""
         if self._within is not None:  # the transaction keeps its locks, so a retry is useless
@@ -323,6 +328,7 @@ class Database(
 
         return retry_locked(attempt, self._do(find_lock_timeout()))
 
+    @override
     def _do(self, steps: Steps[T]) -> T:
         if self._within is not None:
             return self._within._do(steps)
@@ -335,9 +341,11 @@ class Database(
                 find_reason(connection, self.engine, refused)
                 raise
 
+    @override
     def _refuse_transaction(self, statement: str) -> None:
         if self._within is not None or self.instance.open_transactions.get(current_work()):
             raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
+    @override
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])

@@ -12,6 +12,7 @@ import psycopg
 from servicebroker.api.transaction import JoinedTransaction
 from servicebroker.model.errors import JoinError
 from servicebroker.model.wording import shown
+from servicebroker.overriding import override
 from servicebroker.store import session_locks
 from servicebroker.store.concurrency import IS_ASYNC
 from servicebroker.store.statements import Steps
@@ -41,10 +42,12 @@ class ForeignTransaction(JoinedTransaction):
         self._library_object = library_object
         self._library = _library_of(library_object)
 
+    @override
     def _do(self, steps: Steps[T]) -> T:
         self._find_connection()
         return super()._do(steps)
 
+    @override
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """Set a savepoint, as `JoinedTransaction.savepoint`. The library's own savepoints have the same effect."""
@@ -70,6 +73,7 @@ class ForeignTransaction(JoinedTransaction):
             raise JoinError(_wrong_object(driver_connection))
         self.connection = driver_connection
 
+    @override
     def _is_alone(self) -> bool:
         return hasattr(self, "connection") and super()._is_alone()
 

@@ -43,6 +43,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
 from servicebroker.model.wording import shown
+from servicebroker.overriding import override
 from servicebroker.store import forked, session_locks
 from servicebroker.store.concurrency import Lock, in_thread, is_interrupt
 from servicebroker.store.connection import connect, is_url, pool
@@ -180,6 +181,7 @@ class Instance(Network, Rights):
             raise
         return self
 
+    @override
     def database(self, name: str, *, create: bool = False, user: str | None = None) -> Database:
         """Return the broker database of that name; names are case-insensitive.
 
@@ -197,6 +199,7 @@ class Instance(Network, Rights):
             database_id = run_alone(connection, self.engine.find_database(name, create=create))
             return Database(self, name, run_alone(connection, self.engine.find_user(database_id, user)))
 
+    @override
     def key_folder(self) -> KeyFolder:
         """Return the folder of private keys: the `keys` argument of `open`, or `keys` in the data folder.
 
@@ -225,6 +228,7 @@ class Instance(Network, Rights):
         with self.connection() as connection, translated():
             return run(connection, check(self.clock()))
 
+    @override
     def connection(self) -> AbstractContextManager[DirectConnection]:
         """Lend a connection of the pool, in autocommit mode, for a `with` block."""
         return _Borrowed(self)
@@ -387,9 +391,11 @@ class _Borrowed(AbstractContextManager[DirectConnection]):
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
 
+    @override
     def __enter__(self) -> DirectConnection:
         self._connection = self._instance._lend()
         return self._connection
 
+    @override
     def __exit__(self, *raised: object) -> None:
         self._instance._take_back(self._connection)

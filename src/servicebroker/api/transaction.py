@@ -27,6 +27,7 @@ from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
+from servicebroker.overriding import override
 from servicebroker.store import session_locks
 from servicebroker.store.concurrency import current_work
 from servicebroker.store.connection import ENCODING, one_line
@@ -60,6 +61,7 @@ class JoinedTransaction(Verbs):
         self.database, self.instance, self.engine = database, database.instance, database.engine
         self.connection = connection
 
+    @override
     def _do(self, steps: Steps[T]) -> T:
         self.instance.check_process()
         connection = self.connection
@@ -125,9 +127,11 @@ class JoinedTransaction(Verbs):
             if not self.connection.closed and not self.connection.autocommit:
                 self.connection.rollback()
 
+    @override
     def _refuse_transaction(self, statement: str) -> None:
         raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
+    @override
     def _received(self, queue_id: int, transaction: int) -> None:
         poison = self.database.instance.poison
         if self.connection.autocommit and is_idle(self.connection):
@@ -135,6 +139,7 @@ class JoinedTransaction(Verbs):
         else:
             poison.received(transaction, [queue_id])
 
+    @override
     def _is_alone(self) -> bool:
         return is_idle(self.connection)
 
@@ -242,6 +247,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
                 self.connection.pending.verbs = None  # the transaction can commit nothing
             self._send_what_waits()
 
+    @override
     def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
         if self._answers is not None:
             self._answers.leave()
@@ -253,6 +259,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
                 return waiting[0]
         return super()._begin_in(begin, group)
 
+    @override
     def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. In `pipeline()` a SEND on one conversation returns its position."""
         if self._answers is not None and not self._ended and (known := self._answers.run(operation)):
@@ -283,12 +290,14 @@ class Transaction(JoinedTransaction, TransactionScripts):
         """The deferred conversations: one object, also if threads share the transaction."""
         return self._new or vars(self).setdefault("_new", WaitingDialogs(self.instance, self.connection))
 
+    @override
     def _drop_what_waits(self) -> None:
         if self._new is not None:
             self._new.drop()
         if self._answers is not None:
             self._answers.drop()
 
+    @override
     def _send_what_waits(self) -> None:
         send_what_waits(self.connection)
 
@@ -366,16 +375,19 @@ class Transaction(JoinedTransaction, TransactionScripts):
             if not connection.closed:
                 poison.resolve_outcomes(connection)
 
+    @override
     def _process(self, span: Span) -> None:
         if self._processing is not None:
             tracing.end(self._processing)
         self._processing = span
 
+    @override
     def _received(self, queue_id: int, transaction: int) -> None:
         if (transaction, queue_id) not in self._taken:
             self._taken.add((transaction, queue_id))
             self.database.instance.poison.took(transaction, queue_id)
 
+    @override
     def _note_verb(self) -> None:
         self._has_worked = True
 
@@ -391,6 +403,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
     _is_counted = True  # by poison detection, if the transaction is rolled back
     _savepoint = b""
 
+    @override
     def _do(self, steps: Steps[T]) -> T:
         self.instance.check_process()
         if self._ended:
@@ -488,9 +501,11 @@ class _Translated(AbstractContextManager[None]):
     def __init__(self, runs_application_sql: bool) -> None:
         self._runs_application_sql = runs_application_sql
 
+    @override
     def __enter__(self) -> None:
         pass
 
+    @override
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

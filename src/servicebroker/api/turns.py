@@ -27,6 +27,7 @@ from servicebroker.engine.conversation.receive import Taken
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
+from servicebroker.overriding import override
 from servicebroker.store.direct import QueuedCommand, run_command
 from servicebroker.store.server_errors import is_transaction_conflict, raise_broker_error
 from servicebroker.store.statements import Statement, Steps, result_of
@@ -84,6 +85,7 @@ class GroupTurn(Turn):
         """Return whether all messages of the group are EndDialogs."""
         return all(message.is_end_dialog for message in self.messages)
 
+    @override
     @property
     def has_failed_statement(self) -> bool:
         """True if a statement of the procedure has failed, and not the statement that begins the following turn."""
@@ -107,17 +109,20 @@ class GroupTurn(Turn):
             self.transaction._trace(self._queue.name, self.messages, alone=False)
         return True
 
+    @override
     def undo(self) -> None:
         """Undo what the procedure did, and take the messages again."""
         super().undo()
         self._take()
 
+    @override
     def put_back(self, steps: Steps[None] | None = None) -> None:
         """Put the messages back, then run these steps. The transaction stays open."""
         super().undo()
         if steps is not None:
             self.transaction._do(steps)
 
+    @override
     def run(self, procedure: Procedure) -> None:
         """Call the procedure. The answers that it left waiting leave with the savepoint of the following turn.
 

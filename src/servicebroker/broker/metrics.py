@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from servicebroker.engine.diagnosis.counters import Counter, counters
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import ACTIVATION_CLASS, QUEUE_DISABLED_CLASS, BrokerEvent
+from servicebroker.overriding import override
 from servicebroker.store.connection import connect, one_line
 from servicebroker.store.running import run
 
@@ -169,6 +170,7 @@ class StoredCounters(Collector):
     def __init__(self, url: str) -> None:
         self._url = url
 
+    @override
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
         found: list[Counter] = []

@@ -40,6 +40,7 @@ from servicebroker.engine.security.master_keys import MasterKey, find_master_key
 from servicebroker.engine.security.session_keys import Keys, UndecidedDialog
 from servicebroker.engine.security.user_certificates import UserCertificate
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.overriding import override
 from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Header
@@ -83,6 +84,7 @@ class PostgresStore(Store):
         if said.source_function == "SyncRepWaitForLSN":
             self._is_replicated = False
 
+    @override
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Run a transaction. BEGIN is sent with the first statement, and COMMIT waits for the disk only if it must."""
@@ -135,91 +137,117 @@ class PostgresStore(Store):
 
     # ---------------------------------------------------------------- conversations with messages
 
+    @override
     def look(self, seen: Snapshot | None) -> OutgoingLook:
         return self._do_lazily(departing.look(seen, self.division))
 
+    @override
     def page(self, after: UUID, count: int) -> list[UUID]:
         return self._do(departing.page(after, count, self.division))
 
+    @override
     def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
         return self._do(remote_endpoints.find_by_handle(handles))
 
+    @override
     def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
         return self._do(remote_endpoints.find_by_conversation(keys))
 
+    @override
     def groups_of(self, handles: Sequence[UUID]) -> dict[UUID, UUID]:
         return self._do(remote_endpoints.groups_of(list(handles)))
 
+    @override
     def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
         return self._do(remote_endpoints.groups_left(groups))
 
     # ---------------------------------------------------------------- routes
 
+    @override
     def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         return self._do(departing.route(self._catalog, departures, here, self._clock()))
 
+    @override
     def route_arrivals(
         self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
     ) -> list[Decision]:
         return self._do(local_topology.route_arrivals(self._catalog, headers, here, self._clock(), may_ask))
 
+    @override
     def site(self) -> LocalTopology:
         return self._do(local_topology.find_topology([], self._clock()))
 
+    @override
     def routes(self, located: LocalTopology, database: Database) -> RoutingTable:
         return self._do(located.routes(self._catalog, database))
 
+    @override
     def ask(self, database_id: int, missing: Ask) -> None:
         self._do(missing_routes.ask(database_id, missing, self._clock()))
 
+    @override
     def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, KnownTimeline]:
         return self._do(mirrored_pairs.known(pairs))
 
+    @override
     def pairs(self) -> list[Elsewhere]:
         return self._do(mirrored_pairs.pairs())
 
+    @override
     def save_pairs(self, rows: Sequence[Row]) -> None:
         self._execute(mirrored_pairs.save(rows, self._clock()))
 
+    @override
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
         return self._do(departing.claim(claims))
 
     # ---------------------------------------------------------------- outgoing messages
 
+    @override
     def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
         return self._do_lazily(departing.read(wanted, longest))
 
+    @override
     def read_fragment(self, handle: UUID, number: int, offset: int, length: int) -> bytes | None:
         return self._do_lazily(departing.read_fragment(handle, number, offset, length))
 
+    @override
     def read_token(self, handle: UUID, number: int) -> bytes | None:
         return self._do(departing.token_of(handle, number))
 
+    @override
     def read_traces(self, header: Header, first: int, last: int) -> list[tuple[int, bytes]]:
         return self._do_lazily(traces.find_contexts(header.conversation_id, header.is_from_initiator, first, last))
 
+    @override
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
         return self._do_lazily(departing.acknowledge(news, self._clock()))
 
+    @override
     def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
         self._execute(traces.remove_delivered(below))
 
+    @override
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
         return self._do(departing.fail(failures, self._clock()))
 
+    @override
     def diverge(self, diverged: Mapping[UUID, Diverged]) -> list[UUID]:
         return self._do(departing.diverge(diverged, self._clock()))
 
+    @override
     def note_old_copy(
         self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
     ) -> None:
         self._execute(old_copies.note(endpoint, far_broker, own, self._clock(), is_here=is_here))
 
+    @override
     def set_statuses(self, texts: dict[UUID, str]) -> None:
         self._execute(departing.set_statuses(texts))
 
     # ---------------------------------------------------------------- received messages
 
+    @override
     def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
         service, opening, now = header.to_service, header.opening, self._clock()
         assert opening is not None
@@ -245,9 +273,11 @@ class PostgresStore(Store):
             answers[key] = place
         return place
 
+    @override
     def new_handle(self) -> UUID:
         return uuid4()
 
+    @override
     def store(
         self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
     ) -> arriving.Result:
@@ -257,64 +287,83 @@ class PostgresStore(Store):
         self._is_beside |= result.is_beside
         return result
 
+    @override
     def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
         return self._do_lazily(unfinished_arrivals.find_unfinished(self.division, handles))
 
+    @override
     def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
         return self._do(unfinished_arrivals.drop_unfinished(handles))
 
+    @override
     def drop_openings(self, handles: Sequence[UUID]) -> list[UUID]:
         return self._do(unfinished_arrivals.drop_openings(handles))
 
+    @override
     def store_traces(self, traced: Sequence[MessageContext]) -> None:
         self._execute(traces.store_contexts(traced, self._clock()))
 
+    @override
     def wake(self, queues: Collection[int]) -> None:
         self._execute(enqueue.wake(list(queues)))
 
     # ---------------------------------------------------------------- dialog security
 
+    @override
     def find_beginnings(self, handles: Sequence[UUID]) -> list[UndecidedDialog]:
         return self._do(session_keys.find_undecided(handles))
 
+    @override
     def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
         return self._do(session_keys.find_certificates_of(owners))
 
+    @override
     def find_certificates(self, database_id: int, thumbprints: Sequence[bytes]) -> dict[bytes, UserCertificate]:
         key = ("find_certificates", database_id, *thumbprints)
         return self._once(key, session_keys.find_certificates(database_id, thumbprints))
 
+    @override
     def find_master_key(self, database_id: int) -> MasterKey | None:
         return self._once(("find_master_key", database_id), find_master_key(database_id))
 
+    @override
     def ask_for_binding(self, database_id: int, service: str) -> bool:
         return self._do(missing_routes.ask_for_binding(database_id, service, self._clock()))
 
+    @override
     def save_keys(self, keys: Mapping[UUID, Keys]) -> None:
         self._do(session_keys.save_keys(keys))
 
+    @override
     def save_exchange(self, handle: UUID, exchange: bytes) -> None:
         self._execute(session_keys.save_exchange(handle, exchange))
 
+    @override
     def save_second_keys(self, keys: Mapping[UUID, tuple[UUID, bytes]]) -> None:
         self._execute(session_keys.save_second_keys(keys))
 
+    @override
     def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
         return self._do_lazily(known_brokers.find_broker(certificate_id, broker))
 
+    @override
     def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
         self._execute(known_brokers.save_broker(certificate_id, broker, capabilities, ahead_until))
 
+    @override
     def find_target(self, home: LocalService) -> Target:
         key = ("find_target", home.database_id, home.service_id)
         return self._once(key, admission.find_target(home.database_id, home.service_id))
 
+    @override
     def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:
         return self._once(("refused_keeper", target, principal_id), admission.refused_keeper(target, principal_id))
 
+    @override
     def refused_sender(self, target: Target, principal_id: int) -> BrokerError | None:
         return self._once(("refused_sender", target, principal_id), admission.refused_sender(target, principal_id))
 
+    @override
     def refused_owner(self, target: Target) -> BrokerError | None:
         return self._once(("refused_owner", target), admission.refused_owner(target))
 

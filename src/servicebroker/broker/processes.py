@@ -27,6 +27,7 @@ from servicebroker.broker.sharing.remote_relay import RemoteRelay
 from servicebroker.broker.transport.links import Arrival, Links
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.store.connection import connect, one_line
 from servicebroker.store.running import execute
 
@@ -149,6 +150,7 @@ class ShareProcess(RemoteRelay):
 
     # ---------------------------------------------------------------- rounds
 
+    @override
     def round(self, arrivals: list[Arrival]) -> int:
         """Have the process run one round, and answer its questions. Returns the number of messages.
 
@@ -161,6 +163,7 @@ class ShareProcess(RemoteRelay):
             self._say(self.answer(answer))
         return self.take(answer)
 
+    @override
     def take(self, done: Done) -> int:
         """Make the calls of a committed round. The process waits for the next order."""
         assert isinstance(done, Done)

@@ -30,6 +30,7 @@ from servicebroker.broker.shares import open_share
 from servicebroker.broker.sharing.messages import TO_LOG, Begin, Failed, Question, Session, StatusMessage
 from servicebroker.broker.sharing.worker import Calls, Surroundings, Worker
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.store.connection import one_line
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.running import execute
@@ -70,6 +71,7 @@ class DaemonsLog(logging.Handler):
         super().__init__()
         self._daemon = daemon
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record to the daemon's log."""
         text = record.getMessage()

@@ -20,6 +20,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.wording import shown
+from servicebroker.overriding import override
 from servicebroker.protocol.admission import Admission, Places, network_of
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class _Handler(WSGIRequestHandler):
     server: _Server
     timeout = READ_TIMEOUT_S
 
+    @override
     def parse_request(self) -> bool:
         """Read the head of the request. Return False if the request was refused or is malformed."""
         if not super().parse_request():
@@ -87,6 +89,7 @@ class _Handler(WSGIRequestHandler):
         self.send_error(503, "Too many requests at once")
         return False
 
+    @override
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log."""
 
@@ -102,6 +105,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._lock = threading.Lock()
         super().__init__(address[:2], _Handler)
 
+    @override
     def process_request(self, request: Any, client_address: Any) -> None:
         """Read and answer the request in a thread."""
         with self._lock:
@@ -122,6 +126,7 @@ class _Server(ThreadingMixIn, WSGIServer):
                 return True
         return False
 
+    @override
     def shutdown_request(self, request: Any) -> None:
         """Free the slot of a finished request."""
         with self._lock:
@@ -129,6 +134,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._requests.pop(request, None)
         super().shutdown_request(request)
 
+    @override
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log a failed request; usually the client has closed the connection or sends nothing."""
         fields = {"event": "Metrics", "subclass": "Scrape", "peer": f"{client_address[0]}:"}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from servicebroker.cli import shutdown
 from servicebroker.cli.output import block, hidden, log_handler, redirect_errors
 from servicebroker.model.wording import cleaned, counted
+from servicebroker.overriding import override
 
 REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
 MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
@@ -78,6 +79,7 @@ class Repeats(logging.Filter):
         self._lock = threading.Lock()
         self._kinds: dict[Kind, _Recent] = {}
 
+    @override
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log the record; count it otherwise."""
         text = record.getMessage()
@@ -141,6 +143,7 @@ class Lines(logging.Formatter):
         super().__init__()
         self._template = template
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, without control characters and line ends from the text."""
         text = cleaned(" ".join(hidden(record.getMessage()).split()), _MAX_LINE_CHARACTERS)
@@ -151,6 +154,7 @@ class Lines(logging.Formatter):
 class _Json(logging.Formatter):
     """Formats a record as one JSON object, with the fields of its event."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
         document: dict[str, Any] = {"time": _time(record), "level": record.levelname, "message": record.getMessage()}
         document |= getattr(record, "fields", {})

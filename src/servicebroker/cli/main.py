@@ -22,6 +22,7 @@ from servicebroker.cli.log import Lines
 from servicebroker.cli.output import clean_tracebacks, log_handler, say
 from servicebroker.model.client_kind import entered_by
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
+from servicebroker.overriding import override
 
 
 class CommandSource(NamedTuple):
@@ -177,16 +178,19 @@ class Commands(TyperGroup):
             for name in names:
                 self.add_command(TyperCommand(name, help=COMMANDS[name].help, rich_help_panel=group))
 
+    @override
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of `servicebroker` itself. The help shows no value after a flag."""
         parameters = super().get_params(ctx)
         _hide_values_of_flags(parameters)
         return parameters
 
+    @override
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands in the order of the groups, not of the alphabet."""
         return list(self.commands)
 
+    @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import and return the command that the arguments name, with its name and its own arguments."""
         name, listed, rest = super().resolve_command(ctx, args)

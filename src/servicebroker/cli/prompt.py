@@ -16,6 +16,7 @@ from pygments.lexers.sql import TransactSqlLexer
 
 from servicebroker.cli.output import say
 from servicebroker.cli.sqlcmd import Sqlcmd
+from servicebroker.overriding import override
 from servicebroker.tsql.parser.keywords import RESERVED
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
@@ -36,6 +37,7 @@ class WordsAndNames(Completer):
         self._session = session
         self._words = sorted(RESERVED | set(_SERVICE_BROKER_WORDS.split()), key=str.lower)
 
+    @override
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         """Yield completions of the word at the cursor."""
         word = document.get_word_before_cursor(WORD=True).lstrip("([,")

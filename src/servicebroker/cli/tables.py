@@ -15,6 +15,7 @@ from rich.text import Text
 
 from servicebroker.cli.output import line, say
 from servicebroker.model.wording import cleaned
+from servicebroker.overriding import override
 
 UNBOUNDED_WIDTH = 2000  # columns, for a pipe or a file: names are not folded, so that a program can find them
 STYLES = {  # by state, on a terminal without NO_COLOR
@@ -34,6 +35,7 @@ class Terminal(Console):
             width = UNBOUNDED_WIDTH
         super().__init__(stderr=error, width=width, markup=False, emoji=False, highlight=False)
 
+    @override
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of a renderable without control characters, but with rich's own control codes."""
         for segment in super().render(renderable, options):

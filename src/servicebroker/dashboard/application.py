@@ -46,6 +46,7 @@ from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.names import short
 from servicebroker.model.states import STATE_MEANINGS, STATE_WORDS
 from servicebroker.model.wording import counted
+from servicebroker.overriding import override
 from servicebroker.pipeline.variables import masked
 
 UPDATE_INTERVAL_S = 1.0  # between two queries of the stream of a page
@@ -371,6 +372,7 @@ class _ChangeStream(Response):
         super().__init__()
         self._viewer_limits, self._viewer, self._changes = limits, viewer, changes
 
+    @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._viewer_limits.stream(self._viewer) as stream:

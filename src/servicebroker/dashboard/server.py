@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from servicebroker.broker.transport.accepting import Acceptor, EndReason, Terms, Visitor
+from servicebroker.overriding import override
 from servicebroker.protocol.admission import Places
 
 REQUEST_TIMEOUT_S = 10.0  # for the TLS handshake, for the head of a request, and for its body
@@ -30,6 +31,7 @@ _INCOMPLETE = (h11.IDLE, h11.SEND_BODY)  # h11's states of a client whose reques
 class Server(uvicorn.Server):
     """A uvicorn server whose connections are accepted, and limited, by an `Acceptor`."""
 
+    @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections at these sockets."""
         await super().startup(sockets=[])
@@ -37,6 +39,7 @@ class Server(uvicorn.Server):
         self._acceptor = Acceptor(partial(_DeadlineProtocol, **options), TERMS, self.config.ssl)
         self._acceptor.listen(sockets or [])
 
+    @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, and close the open ones."""
         self._acceptor.close()
@@ -70,15 +73,18 @@ class _DeadlineProtocol(H11Protocol):
         self._step: object = None  # the browser's next step, which has a deadline; None while the server works
         self._is_lingering = False  # answered early: the rest of the request is not read
 
+    @override
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._visitor.end = self._end
         self._update_deadline()
 
+    @override
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._update_deadline()
 
+    @override
     def on_response_complete(self) -> None:
         self._step = None  # the next request has a deadline of its own
         super().on_response_complete()
@@ -86,14 +92,17 @@ class _DeadlineProtocol(H11Protocol):
             self._linger()
         self._update_deadline()
 
+    @override
     def pause_writing(self) -> None:
         super().pause_writing()
         self._update_deadline()
 
+    @override
     def resume_writing(self) -> None:
         super().resume_writing()
         self._update_deadline()
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._visitor.leave()
         super().connection_lost(exc)

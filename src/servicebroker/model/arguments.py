@@ -13,6 +13,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.handlers import check_kind, check_parameters
 from servicebroker.model.wording import shown
+from servicebroker.overriding import override
 
 VALID_XML = "VALID_XML"
 VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"}
@@ -39,6 +40,7 @@ Given = TypeVar("Given")
 class Omitted:
     """The value of an omitted body, which differs from NULL."""
 
+    @override
     def __repr__(self) -> str:
         return "OMITTED"
 

@@ -14,6 +14,7 @@ from lxml import etree
 
 from servicebroker.model.wording import cleaned
 from servicebroker.model.xml_problems import DTD, MAXIMUM_DEPTH, TOO_DEEP, describe, find_problem
+from servicebroker.overriding import override
 
 XSD = "http://www.w3.org/2001/XMLSchema"
 XML_NAMESPACE = "http://www.w3.org/XML/1998/namespace"
@@ -316,6 +317,7 @@ class _OnlyThese(etree.Resolver):
     def __init__(self, texts: dict[str, bytes]) -> None:
         self._texts = texts
 
+    @override
     def resolve(self, system_url: str, public_id: str, context: Any) -> Any:  # type: ignore[override] # as it is called
         """Return the document at a location, from the collection only."""
         return self.resolve_string(self._texts.get(system_url, b""), context, base_url=system_url)

@@ -13,6 +13,7 @@ from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
 from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
+from servicebroker.overriding import override
 
 IDEMPOTENCY_TTL_S = 86_400  # a day: longer than callers usually retry
 
@@ -78,11 +79,13 @@ class BeginDialog(Operation[UUID]):
     idempotency_key: str | None = None
     idempotency_ttl: int = IDEMPOTENCY_TTL_S
 
+    @override
     @property
     def handles(self) -> Sequence[UUID]:
         """The related conversation, if any; the handle of the new conversation is the result."""
         return [] if self.related_conversation is None else [self.related_conversation]
 
+    @override
     @property
     def joined_groups(self) -> Sequence[UUID]:
         """The conversation group to join."""

@@ -12,6 +12,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import DelayedMessage
 from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
+from servicebroker.overriding import override
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class CancelDelayed(Operation[int]):
     handle: UUID
     number: int | None = None
 
+    @override
     @property
     def handles(self) -> Sequence[UUID]:
         """The conversation."""

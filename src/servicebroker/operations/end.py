@@ -12,6 +12,7 @@ from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
+from servicebroker.overriding import override
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class EndConversation(Operation[None]):
     error: tuple[int, str] | None = None
     cleanup: bool = False
 
+    @override
     @property
     def event_class(self) -> ConversationEvent:  # type: ignore[override] # of most operations it is a constant
         """The event of this form of the statement."""
@@ -45,6 +47,7 @@ class EndConversation(Operation[None]):
             return ConversationEvent.END_WITH_CLEANUP
         return ConversationEvent.END if self.error is None else ConversationEvent.END_WITH_ERROR
 
+    @override
     @property
     def handles(self) -> Sequence[UUID]:
         """The conversation."""

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.operations.operation import Operation
+from servicebroker.overriding import override
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class MoveConversation(Operation[None]):
     handle: UUID
     group: UUID
 
+    @override
     @property
     def handles(self) -> Sequence[UUID]:
         """The conversation."""

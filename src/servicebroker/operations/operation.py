@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 from uuid import UUID
 
 from servicebroker.model.conversation_events import ConversationEvent
+from servicebroker.overriding import override
 
 Result = TypeVar("Result", covariant=True)
 Method = TypeVar("Method", bound=Callable[..., object])
@@ -87,6 +88,7 @@ class Definition(Operation[Result]):
     permission: ClassVar[str]
     exist_ok: bool = False
 
+    @override
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if not any("permission" in vars(base) for base in cls.__mro__ if base is not Operation):

@@ -21,6 +21,7 @@ from servicebroker.model.arguments import (
 from servicebroker.model.bodies import encoded, encoded_all
 from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.operations.operation import Operation
+from servicebroker.overriding import override
 
 Numbers = TypeVar("Numbers", int, list[int])
 
@@ -132,6 +133,7 @@ class Send(_Delayable, Operation[Numbers]):
         handle = self.handle
         return isinstance(handle, UUID) or handle is None
 
+    @override
     @property
     def handles(self) -> Sequence[UUID]:
         """The conversations."""
@@ -188,11 +190,13 @@ class SendBatch(_Delayable, Operation[int]):
         if isinstance(self.bodies, Iterator):
             object.__setattr__(self, "bodies", list(self.bodies))
 
+    @override
     @property
     def handles(self) -> Sequence[UUID]:
         """The conversation."""
         return [self.handle]
 
+    @override
     @property
     def messages(self) -> int:  # type: ignore[override] # of most operations it is a constant
         """The number of messages; 1 for `bodies` without a length, which is refused later."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
+from servicebroker.overriding import override
 
 EXIT_CODE = 4  # exit code of a run that ends while messages are held back
 DEFAULT_WAIT_S = 30.0  # wait of a run with an end for the transaction that holds messages back
@@ -34,6 +35,7 @@ class Holder(NamedTuple):
     state: str | None
     seconds: int
 
+    @override
     def __str__(self) -> str:
         details = f"user '{self.user}', database '{self.database}', open for {self.seconds:,} s"
         if self.process is None:
@@ -69,6 +71,7 @@ class HeldBack(NamedTuple):
     holder: Holder | None
     is_open: bool
 
+    @override
     def __str__(self) -> str:
         messages = f"{counted(self.messages, 'committed message')} {'is' if self.messages == 1 else 'are'} held back"
         if self.holder is None and not self.is_open:

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.pipeline.decoding.registry_decoder import RegisteredSchema
 
 URL = "SCHEMA_REGISTRY_URL"
@@ -213,20 +214,24 @@ def _opener(sockets: list[socket.socket]) -> OpenerDirector:
     """Return an opener for requests, which uses the environment's proxy. It adds each socket to `sockets`."""
 
     class Plain(HTTPConnection):
+        @override
         def connect(self) -> None:
             super().connect()
             sockets.append(self.sock)
 
     class Secure(HTTPSConnection):
+        @override
         def connect(self) -> None:
             super().connect()
             sockets.append(self.sock)
 
     class PlainHandler(HTTPHandler):
+        @override
         def http_open(self, req: Request) -> Any:
             return self.do_open(Plain, req)
 
     class SecureHandler(HTTPSHandler):
+        @override
         def https_open(self, req: Request) -> Any:
             return self.do_open(Secure, req)
 
@@ -236,6 +241,7 @@ def _opener(sockets: list[socket.socket]) -> OpenerDirector:
 class _SameOrigin(HTTPRedirectHandler):
     """Follows redirects only to the same origin: another server could return a forged schema."""
 
+    @override
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         """Refuse a redirect to another origin; otherwise do as the base class."""
         if _origin(newurl) != _origin(req.full_url):

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.pipeline.message_columns import COLUMNS, PARTS
 from servicebroker.pipeline.options import source_options, writer_options
 
@@ -38,27 +39,32 @@ class ServiceBrokerSource(DataSource):
         super().__init__(options)
         self._options = dict(options)
 
+    @override
     @classmethod
     def name(cls) -> str:
         """Return the name for `format`."""
         return "servicebroker"
 
+    @override
     def schema(self) -> str:
         """Return the columns of a row. Only readers call this, so that invalid options are reported here first."""
         return PARTS if source_options(self._options).delivers_parts else COLUMNS
 
+    @override
     def reader(self, schema: StructType) -> QueueReader:
         """Return a reader of the present messages, which consumes nothing."""
         from servicebroker.pipeline.stream.reader import QueueReader
 
         return QueueReader(source_options(self._options))
 
+    @override
     def streamReader(self, schema: StructType) -> QueueStreamReader:
         """Return the reader of a stream, which consumes the queue."""
         from servicebroker.pipeline.stream.reader import QueueStreamReader
 
         return QueueStreamReader(source_options(self._options))
 
+    @override
     def writer(self, schema: StructType, overwrite: bool) -> MessageBatchWriter:
         """Return a writer that sends the rows of a batch job."""
         if overwrite:
@@ -67,6 +73,7 @@ class ServiceBrokerSource(DataSource):
 
         return MessageBatchWriter(writer_options(self._options), schema)
 
+    @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> MessageStreamWriter:
         """Return a writer that sends the rows of a streaming query."""
         if overwrite:

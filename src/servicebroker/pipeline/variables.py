@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from servicebroker.overriding import override
 from servicebroker.pipeline.definition import DefinitionError
 
 MIN_MASKED_CHARACTERS = 4  # shorter values occur in ordinary words and numbers
@@ -47,6 +48,7 @@ def resolved(content: Any, environment: Mapping[str, str], *position: str | int)
 class Placeholders(dict[str, str]):
     """An environment in which every variable is set. The value of an unknown variable NAME is `${NAME}`."""
 
+    @override
     def __contains__(self, name: object) -> bool:
         return True
 

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.pipeline.options import WriterOptions
 from servicebroker.pipeline.spark_task import partition_id, query_id
 from servicebroker.pipeline.staging import BODY, TYPE, Checksum, Cutter, Digest, stage
@@ -41,14 +42,17 @@ class MessageStreamWriter(DataSourceStreamArrowWriter):
         check_columns(options, schema)
         self._options = options
 
+    @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterTaskResult:  # type: ignore[override] # as in pyspark's own
         """Copy the rows of one task into the stage."""
         return write_rows(self._options, query_id("servicebroker"), iterator)
 
+    @override
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Send the batch, unless it was already sent."""
         commit_rows(self._options, messages, batchId, finish=False)
 
+    @override
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: the batch may be sent although Spark does not know it. The next batch deletes its staged rows."""
 
@@ -68,14 +72,17 @@ class MessageBatchWriter(DataSourceArrowWriter):
             )
         self._options = options
 
+    @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterTaskResult:  # type: ignore[override] # as in pyspark's own
         """Copy the rows of one task into the stage."""
         return write_rows(self._options, job_name(self._options), iterator)
 
+    @override
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send all rows, unless they were already sent."""
         commit_rows(self._options, messages, 0, finish=True)
 
+    @override
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing, as `MessageStreamWriter.abort`."""
 

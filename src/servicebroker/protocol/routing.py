@@ -15,6 +15,8 @@ from datetime import datetime
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
+from servicebroker.overriding import override
+
 LOCAL, TRANSPORT = "LOCAL", "TRANSPORT"
 DYNAMIC_ROUTING_SERVICE = "SQL/ServiceBroker/BrokerConfiguration"
 
@@ -29,6 +31,7 @@ class Address(NamedTuple):
     host: str
     port: int
 
+    @override
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"TCP://{host}:{self.port}"

@@ -16,6 +16,8 @@ from psycopg.abc import Buffer
 from psycopg.adapt import AdaptersMap, Loader
 from psycopg.pq import Format
 
+from servicebroker.overriding import override
+
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)  # PostgreSQL's
 _MICROSECOND, _DAY = timedelta(microseconds=1), timedelta(days=1)
@@ -46,11 +48,13 @@ def clamp_times(adapters: AdaptersMap) -> None:
 class _ZonedLoader(Loader):
     format = Format.BINARY
 
+    @override
     def load(self, data: Buffer) -> datetime:
         return _time(_LONG.unpack(data)[0], _MICROSECOND)
 
 
 class _PlainLoader(_ZonedLoader):
+    @override
     def load(self, data: Buffer) -> datetime:
         return super().load(data).replace(tzinfo=None)
 
@@ -58,6 +62,7 @@ class _PlainLoader(_ZonedLoader):
 class _DateLoader(Loader):
     format = Format.BINARY
 
+    @override
     def load(self, data: Buffer) -> date:
         return _time(_INTEGER.unpack(data)[0], _DAY).date()
 

@@ -34,6 +34,7 @@ from psycopg.types.array import ListDumper
 from psycopg_pool import ConnectionPool
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.store import forked
 from servicebroker.store.clamped_times import clamped_context
 from servicebroker.store.statement_counts import counts_of
@@ -352,6 +353,7 @@ class DirectConnection(psycopg.Connection[Row]):
         with self.lock:
             return super().wait(self.prepared_statements.described_steps(self, sql, parameters))
 
+    @override
     def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
         """Run the deferred verbs and commands, then `gen`. The driver calls this method for every exchange."""
         if self.queued or self.pending.verbs is not None:
@@ -422,6 +424,7 @@ class DirectPool(ConnectionPool[DirectConnection]):
         self.keep = self._spare.keep
         super().__init__(*arguments, **options)
 
+    @override
     def getconn(self, timeout: float | None = None) -> DirectConnection:
         """Take the spare connection, or one of the pool."""
         if (connection := self._spare.take()) is not None:
@@ -432,12 +435,14 @@ class DirectPool(ConnectionPool[DirectConnection]):
             self._spare.asked(connection)
         return connection
 
+    @override
     def check(self) -> None:
         """Check the connections of the pool, and the spare one."""
         if (spare := self._spare.remove()) is not None:
             self.putconn(spare)
         super().check()
 
+    @override
     def close(self, timeout: float = 5.0) -> None:
         """Close the pool and the spare connection."""
         if (spare := self._spare.remove(and_close=True)) is not None:
@@ -611,6 +616,7 @@ def adapt(adapters: AdaptersMap) -> None:
 class _ListDumper(ListDumper):
     """Dumps elements of one type together, in a third of the time. A dumper of the application takes precedence."""
 
+    @override
     def dump(self, obj: list[Any]) -> Buffer | None:
         types = set(map(type, obj))
         write = _WRITERS.get(types.pop()) if len(types) == 1 else None
@@ -642,6 +648,7 @@ class _BodiesDumper(Dumper):
     format = Format.BINARY
     oid = 1001  # bytea[]
 
+    @override
     def dump(self, obj: Bodies) -> Buffer:
         parts = [b""] * (2 * len(obj))
         parts[::2] = [_LENGTH.pack(-1 if body is None else len(body)) for body in obj]
@@ -658,6 +665,7 @@ class _UuidLoader(Loader):
 
     format = Format.BINARY
 
+    @override
     def load(self, data: Buffer) -> UUID:
         return _uuid(bytes(data))
 

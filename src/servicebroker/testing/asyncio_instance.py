@@ -18,6 +18,7 @@ from servicebroker.model.poison import Policy
 from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.request import Request
+from servicebroker.overriding import override
 from servicebroker.testing import definitions, failures, requests, worker_calls
 from servicebroker.testing.instance import Clock, Database, Instance, Pipeline, Transaction
 
@@ -98,6 +99,7 @@ class _AwaitableMethods:
 
         return awaited
 
+    @override
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._inner)})
 
@@ -112,6 +114,7 @@ class AsyncDatabase(_AwaitableMethods):
         super().__init__(inner)
         self.instance = instance
 
+    @override
     async def _after_method(self) -> None:
         await self.instance._run_workers()
 

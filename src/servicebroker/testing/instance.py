@@ -33,6 +33,7 @@ from servicebroker.operations.application import Application
 from servicebroker.operations.operation import Definition, Operation
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
+from servicebroker.overriding import override
 from servicebroker.testing import definitions, delivery, failures, worker_calls
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything, release_due
@@ -195,6 +196,7 @@ class Database(Verbs):
         self.name = name
         self.broker = broker
 
+    @override
     @property
     def database(self) -> Database:  # type: ignore[override] # read-only here
         """The database itself."""
@@ -327,6 +329,7 @@ class Database(Verbs):
         """
         raise InstanceError("The in-memory double has no PostgreSQL connection to join: use database.transaction().")
 
+    @override
     def run(self, operation: Operation[T]) -> T:
         """Run an operation of `servicebroker.operations`. Each statement's method does this."""
         if not isinstance(operation, Definition) or type(operation) not in definitions.INTERPRETERS:
@@ -377,6 +380,7 @@ class Database(Verbs):
 
     discard_message = method_of(operations.DiscardMessage)
 
+    @override
     @contextmanager
     def _verb(self) -> Iterator[Session]:
         with self.instance._transaction() as session, session.verb():
@@ -421,6 +425,7 @@ class Transaction(Verbs):
             finally:
                 self._pipeline = outer_pipeline
 
+    @override
     def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. Within `pipeline()`, a SEND on one conversation returns its position."""
         if self._pipeline is None or not isinstance(operation, Send) or not operation.is_single:
@@ -489,6 +494,7 @@ class Transaction(Verbs):
             raise
         self._connection.execute("release savepoint servicebroker")
 
+    @override
     @property
     def connection(self) -> Any:
         """The connection that `connect` has returned for this transaction.
@@ -498,6 +504,7 @@ class Transaction(Verbs):
         """
         return super().connection if self._connection is None else self._connection
 
+    @override
     @contextmanager
     def _verb(self) -> Iterator[Session]:
         self._check_open()

@@ -29,6 +29,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import Login, User
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
+from servicebroker.overriding import override
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.statements import Statement, Steps, resumed
 from servicebroker.tsql.statement_errors import TsqlError, no_linked_server
@@ -56,6 +57,7 @@ class SessionVerbs(JoinedTransaction):
         super().__init__(database, machine.connection)
         self._machine = machine
 
+    @override
     def run(self, operation: Operation[T]) -> T:
         """Run an operation.
 
@@ -72,6 +74,7 @@ class SessionVerbs(JoinedTransaction):
             return result
         return super().run(operation)
 
+    @override
     def _do(self, steps: Steps[T]) -> T:
         transactions = self._machine.transactions
         if transactions.count:
@@ -102,10 +105,12 @@ class SessionVerbs(JoinedTransaction):
             return result
         return (yield from resumed(first, steps))
 
+    @override
     def _note_verb(self) -> None:
         """Record that the open transaction has run a verb."""
         self._machine.context.has_worked = self._machine.transactions.count > 0
 
+    @override
     def _received(self, queue_id: int, transaction: int) -> None:
         """Report received messages to the poison message detection."""
         if self._machine.transactions.is_external:
@@ -124,6 +129,7 @@ class SessionDatabase(Database):
         self._machine = machine
         self.verbs = SessionVerbs(self, machine)
 
+    @override
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Join the open transaction, or begin one."""
@@ -142,16 +148,19 @@ class SessionDatabase(Database):
             machine.transactions.undo_statement()
             raise
 
+    @override
     def _do(self, steps: Steps[T]) -> T:
         if self._machine.transactions.count:
             return self.verbs._do(steps)
         return super()._do(steps)
 
+    @override
     def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
         if self._machine.transactions.count:  # locks are held to its end; the server resolves a deadlock
             return self._alone(steps())
         return super()._retry_locked(steps, timeouts_ms)
 
+    @override
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from servicebroker.model.errors import LONGEST_TEXT, BrokerError
 from servicebroker.model.wording import cut
+from servicebroker.overriding import override
 
 # (level, state) in SQL Server, of errors that do not have level 16 and state 1
 _LEVELS_AND_STATES = {
@@ -57,6 +58,7 @@ class TsqlError(BrokerError):
         """Return the two lines that SQL Server's tools print: the headline, then the text."""
         return f"{self.headline()}\n{self.text}"
 
+    @override
     def __str__(self) -> str:
         return f"{self.headline()}: {self.text}"
 

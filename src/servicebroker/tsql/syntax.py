@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from servicebroker.overriding import override
+
 MUTATOR = "tsql_modify"  # replaces the method name modify of xml in SET, the only clause that allows it
 
 
@@ -43,6 +45,7 @@ class Name:
         """The part before the database, "" if omitted."""
         return self.parts[-4] if len(self.parts) > 3 else ""
 
+    @override
     def __str__(self) -> str:
         return ".".join(self.parts)
 

@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from servicebroker.model.number_bounds import WHOLE
+from servicebroker.overriding import override
 from servicebroker.tsql.statement_errors import TsqlError
 
 
@@ -20,6 +21,7 @@ class SqlType(NamedTuple):
     precision: int | None = None
     scale: int | None = None
 
+    @override
     def __str__(self) -> str:
         if self.length is not None and self.name != "sysname":
             return f"{self.name}({'max' if self.length < 0 else self.length})"

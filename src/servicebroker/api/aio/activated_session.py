@@ -14,6 +14,7 @@ from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.aio.notifier import WaitingReader
 from servicebroker.api.aio.transaction import release_group_locks
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.overriding import override
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.termination import terminate
@@ -88,6 +89,7 @@ class AsyncActivatedSession(AsyncInstance):
         self._home = (name.lower(), user)
         return database
 
+    @override
     async def database(self, name: str, *, create: bool = False, user: str | None = None) -> AsyncDatabase:
         """Return the task's database as its principal, or another database as guest.
 
@@ -102,6 +104,7 @@ class AsyncActivatedSession(AsyncInstance):
             raise BrokerError(15517, user)
         return await super().database(name, user=allowed_user)
 
+    @override
     async def create_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
         """Refuse: an activated procedure has no rights in the instance.
 
@@ -110,6 +113,7 @@ class AsyncActivatedSession(AsyncInstance):
         """
         self._refuse()
 
+    @override
     async def alter_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
         """Refuse: an activated procedure has no rights in the instance.
 
@@ -118,6 +122,7 @@ class AsyncActivatedSession(AsyncInstance):
         """
         self._refuse()
 
+    @override
     async def drop_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
         """Refuse: an activated procedure has no rights in the instance.
 
@@ -126,6 +131,7 @@ class AsyncActivatedSession(AsyncInstance):
         """
         self._refuse()
 
+    @override
     async def drop_database(self, *arguments: object, **clauses: object) -> NoReturn:
         """Refuse: an activated procedure has no rights in the instance.
 
@@ -137,15 +143,18 @@ class AsyncActivatedSession(AsyncInstance):
     def _refuse(self) -> NoReturn:
         raise BrokerError(15247, hint=_NO_SERVER_RIGHTS)
 
+    @override
     def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
         """Count the messages of a RECEIVE. `filtered`: it was limited to a certain conversation or group."""
         self.history.note(took=messages > 0, filtered=filtered)
         super().count_received(queue_id, messages, filtered=filtered)
 
+    @override
     def count_polled(self, found: bool) -> None:
         """Note whether GET CONVERSATION GROUP returned a group."""
         self.history.note(took=found)
 
+    @override
     async def sleep(self, reader: WaitingReader, seconds: float) -> bool:
         """Wait as `AsyncInstance.sleep`, unless the task shall end.
 
@@ -177,6 +186,7 @@ class AsyncActivatedSession(AsyncInstance):
         for connection in (self.own, *self._others):
             terminate(connection)
 
+    @override
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncDirectConnection]:
         """Lend the task's own connection for a `with` block; if it is lent already, another one of the pool."""

@@ -48,6 +48,7 @@ from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.schedules import DropSchedule, Schedules
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.overriding import override
 from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.aio.concurrency import IS_ASYNC, current_work
 from servicebroker.store.aio.running import run_alone
@@ -89,6 +90,7 @@ class AsyncDatabase(
         self.catalog = instance.catalog_of(user)
         self.engine = instance.engine(user, self.catalog, instance)
 
+    @override
     @property
     def database(self) -> AsyncDatabase:  # type: ignore[override] # read-only here
         """The database itself."""
@@ -290,6 +292,7 @@ class AsyncDatabase(
 
         return AsyncForeignTransaction(self, connection)
 
+    @override
     async def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
@@ -303,6 +306,7 @@ class AsyncDatabase(
         async with self.instance.connection() as connection, translated():
             return await run_exclusively(connection, self.database_id, termination, in_use, authorized)
 
+    @override
     async def _alone(self, steps: Steps[T]) -> T:
         """Run steps of DDL under the lock of the catalog, after a check that the database exists."""
 
@@ -314,6 +318,7 @@ class AsyncDatabase(
         async with self.transaction() as transaction:
             return await transaction._do(locked())
 
+    @override
     async def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
         """Run the steps as `_alone` does, and retry after a lock timeout (`lock_retry.py`)."""
         if self._within is not None:  # the transaction keeps its locks, so a retry is useless
@@ -324,6 +329,7 @@ class AsyncDatabase(
 
         return await retry_locked(attempt, await self._do(find_lock_timeout()))
 
+    @override
     async def _do(self, steps: Steps[T]) -> T:
         if self._within is not None:
             return await self._within._do(steps)
@@ -336,9 +342,11 @@ class AsyncDatabase(
                 await find_reason(connection, self.engine, refused)
                 raise
 
+    @override
     def _refuse_transaction(self, statement: str) -> None:
         if self._within is not None or self.instance.open_transactions.get(current_work()):
             raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
+    @override
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])

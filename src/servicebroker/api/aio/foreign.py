@@ -11,6 +11,7 @@ import psycopg
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction
 from servicebroker.model.errors import JoinError
 from servicebroker.model.wording import shown
+from servicebroker.overriding import override
 from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import IS_ASYNC, in_greenlet
 from servicebroker.store.statements import Steps
@@ -40,10 +41,12 @@ class AsyncForeignTransaction(AsyncJoinedTransaction):
         self._library_object = library_object
         self._library = _library_of(library_object)
 
+    @override
     async def _do(self, steps: Steps[T]) -> T:
         await self._find_connection()
         return await super()._do(steps)
 
+    @override
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Set a savepoint, as `JoinedTransaction.savepoint`. The library's own savepoints have the same effect."""
@@ -69,6 +72,7 @@ class AsyncForeignTransaction(AsyncJoinedTransaction):
             raise JoinError(_wrong_object(driver_connection))
         self.connection = driver_connection
 
+    @override
     def _is_alone(self) -> bool:
         return hasattr(self, "connection") and super()._is_alone()
 

@@ -42,6 +42,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
 from servicebroker.model.wording import shown
+from servicebroker.overriding import override
 from servicebroker.store import forked
 from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import Lock, finish, in_thread
@@ -181,6 +182,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             raise
         return self
 
+    @override
     async def database(self, name: str, *, create: bool = False, user: str | None = None) -> AsyncDatabase:
         """Return the broker database of that name; names are case-insensitive.
 
@@ -198,6 +200,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             database_id = await run_alone(connection, self.engine.find_database(name, create=create))
             return AsyncDatabase(self, name, await run_alone(connection, self.engine.find_user(database_id, user)))
 
+    @override
     async def key_folder(self) -> KeyFolder:
         """Return the folder of private keys: the `keys` argument of `open`, or `keys` in the data folder.
 
@@ -226,6 +229,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         async with self.connection() as connection, translated():
             return await run(connection, check(self.clock()))
 
+    @override
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
         """Lend a connection of the pool, in autocommit mode, for a `with` block."""
         return _Borrowed(self)
@@ -391,9 +395,11 @@ class _Borrowed(AbstractAsyncContextManager[AsyncDirectConnection]):
     def __init__(self, instance: AsyncInstance) -> None:
         self._instance = instance
 
+    @override
     async def __aenter__(self) -> AsyncDirectConnection:
         self._connection = await self._instance._lend()
         return self._connection
 
+    @override
     async def __aexit__(self, *raised: object) -> None:
         await self._instance._take_back(self._connection)

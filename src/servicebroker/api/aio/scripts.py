@@ -21,6 +21,7 @@ from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.transaction import release_group_locks
 from servicebroker.model.arguments import check_script
 from servicebroker.model.security.permissions import User
+from servicebroker.overriding import override
 from servicebroker.store import session_locks
 from servicebroker.store.aio.direct import blocking
 from servicebroker.store.direct import DirectConnection
@@ -100,6 +101,7 @@ class ThreadInstance(Instance):
         """Return whether this is the view of that instance in that event loop, and the instance was not reopened."""
         return self._inner is instance and self._loop is loop and self.notifier.is_of(instance.notifier)  # type: ignore[attr-defined]
 
+    @override
     @contextmanager
     def connection(self) -> Iterator[DirectConnection]:
         """Lend a connection of the pool to this thread alone, until the block ends."""
@@ -110,21 +112,26 @@ class ThreadInstance(Instance):
                 if session_locks.may_keep_locks(connection):
                     release_group_locks(connection)
 
+    @override
     def close(self) -> None:
         """Do nothing: the instance is closed where it was opened."""
 
+    @override
     def renew(self) -> None:
         """Replace the connections that were lost with the server."""
         self._awaited(self._inner.renew())
 
+    @override
     def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
         """Count the messages of a RECEIVE."""
         self._loop.call_soon_threadsafe(lambda: self._inner.count_received(queue_id, messages, filtered=filtered))
 
+    @override
     def count_polled(self, found: bool) -> None:
         """Note whether GET CONVERSATION GROUP returned a group."""
         self._loop.call_soon_threadsafe(self._inner.count_polled, found)
 
+    @override
     def sleep(self, reader: Any, seconds: float) -> bool:
         """Wait until the reader is woken, at most `seconds`. Return whether the queue may have been altered."""
         return self._awaited(self._inner.sleep(reader, seconds))

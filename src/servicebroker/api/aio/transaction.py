@@ -26,6 +26,7 @@ from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
+from servicebroker.overriding import override
 from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import current_work, finish
 from servicebroker.store.aio.connection import ENCODING, one_line
@@ -60,6 +61,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
         self.database, self.instance, self.engine = database, database.instance, database.engine
         self.connection = connection
 
+    @override
     async def _do(self, steps: Steps[T]) -> T:
         self.instance.check_process()
         connection = self.connection
@@ -125,9 +127,11 @@ class AsyncJoinedTransaction(AsyncVerbs):
             if not self.connection.closed and not self.connection.autocommit:
                 await self.connection.rollback()
 
+    @override
     def _refuse_transaction(self, statement: str) -> None:
         raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
+    @override
     def _received(self, queue_id: int, transaction: int) -> None:
         poison = self.database.instance.poison
         if self.connection.autocommit and is_idle(self.connection):
@@ -135,6 +139,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
         else:
             poison.received(transaction, [queue_id])
 
+    @override
     def _is_alone(self) -> bool:
         return is_idle(self.connection)
 
@@ -242,6 +247,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
                 self.connection.pending.verbs = None  # the transaction can commit nothing
             await finish(self._send_what_waits())
 
+    @override
     async def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
         if self._answers is not None:
             await self._answers.leave()
@@ -253,6 +259,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
                 return waiting[0]
         return await super()._begin_in(begin, group)
 
+    @override
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. In `pipeline()` a SEND on one conversation returns its position."""
         if self._answers is not None and not self._ended and (known := await self._answers.run(operation)):
@@ -283,12 +290,14 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         """The deferred conversations: one object, also if threads share the transaction."""
         return self._new or vars(self).setdefault("_new", AsyncWaitingDialogs(self.instance, self.connection))
 
+    @override
     def _drop_what_waits(self) -> None:
         if self._new is not None:
             self._new.drop()
         if self._answers is not None:
             self._answers.drop()
 
+    @override
     async def _send_what_waits(self) -> None:
         await send_what_waits(self.connection)
 
@@ -366,16 +375,19 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             if not connection.closed:
                 await poison.resolve_outcomes(connection)
 
+    @override
     def _process(self, span: Span) -> None:
         if self._processing is not None:
             tracing.end(self._processing)
         self._processing = span
 
+    @override
     def _received(self, queue_id: int, transaction: int) -> None:
         if (transaction, queue_id) not in self._taken:
             self._taken.add((transaction, queue_id))
             self.database.instance.poison.took(transaction, queue_id)
 
+    @override
     def _note_verb(self) -> None:
         self._has_worked = True
 
@@ -391,6 +403,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     _is_counted = True  # by poison detection, if the transaction is rolled back
     _savepoint = b""
 
+    @override
     async def _do(self, steps: Steps[T]) -> T:
         self.instance.check_process()
         if self._ended:
@@ -488,9 +501,11 @@ class _Translated(AbstractAsyncContextManager[None]):
     def __init__(self, runs_application_sql: bool) -> None:
         self._runs_application_sql = runs_application_sql
 
+    @override
     async def __aenter__(self) -> None:
         pass
 
+    @override
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

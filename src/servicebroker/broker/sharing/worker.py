@@ -19,6 +19,7 @@ from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.links import Link as AnyLink
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.security.peers import Mistrust
+from servicebroker.overriding import override
 from servicebroker.protocol.mirroring import NEVER, KnownTimeline
 from servicebroker.protocol.routing import Address
 
@@ -156,12 +157,14 @@ class KnownPeers(Peers):
             self.budgets.apply(self._daemon.ask("budgets", None))
         self.version, self.proves = version, proves
 
+    @override
     def owner_at(self, address: Address) -> str | None:
         """Return the owner at an address, as known when the round began."""
         if address not in self._owner_at:
             self._owner_at[address] = self._daemon.ask("owner_at", address)
         return self._owner_at[address]
 
+    @override
     def mistrust(self, what: Mistrust, detail: str) -> None:
         """Have the daemon count an act that a peer is not allowed."""
         self._daemon.tell(TO_PEERS, "mistrust", what, detail)

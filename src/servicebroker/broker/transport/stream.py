@@ -18,6 +18,7 @@ from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
 from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, RefusalKey
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.peers import UNPROVED, Peer, Proved
+from servicebroker.overriding import override
 from servicebroker.protocol.adjacent import (
     Alive,
     Arrived,
@@ -183,6 +184,7 @@ class Stream(asyncio.Protocol):
 
     # ---------------------------------------------------------------- what the loop calls
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the protocol or TLS on the connected stream."""
         assert isinstance(transport, asyncio.Transport)
@@ -213,6 +215,7 @@ class Stream(asyncio.Protocol):
         self._channel.begin()
         self._write()
 
+    @override
     def data_received(self, data: bytes) -> None:
         """Handle received bytes."""
         if self.connection.phase is Phase.CLOSED:
@@ -236,10 +239,12 @@ class Stream(asyncio.Protocol):
         if self.network.inbox.is_noisy(self) or self.network.inbox.is_full(self):
             self._pause()
 
+    @override
     def eof_received(self) -> bool:
         """Handle the end of the peer's stream."""
         return False
 
+    @override
     def connection_lost(self, problem: Exception | None) -> None:
         """Handle the loss of the stream."""
         if problem is not None:  # a broken pipe is found by a write
@@ -251,6 +256,7 @@ class Stream(asyncio.Protocol):
         self._handle(self.connection.end_of_stream())
         self._transport = None
 
+    @override
     def resume_writing(self) -> None:
         """Wake the shares: the socket accepts bytes again."""
         self.network.inbox.wake()

@@ -30,6 +30,7 @@ from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
 from servicebroker.model.wording import counted
+from servicebroker.overriding import override
 
 if TYPE_CHECKING:
     from servicebroker.pipeline.definition import Pipeline
@@ -144,6 +145,7 @@ def _log_above_status(console: Terminal) -> None:
     """Print the log above the status line. Batches without quarantine are left out, since that line counts them."""
 
     class Above(logging.Handler):
+        @override
         def emit(self, record: logging.LogRecord) -> None:
             if record.levelno > logging.INFO or getattr(record, "fields", {}).get("event") != "batch":
                 console.print(line(record.getMessage()))

@@ -40,6 +40,7 @@ from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Sched
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
+from servicebroker.overriding import override
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Bodies, Rows, Statement, Steps
 
@@ -59,6 +60,7 @@ class RestrictedVerbs(OwnerVerbs):
 
     # ------------------------------------------------------------ of the instance
 
+    @override
     @staticmethod
     def find_database(name: str, *, create: bool) -> Steps[int]:
         """Return the id of the database of that name. A restricted role cannot create it."""
@@ -66,6 +68,7 @@ class RestrictedVerbs(OwnerVerbs):
         _refuse(rows[0][1])
         return int(rows[0][0])
 
+    @override
     @staticmethod
     def find_user(database_id: int, name: str | None) -> Steps[User]:
         """Return the user that is mapped to the role, or guest. A restricted role cannot impersonate another user.
@@ -80,6 +83,7 @@ class RestrictedVerbs(OwnerVerbs):
             raise BrokerError(15517, name)
         return User(database_id, database, principal_id, principal)
 
+    @override
     @staticmethod
     def disable_queue(queue_id: int, now: datetime) -> Steps[DisabledQueue | None]:
         """Switch the queue off. A process of the owner sends the event notifications."""
@@ -87,17 +91,20 @@ class RestrictedVerbs(OwnerVerbs):
         database_id, name = rows[0]
         return None if database_id is None else DisabledQueue(database_id, name, [])
 
+    @override
     @staticmethod
     def wait_for(queue_ids: list[int]) -> Steps[None]:
         """Register this session for notifications of those queues from which the role may receive."""
         yield call("wait_for", queue_ids)
 
+    @override
     @staticmethod
     def find_expected_types(queue_id: int) -> Steps[list[ExpectedType]]:
         """Return the message types that only initiators send to the queue; none without permission to receive."""
         rows = yield call("expected_types", queue_id)
         return [ExpectedType(*row) for row in rows]
 
+    @override
     @staticmethod
     def last_queuing_order(queue_id: int) -> Steps[int | None]:
         """Return the last queuing order that a message of the queue got. None if the role may not receive from it."""
@@ -106,12 +113,14 @@ class RestrictedVerbs(OwnerVerbs):
 
     # ------------------------------------------------------------ finding
 
+    @override
     def check_database(self) -> Steps[None]:
         """Raise 8442 if the database was dropped."""
         rows = yield call("is_there", self.user.database_id)
         if not rows[0][0]:
             raise BrokerError(8442)
 
+    @override
     def find_queue(self, name: str) -> Steps[Queue]:
         """Return the queue of that name, from the cache if possible."""
         key = self.user.database_id, name
@@ -126,6 +135,7 @@ class RestrictedVerbs(OwnerVerbs):
         queue = self.catalog.queues[key] = Queue(queue_id, self.user.database_id, stored_name)
         return queue
 
+    @override
     def find_labels(self, *, anew: bool = False) -> Steps[Labels]:
         """Return names by id, from the cache if possible; only services whose messages the role may receive."""
         cached = self.catalog.labels.get(self.user.database_id)
@@ -140,6 +150,7 @@ class RestrictedVerbs(OwnerVerbs):
 
     # ------------------------------------------------------------ deferred conversations
 
+    @override
     def defer_begin(self, operation: BeginDialog, group: UUID | None = None) -> DeferredDialog | None:
         """Defer BEGIN DIALOG. None if this process has not sent on such a conversation of the role before."""
         operation.check()
@@ -147,6 +158,7 @@ class RestrictedVerbs(OwnerVerbs):
             return None
         return deferred_dialogs.defer_begin(operation, None, self.settings.draw, self.settings.clock(), group)
 
+    @override
     def defer_send(self, dialog: DeferredDialog, operation: Send[int] | SendBatch) -> DeferredSend | None:
         """Defer SEND on a deferred conversation. None if the role has sent no message of this type on such ones."""
         contents = deferred_dialogs.contents_of(operation, self.settings.maximum_body)
@@ -155,15 +167,18 @@ class RestrictedVerbs(OwnerVerbs):
             return None
         return DeferredSend(dialog, dialog.messages, operation, contents, None)
 
+    @override
     def defer_timer(self, dialog: DeferredDialog, operation: BeginConversationTimer) -> bool:
         """Return False: BEGIN CONVERSATION TIMER is not deferred, because its permission has to be checked."""
         return False
 
+    @override
     @staticmethod
     def is_one_statement(pending: Pending) -> bool:
         """Check whether `begin_deferred` is one statement if no message is refused."""
         return len(pending.dialogs) == 1
 
+    @override
     def begin_deferred(self, pending: Pending) -> Steps[None]:
         """Run the deferred BEGIN DIALOGs and SENDs, one statement for each conversation, in order of first messages."""
         sends: dict[UUID, list[DeferredSend]] = {}
@@ -173,6 +188,7 @@ class RestrictedVerbs(OwnerVerbs):
         for handle in (*sends, *(handle for handle in dialogs if handle not in sends)):
             yield from _begin_and_send(self, dialogs[handle], sends.get(handle, []))
 
+    @override
     def forget_paths(self, dialogs: Sequence[DeferredDialog]) -> None:
         """Forget cached paths of new conversations whose statement failed."""
         for dialog in dialogs:
@@ -180,34 +196,41 @@ class RestrictedVerbs(OwnerVerbs):
 
     # ------------------------------------------------------------ beside the verbs
 
+    @override
     def send_pipelined(self, sends: Sequence[PipelinedSend]) -> Steps[dict[int, int]]:
         """Run the SENDs of a pipeline. Returns their sequence numbers, by position in the pipeline."""
         return send_in_runs(sends, partial(_send_batch, self))
 
+    @override
     @staticmethod
     def keep_lock(group: UUID) -> Statement:
         """Lock a group, which the transaction has locked, for the session too."""
         return call("keep_lock", group, locks=True)
 
+    @override
     def service_changes(self, queue: Queue) -> Steps[int]:
         """Return how often services of the queue were altered or dropped."""
         return receive.read_change_count((yield call("service_changes", queue.queue_id)), queue)
 
+    @override
     def find_answer_queue(self, handle: UUID) -> Steps[AnswerQueue]:
         """Return the queue into which answers on a conversation of the role are delivered."""
         return answer_queue_of((yield call("answer_queue", self.user.database_id, handle)), handle)
 
+    @override
     @staticmethod
     def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
         """Return those of the conversations that have messages in the queue."""
         rows = yield call("answered", queue_id, list(handles))
         return [handle for (handle,) in rows]
 
+    @override
     def receive_answers(self, queue_id: int, handles: Sequence[UUID]) -> Steps[Received]:
         """Return no answers: a restricted role receives each one with RECEIVE, which checks the permission."""
         return Received((), 0)
         yield
 
+    @override
     def find_late(self, queue_id: int) -> Steps[list[LateAnswer]]:
         """Return requests in the queue whose answer is late and has to be handled."""
         lowest, highest = late_groups(self.settings.clock(), LateAnswers.HANDLE)
@@ -216,10 +239,12 @@ class RestrictedVerbs(OwnerVerbs):
             _refuse(rows[0][-1])
         return late_of([row[:2] for row in rows])
 
+    @override
     def observe(self, operation: Operation[T], steps: Steps[T], report: Callable[[VerbEvent], None]) -> Steps[T]:
         """Return the steps unchanged: a restricted role gets no events, because it may not see all conversations."""
         return steps
 
+    @override
     def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], count: int, context: bytes) -> Steps[Sent]:
         """Run a SEND of `count` messages on each handle, and store their trace context."""
         yield SQL("sent_with_trace")  # opens one transaction, so that no reader sees a message before its context
@@ -228,6 +253,7 @@ class RestrictedVerbs(OwnerVerbs):
         yield call("leave_traces", self.user.database_id, list(handles), numbers, count, context)
         return result
 
+    @override
     def take_traces(self, messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
         """Return the trace contexts of received messages."""
         rows = yield call(
@@ -238,6 +264,7 @@ class RestrictedVerbs(OwnerVerbs):
         )
         return [context for (context,) in rows]
 
+    @override
     def call(self, function: str, *arguments: object) -> Steps[Rows]:
         """Call a function of store/fence.sql. Returns its rows without the last column, which is the error to raise."""
         rows = yield call(function, *arguments)
@@ -245,35 +272,42 @@ class RestrictedVerbs(OwnerVerbs):
             _refuse(rows[0][-1])
         return [row[:-1] for row in rows]
 
+    @override
     def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[receive.Taken]:
         """Delete messages of one group that a `Hold` has read."""
         rows = yield call("take", queue_id, messages[0].conversation_group_id, *receive.queue_places(messages))
         return receive.Taken(int(rows[0][0]))
 
+    @override
     def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
         """Return no handles: a restricted role ends each conversation with END, which checks the permission."""
         return []
         yield
 
+    @override
     def find_failures(self, message: Message) -> Steps[FailureRecord | None]:
         """Return how often this message has failed; None if never."""
         rows = yield call("failures", *self._key_of(message))
         return FailureRecord(*rows[0]) if rows else None
 
+    @override
     def track_failure(
         self, queue_id: int, message: Message, known: FailureRecord, error: str, after: float
     ) -> Steps[None]:
         """Record a failure of the message, which is retried after `after` seconds."""
         yield call("track_failure", *self._key_of(message), *known, error, float(after))
 
+    @override
     def forget_failures(self, handles: list[UUID]) -> Steps[None]:
         """Delete the failures recorded for these conversations, whose messages were processed."""
         yield call("forget_failures", self.user.database_id, handles)
 
+    @override
     def sweep_failures(self, queue_id: int) -> Steps[None]:
         """Delete the failures recorded for messages that are no longer in the queue."""
         yield call("sweep_failures", queue_id)
 
+    @override
     def set_aside(
         self, queue_id: int, message: Message, known: FailureRecord, error: str, traceback: str
     ) -> Steps[None]:

@@ -27,6 +27,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers import check_kind, check_parameters, check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.names import DIALOG_TIMER, END_DIALOG, ERROR
+from servicebroker.overriding import override
 
 Reader: TypeAlias = Callable[[Message], Any]  # returns the argument of a handler
 
@@ -193,10 +194,12 @@ def reader_of(where: str, annotation: Any, message_type: str, *, is_batch: bool)
 
         __slots__ = ()
 
+        @override
         @property
         def body(self) -> Any:
             return decode(self.message_body)
 
+        @override
         def __reduce__(self) -> tuple[Any, ...]:
             return Message, tuple(self)
 

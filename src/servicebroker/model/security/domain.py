@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 from uuid import UUID
 
 from servicebroker.model.errors import BrokerError, DomainError
+from servicebroker.overriding import override
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._$-]{0,62}")
 _NUMBER_BYTES, _SECRET_BYTES, _THUMBPRINT_BYTES = 8, 24, 16  # bytes of the parts of a token
@@ -64,6 +65,7 @@ class Token(NamedTuple):
         """Return whether the domain with this authority has issued the token."""
         return thumbprint.startswith(self.thumbprint)
 
+    @override
     def __str__(self) -> str:
         return b"".join(self).hex()
 

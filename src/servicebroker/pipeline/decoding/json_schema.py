@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from servicebroker.overriding import override
 from servicebroker.pipeline.decoding.columns import Undecodable
 from servicebroker.pipeline.decoding.json_number import JsonNumber
 
@@ -43,6 +44,7 @@ class JsonSchema:
         except (ValueError, RecursionError) as problem:
             raise ValueError(f"it is no JSON Schema: {problem}") from None
 
+    @override
     def __getstate__(self) -> tuple[Any, ...]:
         return self._arguments
 

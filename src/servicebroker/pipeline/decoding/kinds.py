@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeAlias, TypeVar
 
+from servicebroker.overriding import override
+
 MAX_DECIMAL_DIGITS = 38  # precision of Spark's, Delta's and Iceberg's decimals
 MAX_DEPTH = 20  # levels of nested types
 KINDS = ("string", "integer", "long", "double", "boolean", "date", "timestamp", "binary", "json")
@@ -22,6 +24,7 @@ class Plain:
 
     name: str
 
+    @override
     def __str__(self) -> str:
         return self.name
 
@@ -34,6 +37,7 @@ class Field:
     kind: Kind
     is_optional: bool = False
 
+    @override
     def __str__(self) -> str:
         name = f"{self.name}: " if self.name else ""
         return f"{name}{self.kind}{'?' if self.is_optional else ''}"
@@ -45,6 +49,7 @@ class Array:
 
     item: Field
 
+    @override
     def __str__(self) -> str:
         return f"array<{self.item}>"
 
@@ -55,6 +60,7 @@ class Map:
 
     value: Field
 
+    @override
     def __str__(self) -> str:
         return f"map<string, {self.value}>"
 
@@ -65,6 +71,7 @@ class Struct:
 
     fields: tuple[Field, ...]
 
+    @override
     def __str__(self) -> str:
         return f"struct<{', '.join(map(str, self.fields))}>"
 

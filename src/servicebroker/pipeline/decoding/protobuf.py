@@ -8,6 +8,7 @@ from datetime import UTC
 from importlib import import_module
 from typing import Any
 
+from servicebroker.overriding import override
 from servicebroker.pipeline.decoding.columns import (
     MISSING,
     Column,
@@ -45,6 +46,7 @@ class ProtobufDecoder:
         self._allowed = {steps[0] for steps, _ in self._paths} if refuse_extra else None
         self._known = known_fields(self.selected) if rescue else None
 
+    @override
     def __getstate__(self) -> tuple[Any, ...]:
         return self._arguments
 

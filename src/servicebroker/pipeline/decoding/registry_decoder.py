@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from servicebroker.overriding import override
 from servicebroker.pipeline.decoding.avro import AvroDecoder
 from servicebroker.pipeline.decoding.columns import Column, Decoder, Undecodable, with_rescue
 from servicebroker.pipeline.decoding.json_schema import JsonSchema
@@ -74,6 +75,7 @@ class RegisteredDecoder:
         self._refuse_extra = refuse_extra
         self._decoders: dict[tuple[int, tuple[int, ...]], Decoder | tuple[str, str]] = {}
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_decoders": {}}
 

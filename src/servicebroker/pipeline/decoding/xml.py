@@ -8,6 +8,7 @@ from typing import Any
 from lxml import etree
 
 from servicebroker.model.xml import NotXml, SchemaCollection, check_size, parse, read_schema
+from servicebroker.overriding import override
 from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, convert_column, convert_text
 from servicebroker.pipeline.decoding.kinds import Array, Kind, Map, Plain, Struct, parse_kind, parts
 
@@ -36,6 +37,7 @@ class XmlDecoder:
         if schema is not None:
             self._collection().check()
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {"columns": self.columns, "xsd": self._xsd}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
 from servicebroker.model.toml import parse_toml
+from servicebroker.overriding import override
 from servicebroker.pipeline.decoding import Column, Undecodable
 from servicebroker.pipeline.decoding.columns import convert, convert_column
 from servicebroker.pipeline.decoding.json_number import JsonNumber
@@ -54,6 +55,7 @@ class Trial(NamedTuple):
     detail: str = ""
     stops: bool = False
 
+    @override
     def __str__(self) -> str:
         if self.stops:
             return f"stops the queue: {self.detail}"

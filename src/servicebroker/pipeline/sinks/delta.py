@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.pipeline.options import known_options, whole_number, without_spark_options
 from servicebroker.pipeline.sinks.delta_reader import (
     DeltaReader,
@@ -68,19 +69,23 @@ class DeltaSink(DataSource):
         version = whole_number(values, "versionAsOf", -1, 0)
         self._version = None if version < 0 else version
 
+    @override
     @classmethod
     def name(cls) -> str:
         """Return the name for `format`."""
         return "servicebroker_delta"
 
+    @override
     def schema(self) -> StructType:
         """Return the columns of the existing table, for a reader."""
         return table_schema(self._folder, self._version)
 
+    @override
     def reader(self, schema: StructType) -> DeltaReader:
         """Return a reader of the existing table."""
         return DeltaReader(self._folder, self._version, schema.fieldNames())
 
+    @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> DeltaWriter:
         """Return the writer for a streaming query."""
         if overwrite:
@@ -101,6 +106,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         if rows.holds_parts(self._schema.names):
             self._schema = rows.arrow_schema()
 
+    @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> DeltaTaskResult:  # type: ignore[override] # as in pyspark's own
         """Write the rows of one task into one file, and flush it to disk. Without rows, no file is written."""
         from servicebroker.pipeline.stream.rows import delivered
@@ -108,6 +114,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         files = write_parquet(delivered(iterator), self._folder, self._schema)
         return DeltaTaskResult(query_id("servicebroker_delta"), files)
 
+    @override
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Add the batch to the table, unless the table already has it."""
         results = [message for message in messages if isinstance(message, DeltaTaskResult)]
@@ -115,6 +122,7 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         if files:
             commit_batch(DeltaLocation(self._folder), self._schema, files, (results[0].query_id, batchId))
 
+    @override
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: the log does not name the files, or the batch was committed and Spark does not know it."""
 
@@ -135,6 +143,7 @@ class DeltaLocation:
     folder: Folder
     kind: ClassVar[str] = "Delta"
 
+    @override
     def __str__(self) -> str:
         return str(self.folder)
 

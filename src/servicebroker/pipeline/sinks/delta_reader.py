@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.pipeline.sinks.storage import Folder, files_in, plain
 from servicebroker.pipeline.sinks.tables import TableFile
 
@@ -48,6 +49,7 @@ class DeltaReader(DataSourceReader):
         self._version = version
         self._columns = columns
 
+    @override
     def partitions(self) -> Sequence[InputPartition]:
         """Return the files of the version."""
         import pyarrow as pa
@@ -60,6 +62,7 @@ class DeltaReader(DataSourceReader):
         columns = pa.schema([present.field(name) for name in self._columns])
         return [FilePartition.of(self._folder, file, columns) for file in files_of(table)]
 
+    @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of a file, in a task. If there are no files, Spark passes a partition of another class."""
         return read_file(partition) if isinstance(partition, FilePartition) else iter(())

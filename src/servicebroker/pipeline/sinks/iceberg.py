@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.pipeline.sinks.parquet import DataFile, divide_rows, write_parquet
 from servicebroker.pipeline.sinks.storage import Folder, files_in, flush, folder_at, names_in, plain
 from servicebroker.pipeline.sinks.tables import RULE_METADATA, Batch, Conflict, TableFile, is_rule_column
@@ -43,6 +44,7 @@ class IcebergLocation:
     folder: Folder
     kind: ClassVar[str] = "Iceberg"
 
+    @override
     def __str__(self) -> str:
         return ".".join((self.catalog, *self.names))
 

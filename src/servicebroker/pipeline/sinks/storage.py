@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -34,6 +35,7 @@ class StoreFolder:
     def __truediv__(self, name: str) -> StoreFolder:
         return StoreFolder(f"{self.url}/{name}")
 
+    @override
     def __str__(self) -> str:
         return self.url
 

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.overriding import override
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.quarantine_counts import Counts, count_quarantined, counts_path, write_counts
 from servicebroker.pipeline.sinks.parquet import DataFile
@@ -52,11 +53,13 @@ class WarehouseSink(DataSource):
         super().__init__(options)
         self._pipeline_text, self._label = options.get("pipeline", ""), options.get("queue", "")
 
+    @override
     @classmethod
     def name(cls) -> str:
         """Return the name for `format`."""
         return "servicebroker_warehouse"
 
+    @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> WarehouseWriter:
         """Return the writer for a streaming query."""
         if overwrite or not self._pipeline_text:
@@ -74,6 +77,7 @@ class WarehouseWriter(DataSourceStreamArrowWriter):
         self._pipeline = pipeline
         self._queue = queue
 
+    @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WarehouseTaskResult:  # type: ignore[override] # as in pyspark's own
         """Decode the messages of one task, and write the rows into files for their tables."""
         from servicebroker.pipeline.stream.rows import delivered
@@ -81,11 +85,13 @@ class WarehouseWriter(DataSourceStreamArrowWriter):
         query = query_id("servicebroker_warehouse")
         return sort_rows(self._pipeline, self._queue, query, delivered(iterator))
 
+    @override
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit the batch in every table that lacks it, then end the failed conversations."""
         results = [message for message in messages if isinstance(message, WarehouseTaskResult)]
         commit_results(self._pipeline, self._queue, results, batchId)
 
+    @override
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: no table names the files, or the batch was committed and Spark does not know it."""
 

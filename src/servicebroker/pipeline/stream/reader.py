@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
 from servicebroker.pipeline.open_database import OpenDatabase
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.pipeline.queue_lease import QueueLease, find_existing_queues, find_queues
@@ -35,6 +36,7 @@ class QueueReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
+    @override
     def partitions(self) -> Sequence[InputPartition]:
         """Return one part of a queue for each task; none if all queues are empty."""
         parts: list[rows.Part] = []
@@ -49,6 +51,7 @@ class QueueReader(DataSourceReader):
                 queue.close()
         return parts
 
+    @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of a part, in a task."""
         return _read(self._options, partition)
@@ -70,6 +73,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._turn = 0  # number of plans, by which queues begin in turn
         self._waiting_since: float | None = None  # in monotonic seconds, while a batch is smaller than its minimum
 
+    @override
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset of a stream that has read nothing. Every call returns the same offset.
 
@@ -79,10 +83,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         names = self._options.queues or self._names()
         return self._joined({name: self._stream(name).initial for name in names})
 
+    @override
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the option maxMessagesPerTrigger."""
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
+    @override
     def prepareForTriggerAvailableNow(self) -> None:
         """Limit the query to the present queues and messages. The next query reads later ones."""
         streams = self._existing_streams()
@@ -90,6 +96,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             stream.limit_to_present()
         self._queues_at_start = list(streams)
 
+    @override
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end offset of the next batch; `start` if there is nothing to read.
 
@@ -109,6 +116,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unchanged = {name: offset for name, offset in offsets.items() if name in streams}
         return self._joined(unchanged | ends)
 
+    @override
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the lag of the stream, which Spark's progress shows as `latestOffset`.
 
@@ -125,6 +133,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         combined = _combined_progress([*known_progress.values()])
         return {"version": MULTI_QUEUE_VERSION, "queues": known_progress, **combined}
 
+    @override
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch. The same offsets give the same rows at any time.
 
@@ -142,10 +151,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source, end_digest = self._source, digest(end)
         return [replace(part, source=source, end=end_digest) for part in parts]
 
+    @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of a part, in a task."""
         return _read(self._options, partition)
 
+    @override
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge all rows up to `end`, which the sink has. Usually `latestOffset` has already done so."""
         offsets = self._split(end)
@@ -154,6 +165,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in existing:
             self._stream(name).commit(offsets[name])
 
+    @override
     def stop(self) -> None:
         """Release the queues, and close the connections."""
         for stream in self._streams.values():

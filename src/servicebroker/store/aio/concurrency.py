@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
+from servicebroker.overriding import override
 from servicebroker.store.concurrency import RESTART_PAUSE_S, is_interrupt
 
 T = TypeVar("T")
@@ -76,6 +77,7 @@ def _is_current(task: asyncio.Task[Any] | None) -> bool:
 class _BackgroundTask(asyncio.Task[None]):
     """A task that its own work cannot cancel. Such a call of `cancel` raises CancelledError instead."""
 
+    @override
     def cancel(self, msg: Any | None = None) -> bool:
         if _is_current(self):
             raise asyncio.CancelledError(msg)

@@ -15,6 +15,7 @@ from psycopg.pq.abc import PGconn
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
+from servicebroker.overriding import override
 from servicebroker.store import forked
 from servicebroker.store.aio.concurrency import cancel_later, finish
 from servicebroker.store.direct import (
@@ -70,6 +71,7 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         async with self.lock:
             return await _completed(self, self.prepared_statements.steps(self, sql, parameters, then))
 
+    @override
     async def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
         """Run the deferred verbs and commands, then `gen`. If a cancellation comes too late, return the result."""
         return await _completed(self, behind(self, gen), interval or self.interval, timeout=timeout)
@@ -83,6 +85,7 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
         self.keep = self._spare.keep
         super().__init__(*arguments, **options)
 
+    @override
     async def getconn(self, timeout: float | None = None) -> AsyncDirectConnection:
         """Take the spare connection, or one of the pool.
 
@@ -101,12 +104,14 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
             cancel_later()
         return connection
 
+    @override
     async def check(self) -> None:
         """Check the connections of the pool, and the spare one."""
         if (spare := self._spare.remove()) is not None:
             await self.putconn(spare)
         await super().check()
 
+    @override
     async def close(self, timeout: float = 5.0) -> None:
         """Close the pool and the spare connection."""
         if (spare := self._spare.remove(and_close=True)) is not None:

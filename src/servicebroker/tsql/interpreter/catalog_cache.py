@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+from servicebroker.overriding import override
 from servicebroker.store.running import fetch
 from servicebroker.tsql.known_columns import COLUMNS_SQL, columns_of
 from servicebroker.tsql.parser.token_reader import parse_name
@@ -58,6 +59,7 @@ class CatalogCache(Mapping[str, T]):
         """Return True if a name refers to the same object in all sessions."""
         return True
 
+    @override
     def __getitem__(self, name: str) -> T:
         now, key = time.monotonic(), (self._database_id(), name)
         entry = self._cached.get(key)
@@ -70,9 +72,11 @@ class CatalogCache(Mapping[str, T]):
         value: T = entry.value
         return value
 
+    @override
     def __iter__(self) -> Iterator[str]:
         return (name for _, name in self._cached)
 
+    @override
     def __len__(self) -> int:
         return len(self._cached)
 
@@ -90,10 +94,12 @@ _FIND_TYPE = (
 class UserTypes(CatalogCache[UserType]):
     """The types of the current database, by `types.type_key`."""
 
+    @override
     def _database_id(self) -> int:
         number: int = self._machine.database.database_id
         return number
 
+    @override
     def _load(self, key: str) -> UserType | None:
         schema, _, name = key.partition(".")
         rows = fetch(
@@ -117,6 +123,7 @@ class Synonyms(CatalogCache[Mapping[tuple[str, str], Name]]):
     They are loaded together: most databases have none, and every name in a script may be one.
     """
 
+    @override
     def _load(self, name: str) -> Mapping[tuple[str, str], Name]:
         rows = fetch(self._machine.connection, "catalog_cache.load.synonyms", _FIND_SYNONYMS, (name,))
         return {(schema, synonym): parse_name(base) for schema, synonym, base in rows}
@@ -131,11 +138,13 @@ class UserFunctions(CatalogCache[UserFunction]):
 
     has_called_any = False
 
+    @override
     def __getitem__(self, name: str) -> UserFunction:
         function = super().__getitem__(name)
         self.has_called_any = True
         return function
 
+    @override
     def _load(self, name: str) -> UserFunction | None:
         rows = fetch(
             self._machine.connection,
@@ -183,12 +192,15 @@ class Columns(CatalogCache[tuple[Column, ...]]):
         super().__init__(machine)
         self.copies: dict[str, str] = {}
 
+    @override
     def __getitem__(self, table: str) -> tuple[Column, ...]:
         return super().__getitem__(self.copies.get(table, table))
 
+    @override
     def _is_shared(self, table: str) -> bool:
         return not table.startswith("pg_temp")
 
+    @override
     def _load(self, table: str) -> tuple[Column, ...] | None:
         rows = fetch(self._machine.connection, "catalog_cache.load.tables", COLUMNS_SQL, ([table],))
         return columns_of(rows).get(table) or None

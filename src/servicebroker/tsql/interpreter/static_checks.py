@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from servicebroker.engine.security.tsql_objects import Use, check_schemas
 from servicebroker.model.errors import BrokerError
+from servicebroker.overriding import override
 from servicebroker.tsql.context import MASTER
 from servicebroker.tsql.interpreter.definitions.objects import check_definition
 from servicebroker.tsql.interpreter.definitions.principals import check_permission
@@ -99,6 +100,7 @@ class DeclaredNames(NamedTuple):
 class AssumedTables(dict[str, str]):
     """The tables of a script that is checked alone. Every other temporary table is assumed to be the caller's."""
 
+    @override
     def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
         """Return the PostgreSQL name of a table."""
         table = super().get(name, default)
@@ -111,6 +113,7 @@ _ASSUMED_TYPE = UserType(-1, NVARCHAR, "", True)
 class AssumedTypes(dict[str, UserType]):
     """The types of a script that is checked alone. Every other type is assumed to exist."""
 
+    @override
     def get(self, name: str, default: UserType | None = None) -> UserType | None:  # type: ignore[override]
         """Return a type. An unknown name may be a text type or a table type."""
         return super().get(name, default) or _ASSUMED_TYPE

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
+from servicebroker.overriding import override
 from servicebroker.tsql.parser.extent import expression_end, merge_end
 from servicebroker.tsql.parser.keywords import STARTERS, begins_statement
 from servicebroker.tsql.parser.objects import ObjectParser
@@ -135,6 +136,7 @@ _OBJECT_METHODS = {
 class Parser(ObjectParser):
     """Parses all statements."""
 
+    @override
     def statement(self) -> Statement:
         """Parse the statement that begins here."""
         begin = self.at

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from servicebroker.model.zero_character import to_postgres
+from servicebroker.overriding import override
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import offset_minutes
@@ -133,6 +134,7 @@ class SessionFunctions(Mapping[str, object]):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
+    @override
     def __getitem__(self, name: str) -> object:
         if name.startswith(UPDATED_PREFIX):
             return int(self._machine.frame.is_updated(name.removeprefix(UPDATED_PREFIX)))
@@ -141,12 +143,15 @@ class SessionFunctions(Mapping[str, object]):
                 return function(self._machine, name.removeprefix(prefix))
         return SESSION_FUNCTIONS[name](self._machine)
 
+    @override
     def __contains__(self, name: object) -> bool:
         return name in SESSION_FUNCTIONS
 
+    @override
     def __iter__(self) -> Iterator[str]:
         return iter(SESSION_FUNCTIONS)
 
+    @override
     def __len__(self) -> int:
         return len(SESSION_FUNCTIONS)
 

@@ -8,6 +8,7 @@ from sqlglot import exp
 
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model import names
+from servicebroker.overriding import override
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.scope import Column
@@ -260,6 +261,7 @@ class ObjectName:
     def __init__(self, name: str, schema: str = "", database: str = "") -> None:
         self.name, self.schema, self.database = name, schema, database
 
+    @override
     def __str__(self) -> str:
         return ".".join(part for part in (self.database, self.schema, self.name) if part)
 
