@@ -33,7 +33,7 @@ from servicebroker.broker.principal_check import PrincipalCheck
 from servicebroker.broker.processes import ShareProcess
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.self_report import SelfReport
-from servicebroker.broker.shares import NAME, Serving, Shares, pin_plans
+from servicebroker.broker.shares import NAME, Serving, Shares, prepare_session
 from servicebroker.broker.sharing.messages import Begin, ProcessExited
 from servicebroker.broker.sharing.pace import ROUND_PAUSE_S, DaemonPace, Mode, Wait
 from servicebroker.broker.sharing.share import ROUND_FRAMES, Share
@@ -142,6 +142,7 @@ class Daemon:
         self._reports.tell(Subject.VERSION, this_version())
         self._next_fault_log = 0.0
         self._outage = Outage(_log, "The connection to the database was lost; reconnecting")
+        self._missed_deadlines = Outage(_log, "A round missed its deadline, and is tried again")
         self._written_connections: list[Observed] = []
         self._written_processes: list[Serving] = []
         self._membership: ToldMembership | None = None  # as last written into the database
@@ -204,6 +205,9 @@ class Daemon:
                     self._connect_and_serve()
                 except ProcessExited as problem:  # while the conversations were divided among other shares
                     _log.warning("%s All shares restart from the stored state.", problem)
+                    self._reset()
+                except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as problem:
+                    self._missed_deadlines.report(problem)
                     self._reset()
                 except (psycopg.Error, InstanceError) as problem:
                     self._outage.report(problem)
@@ -325,7 +329,7 @@ class Daemon:
         kept = KeptDeliveries(self._url, self._clock)
         store = PostgresStore(connection, self._clock, kept=kept)
         connection.add_notice_handler(store.notice)
-        pin_plans(connection)
+        prepare_session(connection)
         connections.write(connection, [])
         forwarding.write(connection, [])
         self._reports.write(connection, anew=True)

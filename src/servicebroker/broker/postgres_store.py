@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar, cast
@@ -50,10 +52,17 @@ from servicebroker.protocol.mirroring import KnownTimeline
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, RoutingTable
 from servicebroker.protocol.unfinished import Stored
 from servicebroker.store.direct import DirectConnection, QueuedCommand, run_command
+from servicebroker.store.outage import Outage
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
+
+LOCKED_QUEUES_POLL_INTERVAL_S = 1.0  # seconds between looks for locked queues, while messages arrive
+_DURABLE_COMMIT = b"set local statement_timeout = 0; commit"
+_LAZY_COMMIT = b"set local synchronous_commit = off; commit"
+
+_log = logging.getLogger("servicebroker.broker")
 
 
 class PostgresStore(Store):
@@ -78,6 +87,9 @@ class PostgresStore(Store):
         self._answers: dict[Hashable, object] | None = None  # results of this transaction, which several openings need
         self._must_last = False
         self._is_replicated = True
+        self._locked_queues: dict[int, str] = {}
+        self._next_look = 0.0  # for locked queues
+        self._locks = Outage(_log, "Messages wait, and those for other queues go on")
 
     def notice(self, said: psycopg.errors.Diagnostic) -> None:
         """Handle a notice of PostgreSQL: a canceled wait for the standby, after which the commit still succeeds."""
@@ -87,13 +99,16 @@ class PostgresStore(Store):
     @override
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run a transaction. BEGIN is sent with the first statement, and COMMIT waits for the disk only if it must."""
+        """Run a transaction. BEGIN is sent with the first statement, and COMMIT waits for the disk only if it must.
+
+        The commit has no deadline: it may wait for a standby.
+        """
         connection, self._must_last, self._is_beside = self._connection, False, False
         self._answers = {}
         connection.queued.append(QueuedCommand(b"begin"))
         try:
             yield
-            run_command(connection, b"commit" if self._must_last else b"set local synchronous_commit = off; commit")
+            run_command(connection, _DURABLE_COMMIT if self._must_last else _LAZY_COMMIT)
         except BaseException:
             connection.queued.clear()
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
@@ -229,11 +244,11 @@ class PostgresStore(Store):
 
     @override
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
-        return self._do(departing.fail(failures, self._clock()))
+        return self._do(departing.fail(self._without_locked(failures), self._clock()))
 
     @override
     def diverge(self, diverged: Mapping[UUID, Diverged]) -> list[UUID]:
-        return self._do(departing.diverge(diverged, self._clock()))
+        return self._do(departing.diverge(self._without_locked(diverged), self._clock()))
 
     @override
     def note_old_copy(
@@ -269,9 +284,36 @@ class PostgresStore(Store):
             return pick(count)
 
         place = place_of(header, located, outside, now, noted_pick)
+        if isinstance(place, Place) and place.home.queue_id in self._find_locked_queues():
+            return BEING_ALTERED
         if not was_asked:  # after a random choice, another conversation may get another database
             answers[key] = place
         return place
+
+    def _without_locked(self, changes: Mapping[UUID, T]) -> Mapping[UUID, T]:
+        """Return the changes of endpoints whose queue is not locked. Their Errors go into their queues."""
+        locked = self._find_locked_queues() if changes else ()
+        if not locked:
+            return changes
+        blocked = self._do_lazily(remote_endpoints.find_in_queues(list(changes), list(locked)))
+        return {handle: change for handle, change in changes.items() if handle not in blocked}
+
+    def _find_locked_queues(self) -> Collection[int]:
+        """Return the queues that other sessions have locked, at most a second ago."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOCKED_QUEUES_POLL_INTERVAL_S
+            self._locked_queues = self._do_lazily(arriving.find_locked_queues())
+            if self._locked_queues:
+                names = ", ".join(sorted(self._locked_queues.values()))
+                self._locks.report(
+                    InstanceError(
+                        f"another session has locked the table of {names}. servicebroker doctor names the session."
+                    )
+                )
+            else:
+                self._locks.end()
+        return self._locked_queues.keys()
 
     @override
     def new_handle(self) -> UUID:
@@ -282,7 +324,10 @@ class PostgresStore(Store):
         self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
     ) -> arriving.Result:
         large = LIMITS.most_fragments if self.kept is None else arriving.LARGE_FRAGMENTS
-        steps = arriving.store(self._catalog, batches, owners, self._clock(), targets=targets, large=large)
+        locked = self._find_locked_queues()
+        steps = arriving.store(
+            self._catalog, batches, owners, self._clock(), targets=targets, locked=locked, large=large
+        )
         result = self._do(steps)
         self._is_beside |= result.is_beside
         return result

@@ -45,6 +45,10 @@ MAX_PROCESSES = 8  # shares in child processes, unless --processes gives a numbe
 CORES_PER_SHARE = 2  # cores for one share: its thread and its PostgreSQL backend
 CORES_OF_ONE_PROCESS = 4  # cores in use by a daemon of one process, its backend, a sender and a reader
 RESTART_INTERVAL_S = 2.0  # seconds between two child processes of one share
+# Deadlines of a round, in ms. Rounds avoid row locks and locked queues, so only a lock of one of the broker's own
+# tables makes one wait. Commits have no deadline, because they may wait for a standby (postgres_store.py).
+LOCK_TIMEOUT_MS = 5_000
+STATEMENT_TIMEOUT_MS = 120_000
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -84,7 +88,7 @@ def open_share(
         connection = stack.enter_context(connect(url, application_name=NAME))
         store = PostgresStore(connection, clock, division, kept)
         connection.add_notice_handler(store.notice)
-        pin_plans(connection)
+        prepare_session(connection)
         stack.pop_all()
     return _Opened(connection, store, follows)
 
@@ -453,14 +457,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def pin_plans(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    """Make the session use generic plans with index scans.
+def prepare_session(connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    """Set deadlines for the statements of rounds. Make the session use generic plans with index scans.
 
     Planning these statements costs more than running them. A plan for an empty table is slow once it has rows.
     """
     execute(
         connection,
-        "shares.pin_plans",
+        "shares.prepare_session",
         "select set_config(name, value, false) from (values ('plan_cache_mode', 'force_generic_plan'), "
-        "('enable_seqscan', 'off'), ('enable_bitmapscan', 'off')) pinned (name, value)",
+        "('enable_seqscan', 'off'), ('enable_bitmapscan', 'off'), ('lock_timeout', $1), ('statement_timeout', $2)) "
+        "pinned (name, value)",
+        str(LOCK_TIMEOUT_MS),
+        str(STATEMENT_TIMEOUT_MS),
     )

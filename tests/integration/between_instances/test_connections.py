@@ -27,7 +27,7 @@ import servicebroker as sb
 from daemons import wait_for
 from fault_proxy import FaultProxy
 from many_sites import Pipe
-from servicebroker.broker import inboxes, metrics
+from servicebroker.broker import inboxes, metrics, shares
 from servicebroker.broker.daemon import Daemon, daemon_id
 from servicebroker.broker.inboxes import Inbox
 from servicebroker.broker.transport import sockets
@@ -602,6 +602,51 @@ def test_a_flooding_peer_is_slowed_down(two: InstancePair, monkeypatch: pytest.M
     eventually(lambda: len(inbox) == 0)
     assert accepted < 10 * limit
     assert count("corrupted_messages") > corrupted
+    two.check_exchange()
+
+
+def test_a_locked_queue_delays_no_other(two: InstancePair, caplog: pytest.LogCaptureFixture) -> None:
+    """A REINDEX or an administrator locks one queue. First and later messages for it wait; those for others do not."""
+    east, locked = two.east.database, "//test/Locked"
+    east.create_queue("LockedQueue")
+    east.create_service(locked, "LockedQueue", [CONTRACT])
+    east.grant("SEND", "public", service=locked)
+    two.west.route_to(locked, two.proxies[1].port)
+    ((queue_id,),) = query(east, "select queue_id from servicebroker.queues where name = 'LockedQueue'")
+    old = two.west.send("1", to=locked)
+    assert bodies(east.receive("LockedQueue", wait=60)) == [b"1"]
+    with psycopg.connect(two.east.url) as holder:
+        holder.execute(f"lock table servicebroker.queue_{queue_id} in share mode".encode())
+        time.sleep(1.1)  # a younger lock is waited for
+        two.west.send("2", handle=old)
+        two.west.send("3", to=locked)
+        began = time.monotonic()
+        two.check_exchange()
+        assert time.monotonic() - began < shares.LOCK_TIMEOUT_MS / 1_000
+        eventually(lambda: "another session has locked the table of Test.LockedQueue" in caplog.text)
+        assert "missed its deadline" not in caplog.text
+        holder.rollback()
+    received = [east.receive("LockedQueue", wait=60) for _ in range(2)]
+    assert sorted(bodies(received[0]) + bodies(received[1])) == [b"2", b"3"]
+
+
+def test_a_round_does_not_wait_longer_than_its_deadline(
+    two: InstancePair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One event tells of the missed deadline, and the round is tried again until the lock is gone."""
+    monkeypatch.setattr(shares, "LOCK_TIMEOUT_MS", 100)
+    with two.east.without_database():
+        pass  # a new session has the short deadline
+    with psycopg.connect(two.east.url) as holder:
+        holder.execute("lock table servicebroker.arrivals")
+        two.west.send("a")
+        eventually(lambda: "A round missed its deadline, and is tried again" in caplog.text)
+        holder.rollback()
+    two.arrives("a")
+    assert caplog.text.count("A round missed its deadline") == 1
+    monkeypatch.undo()
+    with two.east.without_database():
+        pass
     two.check_exchange()
 
 

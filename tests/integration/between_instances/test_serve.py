@@ -18,7 +18,7 @@ import pytest
 from daemons import Served, Site, Two
 from forked import ran
 from servicebroker.broker.daemon import daemon_id
-from servicebroker.broker.shares import pin_plans
+from servicebroker.broker.shares import prepare_session
 from servicebroker.engine.remote import departing
 from servicebroker.engine.remote.departing import Reading
 from servicebroker.engine.security.transport_certificates import add_certificate
@@ -68,7 +68,7 @@ def test_the_daemon_plans_a_statement_once_and_reads_by_indexes(make_instance_ur
     """The daemon pins generic plans. Otherwise PostgreSQL would plan again for each array, or scan whole tables."""
     with connect(make_instance_url()) as connection:
         connection.execute("vacuum analyze")
-        pin_plans(connection)
+        prepare_session(connection)
         for _ in range(2):
             assert run_alone(connection, departing.read({uuid4(): Reading(0, 1, 1)}, 1)) == {}
         planned = "select name, generic_plans, custom_plans from pg_prepared_statements"

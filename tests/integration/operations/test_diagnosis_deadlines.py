@@ -142,7 +142,7 @@ def test_a_lock_on_a_table_cuts_the_looks_that_need_it(
     with psycopg.connect(url) as holder:
         holder.execute("lock table servicebroker.routes")
         told = {finding["subject"]: finding["problem"] for finding in run_doctor(url) if finding["subject"] != "doctor"}
-        assert "has locked servicebroker.routes for itself" in told[f"session {holder.info.backend_pid}"]
+        assert "has locked servicebroker.routes against writes" in told[f"session {holder.info.backend_pid}"]
         unseen = problems(url, "doctor")
         assert "The query of the network failed: another session holds a lock that it needs." in unseen
         assert not any("queues" in problem for problem in unseen)

@@ -151,11 +151,11 @@ def test_all_is_well() -> None:
         ),
         (
             {"table_locks": [TABLE_LOCK]},
-            ["session 4711: It (bob, psql) has locked servicebroker.routes for itself", "been open for 10 minutes"],
+            ["session 4711: It (bob, psql) has locked servicebroker.routes against writes", "been open for 10 minutes"],
         ),
         (
             {"table_locks": [TABLE_LOCK._replace(application="", tables=3)]},
-            ["It (bob, no name) has locked servicebroker.routes and 2 other tables for itself"],
+            ["It (bob, no name) has locked servicebroker.routes and 2 other tables against writes"],
         ),
         ({"changed": ("the view sys.routes is missing",)}, ["the view sys.routes is missing", "check --mend"]),
         ({"changed": ("the table servicebroker.routes has another definition",)}, ["Undo the change"]),

@@ -72,7 +72,7 @@ class CommitFacts(NamedTuple):
 
 
 class TableLockFacts(NamedTuple):
-    """A session that has locked tables of the broker exclusively: one table, and their number.
+    """A session that has locked tables of the broker against writes: one table, and their number.
 
     `since` is the start of its transaction.
     """

@@ -15,7 +15,7 @@ count(*), min(state_change) from pg_stat_activity where datname = current_databa
 select a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), min('servicebroker.' || c.relname),
 count(*), a.xact_start
 from pg_locks l join pg_stat_activity a using (pid) join pg_class c on c.oid = l.relation
-where l.locktype = 'relation' and l.granted and l.mode in ('ExclusiveLock', 'AccessExclusiveLock')
+where l.locktype = 'relation' and l.granted and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 and l.database = (select oid from pg_database where datname = current_database())
 and c.relnamespace = 'servicebroker'::regnamespace and c.relkind in ('r', 'p') and a.pid <> pg_backend_pid()
 group by a.pid, 2, 3, a.xact_start order by a.xact_start limit $1

@@ -17,12 +17,12 @@ from servicebroker.engine.diagnosis.findings import Finding, Severity, duration,
 from servicebroker.model.wording import counted
 from servicebroker.store.lock_functions import CLOSING_COMMAND
 
-TABLE_LOCK_TIME = timedelta(seconds=5)  # a transaction that locks a table exclusively for longer is reported
+TABLE_LOCK_TIME = timedelta(seconds=5)  # a transaction that locks a table against writes for longer is reported
 _MOST_NAMED = 5  # roles that one finding names
 
 
 def judge_table_locks(table_locks: Iterable[TableLockFacts], now: datetime) -> Iterator[Finding]:
-    """Report sessions that have locked a table of the broker exclusively for longer than `TABLE_LOCK_TIME`."""
+    """Report sessions that have locked a table of the broker against writes for longer than `TABLE_LOCK_TIME`."""
     for lock in table_locks:
         if _is_long(lock, now):
             yield _table_lock(lock, now)
@@ -37,8 +37,8 @@ def _table_lock(lock: TableLockFacts, now: datetime) -> Finding:
     since = duration(now - lock.since) if lock.since is not None else ""
     return Finding(
         f"session {lock.pid}",
-        f"It ({lock.role}, {lock.application or 'no name'}) has locked {lock.table}{more} for itself, in a transaction "
-        f"that has been open for {since}: all other users of the table wait.",
+        f"It ({lock.role}, {lock.application or 'no name'}) has locked {lock.table}{more} against writes, in a "
+        f"transaction that has been open for {since}: other sessions that write to it wait.",
         f"See what that program does. select pg_terminate_backend({lock.pid}) rolls it back.",
         acts=(end_session(lock.pid),),
     )

@@ -9,7 +9,7 @@ outside the daemon's rounds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, groupby
 from operator import attrgetter
@@ -162,6 +162,7 @@ def store(
     now: datetime,
     *,
     targets: Mapping[UUID, NewTarget] = MappingProxyType({}),
+    locked: Collection[int] = (),
     large: int = LIMITS.most_fragments,
 ) -> Steps[Result]:
     """Store the batches of these endpoints, each of them completely or not at all.
@@ -172,6 +173,7 @@ def store(
         owners: the certificate owners of the peers that sent them, stored with fragments of incomplete messages.
         now: the server's time.
         targets: the targets to create first, by handle.
+        locked: the queues of `find_locked_queues`; batches for them are postponed.
         large: a message with more fragments stays beside its queue.
 
     Raises:
@@ -179,7 +181,8 @@ def store(
     """
     rows = yield _TRY_PARKING
     is_free = rows[0][0]  # else a queue is being switched on, or a service moved: what waits beside queues goes first
-    first = (yield from _plan_first(catalog, batches, targets, large)) if is_free else []
+    free = {handle: target for handle, target in targets.items() if target.home.queue_id not in locked}
+    first = (yield from _plan_first(catalog, batches, free, large)) if is_free else []
     made = yield from _begin(first)
     handled = {one.target.conversation_handle for one in first}
     if rest := [target for handle, target in targets.items() if handle not in handled]:
@@ -191,6 +194,7 @@ def store(
     endpoints = (yield from _lock_shared(later)) if later else []
     found = {endpoint.conversation_handle for endpoint in endpoints}
     gone = yield from find_gone([handle for handle in later if handle not in found])
+    endpoints = [endpoint for endpoint in endpoints if endpoint.queue_id not in locked]
     gone |= handled - made.keys()
     plans = []
     for endpoint in endpoints:
@@ -212,6 +216,15 @@ def store(
         made,
         any(plan.endpoint.waits and not plan.endpoint.is_off and plan.messages for plan in plans),
     )
+
+
+def find_locked_queues() -> Steps[dict[int, str]]:
+    """Return the queues, with their names, whose tables other sessions have locked for longer than a second.
+
+    To insert into such a table, a round would wait, and with it all peers. A REINDEX of a queue takes such a lock.
+    """
+    rows = yield SQL("find_locked_queues", ())
+    return dict(rows)
 
 
 class FirstPlan(NamedTuple):

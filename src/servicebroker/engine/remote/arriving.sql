@@ -18,6 +18,18 @@ where e.conversation_handle = any ($1) for key share of e skip locked
 select conversation_handle from servicebroker.arrivals where conversation_handle = any ($1)
 for no key update skip locked
 
+-- name: find_locked_queues
+select distinct q.queue_id, d.name || '.' || q.name
+from pg_locks l join pg_class c on c.oid = l.relation
+join servicebroker.queues q on q.queue_id = substring(c.relname from '^queue_([0-9]+)$')::int
+join servicebroker.databases d using (database_id)
+left join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'relation' and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+and l.database = (select oid from pg_database where datname = current_database())
+and c.relnamespace = 'servicebroker'::regnamespace and l.pid is distinct from pg_backend_pid()
+and coalesce(a.backend_type, '') <> 'autovacuum worker'
+and coalesce(a.xact_start < clock_timestamp() - interval '1 second', true)
+
 -- name: put_together.find_kind
 select message_type_name, content::int, fragments from servicebroker.arrived_fragments
 where conversation_handle = $1 and message_sequence_number = $2 limit 1

@@ -212,6 +212,12 @@ def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
     return set(handles) - {handle for (handle,) in rows}
 
 
+def find_in_queues(handles: Sequence[UUID], queues: Sequence[int]) -> Steps[set[UUID]]:
+    """Return those of the endpoints that belong to one of the queues."""
+    rows = yield SQL("find_in_queues", (handles, queues))
+    return {handle for (handle,) in rows}
+
+
 def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
     """Lock these endpoints for writing, without those that other sessions have locked. Returns the locked handles."""
     if not handles:

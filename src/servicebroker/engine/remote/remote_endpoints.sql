@@ -24,6 +24,10 @@ where conversation_handle = any ($1) for key share skip locked
 -- name: find_gone
 select conversation_handle from servicebroker.conversation_endpoints where conversation_handle = any ($1)
 
+-- name: find_in_queues
+select conversation_handle from servicebroker.conversation_endpoints
+where conversation_handle = any ($1) and queue_id = any ($2)
+
 -- name: lock_alone
 select conversation_handle from servicebroker.conversation_endpoints
 where conversation_handle = any ($1) for no key update skip locked
