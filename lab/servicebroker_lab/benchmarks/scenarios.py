@@ -119,6 +119,12 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "tsql-send": Scenario("SEND through a procedure in T-SQL against Python", 2_000, {BASELINE: 0.5}),
     "tsql-answer": Scenario("RECEIVE and an answer by a procedure in T-SQL against Python", 2_000, {BASELINE: 0.7}),
+    "tsql-dialog-begin": Scenario(
+        "BEGIN DIALOG and SEND by a procedure in T-SQL against Python", 1_000, {BASELINE: 0.625}
+    ),
+    "tsql-dialog-answer": Scenario(
+        "RECEIVE, SEND and END CONVERSATION by a procedure in T-SQL against Python", 1_000, {BASELINE: 0.625}
+    ),
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
     "fence-send": Scenario(

@@ -62,6 +62,32 @@ BEGIN
     COMMIT
 END
 """
+_BEGIN = """
+CREATE PROCEDURE dbo.SendOnNewConversation @body VARBINARY(MAX)
+AS
+BEGIN
+    SET NOCOUNT ON
+    DECLARE @handle UNIQUEIDENTIFIER
+    BEGIN TRANSACTION
+    BEGIN DIALOG CONVERSATION @handle FROM SERVICE [//bench/Sender] TO SERVICE N'//bench/Taker'
+        ON CONTRACT [//bench/Sending] WITH ENCRYPTION = OFF;
+    SEND ON CONVERSATION @handle MESSAGE TYPE [//bench/Body] (@body);
+    COMMIT
+END
+"""
+_FINISH = """
+CREATE PROCEDURE dbo.AnswerAndEnd
+AS
+BEGIN
+    SET NOCOUNT ON
+    DECLARE @handle UNIQUEIDENTIFIER, @body VARBINARY(MAX)
+    BEGIN TRANSACTION
+    RECEIVE TOP (1) @handle = conversation_handle, @body = message_body FROM TakingQueue;
+    SEND ON CONVERSATION @handle MESSAGE TYPE [//bench/Answer] (@body);
+    END CONVERSATION @handle;
+    COMMIT
+END
+"""
 _CALLED = """
 CREATE PROCEDURE dbo.Called{} @n INT, @twice INT OUTPUT
 AS
@@ -165,6 +191,69 @@ class Answering:
                     tx.end_conversation(message.conversation_handle)
 
 
+class ShortConversations:
+    """A conversation of its own for each message: begun and sent on, or received, answered and ended."""
+
+    def __init__(self, name: str, instance: Instance, label: str) -> None:
+        self.name, self.version = name, version("servicebroker")
+        self._label = label
+        self._body = text_body().encode()
+        self._database = instance.database(f"Tsql{next(_databases)}", create=True)
+        self._database.execute_tsql(f"{_DEFINITIONS}\nGO\n{_BEGIN}\nGO\n{_FINISH}")
+
+    def close(self) -> None:
+        """Close nothing: the instance belongs to who opened it."""
+
+    def implementations(self, scenario: str) -> list[Implementation]:
+        """One, in the scenarios `tsql-dialog-begin` and `tsql-dialog-answer`."""
+        is_tsql = self.name == OURS
+        if scenario == "tsql-dialog-begin":
+            begin = self._begin_in_tsql if is_tsql else self._begin_in_python
+            return [Implementation(self._label, "", self._empty, begin)]
+        if scenario == "tsql-dialog-answer":
+            answer = self._answer_in_tsql if is_tsql else self._answer_in_python
+            return [Implementation(self._label, "", self._ask, answer)]
+        return []
+
+    def _empty(self, messages: int) -> None:
+        for queue in ("SendingQueue", "TakingQueue"):
+            while self._database.receive(queue):
+                pass
+
+    def _ask(self, messages: int) -> None:
+        self._empty(messages)
+        self._begin_in_python(messages)
+
+    def _begin_in_tsql(self, messages: int) -> int:
+        with self._database.tsql_session() as session:
+            for _ in range(messages):
+                session.execute("EXEC dbo.SendOnNewConversation @body", {"body": self._body})
+        return messages
+
+    def _begin_in_python(self, messages: int) -> int:
+        for _ in range(messages):
+            with self._database.transaction() as tx:
+                handle = tx.begin_dialog(
+                    "//bench/Sender", "//bench/Taker", contract="//bench/Sending", encryption=False
+                )
+                tx.send(handle, "//bench/Body", self._body)
+        return messages
+
+    def _answer_in_tsql(self, messages: int) -> int:
+        with self._database.tsql_session() as session:
+            for _ in range(messages):
+                session.execute("EXEC dbo.AnswerAndEnd")
+        return messages
+
+    def _answer_in_python(self, messages: int) -> int:
+        for _ in range(messages):
+            with self._database.transaction() as tx:
+                (message,) = tx.receive("TakingQueue", top=1)
+                tx.send(message.conversation_handle, "//bench/Answer", message.message_body or b"")
+                tx.end_conversation(message.conversation_handle)
+        return messages
+
+
 class Calling:
     """Calls of one procedure after the other, among so many that the catalog holds."""
 
@@ -231,6 +320,8 @@ def tsql_systems(instance: Instance) -> list[System]:
         Sending(BASELINE, instance, "the same with the Python API"),
         Answering(OURS, instance, "EXEC of a procedure"),
         Answering(BASELINE, instance, "the same with the Python API"),
+        ShortConversations(OURS, instance, "EXEC of a procedure"),
+        ShortConversations(BASELINE, instance, "the same with the Python API"),
         Calling(OURS, instance, PROCEDURE_COUNT),
         Calling(BASELINE, instance, 1),
         Parsing(),
