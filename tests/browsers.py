@@ -43,7 +43,7 @@ def shown_in(driver: Any, size: tuple[int, int], scheme: str) -> None:
 
 
 def violations(driver: Any) -> list[str]:
-    """Return the findings of axe-core for the page, by the rules of WCAG 2.1 AA."""
+    """Return the violations of WCAG 2.1 AA that axe-core finds on the page."""
     driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
     driver.execute_script(AXE.read_text())
     found = driver.execute_async_script(

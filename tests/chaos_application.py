@@ -1,9 +1,10 @@
-"""An application of the chaos run, in a process of its own: `python chaos_application.py west|east FOLDER CALM`.
+"""An application of the chaos run, in a separate process: `python chaos_application.py west|east FOLDER CALM`.
 
-West sends numbered orders and collects the replies, east receives and replies. Each writes what it did into a ledger of
-its own, in the transaction that did it, and into a file beside CALM, once PostgreSQL has said that it is committed. An
-error of the broker or of PostgreSQL costs it the transaction and nothing else: it goes on with the instance that it has
-open. West sends nothing new once the file CALM exists.
+West sends numbered orders and collects the replies, east receives and replies. Each records its work in a
+table, in the same transaction. After the COMMIT it adds the same lines to a file beside CALM. After an error of the
+broker or of PostgreSQL only the transaction is lost: the process keeps its open instance.
+
+CALM: a stop file. Once it exists, west sends nothing new.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def over_and_over(work: Callable[[], None]) -> None:
             work()
         except (sb.ServiceBrokerError, psycopg.Error) as problem:
             _log.warning("%s: %s", type(problem).__name__, problem)
-        with suppress(OSError):  # libfaketime takes a pause that is nearly over for an invalid one
+        with suppress(OSError):  # libfaketime takes a very short remaining pause for an invalid one
             time.sleep(PAUSE_S)
 
 
@@ -53,13 +54,13 @@ def note(transaction: sb.Transaction, way: str, rows: list[tuple[str, int]]) -> 
 
 
 class Confirmed:
-    """Commits that PostgreSQL has confirmed, in a file that its death does not touch."""
+    """Commits that PostgreSQL has confirmed, in a file outside of its data folder."""
 
     def __init__(self, file: Path) -> None:
         self._file = file.open("ab", buffering=0)
 
     def add(self, way: str, rows: list[tuple[str, int]]) -> None:
-        """All of it in one write: whoever kills this process leaves no half line."""
+        """Write all lines at once, so that a kill of this process leaves no partial line."""
         self._file.write("".join(f"{way} {conversation} {number}\n" for conversation, number in rows).encode())
 
 
@@ -69,7 +70,7 @@ def parsed(message: sb.Message) -> tuple[str, int]:
 
 
 class West:
-    """Sends on a few conversations that outlive the process: their handles are in a table."""
+    """Sends on a few conversations that survive the process, because a table has their handles."""
 
     def __init__(self, database: sb.Database, confirmed: Confirmed, calm: Path) -> None:
         self.database, self.confirmed, self.calm, self.chance = database, confirmed, calm, random.Random()

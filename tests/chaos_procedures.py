@@ -1,4 +1,4 @@
-"""The activated procedure of the chaos run: it does what the file CHAOS_TROUBLE says, while it is there."""
+"""The activated procedure of the chaos run: it misbehaves as the file CHAOS_TROUBLE says, while the file exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _leaked: list[bytearray] = []
 
 @sb.procedure("usp_Chaos", worker="process")
 def work(transaction: sb.Transaction, message: sb.Message) -> None:
-    """Take the message, if nothing is wrong."""
+    """Process the message, unless the file asks for a fault."""
     while TROUBLE.exists():
         match TROUBLE.read_text():
             case "throws":

@@ -1,7 +1,6 @@
-"""A daemon in a process of its own, for tests that kill it: `python daemon_process.py URL PORT [MOST [PROCESSES]]`.
+"""A daemon in a separate process, for tests that kill it: `python daemon_process.py URL PORT [MOST [PROCESSES]]`.
 
-With MOST it divides its conversations among another number of shares each second, at most so many; with 1 after that
-they are processes.
+With MOST it changes the number of its shares each second, up to MOST. If PROCESSES is 1, the shares are processes.
 """
 
 from __future__ import annotations

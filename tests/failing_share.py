@@ -1,4 +1,4 @@
-"""The process of a share whose rounds fail with what its daemon's end looks like (test_shares.py)."""
+"""The process of a share whose rounds raise EOFError, which is also the sign of a lost daemon (test_shares.py)."""
 
 from __future__ import annotations
 

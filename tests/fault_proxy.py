@@ -1,4 +1,4 @@
-"""A TCP proxy that does to its streams what networks do: it cuts, stalls, delays and changes bits."""
+"""A TCP proxy that simulates network faults: it cuts, stalls and delays streams, and changes bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK_BYTES = 65_536
 
 
 class FaultProxy:
-    """Listens at `port` and passes on to `target`; a fault happens to one in so many chunks, by `chance`."""
+    """Listens at `port`, and forwards to `target`. The rates are the probabilities of each fault per chunk."""
 
     def __init__(self, target: int, chance: random.Random) -> None:
         self.target = target
@@ -26,15 +26,15 @@ class FaultProxy:
         self.port = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
 
     def cut(self) -> None:
-        """Every stream is over, in the middle of whatever it carried."""
+        """Close every stream, also in the middle of a frame."""
         self._loop.call_soon_threadsafe(self._cut)
 
     def stall(self, seconds: float) -> None:
-        """Let nothing pass for some seconds, without a notice; bytes sent meanwhile are lost with their stream."""
+        """Hold all bytes for some seconds without an error. Bytes sent meanwhile are lost with their stream."""
         asyncio.run_coroutine_threadsafe(self._stall(seconds), self._loop)
 
     def hold(self) -> None:
-        """Hold all bytes in both directions until `release`; nothing is lost."""
+        """Hold all bytes in both directions until `release`, without a loss."""
         asyncio.run_coroutine_threadsafe(self._let_pass(False), self._loop).result(10)
 
     def release(self) -> None:
@@ -42,7 +42,7 @@ class FaultProxy:
         asyncio.run_coroutine_threadsafe(self._let_pass(True), self._loop).result(10)
 
     def calm(self) -> None:
-        """No more faults."""
+        """Stop all faults."""
         self.cut_rate = self.corrupt_rate = self.delay_rate = 0.0
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Random histories through the fence beside the in-memory double, as `random_histories` makes them."""
+"""Random histories of a restricted role and the in-memory double, with the steps of `random_histories`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SENT = (
 
 
 class Fenced:
-    """A database whose verbs are the restricted role's, and all else the owner's."""
+    """A database whose verbs run as the restricted role, and all other methods as the owner."""
 
     role: ClassVar[sb.Instance]
 
@@ -47,12 +47,12 @@ _VERBS = {
 
 
 class FencedModel(Model):
-    """Each verb is a transaction of its own, after which the owner delivers. Time stands still for both."""
+    """Each verb is a separate transaction, after which the owner delivers. The time of both sides does not advance."""
 
     spoken = Fenced
     _number = st.integers(0, 60)
 
-    # a transaction sees what it has sent only when that is delivered; time is the server's
+    # a transaction sees its sent messages only after the delivery, and the clock is the server's
     begin_transaction = end_transaction = set_savepoint = receive_and_put_back = leave_savepoint = jump = None
     begin_and_send = None  # type: ignore[assignment] # likewise
 
@@ -71,7 +71,7 @@ class FencedModel(Model):
             deliver(connection, self.clock())
 
     def handle(self, which: int) -> UUID:
-        """One of this database: others are unknown to who is not dbo."""
+        """Choose a handle of this database, because other databases are invisible without dbo."""
         endpoints = self.double._memory.endpoints
         known = [handle for handle in reversed(endpoints) if QUEUES.get(endpoints[handle].service.queue.name) == "A"]
         return known[which % len(known)] if known and which % 23 != 22 else NOBODY
@@ -131,11 +131,11 @@ class FencedModel(Model):
     @precondition(Model.has_conversations)
     @rule(which=_number, other=_number, seconds=st.sampled_from([3_600, 86_400]))
     def begin_conversation_timer(self, which: int, other: int, seconds: int) -> None:
-        """None that fires before a slow history has ended."""
+        """Set only timers that fire after the end of a slow history."""
         super().begin_conversation_timer(which, other, seconds)
 
     def see(self, text: str, *parameters: object) -> Rows:
-        """But for times, which are the server's; the numbers of what was refused; and why a message waits."""
+        """Compare without times, numbers of refused messages and transmission statuses."""
         rows = super().see(text, *parameters)
         doubles = [pair.double for pair in self.databases.values()]
         if text == side_by_side._ENDPOINTS:
@@ -169,14 +169,14 @@ class FencedModel(Model):
 
 @contextmanager
 def fenced(model: type[Model], url: str) -> Iterator[None]:
-    """The restricted role has all rights on the objects of the model, and a connection of its own."""
+    """Give a restricted role all permissions on the model's objects, and its own connection."""
     with model.real.connection() as connection:
         connection.execute(f"create role {ROLE}")
     try:
         for name in DATABASES:
             own = [queue for queue, there in QUEUES.items() if there == name]
             model.real.grant_rights(ROLE, database=name, receive=own)
-            model.real.database(name).grant("CONTROL", ROLE)  # to end what has ended, too
+            model.real.database(name).grant("CONTROL", ROLE)  # also closes the instance's connections
         with sb.open(f"{url}&options={quote(f'-c role={ROLE}')}") as Fenced.role:
             yield
     finally:

@@ -148,7 +148,7 @@ def _stream(wanted: int | IO[Any] | None, usual: int, text: bool) -> tuple[IO[An
 
 @functools.cache
 def _origin() -> socket.socket:
-    """The way to the process that the others are forked from."""
+    """Return the connection to the process from which commands are forked."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST_BYTES)
@@ -165,7 +165,7 @@ def _origin() -> socket.socket:
 
 
 def _fork_as_asked(asked: socket.socket) -> dict[str, Any] | None:
-    """Fork whenever somebody asks, and tell how each process has ended. In such a process: what it shall be."""
+    """Fork a process for each request, and report its exit code. In a forked process, return the request."""
     with selectors.DefaultSelector() as waiting:
         waiting.register(asked, selectors.EVENT_READ)
         while True:
@@ -192,7 +192,7 @@ def _fork_as_asked(asked: socket.socket) -> dict[str, Any] | None:
 
 
 def _tell(pid: int, watched: int, told: int) -> None:
-    """The exit code of a process that has ended."""
+    """Report the exit code of a process that has ended."""
     os.close(watched)
     os.write(told, b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os.close(told)
@@ -218,7 +218,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def cheapen_passwords() -> None:
-    """Let this process stretch passwords at a cost of no time: by itself each costs 0.1 s of a processor and 32 MB."""
+    """Make password hashing cheap in this process: a normal hash costs 0.1 s of processor time and 32 MB."""
     from servicebroker.cli import people_file
     from servicebroker.store.keys import sealing
 
@@ -226,15 +226,15 @@ def cheapen_passwords() -> None:
 
 
 def _load() -> None:
-    """Import what commands import; what is frozen is neither looked through nor copied as a process ends."""
+    """Import the modules of commands, and exclude their objects from garbage collection in forked processes."""
     from typer.testing import CliRunner
 
     from servicebroker.cli.main import COMMANDS, app
 
     for name in (*LOADED, *(f"servicebroker.cli.{place.module}" for place in COMMANDS.values())):
-        with suppress(ImportError):  # of packages that are not installed
+        with suppress(ImportError):  # modules of packages that are not installed
             import_module(name)
-    CliRunner().invoke(app, ["--version"])  # typer imports as it is called
+    CliRunner().invoke(app, ["--version"])  # typer imports some modules at the first call
     cheapen_passwords()
     gc.freeze()
 

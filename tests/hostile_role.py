@@ -1,6 +1,6 @@
-"""A PostgreSQL role that tries every kind of statement on every object of ours, and every function with what it likes.
+"""A PostgreSQL role that tries every kind of statement on every object of ours, and every function with any arguments.
 
-What there is comes from pg_catalog, so that no new object is forgotten.
+The objects are read from pg_catalog, so that no new object is forgotten.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class Objects(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """A statement and how it ended: its SQLSTATE, '' when PostgreSQL has done it."""
+    """A statement with its SQLSTATE; '' if it succeeded."""
 
     statement: str
     sqlstate: str
 
 
 def objects(connection: psycopg.Connection[Any]) -> Objects:
-    """Everything in our schemas."""
+    """Return all objects of our schemas."""
     rows = connection.execute(
         "select format('%I.%I', n.nspname, c.relname), c.oid::int8, c.relkind::text, "  # type: ignore[arg-type]
         "coalesce((select quote_ident(attname) from pg_attribute where attrelid = c.oid and attnum = 1), 'x') "
@@ -137,7 +137,7 @@ def objects(connection: psycopg.Connection[Any]) -> Objects:
 
 
 def statements(found: Objects, names: dict[str, str]) -> Iterator[str]:
-    """Every kind of statement on everything that there is."""
+    """Return every kind of statement on every object."""
 
     def filled(texts: Iterable[str], *places: str, **more: object) -> Iterator[str]:
         for text in texts:
@@ -160,7 +160,7 @@ def at_large(names: dict[str, str]) -> list[str]:
 
 
 def attempt(connection: psycopg.Connection[Any], texts: Sequence[str], *, undo: bool = False) -> list[Tried]:
-    """Run each by itself; what it has done stays done, or is undone before the next."""
+    """Run each statement in its own transaction, which is committed, or with `undo` rolled back."""
     connection.execute(_TRY)  # type: ignore[call-overload]
     rows = connection.execute(
         "select s, pg_temp.attempt(s, %s) from unnest(%s::text[]) with ordinality t (s, place) order by place",
@@ -184,7 +184,7 @@ end $$
 
 
 def executable(connection: psycopg.Connection[Any]) -> list[tuple[str, list[str]]]:
-    """The functions of ours that the role may execute, each with the types of its arguments."""
+    """Return our functions that the role may execute, each with the types of its arguments."""
     return connection.execute(  # type: ignore[return-value]
         "select format('%I.%I', n.nspname, p.proname), "  # type: ignore[arg-type]
         "array(select t::regtype::text from unnest(p.proargtypes) t) "
@@ -197,7 +197,7 @@ def executable(connection: psycopg.Connection[Any]) -> list[tuple[str, list[str]
 def calls(
     functions: Sequence[tuple[str, list[str]]], pool: dict[str, Sequence[object]], chance: random.Random, each: int
 ) -> Iterator[str]:
-    """Calls of each function with values from the pool of each type; arrays of them, and nulls."""
+    """Return calls of each function with values from the pool of each type, with arrays of them, and with nulls."""
     for name, types in functions:
         for _ in range(each):
             values = [_value(one, pool, chance) for one in types]
@@ -217,7 +217,7 @@ def _value(kind: str, pool: dict[str, Sequence[object]], chance: random.Random) 
 
 
 def say(connection: psycopg.Connection[Any], texts: Sequence[str]) -> tuple[str, list[Tried]]:
-    """Run the calls; everything that they have returned or complained of, and how each ended."""
+    """Run the calls. Return all their results and error texts, and the outcome of each."""
     connection.execute(_SAY)  # type: ignore[call-overload]
     rows = connection.execute(
         "select s, (pg_temp.say(s)).* from unnest(%s::text[]) with ordinality t (s, place) order by place",

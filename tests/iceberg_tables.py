@@ -1,7 +1,7 @@
-"""Iceberg for tests: a reader of tables that is not pyiceberg, and a catalog that speaks REST.
+"""Iceberg for tests: a reader of tables that is independent of pyiceberg, and a REST catalog.
 
-The reader follows the table's metadata by itself (JSON, Avro by fastavro) and lets DuckDB and Arrow read the files, by
-the numbers of the columns.
+The reader parses the table's metadata itself (JSON, and Avro with fastavro). DuckDB and Arrow read the files by the ids
+of the columns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = {"int": "INTEGER", "long": "BIGINT", "double": "DOUBLE", "string": "VARC
 
 
 class Found:
-    """A table, by the metadata that the file of a SQL catalog names."""
+    """A table, read from the metadata file that a SQL catalog names."""
 
     def __init__(self, catalog: Path, name: str) -> None:
         with closing(sqlite3.connect(catalog)) as connection:
@@ -46,7 +46,7 @@ class Found:
             self.properties = self.metadata.get("properties", {})
 
     def columns(self, snapshot=None):
-        """Names and types of now, or of a snapshot."""
+        """Return the names and types of the columns, now or in a snapshot."""
         schema = self.metadata["current-schema-id"] if snapshot in (None, -1) else self._snapshot(snapshot)["schema-id"]
         (found,) = (one for one in self.metadata["schemas"] if one["schema-id"] == schema)
         return {field["name"]: field for field in found["fields"]}
@@ -62,7 +62,7 @@ class Found:
         return found
 
     def files(self, snapshot=None):
-        """The data files of a snapshot, as its manifests describe them."""
+        """Return the data files of a snapshot from its manifests."""
         number = self.snapshot if snapshot is None else snapshot
         if number in (None, -1):
             return []
@@ -103,7 +103,7 @@ class Found:
         return rows
 
     def _divided(self, file):
-        """The values of the columns that divide the table, where a manifest says them as they are."""
+        """Return the partition values of a file, if the manifest has them untransformed."""
         spec = self.metadata["partition-specs"][0]["fields"]
         kinds = {field["name"]: field["type"] for field in self.columns().values()}
         return {one["name"]: file["partition"][one["name"]] for one in spec if kinds[one["name"]] in ("int", "long")}
@@ -116,7 +116,7 @@ def avro(path):
 
 @contextmanager
 def rest_catalog(folder: Path):
-    """A catalog that speaks REST, over one of SQL; gives its URL. What its file says is read as of any other."""
+    """Serve a SQL catalog as a REST catalog, and return its URL. Tests read the file of the SQL catalog as usual."""
     behind = SqlCatalog("behind", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=str(folder))
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"behind": behind}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -1,6 +1,6 @@
-"""An instance with something of everything, as the version that landed last has written it: tests upgrade it.
+"""An instance with objects of every kind, written by the previous version, for tests of upgrades.
 
-Made with the code of that version, for example from a checkout of it beside this one:
+Run it with the code of that version, for example from another checkout:
 
     PYTHONPATH=../landed/src python tests/landed_copy.py tests/landed.dump.xz
 """
@@ -79,7 +79,7 @@ def fill(instance: sb.Instance) -> None:
 
 
 def main(file: Path) -> None:
-    """Make it, and copy it into a file."""
+    """Create the instance, and dump it into a file."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         with sb.open(f"{folder}/data", upkeep=None) as instance:
             fill(instance)

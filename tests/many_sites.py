@@ -1,4 +1,4 @@
-"""Any number of instances and the relays between them, with links that a test holds in its hands."""
+"""Any number of instances with their relays, and simulated links that the test controls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support import Clock, standard_database
 
 
 class Pipe:
-    """The frames that one site has sent another."""
+    """The frames that one site has sent to another."""
 
     owner = ""
     room = 2**40
@@ -30,26 +30,26 @@ class Pipe:
         """Ignore a refusal."""
 
     def complain(self) -> None:
-        """Do nothing: no peer floods here."""
+        """Do nothing, because no peer floods here."""
 
     def opened(self) -> None:
-        """Nor here."""
+        """Do nothing, as `complain`."""
 
     def charge(self, seconds: float) -> None:
-        """Do nothing: no peer rests here."""
+        """Do nothing, because no peer is limited here."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         self.frames.append((body, is_forwarded))
 
 
 class Site:
-    """An instance, its relay, and its links to all others."""
+    """An instance with its relay, and links to all other sites."""
 
     def __init__(self, name: str, url: str, clock: Clock, world: dict[str, Site]) -> None:
         self.name, self.world, self.seconds = name, world, 0.0
         self.instance = sb.open(url, clock=clock, upkeep=None)
         self.database = standard_database(self.instance)
-        self.database.grant("CONTROL", "public")  # the service takes unsecured messages
+        self.database.grant("CONTROL", "public")  # the service accepts unsecured messages
         self.msdb = self.instance.database("msdb")
         self.out: dict[str, Pipe] = {}
         self.lost: set[str] = set()
@@ -61,7 +61,7 @@ class Site:
         self.restart()
 
     def restart(self) -> None:
-        """All that the relay holds in memory is gone."""
+        """Restart the relay, which loses its memory."""
         self.relay = Relay(self, self.clock, lambda: self.seconds, random.Random(1), lambda: self.here)
 
     def reach(self, address: Address) -> Pipe | str:
@@ -78,7 +78,7 @@ class Site:
         )
 
     def round(self) -> int:
-        """Take what has come, from all others; how many frames."""
+        """Run a round with the frames of all other sites. Return the number of frames."""
         arrivals = []
         for other in self.world.values():
             if pipe := other.out.get(self.name):
@@ -94,7 +94,7 @@ class Site:
 
 
 def rounds(sites: Iterable[Site], count: int = 12) -> None:
-    """Each takes what the others have sent."""
+    """Run rounds of all sites, each with the frames of the others."""
     everybody = list(sites)
     for _ in range(count):
         for site in everybody:

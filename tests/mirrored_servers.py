@@ -1,4 +1,4 @@
-"""A primary and its hot standby, as somebody sets them up who has PostgreSQL's own programs."""
+"""A primary and its hot standby, set up with PostgreSQL's own programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ recovery_target_action = promote
 
 
 class Server:
-    """A PostgreSQL server of its own in a folder that the server's user can enter, of our programs or those in `of`."""
+    """A PostgreSQL server in a folder that the server's user can enter, with our programs or those in `of`."""
 
     def __init__(self, folder: Path, of: Path | None = None) -> None:
         self.folder, self.data, self._programs = folder, folder / "data", of or programs()
@@ -49,13 +49,13 @@ class Server:
         return f"postgresql:///postgres?host={self.folder}&user={ROLE}"
 
     def make(self, *, synchronous: str) -> None:
-        """A primary whose commits wait for the standby of that name."""
+        """Create a primary whose commits wait for the standby of this name."""
         text = "--encoding=UTF8", "--no-locale"
         self._run("initdb", "-D", "data", *text, "--auth=trust", f"--username={ROLE}", "--no-sync", "--no-instructions")
         self._set(synchronous)
 
     def copy(self, primary: Server, name: str) -> None:
-        """Made anew as a standby of `primary`; promoted, it waits for nobody."""
+        """Create the server again as a standby of `primary`. Once promoted, it waits for no standby."""
         self.close()
         shutil.rmtree(self.data, ignore_errors=True)
         connection = f"host={primary.folder} user={ROLE} application_name={name}"
@@ -81,14 +81,14 @@ class Server:
             connection.execute("select pg_create_restore_point(%s)", (point,))
 
     def is_archived(self) -> bool:
-        """Return whether the archive has all WAL up to now."""
+        """Check whether the archive has all WAL up to now."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("select pg_switch_wal()")
             text = "select last_archived_wal >= pg_walfile_name(pg_current_wal_lsn() - 1) from pg_stat_archiver"
             return connection.execute(text).fetchone() == (True,)
 
     def recover(self, point: str) -> None:
-        """Put the base backup in the place of a server that has crashed, and replay the archive up to the point."""
+        """Replace a crashed server by the base backup, and replay the archive up to the point."""
         shutil.rmtree(self.data)
         (self.folder / "backup").rename(self.data)
         with (self.data / "postgresql.auto.conf").open("a") as file:
@@ -111,7 +111,7 @@ class Server:
             connection.execute("select pg_reload_conf()")
 
     def stop_following(self) -> None:
-        """As a standby, get no more of what its primary commits."""
+        """Stop the replication of a standby."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("alter system set primary_conninfo = ''")
             connection.execute("select pg_reload_conf()")

@@ -1,4 +1,4 @@
-"""A server that speaks S3 beside the tests, and a reader of its Delta tables that knows neither deltalake nor Spark."""
+"""An S3 server for tests, and a reader of its Delta tables that is independent of deltalake and Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEY, _SECRET, _REGION = "key", "secret", "us-east-1"
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Its address. It is a process of its own: what deltalake asks holds Python's lock until it has its answer."""
+    """Run the server in a separate process, because requests of deltalake hold Python's lock. Yields its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -60,7 +60,7 @@ def _client(endpoint: str) -> fs.S3FileSystem:
 
 
 def live_files(endpoint: str, folder: object) -> list[str]:
-    """The files that the log of a table names, by the log's JSON alone."""
+    """Return the files that the JSON log of a table names."""
     ours, place = _client(endpoint), str(folder).removeprefix("s3://")
     files: set[str] = set()
     log = ours.get_file_info(fs.FileSelector(f"{place}/_delta_log"))
@@ -74,7 +74,7 @@ def live_files(endpoint: str, folder: object) -> list[str]:
 
 
 def rows(endpoint: str, folder: object) -> list[dict[str, Any]]:
-    """The rows of a table, read by Arrow's own client of S3."""
+    """Return the rows of a table, read by Arrow's own S3 client."""
     ours, found = _client(endpoint), []
     for file in live_files(endpoint, folder):
         with ours.open_input_file(file) as source:
@@ -83,7 +83,7 @@ def rows(endpoint: str, folder: object) -> list[dict[str, Any]]:
 
 
 def fetched(endpoint: str, folder: object, into: Path) -> list[str]:
-    """The files of a table, copied to where any reader of Parquet finds them."""
+    """Copy the files of a table to a local folder, for any reader of Parquet."""
     ours, found = _client(endpoint), []
     into.mkdir(parents=True)
     for number, file in enumerate(live_files(endpoint, folder)):

@@ -1,6 +1,6 @@
-"""A page of the documentation, done by a newcomer: every file, command and snippet as printed, in a fresh folder.
+"""Runs a page of the documentation: every file, command and snippet as printed, in a new folder.
 
-What the blocks of a page mean:
+The meaning of a page's blocks:
 
 - A block whose first line is a comment with a file's name (`# shop.py`, `-- orders.sql`) is saved as that file.
 - Other Python is typed, block after block, into one interpreter that the page has.
@@ -62,7 +62,7 @@ _PARTS = re.compile(
 )
 _FILE = re.compile(r"(?:#|--|//) ([\w./-]+\.\w+)\n")
 _PROMPT = re.compile(r"(\w*)\$ (.*)")
-_VARIES = [  # as escaped in a pattern, and what may stand there
+_VARIES = [  # the escaped text in a pattern, and its replacement
     (re.compile(r"[0-9a-f]{8}\\-(?:[0-9a-f]{4}\\-){3}[0-9a-f]{12}"), r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
     (re.compile(r"\d{4}\\-\d\d\\-\d\d"), r"\\d{4}-\\d\\d-\\d\\d"),
     (re.compile(r"(?<!\d)\d\d:\d\d(:\d\d)?(\\\.\d+)?"), r"\\d\\d:\\d\\d(?::\\d\\d)?(?:\\.\\d+)?"),
@@ -71,17 +71,17 @@ _VARIES = [  # as escaped in a pattern, and what may stand there
 
 
 class Step(NamedTuple):
-    """One block of a page. `why`: it is not run, and why."""
+    """One block of a page. `why`: the reason if the block is not run."""
 
     line: int
-    kind: str  # setup, file, python, console, text, or the language of what nobody can run
+    kind: str  # setup, file, python, console, text, or the language of a block that cannot run
     text: str
     file: str = ""
     why: str = ""
 
 
 def steps_of(page: str) -> list[Step]:
-    """The blocks of a page, in order."""
+    """Return the blocks of a page, in order."""
     source = (ROOT / page).read_text()
     found, why = [], ""
     for part in _PARTS.finditer(source):
@@ -97,7 +97,7 @@ def steps_of(page: str) -> list[Step]:
             named = _FILE.match(text)
             kind = "file" if named else part["language"]
             if kind == "text" and found:
-                why = found[-1].why  # the text is that block's output
+                why = found[-1].why  # the text is the output of the previous block
             found.append(Step(line, kind, text, named[1] if named else "", why))
             why = ""
     return found
@@ -140,7 +140,7 @@ for order in orders:
 
 
 class Newcomer:
-    """Somebody who does what a page says, in a folder of their own."""
+    """A simulated reader who follows a page in a new folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -150,14 +150,14 @@ class Newcomer:
         self._environment |= {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
         self._environment["PATH"] = f"{_bin(self._output)}:{self._environment['PATH']}"
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
-        self._seen: dict[str, int] = {}  # the part of each output that the page has shown
+        self._seen: dict[str, int] = {}  # the length of each output that the page has shown
         self._interpreter: subprocess.Popen[str] | None = None
 
     def do(self, page: str) -> None:
-        """The whole page.
+        """Run the whole page.
 
         Raises:
-            AssertionError: something is not as printed.
+            AssertionError: an output differs from the page.
         """
         steps = [step for step in steps_of(page) if not step.why]
         for step, after in itertools.zip_longest(steps, steps[1:]):
@@ -167,7 +167,7 @@ class Newcomer:
                 raise AssertionError(f"{page}:{step.line}: {problem}") from None
 
     def _do(self, step: Step, *, shown: bool) -> None:
-        """One step; `shown`: the next one is what it prints."""
+        """Run one step. `shown`: the next step is its output."""
         match step.kind:
             case "file":
                 path = self.folder / step.file
@@ -186,7 +186,7 @@ class Newcomer:
                 raise AssertionError(f"nobody can run '{language or 'a block without a language'}'")
 
     def _type(self, program: str) -> str | None:
-        """Type into the page's interpreter; the traceback of an exception."""
+        """Type into the page's interpreter. Return the traceback of an exception."""
         if self._interpreter is None:
             with (self._output / "python").open("a") as output:
                 self._interpreter = subprocess.Popen(
@@ -208,7 +208,7 @@ class Newcomer:
         return said
 
     def _console(self, block: str) -> None:
-        """The commands of a block, each with what it prints."""
+        """Run the commands of a block, and compare the output of each."""
         commands: list[tuple[str, str, list[str]]] = []
         for line in block.splitlines():
             if prompt := _PROMPT.match(line):
@@ -271,7 +271,7 @@ class Newcomer:
         return sorted(path for path in self._output.iterdir() if path.is_file())
 
     def _wait_for(self, printed: str) -> None:
-        """Until an interpreter or a terminal has printed that, and not shown it before."""
+        """Wait until an interpreter or a terminal has printed new output that matches."""
         wanted, until = pattern(printed), time.monotonic() + TIMEOUT_S / 2
         while True:
             for path in self._outputs():
@@ -282,7 +282,7 @@ class Newcomer:
             time.sleep(0.05)
 
     def leave(self) -> None:
-        """End what goes on."""
+        """End the interpreter and all running commands."""
         if self._interpreter is not None:
             self._interpreter.communicate()
         for terminal in list(self._terminals):
@@ -290,7 +290,7 @@ class Newcomer:
 
 
 def _bin(folder: Path) -> Path:
-    """A folder with `python` and `servicebroker`, as a fresh virtual environment has them."""
+    """Return a folder with `python` and `servicebroker`, as in a new virtual environment."""
     made = folder / "bin"
     made.mkdir()
     interpreter = os.environ.get("NEWCOMER_PYTHON", sys.executable)
@@ -302,7 +302,7 @@ def _bin(folder: Path) -> Path:
 
 @contextmanager
 def newcomer(folder: Path) -> Iterator[Newcomer]:
-    """A newcomer in that folder, who ends what they have begun."""
+    """Yield a newcomer in this folder, whose commands end after the block."""
     one = Newcomer(folder)
     try:
         yield one

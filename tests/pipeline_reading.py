@@ -1,4 +1,4 @@
-"""The stream reader as Spark drives it, without Spark, for the tests of the pipeline."""
+"""Calls the stream reader as Spark does, without Spark, for tests of the pipeline."""
 
 from __future__ import annotations
 

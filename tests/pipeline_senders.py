@@ -1,4 +1,4 @@
-"""Senders to queues that a pipeline reads, other actors there, and the expected content of the tables."""
+"""Senders to queues that a pipeline reads, other clients of these queues, and the expected rows of the tables."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Sent = list[tuple[int, int]]
 
 
 def make_notes(instance: sb.Instance) -> None:
-    """Make the table in which senders note their messages."""
+    """Create the table in which senders record their messages."""
     with instance.connection() as connection:
         connection.execute("create table public.sent (sender bigint, n bigint)")
 
 
 def noted(instance: sb.Instance) -> Sent:
-    """Return the notes of the senders."""
+    """Return the recorded messages of the senders."""
     with instance.connection() as connection:
         return connection.execute("select sender, n from public.sent order by 1, 2").fetchall()
 
 
 class Worker(threading.Thread):
-    """Does something until it is stopped; a server that was killed is back some day."""
+    """Repeats its work until it is stopped, also after the server was killed and restarted."""
 
     def __init__(self, feeds: Sequence[Feed], seed: float) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Worker(threading.Thread):
 
 
 class Sender(Worker):
-    """Sends numbered messages on two conversations and notes each, in the same transaction, in a table of its own.
+    """Sends numbered messages on two conversations, and records each in a table in the same transaction.
 
     Attributes:
         confirmed: the messages whose COMMIT has returned.
@@ -82,7 +82,7 @@ class Sender(Worker):
 
 
 def send(transaction: sb.Transaction, handle: UUID, sender: int, numbers: Sequence[int]) -> None:
-    """Send messages, and note them."""
+    """Send messages, and record them."""
     transaction.send_batch(handle, LINE, [json.dumps({"sender": sender, "n": n}) for n in numbers])
     rows = [(sender, n) for n in numbers]
     transaction.connection.cursor().executemany("insert into public.sent values (%s, %s)", rows)
@@ -92,7 +92,7 @@ class Meddler(Worker):
     """Receives, reads and moves what the pipeline reads, ends conversations, and switches queues off and on.
 
     Attributes:
-        told: how often each deed was done, and how often refused.
+        told: how often each action succeeded, and how often it was refused.
     """
 
     def __init__(self, feeds: Sequence[Feed], seed: float) -> None:
@@ -117,7 +117,7 @@ class Meddler(Worker):
             raise InterruptedError
 
     def stream(self, feed: Feed) -> None:
-        """A second stream, which does not get far enough to take anything."""
+        """Start a second stream, which is refused before it reads a message."""
         reader = QueueStreamReader(source_options(feed.options | {"claimTimeout": "0"}))
         try:
             reader.initialOffset()
@@ -142,7 +142,7 @@ class Meddler(Worker):
             feed.database.move_conversation(handle, group)
 
     def end(self, feed: Feed) -> None:
-        """The reading side ends a conversation: what is not read of it is gone."""
+        """End a conversation on the reading side, which drops its unread messages."""
         handle = self._said(feed)
         time.sleep(self.chance.random())
         with feed.database.instance.connection() as connection:
@@ -152,7 +152,7 @@ class Meddler(Worker):
             feed.database.end_conversation(far)
 
     def leave(self, feed: Feed) -> None:
-        """The sender ends one: what it has sent arrives."""
+        """End a conversation on the sending side. Its sent messages still arrive."""
         feed.database.end_conversation(self._said(feed, fleeting=False))
 
     def _said(self, feed: Feed, *, fleeting: bool = True) -> UUID:

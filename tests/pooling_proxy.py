@@ -1,4 +1,4 @@
-"""A proxy before PostgreSQL that lends its sessions by the transaction, as pgbouncer with pool_mode = transaction."""
+"""A proxy for PostgreSQL that assigns a session for each transaction, as pgbouncer with pool_mode = transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENCRYPTION = (80877103, 80877104)  # SSLRequest, GSSENCRequest
 
 
 class PoolingProxy:
-    """A context manager that yields a URL; behind it, so many sessions serve everybody in turn."""
+    """A context manager that yields a URL, whose clients share a limited number of sessions."""
 
     def __init__(self, url: str, sessions: int = 1) -> None:
         self._target = {name: str(value) for name, value in conninfo_to_dict(url).items()}
@@ -63,7 +63,7 @@ class PoolingProxy:
             session.close()
 
     def _greet(self, client: _Stream, startup: bytes) -> None:
-        """The first client's settings are those of all sessions."""
+        """Answer a client's startup. All sessions have the settings of the first client."""
         if not self._greeting:
             for _ in range(self._count):
                 session = _Stream(socket.socket(socket.AF_UNIX))
@@ -75,7 +75,7 @@ class PoolingProxy:
 
 
 def _answer(session: _Stream, client: _Stream) -> bytes:
-    """Pass the answer on; how the transaction stands after it."""
+    """Forward the answer, and return the transaction's status after it."""
     while True:
         kind, message = session.message()
         client.send(message)
@@ -84,7 +84,7 @@ def _answer(session: _Stream, client: _Stream) -> bytes:
 
 
 class _Stream:
-    """PostgreSQL's protocol as messages."""
+    """Reads and writes the messages of PostgreSQL's protocol."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._socket = stream

@@ -1,6 +1,7 @@
-"""The asyncio face behind the methods of the other one, so that the same tests hold for both.
+"""The asyncio API with the methods of the blocking API, so that the same tests run on both.
 
-Calls go to an event loop in a thread of its own; what can be awaited or entered there is here called or entered.
+Calls run on an event loop in a separate thread. Coroutines become calls, and async context managers become blocking
+ones.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _STAND_INS = (
 
 @contextmanager
 def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop that runs in a thread."""
+    """Run an event loop in a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="event loop", daemon=True)
     thread.start()
@@ -49,7 +50,7 @@ def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 class StandIn:
-    """Stands for an object of the loop."""
+    """A blocking stand-in for an object of the asyncio API."""
 
     def __init__(self, real: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.__dict__.update(real=real, loop=loop)
@@ -64,7 +65,7 @@ class StandIn:
         setattr(self.real, name, value)
 
     def process(self, queue: str, procedure: Callable[..., Any], **options: Any) -> Any:
-        """`Database.process` with a procedure of the other face, which may block."""
+        """Run `Database.process` with a blocking procedure."""
 
         async def awaited(transaction: sb.AsyncTransaction, messages: list[sb.Message]) -> None:
             await asyncio.to_thread(procedure, self._shown(transaction), messages)
@@ -72,7 +73,7 @@ class StandIn:
         return self._call(self.real.process, (queue, awaited), options)
 
     def working(self, *workers: sb.Worker, **options: Any) -> Any:
-        """`Database.working` with handlers of the other face, which may block."""
+        """Run `Database.working` with blocking handlers."""
         return self._call(self.real.working, tuple(map(self._awaited, workers)), options)
 
     def _awaited(self, worker: sb.Worker) -> sb.Worker:
@@ -123,7 +124,7 @@ class StandIn:
 
 
 def both(blocking: Callable[..., Any], awaited: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that works on what belongs to either face: by its first argument."""
+    """Return a function that calls the blocking or the asyncio function, according to its first argument."""
 
     def call(first: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(first, StandIn):
@@ -143,6 +144,6 @@ connect = both(  # a connection of the application
 
 @contextlib.contextmanager
 def open_behind_portal(target: str, **options: Any) -> Iterator[Any]:
-    """An instance of the asyncio face that is used as one of the other."""
+    """Open an instance of the asyncio API, which is used like a blocking one."""
     with event_loop() as loop, StandIn(sb.open_async(target, **options), loop) as instance:
         yield instance

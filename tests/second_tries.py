@@ -1,14 +1,14 @@
-"""The tests that a run may try a second time (decision 176); conftest.py has the hook."""
+"""The tests that may be run a second time (decision 176). The hook is in conftest.py."""
 
 from __future__ import annotations
 
 import pytest
 
-SECOND_TRIES = 2  # tests of a run that may be run once more
+SECOND_TRIES = 2  # the most tests of a run that may be run a second time
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Second tries have a budget: a run that needed more of them has failed, whatever came of them."""
+    """Fail the run if more tests than the limit needed a second try, whatever their results."""
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     again = sorted({report.nodeid for report in terminal.getreports("rerun")}) if terminal else []
     if len(again) > SECOND_TRIES:

@@ -1,4 +1,4 @@
-"""The engine beside the in-memory double: the same objects in both, and whether both show the same."""
+"""The engine beside the in-memory double: the same objects in both, and comparisons of their contents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DATABASES = ("A", "B")
 _GUID = re.compile(r"\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b")
 QUEUES = {"Near": "A", "Far": "A", "Other": "B"}  # with their databases
 SERVICES = {"//near": "Near", "//far": "Far", "//second": "Far", "//other": "Other"}  # with their queues
-LATE = "//late"  # a service that is made and dropped
+LATE = "//late"  # a service that is created and dropped
 
 _ENDPOINT = (
     "conversation_handle, conversation_id, is_initiator, conversation_group_id, lifetime, state, state_desc, "
@@ -61,7 +61,7 @@ _MESSAGES = (
 
 @dataclass
 class Pair:
-    """A database or transaction of the engine and one of the double; what each transaction and savepoint is left by."""
+    """A database or transaction of the engine and one of the double, with the exits of transactions and savepoints."""
 
     real: Any
     double: Any
@@ -75,9 +75,9 @@ class Pair:
 
 
 def define(database: Any) -> Any:
-    """The same objects on both sides. In B the contract lacks a type; not every service takes every contract.
+    """Create the same objects on both sides. In B the contract lacks a type.
 
-    In A both sides of a conversation with //far have levels of their own.
+    Not every service in B accepts every contract. In A each side of a conversation with //far has its own priority level.
     """
     for name in (PLAIN, ASK, ANSWER, EXTRA, UNUSED):
         database.create_message_type(name)
@@ -99,7 +99,7 @@ def define(database: Any) -> Any:
 
 
 def forget_everything(database: sb.Database, connection: psycopg.Connection[Any]) -> None:
-    """A database of the engine as `define` left it."""
+    """Reset a database of the engine to its state after `define`."""
     for change in (
         lambda: database.drop_broker_priority("p"),
         lambda: database.drop_service(LATE),
@@ -136,7 +136,7 @@ def outcome(verb: Callable[[], Any]) -> tuple[Any, ...]:
 
 
 def shown(messages: list[sb.Message]) -> list[sb.Message]:
-    """Received messages without what each side draws for itself."""
+    """Return received messages without random values."""
     return [
         message._replace(
             queuing_order=0,
@@ -179,7 +179,7 @@ def compare(see: See, databases: dict[str, Any], *, in_order: bool) -> None:
 
 
 def _arrive_as(real: Rows, database: Any, queue: str) -> None:
-    """Which conversation comes first is not said where many are told at once: the double takes the engine's order."""
+    """Give the double the engine's order: the order of concurrent messages to many conversations is undefined."""
     rows = database.queue_messages(queue)
     with database._verb() as session:
         messages = {row["queuing_order"]: session.messages.get(row["queuing_order"]) for row in rows}
@@ -192,7 +192,10 @@ def _arrive_as(real: Rows, database: Any, queue: str) -> None:
         rows.remove(first)
         renumbered[number] = replace(messages[first["queuing_order"]], queuing_order=number)
     committed = session.memory.messages
-    for number, message in renumbered.items():  # only new ones change places, so each stays committed or not
+    for (
+        number,
+        message,
+    ) in renumbered.items():  # only new messages are reordered, so each stays committed or uncommitted
         (session.messages.changes if number in session.messages.changes else committed)[number] = message
 
 

@@ -1,6 +1,6 @@
-"""A standalone cluster of Spark, from the pyspark that is installed: master and workers are processes of this machine.
+"""A standalone Spark cluster of the installed pyspark: master and workers are processes of this machine.
 
-Each worker has an address of its own in 127.0.0.0/8: Spark runs no second attempt of a task on the host of the first.
+Each worker has its own address in 127.0.0.0/8, because Spark runs no second attempt of a task on the first one's host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Cluster:
-    """Its master, and workers that come and go."""
+    """A master, and workers that are added and killed."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class Cluster:
             )
 
     def add_worker(self) -> subprocess.Popen[bytes]:
-        """A worker on a host of its own, which the master knows of."""
+        """Start a worker with its own address, and wait until the master has registered it."""
         self._count += 1
         host, place = f"127.0.0.{1 + self._count}", self._folder / f"worker-{self._count}"
         size = ("--cores", 2, "--memory", "1g", "--webui-port", 0)
@@ -69,7 +69,7 @@ class Cluster:
     def submitted(
         self, program: Path, *arguments: object, settings: Mapping[str, str], said: IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        """`spark-submit` of a program in Python."""
+        """Run a Python program with `spark-submit`."""
         given = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -88,14 +88,14 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """End all of it."""
+        """End all processes."""
         for process in reversed(self._all):
             kill(process)
 
 
 @contextmanager
 def cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
-    """A cluster without workers."""
+    """Start a cluster without workers."""
     started = Cluster(folder, environment)
     try:
         yield started
@@ -104,7 +104,7 @@ def cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """kill -9 of a process with all that it has started, as when a machine goes: of a worker its executors too."""
+    """Kill a process and its children, including a worker's executors, as the loss of a machine does."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -115,7 +115,7 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     found = []
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.name.startswith((".", "appstatus")):
-            lines = file.read_text().splitlines()  # the last line of a killed driver may be cut off
+            lines = file.read_text().splitlines()  # the last line of a killed driver may be incomplete
             found += [json.loads(line) for line in lines if f'"{kind}"' in line and line.endswith("}")]
     return found
 

@@ -1,4 +1,4 @@
-"""Random histories in T-SQL text beside the in-memory double, as `random_histories` makes them."""
+"""Random histories in T-SQL text and on the in-memory double, with the steps of `random_histories`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from spoken_tsql import Spoken
 
 
 class TsqlModel(Model):
-    """Every verb of the engine's is a statement, alone or between BEGIN TRANSACTION and COMMIT."""
+    """Runs every verb of the engine as a statement, alone or between BEGIN TRANSACTION and COMMIT."""
 
     spoken = Spoken
     receive_groups = None  # type: ignore[assignment] # T-SQL has no such clause
     begin_with_choices = None  # type: ignore[assignment] # nor these
 
     def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], **options: Any) -> None:  # type: ignore[override]
-        """T-SQL does not say the numbers that SEND returns, and has words of its own for what a RECEIVE cannot find."""
+        """Compare without the numbers of SEND, which T-SQL lacks, and accept T-SQL's errors for missing objects."""
         met = pair.real.met if kind == "receive" and pair in self.open else frozenset()
         said = unsaid(verb) if kind in ("send", "multicast", "send batch", "answer") else as_read(verb, met)
         super().step(kind, pair, only_handle(verb) if kind == "short" else said, **options)
@@ -32,7 +32,7 @@ class TsqlModel(Model):
     @precondition(Model.has_conversations)
     @rule(which=Model.number, other=Model.number, kind=st.sampled_from([PLAIN, DOCUMENT]), count=st.integers(1, 4))
     def send_batch(self, which: int, other: int, kind: str, count: int) -> None:
-        """T-SQL has no such verb: a loop of SEND, each a transaction of its own where none is open."""
+        """Send in a loop, because T-SQL has no such verb. Without an open transaction each SEND is one."""
 
         def send(speaker: Any, handle: UUID) -> None:
             if isinstance(speaker, Spoken):
@@ -52,7 +52,7 @@ def unsaid(verb: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def only_handle(verb: Callable[[Any], Any]) -> Callable[[Any], list[UUID]]:
-    """Of BEGIN DIALOG and SENDs the handle: T-SQL does not say numbers."""
+    """Return only the handle of BEGIN DIALOG with SENDs, because T-SQL returns no numbers."""
 
     def run(database: Any) -> list[UUID]:
         handle: UUID = verb(database)[0]
@@ -64,7 +64,7 @@ def only_handle(verb: Callable[[Any], Any]) -> Callable[[Any], list[UUID]]:
 def as_read(verb: Callable[[Any], Any], met: Collection[UUID]) -> Callable[[Any], Any]:
     """Accept 208 for 15151 where RECEIVE and GET name a missing queue.
 
-    RECEIVE from a group or conversation that the transaction has met finds no rows where it has ended it since.
+    RECEIVE from a group or conversation that the transaction has received from or ended may return no rows.
     """
 
     def run(speaker: Any) -> Any:

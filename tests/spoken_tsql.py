@@ -1,4 +1,4 @@
-"""A database of the engine that is spoken to in T-SQL text, with the verbs of the Python API around it."""
+"""A database of the engine with the verbs of the Python API, which run as T-SQL text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCK_TIMEOUT = 1222
 
 
 class Refused(sb.BrokerError):
-    """A refusal of T-SQL, without the line."""
+    """An error of T-SQL, without the line number."""
 
     def __init__(self, error: sb.TsqlError) -> None:
         self.number = error.number
@@ -28,7 +28,7 @@ class Refused(sb.BrokerError):
 
 
 class Spoken:
-    """The verbs, each as the statement of that name; every other one with its values as variables."""
+    """Runs each verb as the statement of its name. Every other statement has its values in variables."""
 
     def __init__(self, database: sb.Database, session: Session | None = None) -> None:
         self.database = database
@@ -38,18 +38,18 @@ class Spoken:
 
     @property
     def connection(self) -> Any:
-        """The session's connection, on which what it has not committed can be seen."""
+        """The session's connection, which sees uncommitted changes."""
         assert self._session is not None
         return self._session.machine.connection
 
     @property
     def met(self) -> frozenset[UUID]:
-        """The groups and conversations that its transaction has taken messages of, or ended."""
+        """The groups and conversations from which the transaction has received, or which it has ended."""
         assert self._session is not None
         return frozenset(self._session.machine.transactions.touched_ids)
 
     def _run(self, text: str, **values: object) -> Results:
-        """Run a text with {name} for each value: as a variable, or written where it stands."""
+        """Run a text with {name} for each value, which becomes a variable or a literal."""
         if next(self._numbers) % 2:
             parameters, script = {}, text.format(**{name: literal(value) for name, value in values.items()})
         else:
@@ -92,7 +92,7 @@ class Spoken:
         self._run(f"SEND ON CONVERSATION {on} MESSAGE TYPE [{message_type}] ({{body}})", body=given, **values)
 
     def send_in_a_loop(self, handle: UUID, message_type: str, count: int) -> None:
-        """A loop of SEND; the first refusal ends it."""
+        """SEND in a loop, which the first error ends."""
         self._run(
             "DECLARE @n INT = 0, @text VARCHAR(20); BEGIN TRY WHILE @n < {count} BEGIN "
             "SET @text = '<a>' + CAST(@n AS VARCHAR(9)) + '</a>'; "
@@ -136,20 +136,20 @@ class Spoken:
 
     @contextmanager
     def transaction(self) -> Iterator[Spoken]:
-        """BEGIN TRANSACTION in a session of its own; COMMIT, or ROLLBACK when the block is undone."""
+        """BEGIN TRANSACTION in a separate session. COMMIT after the block, or ROLLBACK if it is undone."""
         with self.database.tsql_session() as session:
             inside = Spoken(self.database, session)
             inside._run("BEGIN TRANSACTION")
             try:
                 yield inside
             except Undo:
-                inside._run("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")  # a lock that was not to be had has done it
+                inside._run("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")  # a lock timeout has rolled back already
             else:
                 inside._run("COMMIT TRANSACTION")
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """SAVE TRANSACTION, and back to it when the block is undone."""
+        """SAVE TRANSACTION, and ROLLBACK to the savepoint if the block is undone."""
         name = f"place{next(self._numbers)}"
         self._run(f"SAVE TRANSACTION {name}")
         try:
@@ -202,7 +202,7 @@ class Spoken:
 
 
 def literal(value: object) -> str:
-    """A value as T-SQL writes it."""
+    """Return a value as a T-SQL literal."""
     if isinstance(value, bytes):
         return "0x" + value.hex()
     if isinstance(value, int):

@@ -1,6 +1,6 @@
-"""Random histories of a pipeline's table, whose rule changes while messages land, beside a model of what it must hold.
+"""Random histories of a pipeline's table whose rule changes while messages are written, compared with a model.
 
-The model knows neither Arrow nor a table's format: it keeps messages and rows as plain values, and decides by itself
+The model is independent of Arrow and of table formats. It keeps messages and rows as plain values, and decides itself
 which change of a rule a table can follow.
 """
 
@@ -42,7 +42,7 @@ class Unreadable(Exception):
 
 
 class Cut(Exception):
-    """The power went."""
+    """A simulated loss of power."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Model:
         self.rows[order] = dict.fromkeys(self.columns) | kept | row
 
     def refuses(self, rule: dict[str, tuple[str, bool]]) -> set[str]:
-        """Columns of a rule that the table cannot follow."""
+        """Return the columns of a rule that the table cannot follow."""
         if not self.rows:
             return set()
         wrong = {name for name, (_, optional) in rule.items() if name not in self.columns and not optional}
@@ -139,7 +139,7 @@ def bad() -> object:
 
 
 class History:
-    """One random history: steps done to the tables and to the model alike, compared after each."""
+    """One random history: every step runs on the tables and on the model, which are then compared."""
 
     def __init__(self, random, folder, lake):
         self.random, self.folder, self.lake = random, folder, lake
@@ -176,7 +176,7 @@ class History:
         self.land_bodies("q", self.batches, range(first, len(self.model.bodies)))
 
     def again(self):
-        """A lost checkpoint brings what was there before."""
+        """Write batches again, as after a lost checkpoint."""
         self.batches += 1
         self.land_bodies(f"lost {self.batches}", 0, range(len(self.model.bodies)))
 
@@ -231,7 +231,7 @@ class History:
         assert rebuild(self.pipe, "orders").rows == len(self.model.rows)
 
     def others(self):
-        """Somebody adds a column of his own, and fills it by means of his own."""
+        """Let another user add a column and fill it."""
         name = f"theirs{len(self.model.others)}"
         self.lake.add_column("orders", name)
         self.model.others.add(name)
@@ -248,7 +248,7 @@ class History:
         compact(self.pipe, 168)
 
     def cut(self, act):
-        """The power goes somewhere."""
+        """Lose power at a random write."""
         left = self.random.randrange(12)
         fsync = os.fsync
 
@@ -298,7 +298,7 @@ class History:
         names = random.sample(list(rule), len(rule))
         return {name: rule[name] for name in names}
 
-    # ---------------------------------------------------------------- judging
+    # ---------------------------------------------------------------- comparison
 
     def compare(self):
         assert {name: kind for name, kind in self.lake.kinds("orders").items() if name[0] != "_"} == self.model.columns
@@ -310,24 +310,24 @@ class History:
         self.seen.setdefault(self.lake.version("orders"), expected)
 
     def look_back(self):
-        """A reader of an older version finds what was there then."""
+        """Check that a reader of an older version finds its rows."""
         for version, expected in self.random.sample(sorted(self.seen.items()), min(3, len(self.seen))):
             for rows in self.lake.read("orders", version):
                 assert by_order(rows) == expected
 
 
 def by_order(rows):
-    """Rows of a rule's table by the place of their message, each there once."""
+    """Return the rows of a rule's table by their message's place, and check that each occurs once."""
     found = {row["_queuing_order"]: {key: value for key, value in row.items() if key[0] != "_"} for row in rows}
     assert len(found) == len(rows)
     return found
 
 
 class InDelta:
-    """The tables of a history in Delta, as others see and change them."""
+    """The Delta tables of a history, as other programs read and change them."""
 
     options: ClassVar = {}
-    redivides = True  # a column that divides a table may get any type
+    redivides = True  # a partition column may get any type
 
     def __init__(self, folder):
         self.folder = folder
@@ -351,12 +351,12 @@ class InDelta:
 
 
 def kind_of(delta_type):
-    """The type's name in a rule."""
+    """Return the name of a Delta type in a rule."""
     return delta_type.type
 
 
 def rows_in_duckdb(table, folder):
-    """Each file has the types of the table."""
+    """Read the rows with DuckDB. Every file must have the types of the table."""
     kinds = {"integer": "INTEGER", "long": "BIGINT", "double": "DOUBLE", "string": "VARCHAR"}
     types = {one.name: one.type.type for one in table.schema().fields}
     found = []
@@ -379,7 +379,7 @@ def rows_in_duckdb(table, folder):
 
 
 def rows_in_arrow(table):
-    """A filter of a text passes each file."""
+    """Read the rows with Arrow. A filter on a text must work in each file."""
     import pyarrow.compute as pc
 
     dataset = table.to_pyarrow_dataset()

@@ -1,4 +1,4 @@
-"""The fleet: everything arrives where it should, once, evenly spread, whatever dies and changes."""
+"""The simulated fleet: messages arrive once, at one instance per conversation, evenly spread, despite faults."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_a_seed_does_the_same_again(seeded_random: Random) -> None:
     assert Fleet(seed, size).run() == Fleet(seed, size).run()
 
 
-def test_a_choice_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were a conversation drawn for anew each time, two instances would take the same message."""
+def test_a_forgotten_choice_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the choice were repeated for a conversation, two instances would receive the same message."""
     real, chance = Fleet._go_on, Random(1)
 
     def forgetful(self: Fleet, one: fleet._Journey) -> bool:
@@ -47,7 +47,7 @@ def test_a_choice_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert Fleet(1, SMALL).run().misplaced > 0
 
 
-def test_an_uneven_choice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uneven_choice_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet._Journey, "pick", lambda self: lambda count: max(0, self.identifier % (count + 1) - 1))
     assert Fleet(1, SMALL).run().spread > 20
 

@@ -1,4 +1,4 @@
-"""Mirrored pairs whose servers fail: nothing is lost or doubled, and a wrong rule is found out."""
+"""Simulated mirrored pairs whose servers fail: no message is lost or duplicated, and wrong rules are detected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def failures() -> int:
     return sum(map(is_bad, SEEDS))
 
 
-def test_nothing_is_lost_or_doubled_whatever_fails() -> None:
+def test_no_message_is_lost_or_duplicated_by_failures() -> None:
     found = [mirrors.run(seed) for seed in SEEDS]
     assert sum(one.promotions for one in found) > len(SEEDS)
     assert sum(one.changes for one in found) > len(SEEDS)
@@ -54,7 +54,7 @@ def test_acknowledging_before_the_standby_has_it_loses_messages(monkeypatch: pyt
     assert failures() > len(SEEDS) // 4
 
 
-def test_a_mirror_that_claims_the_role_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_that_claims_the_role_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     rightly = mirrors._Server.role_report
 
     def role_report(self: mirrors._Server, now: float) -> RoleReport:
@@ -64,7 +64,7 @@ def test_a_mirror_that_claims_the_role_is_found_out(monkeypatch: pytest.MonkeyPa
     assert failures() > 0
 
 
-def test_a_sender_that_never_changes_over_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_that_never_switches_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STAYS, Claim.NO, True)
     assert failures() > 0
 

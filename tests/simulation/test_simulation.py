@@ -1,4 +1,4 @@
-"""The CI form of the simulator: it finds nothing, and it would find what is broken."""
+"""A short run of the simulator: it finds no error in the code, and detects the recorded mutants."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_other_seeds_each_time(request: pytest.FixtureRequest, seeded_random: Ra
     assert run_many(range(start, start + request.config.option.other_seeds))[1] == []
 
 
-def test_a_seed_does_the_same_again() -> None:
+def test_a_seed_is_reproducible() -> None:
     first: list[str] = []
     again: list[str] = []
     assert run(Case(7), first.append) == run(Case(7), again.append)
@@ -43,8 +43,8 @@ def test_every_fault_is_drawn_and_left_out() -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_defect_is_found(mutant: Mutant) -> None:
-    """Without any search: at the seed of the list, at which nothing is found without the defect."""
+def test_a_mutant_is_detected(mutant: Mutant) -> None:
+    """The mutant's recorded seed detects it, and finds no error without the mutant."""
     assert run_many(range(mutant.seed, mutant.seed + 1))[1] == []
     assert find_seed(mutant, range(mutant.seed, mutant.seed + 1)) == mutant.seed
 
