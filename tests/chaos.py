@@ -104,22 +104,22 @@ class Side:
             eventually(lambda: not Path(f"/proc/{server}/cwd").exists())
             Cluster(self.folder, server_user()).start()
 
-    def ledger(self, way: str) -> list[tuple[str, int]]:
+    def ledger(self, action: str) -> list[tuple[str, int]]:
         """Return the entries of the application's ledger in order. Waits until PostgreSQL answers."""
-        text = "select conversation, number from public.ledger where way = %s order by at"
+        text = "select conversation, number from public.ledger where action = %s order by position"
         entries: list[tuple[str, int]] = []
 
         def read() -> None:
             with psycopg.connect(self.instance.url) as connection:
-                entries.extend((row[0], row[1]) for row in connection.execute(text, (way,)).fetchall())
+                entries.extend((row[0], row[1]) for row in connection.execute(text, (action,)).fetchall())
 
         eventually(lambda: _tried(read), SETTLE_TIMEOUT_S)
         return entries
 
-    def confirmed(self, way: str) -> set[tuple[str, int]]:
+    def confirmed(self, action: str) -> set[tuple[str, int]]:
         """Return the commits that PostgreSQL has confirmed to the application, from a file outside of the database."""
         rows = (line.split() for line in self.calm.with_name(f"{self.name}.confirmed").read_text().splitlines())
-        return {(conversation, int(number)) for kind, conversation, number in rows if kind == way}
+        return {(conversation, int(number)) for kind, conversation, number in rows if kind == action}
 
     def megabytes(self) -> int:
         """Return the memory of the daemon in megabytes."""
@@ -544,19 +544,19 @@ def judge(world: World) -> int:
     time.sleep(1)  # a duplicate would arrive now
     errors = [*world.west.ledger("error"), *world.east.ledger("error")]
     assert not errors, f"conversations have failed: {errors[:5]}"
-    for side, way in ((world.west, "sent"), (world.east, "received"), (world.west, "answered")):
-        gone = sorted(side.confirmed(way) - set(side.ledger(way)))
-        assert not gone, f"{way}, committed, and gone: {len(gone)}, {gone[:5]}"
+    for side, action in ((world.west, "sent"), (world.east, "received"), (world.west, "answered")):
+        gone = sorted(side.confirmed(action) - set(side.ledger(action)))
+        assert not gone, f"{action}, committed, and gone: {len(gone)}, {gone[:5]}"
     sent = world.west.ledger("sent")
-    for side, way in ((world.east, "received"), (world.west, "answered")):
-        found = side.ledger(way)
+    for side, action in ((world.east, "received"), (world.west, "answered")):
+        found = side.ledger(action)
         doubled = [row for row, count in Counter(found).items() if count > 1]
-        assert not doubled, f"{way} more than once: {doubled[:5]}"
-        assert set(found) <= set(sent), f"{way}, and never sent: {sorted(set(found) - set(sent))[:5]}"
+        assert not doubled, f"{action} more than once: {doubled[:5]}"
+        assert set(found) <= set(sent), f"{action}, and never sent: {sorted(set(found) - set(sent))[:5]}"
         lost = sorted(set(sent) - set(found))
-        assert not lost, f"{way} never: {len(lost)}, {lost[:5]}\n{world.told()}"
+        assert not lost, f"{action} never: {len(lost)}, {lost[:5]}\n{world.told()}"
         last: dict[str, int] = {}
         for conversation, number in found:
-            assert number == last.get(conversation, -1) + 1, f"{way} out of order: {conversation} {number}"
+            assert number == last.get(conversation, -1) + 1, f"{action} out of order: {conversation} {number}"
             last[conversation] = number
     return len(sent)

@@ -2,7 +2,7 @@
 
 West sends numbered orders and collects the replies, east receives and replies. Each records its work in a
 table, in the same transaction. After the COMMIT it adds the same lines to a file beside CALM. After an error of the
-broker or of PostgreSQL only the transaction is lost: the process keeps its open instance.
+broker or of PostgreSQL only the transaction is lost; the process keeps its open instance.
 
 CALM: a stop file. Once it exists, west sends nothing new.
 """
@@ -29,7 +29,8 @@ BATCH_MESSAGES = 30
 PAUSE_S = 0.05  # seconds between two attempts, also after an error
 
 LEDGER = (
-    "create table public.ledger (at bigint generated always as identity, way text, conversation text, number bigint)",
+    "create table public.ledger (position bigint generated always as identity, action text, conversation text, "
+    "number bigint)",
     "create table public.handles (conversation text, handle uuid)",
 )
 
@@ -43,13 +44,13 @@ def over_and_over(work: Callable[[], None]) -> None:
             work()
         except (sb.ServiceBrokerError, psycopg.Error) as problem:
             _log.warning("%s: %s", type(problem).__name__, problem)
-        with suppress(OSError):  # libfaketime takes a very short remaining pause for an invalid one
+        with suppress(OSError):  # under libfaketime, sleep() can fail with EINVAL near its end
             time.sleep(PAUSE_S)
 
 
-def note(transaction: sb.Transaction, way: str, rows: list[tuple[str, int]]) -> None:
+def record(transaction: sb.Transaction, action: str, rows: list[tuple[str, int]]) -> None:
     transaction.connection.cursor().executemany(
-        "insert into public.ledger (way, conversation, number) values (%s, %s, %s)", [(way, *row) for row in rows]
+        "insert into public.ledger (action, conversation, number) values (%s, %s, %s)", [(action, *row) for row in rows]
     )
 
 
@@ -59,9 +60,9 @@ class Confirmed:
     def __init__(self, file: Path) -> None:
         self._file = file.open("ab", buffering=0)
 
-    def add(self, way: str, rows: list[tuple[str, int]]) -> None:
+    def add(self, action: str, rows: list[tuple[str, int]]) -> None:
         """Write all lines at once, so that a kill of this process leaves no partial line."""
-        self._file.write("".join(f"{way} {conversation} {number}\n" for conversation, number in rows).encode())
+        self._file.write("".join(f"{action} {conversation} {number}\n" for conversation, number in rows).encode())
 
 
 def parsed(message: sb.Message) -> tuple[str, int]:
@@ -72,11 +73,11 @@ def parsed(message: sb.Message) -> tuple[str, int]:
 class West:
     """Sends on a few conversations that survive the process, because a table has their handles."""
 
-    def __init__(self, database: sb.Database, confirmed: Confirmed, calm: Path) -> None:
-        self.database, self.confirmed, self.calm, self.chance = database, confirmed, calm, random.Random()
+    def __init__(self, database: sb.Database, confirmed: Confirmed, stop_file: Path) -> None:
+        self.database, self.confirmed, self.stop_file, self.random = database, confirmed, stop_file, random.Random()
 
     def send(self) -> None:
-        if self.calm.exists():
+        if self.stop_file.exists():
             return
         with self.database.transaction() as transaction:
             rows = transaction.connection.execute("select conversation, handle from public.handles").fetchall()
@@ -85,14 +86,16 @@ class West:
                 handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
                 transaction.connection.execute("insert into public.handles values (%s, %s)", (str(handle), handle))
                 known.append((str(handle), handle))
-            conversation, handle = self.chance.choice(known)
-            asked = "select coalesce(max(number) + 1, 0) from public.ledger where way = 'sent' and conversation = %s"
-            ((first,),) = transaction.connection.execute(asked, (conversation,)).fetchall()
-            numbers = range(first, first + self.chance.randint(1, BATCH_MESSAGES))
+            conversation, handle = self.random.choice(known)
+            next_number_sql = (
+                "select coalesce(max(number) + 1, 0) from public.ledger where action = 'sent' and conversation = %s"
+            )
+            ((first,),) = transaction.connection.execute(next_number_sql, (conversation,)).fetchall()
+            numbers = range(first, first + self.random.randint(1, BATCH_MESSAGES))
             transaction.send_batch(handle, ORDER, [b"%b %d" % (conversation.encode(), number) for number in numbers])
             sent = [(conversation, number) for number in numbers]
-            note(transaction, "sent", sent)
-            if self.chance.random() < 0.05:
+            record(transaction, "sent", sent)
+            if self.random.random() < 0.05:
                 raise sb.InstanceError("rolled back on purpose")
         self.confirmed.add("sent", sent)
 
@@ -100,9 +103,9 @@ class West:
         with self.database.transaction() as transaction:
             messages = transaction.receive(ORDERS_QUEUE, top=500, wait=1)
             answered = [parsed(message) for message in messages if message.message_type_name == REPLY]
-            note(transaction, "answered", answered)
+            record(transaction, "answered", answered)
             others = [message for message in messages if message.message_type_name != REPLY]
-            note(transaction, "error", [(str(message.message_body), 0) for message in others])
+            record(transaction, "error", [(str(message.message_body), 0) for message in others])
         self.confirmed.add("answered", answered)
 
 
@@ -117,12 +120,12 @@ class East:
             messages = transaction.receive(STOCK_QUEUE, top=500, wait=1)
             orders = [message for message in messages if message.message_type_name == ORDER]
             received = [parsed(message) for message in orders]
-            note(transaction, "received", received)
+            record(transaction, "received", received)
             for handle in dict.fromkeys(message.conversation_handle for message in orders):
                 mine = [message.message_body or b"" for message in orders if message.conversation_handle == handle]
                 transaction.send_batch(handle, REPLY, mine)
             others = [message for message in messages if message.message_type_name != ORDER]
-            note(transaction, "error", [(str(message.message_body), 0) for message in others])
+            record(transaction, "error", [(str(message.message_body), 0) for message in others])
         self.confirmed.add("received", received)
 
 

@@ -77,7 +77,7 @@ class Pair:
 def define(database: Any) -> Any:
     """Create the same objects on both sides. In B the contract lacks a type.
 
-    Not every service in B accepts every contract. In A each side of a conversation with //far has its own priority level.
+    Not every service in B accepts every contract. In A each side of a conversation with //far has its own priority.
     """
     for name in (PLAIN, ASK, ANSWER, EXTRA, UNUSED):
         database.create_message_type(name)

@@ -34,8 +34,8 @@ def define(instance: sb.Instance) -> sb.Database:
     return database
 
 
-def ask_here(database: sb.Database) -> None:
-    """From now on the conversations of this database have the service asked for the routes that they lack."""
+def use_dynamic_routing(database: sb.Database) -> None:
+    """Create the route to the dynamic routing service, which this database then asks for missing routes."""
     database.create_route("BrokerConfiguration", service_name=SERVICE, address="LOCAL")
 
 

@@ -106,8 +106,8 @@ __all__ = [
     "read_event",
 ]
 
-# Loaded at their first use: Spark starts a process for each commit, which needs none of them, nor the driver.
-_LATER = {
+# Loaded at their first use: Spark starts a process for each commit, which needs none of them, nor psycopg.
+_LAZY_ATTRIBUTES = {
     "Activation": ("servicebroker.operations.queues", "Activation"),
     "AsyncConversationPool": ("servicebroker.api.aio.pool", "AsyncConversationPool"),
     "AsyncDatabase": ("servicebroker.api.aio.database", "AsyncDatabase"),
@@ -127,6 +127,7 @@ _LATER = {
     "procedure": ("servicebroker.activation.procedures", "procedure"),
 }
 
+# T-SQL is imported with the first script
 Interpreter.find = lambda: import_module("servicebroker.tsql.session").Session
 
 
@@ -135,9 +136,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("servicebroker")
-    if name not in _LATER:
+    if name not in _LAZY_ATTRIBUTES:
         raise AttributeError(f"module 'servicebroker' has no attribute '{name}'")
-    module, attribute = _LATER[name]
+    module, attribute = _LAZY_ATTRIBUTES[name]
     globals()[name] = found = getattr(import_module(module), attribute)
     return found
 

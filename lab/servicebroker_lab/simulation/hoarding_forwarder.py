@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 6  # messages of a conversation, because decrypting one takes 0.3 ms
 STEP_S = 60.0  # between two checks for removed endpoints
-TOTAL_TIME_S = 6_000.0  # until all closed endpoints are removed, by clocks that differ by ten minutes, with all replays
-# Seconds after the removal of a target at which its messages are replayed. The last time is that of messages that were
-# sealed by a clock an hour ahead.
+TOTAL_TIME_S = 6_000.0  # enough to remove all closed endpoints and to replay, with clocks that differ by 10 min
+# Seconds after the removal of a target at which its messages are replayed. 2,100 s: then, 65 min after its end, a
+# message that was sealed by a clock one hour ahead looks new.
 REPLAY_DELAYS_S = (0.0, 600.0, 1_190.0, 2_100.0)
 
 
@@ -42,7 +42,7 @@ class HoardingForwarder:
     def __init__(self, world: World) -> None:
         self._world = world
         self._kept: defaultdict[UUID, list[_Kept]] = defaultdict(list)
-        self.brought = 0
+        self.replayed = 0
 
     def keep(self, instance: Instance, link: Link, message: Arrived) -> None:
         """Record a message that has arrived at an instance, if it is the first one of a secured conversation."""
@@ -51,14 +51,19 @@ class HoardingForwarder:
         except CorruptedMessage:
             return
         kept = self._kept[header.conversation_id]
-        if header.opening is not None and header.is_secured and len(kept) < MAX_KEPT and self._may_keep(header):
+        if (
+            header.opening is not None
+            and header.is_secured
+            and len(kept) < MAX_KEPT
+            and self._is_replay_forbidden(header)
+        ):
             kept.append(_Kept(instance, link, message))
 
-    def _may_keep(self, header: Header) -> bool:
-        """Check whether a replay of the message must not open the conversation again (docs/reference/rules.md).
+    def _is_replay_forbidden(self, header: Header) -> bool:
+        """Return False if a replay of the message may open the conversation again (docs/reference/rules.md).
 
-        A message that was sealed after its target has closed, because acknowledgements were lost, may do so. So may one
-        of an anonymous initiator whose clock is far ahead.
+        It may if the message was sealed after its target had closed, because acknowledgements were lost, or by an
+        anonymous initiator whose clock is far ahead.
         """
         initiator = next(
             (instance for instance in self._world.instances if instance.tables.broker == header.from_broker), None
@@ -71,7 +76,7 @@ class HoardingForwarder:
         targets = (instance.tables.find((header.conversation_id, False)) for instance in self._world.instances)
         return not any(target is not None and target.state is EndpointState.CLOSED for target in targets)
 
-    def bring_all(self) -> list[str]:
+    def replay_all(self) -> list[str]:
         """Remove closed endpoints over time, and replay their first messages. Returns the conversations opened again.
 
         Conversations of a restored copy are excluded: their initiator sends the first message again, which opens a new
@@ -84,7 +89,7 @@ class HoardingForwarder:
             for instance in world.instances:
                 for endpoint in instance.tables.forget_closed(instance.clock()):
                     for delay in REPLAY_DELAYS_S:
-                        loop.after(delay, lambda conversation=endpoint.conversation: self._bring(conversation))  # type: ignore[misc]
+                        loop.after(delay, lambda conversation=endpoint.conversation: self._replay(conversation))  # type: ignore[misc]
             loop.run(loop.now + STEP_S)
         return [
             f"{instance}: {endpoint.key} is opened again by a replayed message"
@@ -93,11 +98,11 @@ class HoardingForwarder:
             if handle not in handles and endpoint.conversation not in self._world.parted
         ]
 
-    def _bring(self, conversation: UUID) -> None:
+    def _replay(self, conversation: UUID) -> None:
         if conversation in self._world.parted:
             return
         for instance, link, message in self._kept[conversation]:
-            self.brought += 1
+            self.replayed += 1
             instance.trace("gets a first message again", conversation)
             for daemon in instance.daemons[-1:]:
                 daemon.take(link, message.body, is_forwarded=message.is_forwarded)

@@ -164,12 +164,12 @@ class Run:
         self.loop.after(ASKING_TIME_S, self._ask)
         self.loop.run(self._seconds + CALM_TIME_S)
         self._check()
-        if opened := self._forwarder.bring_all() if self._forwarder in self.world.keepers else []:
+        if opened := self._forwarder.replay_all() if self._forwarder in self.world.keepers else []:
             raise Lost("\n".join(opened))
         received = sum(len(endpoint.queue) for endpoint in self.endpoints.values())
         corrupted = sum(daemon.links.corrupted for instance in self.world.instances for daemon in instance.daemons)
         corrupted += sum(instance.corrupted for instance in self.world.instances)
-        return Outcome(received, corrupted, self._hostile.frames, self._forwarder.brought)
+        return Outcome(received, corrupted, self._hostile.frames, self._forwarder.replayed)
 
     def close(self) -> None:
         """End the tasks in the event loops of daemons."""

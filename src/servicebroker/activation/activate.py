@@ -90,7 +90,7 @@ def activate(
         procedures: modules to import, by name or file, so that they register their procedures (`sb.procedure`). Modules
             of the entry points `servicebroker.procedures` are imported too.
         resolvers: further ways to find a procedure by name; see `servicebroker.activation.procedures`.
-        interval: seconds between two starts of readers under load, and between attempts to start a reader.
+        interval: seconds between two starts of readers of a queue, also after a failed start.
         patience: the timeout in seconds of the calls in progress at the end of the block.
 
     Raises:

@@ -163,7 +163,7 @@ class Notifier:
             try:
                 registrar = self._registrar = self._registrar or self._connect()
                 wanted = [queue_id for queue_id in self._waiting if not self._is_polled(queue_id)]
-                run_alone(registrar, self._engine.wait_for(wanted))
+                run_alone(registrar, self._engine.register_reader(wanted))
                 self._registered = set(wanted)
                 return
             except (psycopg.Error, InstanceError):

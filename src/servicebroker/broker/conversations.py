@@ -46,7 +46,7 @@ RECENT_S = 0.5  # seconds of one measurement of a link's traffic
 # Fragments of a large message in flight while other conversations send small messages, per second of round-trip time:
 # one if the peer is near. With a long round trip more fragments delay nobody.
 LARGE_FRAGMENTS_PER_S = 128
-MATCH_AGAIN = 5.0  # seconds until a conversation without address is matched again
+ROUTE_MATCH_INTERVAL_S = 5.0  # seconds until a conversation without address is matched again
 CLEAR_STATUS_S = 0.25  # seconds; an earlier acknowledgement makes the new status superfluous
 DEFAULT_PRIORITY = 5
 
@@ -583,7 +583,7 @@ class Conversations:
         return bool(evicted)
 
 
-_PAUSES = {Action.MATCH_NOW: 0.0, Action.MATCH_SOON: FIRST_RETRY_S, Action.MATCH_LATER: MATCH_AGAIN}
+_PAUSES = {Action.MATCH_NOW: 0.0, Action.MATCH_SOON: FIRST_RETRY_S, Action.MATCH_LATER: ROUTE_MATCH_INTERVAL_S}
 
 
 def _size(parts: Iterable[Part]) -> int:

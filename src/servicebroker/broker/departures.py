@@ -11,7 +11,7 @@ from uuid import UUID
 from msgspec import structs
 
 from servicebroker.broker import journal, metrics
-from servicebroker.broker.conversations import MATCH_AGAIN, Conversations, Entry
+from servicebroker.broker.conversations import ROUTE_MATCH_INTERVAL_S, Conversations, Entry
 from servicebroker.broker.dialog_security import DialogSecurity, Introduction
 from servicebroker.broker.inboxes import Charges
 from servicebroker.broker.store_operations import Store
@@ -53,7 +53,7 @@ class Finding:
     def missed(self) -> None:
         """Record that waiting conversations were evicted from memory: a later page loads them again."""
         self._page_missed = True
-        self._page_at = min(self._page_at, self._seconds() + MATCH_AGAIN)
+        self._page_at = min(self._page_at, self._seconds() + ROUTE_MATCH_INTERVAL_S)
 
     def reached(self) -> None:
         """Handle a new link, for which conversations may have waited."""
@@ -128,10 +128,10 @@ class Finding:
         handles = store.page(self._page_after, PAGE_CONVERSATIONS)
         if len(handles) == PAGE_CONVERSATIONS:
             self._page_after = handles[-1]
-            self._page_at = now if self._conversations.room >= PAGE_CONVERSATIONS else now + MATCH_AGAIN
+            self._page_at = now if self._conversations.room >= PAGE_CONVERSATIONS else now + ROUTE_MATCH_INTERVAL_S
         else:
             self._page_after = UUID(int=0)
-            self._page_at = now + MATCH_AGAIN if self._page_missed else NEVER
+            self._page_at = now + ROUTE_MATCH_INTERVAL_S if self._page_missed else NEVER
             self._page_missed = False
             if self._conversations.is_missing:  # set while these pages were read: begin with the first page again
                 self._page_at = now

@@ -14,7 +14,7 @@ from servicebroker.broker.transport.connections import show
 from servicebroker.broker.transport.links import Links
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import BrokerError
-from servicebroker.protocol.budgets import NamedAddresses
+from servicebroker.protocol.budgets import UnansweredAddresses
 from servicebroker.protocol.forwarding import MEGABYTE_BYTES, DroppedMessage, Forwarder, Passage
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Ask, Decision, Dropped, Elsewhere
@@ -37,13 +37,13 @@ class Forwarding:
         self,
         links: Links,
         mirrors: Mirrors,
-        named: NamedAddresses,
+        unanswered: UnansweredAddresses,
         seconds: Callable[[], float],
         draw: Callable[[int], int],
     ) -> None:
         self._links = links
         self._mirrors = mirrors
-        self._named = named
+        self._unanswered = unanswered
         self._seconds = seconds
         self._draw = draw
         self._linked: set[Address] = set()  # addresses with a link at the last attempt
@@ -119,11 +119,11 @@ class Forwarding:
             if len(self._linked) >= MAX_LINKED:
                 self._linked.clear()
             self._linked.add(address)
-            self._named.reached(address)
+            self._unanswered.reached(address)
 
     def _may_reach(self, hop: Elsewhere, address: Address, now: float) -> bool:
         """Return whether the budget of an owner with messages for a hop allows a connection to it."""
-        return any(self._named.may_ask(owner, address, now) for owner in self._forwarder.owners_at(hop))
+        return any(self._unanswered.may_connect(owner, address, now) for owner in self._forwarder.owners_at(hop))
 
     def drop_all(self, number: int) -> None:
         """Drop all messages for this reason. The senders repeat them."""

@@ -29,7 +29,7 @@ from servicebroker.broker.transport.links import Arrival, Link, Links
 from servicebroker.broker.trust import Trust
 from servicebroker.engine.remote.departing import Snapshot
 from servicebroker.engine.remote.local_topology import LocalInstance
-from servicebroker.protocol.budgets import Budgets, NamedAddresses, RouteRequests, over_budget
+from servicebroker.protocol.budgets import Budgets, RouteRequests, UnansweredAddresses, over_budget
 from servicebroker.protocol.limits import LIMITS, Limits
 from servicebroker.protocol.mirroring import RoleReport
 from servicebroker.protocol.outgoing import NEVER
@@ -67,7 +67,7 @@ class Relay:
     ) -> None:
         self._peers = peers or Peers()
         self._budgets = budgets or self._peers.budgets
-        self._named = NamedAddresses(self._budgets)
+        self._unanswered = UnansweredAddresses(self._budgets)
         self._route_requests = RouteRequests(self._budgets)
         self._security = DialogSecurity(keys, clock)
         self._links = links
@@ -79,7 +79,7 @@ class Relay:
         self._limits = limits
         self._budget = budget
         self.mirrors = Mirrors(links, seconds)
-        self.forwarding = Forwarding(links, self.mirrors, self._named, seconds, chance.getrandbits)
+        self.forwarding = Forwarding(links, self.mirrors, self._unanswered, seconds, chance.getrandbits)
         self.forget()
 
     def forget(self, shares: int = 1) -> None:
@@ -96,7 +96,7 @@ class Relay:
         self._charges = Charges(seconds)
         self._waiting = PendingOpenings(seconds, self._budgets)
         self._trust = Trust(
-            self._links, self._peers, self._waiting, self._named, self._route_requests, self._here, clock, seconds
+            self._links, self._peers, self._waiting, self._unanswered, self._route_requests, self._here, clock, seconds
         )
         self._unfinished = UnfinishedMessages(self._limits, self._budgets, shares)
         self._opener = MessageOpener(
@@ -113,7 +113,7 @@ class Relay:
         self.snapshot: Snapshot | None = None  # of the last round; an equal snapshot means that nothing was committed
         self._is_traced = False  # messages have trace contexts
         self.mirrors.forget_told()
-        self.forwarding.shares = self._named.shares = self._route_requests.shares = shares
+        self.forwarding.shares = self._unanswered.shares = self._route_requests.shares = shares
 
     def round(self, store: Store, arrivals: Iterable[Arrival]) -> int:
         """Run one transaction, and send what it allows. Returns the number of handled messages.
@@ -183,7 +183,7 @@ class Relay:
 
     def reached(self, address: Address) -> None:
         """Handle a new link to an address: waiting conversations may send immediately."""
-        self._named.reached(address)
+        self._unanswered.reached(address)
         self._conversations.reached(address)
         self._finding.reached()
         self._waiting.retry_now()

@@ -21,7 +21,7 @@ from servicebroker.engine.remote.local_topology import LocalInstance, LocalTopol
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.dialog_security import Security
 from servicebroker.model.security.peers import MESSAGES, Mistrust
-from servicebroker.protocol.budgets import NamedAddresses, RouteRequests, over_budget
+from servicebroker.protocol.budgets import RouteRequests, UnansweredAddresses, over_budget
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local, RoutingTable, asks, ways
 
@@ -45,7 +45,7 @@ class Trust:
         links: Links,
         peers: Peers,
         waiting: PendingOpenings,
-        named: NamedAddresses,
+        unanswered: UnansweredAddresses,
         route_requests: RouteRequests,
         here: Callable[[], LocalInstance],
         clock: Callable[[], datetime],
@@ -54,7 +54,7 @@ class Trust:
         self._links = links
         self._peers = peers
         self._waiting = waiting
-        self._named = named
+        self._unanswered = unanswered
         self._route_requests = route_requests
         self._here = here
         self._clock = clock
@@ -124,12 +124,12 @@ class Trust:
 
     def _reach(self, sender: str, address: Address) -> Link | str:
         """Return the link to an address that a message names, or why there is none; '' while it is being opened."""
-        if not self._named.may_ask(sender, address, self._seconds()):
+        if not self._unanswered.may_connect(sender, address, self._seconds()):
             self._over = over_budget("addresses", self._peers.budgets.of(sender).addresses)
             return self._over.text
         link = self._links.reach(address)
         if not isinstance(link, str):
-            self._named.reached(address)
+            self._unanswered.reached(address)
         return link
 
     def _may_become_right(self, store: Store, sender: str, source: Source) -> bool:

@@ -15,7 +15,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.cli.audited_act import audited
 from servicebroker.cli.commands.trail import record_conversation
 from servicebroker.dashboard.pages import chosen_dead_letters
-from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.catalog.catalog import find_queue_uncached
 from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.engine.diagnosis.poison_report import forget_failures
 from servicebroker.engine.diagnosis.session_end import end_session
@@ -49,7 +49,7 @@ def _switch(database: Database, fields: Fields) -> str:
 
 
 def _retry(database: Database, fields: Fields) -> str:
-    queue = database._do(find_queue_now("alter", database.database_id, fields["queue"]))
+    queue = database._do(find_queue_uncached("alter", database.database_id, fields["queue"]))
     database.alter_queue(fields["queue"], status=True)
     count = database._alone(forget_failures(queue.queue_id))
     retried = counted(count, "message that had failed is", "messages that had failed are")

@@ -11,8 +11,8 @@ VERBS = {
     "send.transmit": "SEND to another instance",
     "conversation.receive": "RECEIVE",
     "conversation.receive.groups": "RECEIVE of several groups",
-    "owner_verbs.wait_for.insert_readers": "RECEIVE begins to wait",
-    "owner_verbs.wait_for.delete_readers": "RECEIVE waits no longer",
+    "owner_verbs.register_reader.insert_readers": "RECEIVE begins to wait",
+    "owner_verbs.register_reader.delete_readers": "RECEIVE waits no longer",
     "end.end_dialog": "END CONVERSATION",
 }
 

@@ -1,4 +1,4 @@
-"""Events of the broker, with the numbers of its trace: one registry for all of them.
+"""Events of the broker, with the event class numbers of SQL Server's trace: one registry for all of them.
 
 The rules: docs/reference/metrics.md#events.
 """
@@ -34,11 +34,11 @@ _LOG = logging.getLogger("servicebroker")
 
 
 class BrokerEvent(NamedTuple):
-    """One event: its trace number and name, time (UTC), broker database and object.
+    """One event: the number and name of its class, time (UTC), broker database and object.
 
-    `subclass` divides the event class: of 163 Started, Ended, Aborted and Not started. `columns` are further columns of
-    the trace, with its names: of 124 GUID (the conversation), ObjectName (the handle), MethodName (the group),
-    RoleName; of 136 GUID (the group).
+    `subclass` divides the event class: for 163 into Started, Ended, Aborted and Not started. `columns` are further
+    columns of the trace, with its names. For 124 they are GUID (the conversation), ObjectName (the handle), MethodName
+    (the group) and RoleName; for 136 GUID (the group).
     """
 
     number: int
@@ -77,15 +77,15 @@ class Events:
         event = BrokerEvent(number, NAMES[number], at, database_id, object_id, text, subclass)
         self._recent.append(event)
         report(_LOG, _LEVELS.get(number, logging.WARNING), "%s: %s", event.name, event.text)
-        self._tell(event)
+        self._call_handlers(event)
 
     def tell(
         self, number: int, at: datetime, database_id: int, text: str, subclass: str, columns: Mapping[str, str]
     ) -> None:
         """Call the handlers of an event that is neither stored nor logged."""
-        self._tell(BrokerEvent(number, NAMES[number], at, database_id, 0, text, subclass, columns))
+        self._call_handlers(BrokerEvent(number, NAMES[number], at, database_id, 0, text, subclass, columns))
 
-    def _tell(self, event: BrokerEvent) -> None:
+    def _call_handlers(self, event: BrokerEvent) -> None:
         for handler, numbers in tuple(self._handlers):
             if event.number not in numbers:
                 continue
@@ -105,10 +105,11 @@ class Events:
 
         `numbers` are the wanted event classes, 143 and 163 if none are named. 124 Broker:Conversation and 136
         Broker:Conversation Group occur several times for each message, so handlers must name them. They are reported
-        when the verb is done, whether or not its transaction commits, and cost each verb four statements.
+        when the statement (SEND, RECEIVE ...) is done, even if its transaction rolls back. They cost each of these four
+        more statements.
 
         Raises:
-            BrokerError: 402 a number that is no event of an application's process.
+            BrokerError: 402 a number that is not in `NAMES`.
         """
         unknown = [number for number in numbers if number not in NAMES]
         if unknown:

@@ -20,7 +20,7 @@ MAX_FILE_BYTES = 16 * BYTES_PER_MIB  # bytes of definitions, schemas and configu
 def read_file(path: Path, most: int = MAX_FILE_BYTES, check: Callable[[os.stat_result], object] | None = None) -> bytes:
     """Return the contents of a regular file, without blocking on a pipe.
 
-    `check` is called with the status of the opened file. Another file may have taken its path meanwhile.
+    `check` gets the status of the opened file, not of the path, which may name another file by now.
 
     Raises:
         OSError: it cannot be read, is a pipe, a socket or a device, or has more than `most` bytes.

@@ -1,4 +1,7 @@
-"""Names: the built-in objects, the rules for a name, and its PostgreSQL twin (docs/reference/rules.md#names)."""
+"""Names: the built-in objects, the rules for a name, and the PostgreSQL name derived from it.
+
+The rules: docs/reference/rules.md#names.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _BROKER = "http://schemas.microsoft.com/SQL/ServiceBroker/"
 _NOTIFICATIONS = "http://schemas.microsoft.com/SQL/Notifications/"
 
 DEFAULT = "DEFAULT"
-"""`DEFAULT`: the message type and the contract that every database has; its messages may carry anything, either way."""
+"""`DEFAULT`: the message type and the contract that every database has; either side may send any body."""
 ERROR = _BROKER + "Error"
 """The type of the message with the reason why a conversation has failed; `read_error` reads its body."""
 END_DIALOG = _BROKER + "EndDialog"
 """The type of the message after the other side has ended the conversation; it has no body."""
 DIALOG_TIMER = _BROKER + "DialogTimer"
-"""The type of the message that a conversation timer puts into the own queue; it has no body."""
+"""The type of the message that a conversation timer puts into the queue of the side that set it; it has no body."""
 
 EVENT_NOTIFICATION = _NOTIFICATIONS + "EventNotification"
 POST_EVENT_NOTIFICATION = _NOTIFICATIONS + "PostEventNotification"
@@ -88,7 +91,7 @@ SYSTEM_CONTRACTS = (
 )
 
 
-# each with the queue for its errors; only SERVICE_BROKER is a target, of SERVICE_ECHO and SERVICE_DIAGNOSTIC
+# name and error queue; only SERVICE_BROKER accepts conversations, on the contracts SERVICE_ECHO and SERVICE_DIAGNOSTIC
 SYSTEM_SERVICES = (
     (_NOTIFICATIONS + "QueryNotificationService", "QueryNotificationErrorsQueue"),
     (EVENT_NOTIFICATION_SERVICE, "EventNotificationErrorsQueue"),
@@ -148,7 +151,7 @@ def split_queue_name(name: object) -> tuple[str, str]:
 
 
 def is_encodable(text: str) -> bool:
-    """Check whether UTF-8 can encode `text`, which has no lone half of a surrogate pair then."""
+    """Return False if `text` has a lone half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

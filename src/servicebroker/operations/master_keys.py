@@ -29,7 +29,8 @@ class CreateMasterKey(_OfMasterKey):
         password: the password of the master key.
 
     Raises:
-        BrokerError: 15578 the database has a master key already, 15116 the password is too short, 15247, 402.
+        BrokerError: 15578 the database has a master key already, 15116 the password is too short, 15247 no permission,
+            402 the password is not a str.
     """
 
     password: str = field(repr=False)
@@ -43,7 +44,7 @@ class OpenMasterKey(_OfMasterKey):
         password: a password of the master key.
 
     Raises:
-        BrokerError: 15581 no master key, 15313 wrong password, 15247, 402.
+        BrokerError: 15581 no master key, 15313 wrong password, 15247 no permission, 402 the password is not a str.
     """
 
     password: str = field(repr=False)
@@ -60,7 +61,7 @@ class CloseMasterKey(_OfMasterKey):
 
 @dataclass(frozen=True, slots=True)
 class AlterMasterKey(_OfMasterKey):
-    """ALTER MASTER KEY ADD ENCRYPTION BY SERVICE MASTER KEY, or with False DROP ENCRYPTION.
+    """ALTER MASTER KEY ADD (True) or DROP (False) ENCRYPTION BY SERVICE MASTER KEY.
 
     Without that encryption `servicebroker serve` cannot use the key: secure conversations wait (28054).
 
@@ -68,7 +69,7 @@ class AlterMasterKey(_OfMasterKey):
         service_master_key: whether the service master key opens the master key.
 
     Raises:
-        BrokerError: 15581 the master key is missing or not open, 15247, 402.
+        BrokerError: 15581 the master key is missing or not open, 15247 no permission, 402 the argument is not a bool.
     """
 
     _: KW_ONLY
@@ -83,7 +84,8 @@ class AddMasterKeyPassword(_OfMasterKey):
         password: the new password.
 
     Raises:
-        BrokerError: 15581 the master key is missing or not open, 15116 the password is too short, 15247, 402.
+        BrokerError: 15581 the master key is missing or not open, 15116 the password is too short, 15247 no permission,
+            402 the password is not a str.
     """
 
     password: str = field(repr=False)
@@ -94,10 +96,11 @@ class DropMasterKeyPassword(_OfMasterKey):
     """ALTER MASTER KEY DROP ENCRYPTION BY PASSWORD: remove a password of the master key.
 
     Args:
-        password: a password of the key, which has at least one more.
+        password: the password to remove. The key must have another one.
 
     Raises:
-        BrokerError: 15581 no master key, 15558 it is no password of the key, or its only password, 15247, 402.
+        BrokerError: 15581 no master key, 15558 it is no password of the key, or its only password, 15247 no permission,
+            402 the password is not a str.
     """
 
     password: str = field(repr=False)
@@ -114,7 +117,7 @@ class RegenerateMasterKey(_OfMasterKey):
 
     Raises:
         BrokerError: 15581 no master key; 15329 it is not open, or cannot decrypt a key, without `force`; 15116 the
-            password is too short, 15247, 402.
+            password is too short, 15247 no permission, 402 an argument has the wrong type.
     """
 
     password: str = field(repr=False)
@@ -127,5 +130,5 @@ class DropMasterKey(_OfMasterKey):
     """DROP MASTER KEY. Conversations lose their session keys, and wait.
 
     Raises:
-        BrokerError: 15151 no master key, 15580 it encrypts the private key of a certificate, 15247.
+        BrokerError: 15151 no master key, 15580 it encrypts the private key of a certificate, 15247 no permission.
     """

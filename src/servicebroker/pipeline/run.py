@@ -167,7 +167,9 @@ def running(
             remove_counts(path)
             queue_runs.append(
                 QueueRun(
-                    *(queue, start, once),
+                    queue,
+                    start,
+                    once,
                     on_event=on_event,
                     read_quarantine=partial(read_counts, path),
                     find_held_back=partial(_find_held_back, queue),
@@ -217,13 +219,13 @@ def _end(run: Run, spark: SparkSession | None) -> None:
         _wait_until_free(queue_run.queue)
 
 
-def _find_held_back(queue: QueueRule, before: HeldBack | None) -> HeldBack | None:
-    """Return the messages of a queue that an open transaction holds back; `before` if the server is unreachable."""
+def _find_held_back(queue: QueueRule, previous: HeldBack | None) -> HeldBack | None:
+    """Return the messages of a queue that an open transaction holds back; `previous` if the server is unreachable."""
     try:
         with closing(QueueLease.open(source_options(queue.source_options()))) as lease:
-            return lease.find_held_back(before)
+            return lease.find_held_back(previous)
     except (ServiceBrokerError, psycopg.Error):
-        return before
+        return previous
 
 
 def _wait_until_free(queue: QueueRule) -> None:

@@ -19,7 +19,7 @@ from servicebroker.protocol.routing import Address
 OVER_BUDGET = 10928  # the number of the event, and of the refusal that doctor shows
 MAX_RECENT = 10_000  # remembered route requests; each counts once in `REQUEST_PERIOD_S`
 REQUEST_PERIOD_S = 60.0  # seconds for which a route request is pending, or its answer counts
-NAMED_PERIOD_S = 10.0  # the longest pause between two attempts to connect
+UNANSWERED_PERIOD_S = 10.0  # the longest pause between two attempts to connect
 HOUR_S = 3_600.0
 
 
@@ -111,7 +111,7 @@ class RouteRequests:
         return True
 
 
-class NamedAddresses:
+class UnansweredAddresses:
     """Limits the unanswered addresses that messages of each owner name in ten seconds.
 
     A route of the kind TRANSPORT takes the address from the name of a service. So a peer chooses where to connect to.
@@ -122,10 +122,10 @@ class NamedAddresses:
         self.shares = 1  # shares that divide the budget
         self._since: dict[str, OrderedDict[Address, float]] = {}  # owner -> address -> its time, the latest last
 
-    def may_ask(self, owner: str, address: Address, now: float) -> bool:
-        """Return whether this owner's message may have a connection made to an address. If so, count it."""
+    def may_connect(self, owner: str, address: Address, now: float) -> bool:
+        """Return whether this owner's message may cause a connection to an address. If so, count it."""
         addresses = self._since.setdefault(owner, OrderedDict())
-        while addresses and next(iter(addresses.values())) <= now - NAMED_PERIOD_S:
+        while addresses and next(iter(addresses.values())) <= now - UNANSWERED_PERIOD_S:
             addresses.popitem(last=False)
         if address in addresses:
             return True

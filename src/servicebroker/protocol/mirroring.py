@@ -12,7 +12,7 @@ from enum import Enum, IntEnum
 from typing import NamedTuple, TypeVar
 
 ANSWER_TIMEOUT_S = 3.0  # seconds that a broker has for its answer; then it counts as unreachable
-ASK_AGAIN = 2.0  # seconds between questions while it is unknown which broker is the principal
+ROLE_QUERY_INTERVAL_S = 2.0  # seconds between questions while it is unknown which broker is the principal
 NEVER = float("inf")
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class Pair(NamedTuple):
         """The time at which `tick` must be called."""
         if self.chosen is not None:
             return NEVER
-        return self.asked_at + (ANSWER_TIMEOUT_S if BrokerStatus.UNANSWERED in self.statuses else ASK_AGAIN)
+        return self.asked_at + (ANSWER_TIMEOUT_S if BrokerStatus.UNANSWERED in self.statuses else ROLE_QUERY_INTERVAL_S)
 
 
 def first_use(known: KnownTimeline, now: float) -> Pair:

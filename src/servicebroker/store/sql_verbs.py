@@ -32,8 +32,8 @@ from servicebroker.model.security.permissions import (
     NEEDS,
     PUBLIC_ID,
     Kind,
-    bringing,
     fixed_roles_with,
+    implied_by,
 )
 from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
 from servicebroker.model.waiting import DELAYED, TARGET_QUEUE_OFF
@@ -164,7 +164,7 @@ def _permission_rows() -> Iterable[str]:
     """Return a row of SQL for each permission that a statement needs, with all permissions that imply it."""
     for statement in FENCED_STATEMENTS:
         for position, need in enumerate(NEEDS[statement]):
-            rights = bringing(need.kind, need.permission)
+            rights = implied_by(need.kind, need.permission)
             brought_by = _quoted(f"{kind.value} {permission}" for kind, permission in sorted(rights))
             allowed, denied = (f"array{roles}::integer[]" for roles in fixed_roles_with(rights))
             yield (

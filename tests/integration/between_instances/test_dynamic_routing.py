@@ -14,15 +14,15 @@ import pytest
 import servicebroker as sb
 from remote_support import WEST, Pair
 from servicebroker.api.upkeep import upkeep
-from servicebroker.broker.conversations import MATCH_AGAIN
-from servicebroker.engine.remote.missing_routes import ASK_AGAIN
+from servicebroker.broker.conversations import ROUTE_MATCH_INTERVAL_S
+from servicebroker.engine.remote.missing_routes import ROUTE_REQUEST_RETRY
 from servicebroker.model.names import CONFIGURATION_NOTICE
 from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, begin, bodies, define_standard_set, query
 
 EXAMPLE = Path(__file__).parents[3] / "examples/dynamic-routing"
 ASKING = "Locating routes and security information via the Broker Configuration Service."
-NOT_HERE = "matched a LOCAL route"
+LOCAL_ROUTE_STATUS = "matched a LOCAL route"
 MISSING_ROUTE = f"{CONFIGURATION_NOTICE}/MissingRoute"
 
 
@@ -50,11 +50,11 @@ def configured(
         database.create_route(
             "Replies", service_name="http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker", address="LOCAL"
         )
-        example.ask_here(database)
+        example.use_dynamic_routing(database)
         yield database, service
 
 
-def background(database: sb.Database) -> None:
+def run_background_work(database: sb.Database) -> None:
     with database.instance.connection() as connection:
         upkeep(connection, database.instance.clock())
 
@@ -91,7 +91,7 @@ def test_the_service_is_asked_once_and_messages_are_delivered(
         database.send(handle, ORDER, b"1")
         database.send(handle, ORDER, b"2")
     assert status(database) == [ASKING]
-    background(database)
+    run_background_work(database)
     assert requests(service) == [
         f'<MissingRoute xmlns="{MISSING_ROUTE}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></MissingRoute>'.encode()
     ]
@@ -101,7 +101,7 @@ def test_the_service_is_asked_once_and_messages_are_delivered(
     assert example.answer(service, file) == 1
     received = [bodies(database.receive(STOCK_QUEUE)) for _ in handles]
     assert received == [[b"1", b"2"]] * 3
-    background(database)
+    run_background_work(database)
     left = "select count(*) from sys.conversation_endpoints where far_service in (%s, %s)"
     names = (DYNAMIC_ROUTING_SERVICE, "http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker")
     assert query(database, left + " and state <> 'CD'", *names) == [(0,)]
@@ -114,7 +114,7 @@ def test_a_request_contains_the_broker_identifier(configured: tuple[sb.Database,
     guid = "01234567-89ab-cdef-0123-456789abcdef"
     handle = database.begin_dialog(ORDERS, "//test/<Far>", broker_instance=guid, contract=CONTRACT, encryption=False)
     database.send(handle, ORDER, b"1")
-    background(database)
+    run_background_work(database)
     assert requests(service) == [
         f'<MissingRoute xmlns="{MISSING_ROUTE}"><SERVICE_NAME>//test/&lt;Far&gt;</SERVICE_NAME>'
         f"<BROKER_INSTANCE>{guid}</BROKER_INSTANCE></MissingRoute>".encode()
@@ -127,7 +127,7 @@ def test_a_rolled_back_transaction_sends_no_request(configured: tuple[sb.Databas
     with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
         transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
         raise ZeroDivisionError
-    background(database)
+    run_background_work(database)
     assert requests(service) == []
     assert query(database, "select count(*) from servicebroker.route_requests") == [(0,)]
 
@@ -140,7 +140,7 @@ def test_concurrent_transactions_send_one_request_and_do_not_wait(
     with database.transaction() as first:
         first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
         database.send(begin(database), ORDER, b"2")  # before the first one commits
-    background(database)
+    run_background_work(database)
     assert len(requests(service)) == 1
 
 
@@ -154,8 +154,8 @@ def test_a_rolled_back_request_is_sent_by_another_transaction(
         database.send(begin(database), ORDER, b"2")
         raise ZeroDivisionError
     assert status(database) == [ASKING]
-    background(database)
-    background(database)  # the first run begins the request, the second one delivers it
+    run_background_work(database)
+    run_background_work(database)  # the first run sends the request, the second delivers it
     assert len(requests(service)) == 1
 
 
@@ -165,15 +165,15 @@ def test_an_answer_does_not_wait_for_locks(
 ) -> None:
     database, service = configured
     database.send(begin(database), ORDER, b"1")
-    background(database)
+    run_background_work(database)
     (tmp_path / "addresses.toml").write_text("[addresses]\n")
     assert example.answer(service, tmp_path / "addresses.toml") == 1
     pending = "select count(*) from servicebroker.route_requests where answered is null"
     with database.transaction() as transaction:
-        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"2")  # parked
-        background(database)
+        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"2")  # waits
+        run_background_work(database)
         assert query(database, pending) == [(1,)]
-    background(database)
+    run_background_work(database)
     assert query(database, pending) == [(0,)]
 
 
@@ -187,20 +187,20 @@ def test_an_error_of_the_service_is_logged_and_retried_later(
 ) -> None:
     database, service = configured
     database.send(begin(database), ORDER, b"1")
-    background(database)
+    run_background_work(database)
     file = tmp_path / "addresses.toml"
     file.write_text("[addresses]\n")
     assert example.answer(service, file) == 1
     with caplog.at_level(logging.ERROR, "servicebroker"):
-        background(database)
+        run_background_work(database)
     assert "9761" in caplog.text
     assert "No address is known" in caplog.text
     database.send(begin(database), ORDER, b"2")
-    background(database)
+    run_background_work(database)
     assert requests(service) == []
-    clock.jump(seconds=ASK_AGAIN.total_seconds() + 1)
+    clock.jump(seconds=ROUTE_REQUEST_RETRY.total_seconds() + 1)
     database.send(begin(database), ORDER, b"3")
-    background(database)
+    run_background_work(database)
     assert len(requests(service)) == 1
 
 
@@ -221,21 +221,21 @@ def test_an_answer_without_a_route_is_reported_as_failed(
 ) -> None:
     database, service = configured
     database.send(begin(database), ORDER, b"1")
-    background(database)
+    run_background_work(database)
     assert [name for name, _ in notices(service)] == ["MissingRoute"]
     answer_with_nothing(service)
-    background(database)
+    run_background_work(database)
     assert notices(service) == []
-    clock.jump(seconds=ASK_AGAIN.total_seconds() + 1)
+    clock.jump(seconds=ROUTE_REQUEST_RETRY.total_seconds() + 1)
     database.send(begin(database), ORDER, b"2")
-    background(database)
+    run_background_work(database)
     ((name, body),) = notices(service)
     assert name == "FailedRoute"
     space = "http://schemas.microsoft.com/SQL/ServiceBroker/BrokerConfigurationNotice/FailedRoute"
     assert body == f'<FailedRoute xmlns="{space}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></FailedRoute>'.encode()
     answer_with_nothing(service)
     database.create_route("There", service_name=STOCK, address="LOCAL")
-    background(database)
+    run_background_work(database)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
 
 
@@ -243,14 +243,14 @@ def test_an_answer_without_a_route_is_reported_as_failed(
 def test_an_expired_route_is_missing_and_not_failed(configured: tuple[sb.Database, sb.Database], clock: Clock) -> None:
     database, service = configured
     database.send(begin(database), ORDER, b"1")
-    background(database)
+    run_background_work(database)
     database.create_route("There", service_name=STOCK, address="LOCAL", lifetime=600)
     answer_with_nothing(service)
-    background(database)
+    run_background_work(database)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
     clock.jump(seconds=601)
     database.send(begin(database), ORDER, b"2")
-    background(database)
+    run_background_work(database)
     assert [name for name, _ in notices(service)] == ["MissingRoute"]
 
 
@@ -260,9 +260,9 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     service = example.define(west.instance)
 
     def asked() -> list[tuple[str, bytes]]:
-        pair.pass_time(MATCH_AGAIN + 0.1)
+        pair.pass_time(ROUTE_MATCH_INTERVAL_S + 0.1)
         pair.rounds(2)
-        background(west)
+        run_background_work(west)
         return notices(service)
 
     secured = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
@@ -271,7 +271,7 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     west.send(plain, ORDER, b"plain")
     assert asked() == []  # no dynamic routing service exists
     assert "no remote service binding" in status(west)[0]
-    example.ask_here(west)
+    example.use_dynamic_routing(west)
     west.create_route(
         "Replies", service_name="http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker", address="LOCAL"
     )
@@ -285,7 +285,7 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     assert asked() == []  # no immediate retry
     assert asked() == []
     assert "no remote service binding" in status(west)[0]
-    pair.west.clock.jump(seconds=ASK_AGAIN.total_seconds() + 1)
+    pair.west.clock.jump(seconds=ROUTE_REQUEST_RETRY.total_seconds() + 1)
     assert [name for name, _ in asked()] == ["FailedRemoteServiceBinding"]
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"plain"]
     west.create_user("Stock")
@@ -293,14 +293,14 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     answer_with_nothing(service)
     assert asked() == []
     assert asked() == []
-    assert "no security certificate" in status(west)[0]  # the binding exists now, and its certificate is missing
+    assert "no security certificate" in status(west)[0]  # the binding exists, but its user has no certificate
 
 
 @pytest.mark.feature(119, 126)
 def test_a_manually_created_route_needs_no_answer(configured: tuple[sb.Database, sb.Database]) -> None:
     database, service = configured
     database.send(begin(database), ORDER, b"1")
-    background(database)
+    run_background_work(database)
     database.create_route("ByHand", service_name=STOCK, address="LOCAL")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
     assert len(requests(service)) == 1  # the request is still open, and is not repeated
@@ -329,11 +329,11 @@ def test_remote_conversations_continue_after_an_answer(pair: Pair, example: Modu
     west = pair.west.database
     service = example.define(west.instance)
     west.drop_route("ToStock")
-    example.ask_here(west)
+    example.use_dynamic_routing(west)
     west.send(west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
     pair.rounds()
     assert status(west) == [ASKING]
-    background(west)
+    run_background_work(west)
     file = tmp_path / "addresses.toml"
     file.write_text(f'[addresses]\n"{STOCK}" = "TCP://east:4022"\n')
     assert example.answer(service, file) == 1
@@ -357,7 +357,7 @@ def test_a_changed_route_applies_to_messages_being_sent(pair: Pair) -> None:
     west.send(handle, ORDER, b"2")
     pair.rounds()
     assert len(status(west)) == 1
-    assert NOT_HERE in status(west)[0]
+    assert LOCAL_ROUTE_STATUS in status(west)[0]
     west.create_route("Back", service_name=STOCK, address="TCP://east:4022")
     pair.rounds()
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"2"]

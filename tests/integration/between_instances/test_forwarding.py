@@ -14,7 +14,7 @@ import servicebroker as sb
 from many_sites import Site, rounds
 from servicebroker.broker import forwarding, metrics
 from servicebroker.protocol.forwarding import unwrap
-from servicebroker.protocol.mirroring import ANSWER_TIMEOUT_S, ASK_AGAIN, Role, RoleReport
+from servicebroker.protocol.mirroring import ANSWER_TIMEOUT_S, ROLE_QUERY_INTERVAL_S, Role, RoleReport
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect
@@ -414,7 +414,7 @@ def test_a_pair_without_a_route_is_not_asked_any_more(three: Three, rounds: int)
         assert west.asked == {"east", "nobody"}
     west.asked.clear()
     three.rounds()
-    three.pass_time(ANSWER_TIMEOUT_S + ASK_AGAIN)
+    three.pass_time(ANSWER_TIMEOUT_S + ROLE_QUERY_INTERVAL_S)
     three.rounds()
     assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
     assert "nobody" not in west.asked

@@ -24,10 +24,12 @@ from servicebroker.protocol.limits import LIMITS
 from servicebroker.store.running import run_alone
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, query
 
-FULL = LIMITS.fragment_size
-QUOTA = 10 * FULL
-FEW = Budgets(Budget(unfinished_bytes=QUOTA, openings=40))
-KEPT = "select count(*), coalesce(sum(octet_length(message_body)), 0)::bigint from servicebroker.arrived_fragments"
+FRAGMENT_BYTES = LIMITS.fragment_size
+QUOTA_BYTES = 10 * FRAGMENT_BYTES
+SMALL_BUDGETS = Budgets(Budget(unfinished_bytes=QUOTA_BYTES, openings=40))
+STORED_FRAGMENTS_SQL = (
+    "select count(*), coalesce(sum(octet_length(message_body)), 0)::bigint from servicebroker.arrived_fragments"
+)
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
 
 
 def new_relay(site: Site) -> Relay:
-    """Return a restarted relay with little memory, which has loaded the stored fragments."""
-    return Relay(site, site.clock, lambda: site.seconds, random.Random(1), budgets=FEW)
+    """Return a relay (it runs the daemon's rounds) after a restart, with small budgets and the stored fragments."""
+    return Relay(site, site.clock, lambda: site.seconds, random.Random(1), budgets=SMALL_BUDGETS)
 
 
 class Stranger:
@@ -51,28 +53,30 @@ class Stranger:
         self.link = Wire(owner=owner)
 
     def send_fragment(
-        self, conversation: UUID, fragment: int, fragments: int, number: int = 0, size: int = FULL
+        self, conversation: UUID, fragment: int, fragments: int, number: int = 0, size: int = FRAGMENT_BYTES
     ) -> None:
         """Send one fragment of a message."""
-        names, kind = (STOCK, None, ORDERS, self.broker), Kind.RUN if fragments == 1 else Kind.FRAGMENT
+        kind = Kind.RUN if fragments == 1 else Kind.FRAGMENT
         header = Header(
-            conversation, True, kind, False, *names, number, fragment, fragments,
+            conversation, True, kind, False, STOCK, None, ORDERS, self.broker, number, fragment, fragments,
             opening=Opening(CONTRACT, 10**6, False),
         )  # fmt: skip
         body = encode(header, (Part(ORDER, Content.DATA, bytes(size), bytes(8)),), CHECKSUM)
         self._east.relay.round(self._east.store, [Arrival(self.link, body)])
 
-    def begin_conversations(self, conversations: int, each: int, fragments: int = LIMITS.most_fragments) -> list[UUID]:
-        """Begin conversations, and send `each` fragments of the first message of each one. Return their ids."""
+    def begin_conversations(
+        self, conversations: int, fragments_each: int, fragments: int = LIMITS.most_fragments
+    ) -> list[UUID]:
+        """Begin conversations, and send `fragments_each` fragments of the first message of each. Return their ids."""
         begun = [uuid4() for _ in range(conversations)]
-        for fragment in range(each):
+        for fragment in range(fragments_each):
             for conversation in begun:
                 self.send_fragment(conversation, fragment, fragments)
         return begun
 
 
-def kept_bytes(site: Site) -> int:
-    return query(site.database, KEPT)[0][1]
+def stored_bytes(site: Site) -> int:
+    return query(site.database, STORED_FRAGMENTS_SQL)[0][1]
 
 
 def output_of(site: Site, command: str) -> str:
@@ -86,14 +90,14 @@ def mallory(pair: Pair) -> Stranger:
 
 def test_a_peer_fills_at_most_its_quota_and_one_message(pair: Pair, mallory: Stranger) -> None:
     mallory.begin_conversations(20, 3)
-    assert kept_bytes(pair.east) <= QUOTA + 3 * FULL  # the first message is always accepted
+    assert stored_bytes(pair.east) <= QUOTA_BYTES + 3 * FRAGMENT_BYTES  # the first message is always accepted
     assert len(endpoints(pair.east)) <= 11  # refused fragments create no target
     for _ in range(2):  # also after a restart
         pair.east.relay = new_relay(pair.east)
-        before = kept_bytes(pair.east)
+        before = stored_bytes(pair.east)
         mallory.begin_conversations(5, 2)
         Stranger(pair, "certificate mallory").begin_conversations(5, 2)
-        assert kept_bytes(pair.east) == before
+        assert stored_bytes(pair.east) == before
     assert {owner for (owner,) in query(pair.east.database, "select owner from servicebroker.arrived_fragments")} == {
         "certificate mallory"
     }
@@ -109,7 +113,7 @@ def test_the_quota_of_one_peer_does_not_affect_another(pair: Pair, mallory: Stra
 
 def test_messages_larger_than_the_quota_arrive(pair: Pair) -> None:
     """Five concurrent messages, each larger than the quota of a peer, arrive one after the other."""
-    sizes = range(12 * FULL, 17 * FULL, FULL)
+    sizes = range(12 * FRAGMENT_BYTES, 17 * FRAGMENT_BYTES, FRAGMENT_BYTES)
     for size in sizes:
         handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
         pair.west.database.send(handle, ORDER, bytes(size))
@@ -117,7 +121,7 @@ def test_messages_larger_than_the_quota_arrive(pair: Pair) -> None:
     for _ in range(200):  # senders of refused fragments retry after 4 to 64 seconds
         pair.rounds(1)
         pair.pass_time(2)
-        assert kept_bytes(pair.east) <= QUOTA + max(sizes)
+        assert stored_bytes(pair.east) <= QUOTA_BYTES + max(sizes)
         arrived += map(len, bodies(pair.east.database.receive(STOCK_QUEUE)))
         if len(arrived) == len(sizes):
             break
@@ -126,17 +130,17 @@ def test_messages_larger_than_the_quota_arrive(pair: Pair) -> None:
 
 def test_a_complete_message_is_not_counted(pair: Pair, mallory: Stranger) -> None:
     mallory.begin_conversations(1, 8, fragments=8)
-    assert kept_bytes(pair.east) == 0
-    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [bytes(8 * FULL)]
-    mallory.begin_conversations(1, 8, fragments=9)  # the only message, which is always accepted
-    mallory.begin_conversations(1, 9, fragments=12)  # may use the whole quota
-    assert kept_bytes(pair.east) == 17 * FULL
+    assert stored_bytes(pair.east) == 0
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [bytes(8 * FRAGMENT_BYTES)]
+    mallory.begin_conversations(1, 8, fragments=9)  # a peer's first incomplete message is always accepted
+    mallory.begin_conversations(1, 9, fragments=12)  # further messages may use the whole quota
+    assert stored_bytes(pair.east) == 17 * FRAGMENT_BYTES
 
 
 def test_idle_fragments_are_deleted_and_sent_again(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
-    body = random.Random(1).randbytes(6 * FULL)
+    body = random.Random(1).randbytes(6 * FRAGMENT_BYTES)
     pair.west.database.send(handle, ORDER, body)
     pair.west.round([])
     first = [pair.west.out.frames.popleft() for _ in range(3)]
@@ -144,19 +148,19 @@ def test_idle_fragments_are_deleted_and_sent_again(pair: Pair) -> None:
     pair.west.round(pair.east.out.frames)  # the fragments are acknowledged
     pair.west.out.frames = deque()
     pair.east.out.frames = deque()
-    assert kept_bytes(pair.east) == 3 * FULL
+    assert stored_bytes(pair.east) == 3 * FRAGMENT_BYTES
     pair.east.seconds += LIMITS.unfinished_idle - 1
     pair.east.round([])
-    assert kept_bytes(pair.east) == 3 * FULL
+    assert stored_bytes(pair.east) == 3 * FRAGMENT_BYTES
     pair.east.seconds += 40
     assert pair.east.relay.wake_at <= pair.east.seconds
     pair.east.round([])
-    assert kept_bytes(pair.east) == 0
+    assert stored_bytes(pair.east) == 0
     for _ in range(5):
         pair.pass_time(70)
         pair.rounds(3)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", body]
-    assert kept_bytes(pair.east) == 0
+    assert stored_bytes(pair.east) == 0
 
 
 def test_idle_fragments_are_deleted_also_without_their_conversation_in_memory(pair: Pair, mallory: Stranger) -> None:
@@ -164,22 +168,22 @@ def test_idle_fragments_are_deleted_also_without_their_conversation_in_memory(pa
     age(pair.east, LIMITS.unfinished_idle - 100)
     pair.east.relay = new_relay(pair.east)
     pair.east.round([])
-    assert kept_bytes(pair.east) == 6 * FULL
+    assert stored_bytes(pair.east) == 6 * FRAGMENT_BYTES
     pair.east.seconds += 200
     pair.east.round([])
-    assert kept_bytes(pair.east) == 0
+    assert stored_bytes(pair.east) == 0
     pair.east.seconds += 200
     pair.east.round([])
     assert pair.east.relay.wake_at > pair.east.seconds + 10**6
 
 
-def test_messages_beside_a_disabled_queue_are_not_idle(pair: Pair) -> None:
+def test_messages_for_a_disabled_queue_are_not_idle(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
     pair.east.database.alter_queue(STOCK_QUEUE, status=False)
-    pair.west.database.send(handle, ORDER, bytes(3 * FULL))
+    pair.west.database.send(handle, ORDER, bytes(3 * FRAGMENT_BYTES))
     pair.rounds()
-    assert kept_bytes(pair.east) == 3 * FULL
+    assert stored_bytes(pair.east) == 3 * FRAGMENT_BYTES
     age(pair.east, 10**6)
     pair.east.relay = new_relay(pair.east)
     for _ in range(2):
@@ -187,21 +191,21 @@ def test_messages_beside_a_disabled_queue_are_not_idle(pair: Pair) -> None:
         pair.east.round([])
     assert output_of(pair.east, "doctor").count("not complete") == 0
     pair.east.database.alter_queue(STOCK_QUEUE, status=True)
-    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", bytes(3 * FULL)]
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", bytes(3 * FRAGMENT_BYTES)]
 
 
 def test_fragments_of_an_ended_conversation_are_not_counted(pair: Pair, mallory: Stranger) -> None:
     mallory.begin_conversations(12, 1)
-    before = kept_bytes(pair.east)
+    before = stored_bytes(pair.east)
     for (handle,) in query(pair.east.database, "select conversation_handle from servicebroker.conversation_endpoints"):
         pair.east.database.end_conversation(handle, cleanup=True)
     pair.east.seconds += 31
     pair.east.round([])
     mallory.begin_conversations(12, 1)
-    assert kept_bytes(pair.east) == before
+    assert stored_bytes(pair.east) == before
 
 
-def test_an_opening_without_its_first_message_is_removed_after_five_minutes(pair: Pair, mallory: Stranger) -> None:
+def test_a_conversation_without_its_first_message_is_removed_after_five_minutes(pair: Pair, mallory: Stranger) -> None:
     conversations = [uuid4() for _ in range(3)]
     for conversation in conversations:
         mallory.send_fragment(conversation, 0, 1, number=5)
@@ -212,16 +216,16 @@ def test_an_opening_without_its_first_message_is_removed_after_five_minutes(pair
     pair.east.round([])
     assert endpoints(pair.east) == {*partial}
     mallory.send_fragment(conversations[0], 0, 1, number=0)  # opens the conversation again
-    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [bytes(FULL)]
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [bytes(FRAGMENT_BYTES)]
 
 
-def test_an_empty_opening_is_removed_after_a_day(pair: Pair, mallory: Stranger) -> None:
+def test_a_conversation_without_fragments_is_removed_after_a_day(pair: Pair, mallory: Stranger) -> None:
     (partial,) = mallory.begin_conversations(1, 1)
     with pair.east.instance.connection() as connection:
         for seconds, left in ((LIMITS.unfinished_idle + 31, {partial}), (0, set())):
             pair.east.seconds += seconds
             pair.east.round([])
-            assert kept_bytes(pair.east) == 0
+            assert stored_bytes(pair.east) == 0
             if not seconds:
                 query(pair.east.database, "update servicebroker.arrivals set opened_at = '2000-01-01' returning 1")
             run_alone(connection, forget_openings(datetime.now(UTC)))

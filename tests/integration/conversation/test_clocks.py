@@ -25,8 +25,8 @@ def doctor(url: str) -> str:
 @pytest.fixture(params=[HOUR, -HOUR], ids=["ahead", "behind"])
 def wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> timedelta:
     """Set the clock of this process wrong. The value is the difference to the server's clock."""
-    for form in (servicebroker.api.instance, servicebroker.api.aio.instance):
-        monkeypatch.setattr(form, "system_time", lambda: datetime.now(UTC) + request.param)
+    for module in (servicebroker.api.instance, servicebroker.api.aio.instance):
+        monkeypatch.setattr(module, "system_time", lambda: datetime.now(UTC) + request.param)
     off: timedelta = request.param
     return off
 
@@ -57,7 +57,7 @@ def test_a_wrong_clock_ends_no_conversation_and_fires_no_timer(
 def test_doctor_reports_the_clock_of_a_busy_application(
     make_instance_url: Callable[..., str], wrong: timedelta
 ) -> None:
-    """A busy application reads the server's time itself, always before upkeep does."""
+    """RECEIVE measures the clock too, so the background work never does. doctor must see that measurement."""
     over = threading.Event()
     with sb.open(make_instance_url(1)) as instance:
         database = standard_database(instance)

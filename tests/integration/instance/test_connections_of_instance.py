@@ -49,10 +49,10 @@ def test_connections_that_nobody_needs_any_more_are_closed(
             thread.join()
 
 
-def test_the_error_without_a_connection_has_the_servers_reason(
+def test_the_connection_error_quotes_the_server(
     make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A single caller fails while the server accepts no further session."""
+    """Two causes: the pool is used up, and the server accepts no further session."""
     monkeypatch.setattr(instances, "FIRST_TIMEOUT_S", 0.2)
     monkeypatch.setattr(instances, "CONNECTION_TIMEOUT_S", 1.0)
     url = make_instance_url()
@@ -83,7 +83,7 @@ def test_the_error_without_a_connection_has_the_servers_reason(
         assert "not currently accepting connections" in str(refused.value)
 
 
-def test_a_notification_that_came_with_an_answer_is_not_waited_for(instance: sb.Instance) -> None:
+def test_a_notification_read_with_a_result_is_returned_at_once(instance: sb.Instance) -> None:
     """The driver has read it together with the statement's result, so the socket stays silent."""
     with connections.connect(instance.url) as connection:
         connection.execute("listen told")

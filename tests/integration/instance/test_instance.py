@@ -46,14 +46,14 @@ from support import (
 # ---------------------------------------------------------------- opening
 
 
-def test_a_second_borrowing_does_not_use_the_pool(database: sb.Database) -> None:
+def test_a_second_statement_reuses_the_spare_connection(database: sb.Database) -> None:
     handle = begin(database)
     database.send(handle, ORDER, b"")
     pool = database.instance._pool
     asked = pool.get_stats()["requests_num"]
     for _ in range(50):
         database.send(handle, ORDER, b"")
-    assert pool.get_stats()["requests_num"] <= asked + 1  # once a minute
+    assert pool.get_stats()["requests_num"] <= asked + 1  # the spare connection returns to the pool once a minute
 
 
 def test_no_caller_waits_while_a_spare_connection_is_free(make_instance_url: Callable[..., str]) -> None:
@@ -147,7 +147,7 @@ def as_limited_role(make_url: Callable[[], str], server: EmbeddedServer) -> Call
     return make
 
 
-def test_a_role_without_superuser_rights_can_do_all_of_it(as_limited_role: Callable[[bool], str]) -> None:
+def test_a_role_without_superuser_rights_can_use_an_instance(as_limited_role: Callable[[bool], str]) -> None:
     with sb.open(as_limited_role(True)) as instance:
         database = define_standard_set(instance.database("Mine", create=True))
         assert query(database, "select current_setting('is_superuser')") == [("off",)]
@@ -162,12 +162,14 @@ def test_a_role_without_superuser_rights_can_do_all_of_it(as_limited_role: Calla
         assert query(database, "select count(*) from mine_dbo.stockqueue") == [(0,)]
 
 
-def test_a_role_that_may_not_create(as_limited_role: Callable[[bool], str]) -> None:
+def test_a_role_without_create_on_the_database_is_refused(as_limited_role: Callable[[bool], str]) -> None:
     with pytest.raises(sb.InstanceError, match="the role needs CREATE"):
         sb.open(as_limited_role(False))
 
 
-def test_a_role_that_may_not_use_what_another_has_made(make_url: Callable[[], str], server: EmbeddedServer) -> None:
+def test_a_role_without_privileges_on_the_schema_is_refused(
+    make_url: Callable[[], str], server: EmbeddedServer
+) -> None:
     url = make_url()
     with sb.open(url) as instance:
         instance.database("Theirs", create=True)
@@ -180,14 +182,16 @@ def test_a_role_that_may_not_use_what_another_has_made(make_url: Callable[[], st
 
 
 @pytest.mark.parametrize("target", [None, "", b"postgres://", 5, []])
-def test_what_is_neither_a_folder_nor_a_url(target: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_is_neither_a_folder_nor_a_url_is_refused(
+    target: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(sb.InstanceError, match="data folder or a PostgreSQL URL, not by"):
         sb.open(target)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_instance_says_so(make_url: Callable[[], str]) -> None:
+def test_a_closed_instance_raises(make_url: Callable[[], str]) -> None:
     with sb.open(make_url()) as instance:
         database = instance.database("msdb")
     instance.close()  # a second close does nothing
@@ -199,14 +203,14 @@ def test_a_closed_instance_says_so(make_url: Callable[[], str]) -> None:
         instance.status()
 
 
-def test_an_instance_that_is_dropped_says_so_and_its_threads_end(make_url: Callable[[], str]) -> None:
+def test_a_garbage_collected_instance_warns_and_its_threads_end(make_url: Callable[[], str]) -> None:
     before = {*threading.enumerate()}
-    dropped = sb.open(make_url())
-    dropped.database("Test", create=True).create_queue("Queue")
-    dropped.database("Test").receive("Queue", wait=0.01)  # starts the notifier
+    collected = sb.open(make_url())
+    collected.database("Test", create=True).create_queue("Queue")
+    collected.database("Test").receive("Queue", wait=0.01)  # starts the notifier
     mine = {*threading.enumerate()} - before
     assert mine
-    del dropped
+    del collected
     with pytest.warns(ResourceWarning, match="An instance was garbage-collected but never closed"):
         gc.collect()
     eventually(lambda: not any(thread.is_alive() for thread in mine if "lost sessions" not in thread.name), 30)
@@ -399,7 +403,8 @@ def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(d
         joined = database.join(connection)
         joined.send(initiator, ORDER, b"1")
         assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
-        with database.transaction() as holder:  # END runs as a whole under its locks, not statement by statement
+        # all statements of END run in one transaction, so the advisory lock is held while it waits
+        with database.transaction() as holder:
             holder.send(target, REPLY, b"first")
             ended = in_thread(joined.end_conversation, initiator)
             wait_until_blocked(database)
@@ -484,7 +489,7 @@ def test_a_connection_whose_prepared_statements_are_gone(make_url: Callable[[], 
             assert transaction.send(handle, ORDER, b"x") == 4
 
 
-def test_what_can_be_said_of_a_connection_that_was_closed(database: sb.Database) -> None:
+def test_verbs_on_a_closed_connection_raise(database: sb.Database) -> None:
     connection = psycopg.connect(database.instance.url)
     joined = database.join(connection)
     joined.receive(STOCK_QUEUE)
@@ -589,7 +594,7 @@ def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path, caplog: pyt
         eventually(lambda: instance.notifier.count_asleep(queue_number(database, STOCK_QUEUE)))
         server = int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0])
         os.kill(server, signal.SIGKILL)
-        eventually(lambda: not Path(f"/proc/{server}/cwd").exists())  # until then its sessions answer
+        eventually(lambda: not Path(f"/proc/{server}/cwd").exists())  # until then, its sessions still answer
         died = time.monotonic()
 
         def works() -> bool:

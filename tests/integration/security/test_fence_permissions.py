@@ -28,7 +28,7 @@ from servicebroker.model.security.permissions import (
     Kind,
     Securable,
     User,
-    bringing,
+    implied_by,
     is_allowed,
     refusal,
 )
@@ -65,7 +65,7 @@ def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str
     user = User(database.database_id, "Bank", 70_001, "somebody")
     kinds = [need.kind for need in NEEDS[statement]]
     rights = [right for right in IMPLIED_BY if right[0] in (Kind.DATABASE, Kind.SCHEMA, *kinds)]
-    rights += [right for need in NEEDS[statement] for right in bringing(need.kind, need.permission)] * 5
+    rights += [right for need in NEEDS[statement] for right in implied_by(need.kind, need.permission)] * 5
     with database.instance.connection() as connection, pytest.raises(ZeroDivisionError), connection.transaction():
         number = user.database_id
         for principal in (70_001, 70_002):

@@ -60,7 +60,7 @@ NOTED = "SELECT Text FROM Noted ORDER BY Line"
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "expected"),
     [
         (f"INSERT Staff VALUES (1, N'Ada', N'lead'), (2, N'Bo', NULL); SELECT @@ROWCOUNT; {STAFF}",
          [[(2,)], [(1, "Ada", "lead"), (2, "Bo", None)]]),
@@ -86,11 +86,13 @@ NOTED = "SELECT Text FROM Noted ORDER BY Line"
          [[(515,)], []]),
     ],
 )  # fmt: skip
-def test_the_trigger_does_what_is_done(empty: sb.Database, script: str, said: list[Any]) -> None:
-    assert [each for each in output_of(empty, "SET NOCOUNT ON; " + script) if not isinstance(each, str)] == said
+def test_the_trigger_replaces_the_statement(empty: sb.Database, script: str, expected: list[Any]) -> None:
+    assert [
+        output for output in output_of(empty, "SET NOCOUNT ON; " + script) if not isinstance(output, str)
+    ] == expected
 
 
-def test_a_view_that_is_altered_keeps_its_triggers(empty: sb.Database) -> None:
+def test_alter_view_keeps_the_triggers(empty: sb.Database) -> None:
     empty.execute_tsql("CREATE VIEW Names AS SELECT Id, Name FROM dbo.People")
     empty.execute_tsql("CREATE TRIGGER Named ON Names INSTEAD OF INSERT AS INSERT Noted SELECT Name FROM inserted")
     empty.execute_tsql("ALTER VIEW Names AS SELECT Id, Name, Id * 2 AS Twice FROM dbo.People")
@@ -101,7 +103,7 @@ def test_a_view_that_is_altered_keeps_its_triggers(empty: sb.Database) -> None:
     empty.execute_tsql("DROP VIEW Names")
 
 
-def test_a_trigger_that_is_altered_is_of_other_events(empty: sb.Database) -> None:
+def test_alter_trigger_changes_the_events(empty: sb.Database) -> None:
     empty.execute_tsql("CREATE TABLE Turned (N INT)")
     empty.execute_tsql("CREATE TRIGGER Turn ON Turned INSTEAD OF INSERT AS INSERT Turned SELECT N + 1 FROM inserted")
     empty.execute_tsql("INSERT Turned VALUES (1)")
@@ -128,14 +130,14 @@ def test_a_trigger_that_is_altered_is_of_other_events(empty: sb.Database) -> Non
         ("DELETE TOP (1) FROM Staff", 40515),
     ],
 )
-def test_what_is_refused(empty: sb.Database, script: str, number: int) -> None:
+def test_invalid_triggers_and_statements_are_refused(empty: sb.Database, script: str, number: int) -> None:
     with pytest.raises(sb.BrokerError) as refused:
         empty.execute_tsql(script)
     assert refused.value.number == number
     assert rows(empty, "SELECT COUNT(*) FROM sys.triggers WHERE name = 'Second'") == [(0,)]
 
 
-def test_programs_of_postgresql_change_the_table_itself(empty: sb.Database) -> None:
+def test_sql_of_postgresql_fires_no_trigger_and_cannot_change_the_view(empty: sb.Database) -> None:
     empty.execute_tsql("INSERT Staff VALUES (1, N'Ada', NULL)")
     with empty.instance.connection() as connection:
         connection.execute("insert into divertedoffice_dbo.kept (what) values ('plain')")

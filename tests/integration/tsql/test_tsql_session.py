@@ -14,7 +14,7 @@ from servicebroker.tsql.statement_errors import TsqlError
 from support import CONTRACT, DOCUMENT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, query
 from tsql_support import failing, one, texts
 
-SENDING = f"""
+SEND_THREE_MESSAGES = f"""
 DECLARE @h UNIQUEIDENTIFIER;
 BEGIN DIALOG CONVERSATION @h FROM SERVICE [{ORDERS}] TO SERVICE '{STOCK}' ON CONTRACT [{CONTRACT}]
     WITH ENCRYPTION = OFF;
@@ -24,14 +24,14 @@ SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}];
 """
 
 
-def everything(database: sb.Database, script: str) -> list[Any]:
-    """Return the output of a session, errors too."""
-    told: list[Any] = []
+def output_and_errors(database: sb.Database, script: str) -> list[Any]:
+    """Return the result sets, messages and errors of a script."""
+    output: list[Any] = []
     from servicebroker.tsql.session import Session
 
-    with Session(database, told.append) as session:
+    with Session(database, output.append) as session:
         session.run(script)
-    return told
+    return output
 
 
 @pytest.mark.feature(9)
@@ -39,8 +39,8 @@ def everything(database: sb.Database, script: str) -> list[Any]:
     ("text", "encoding", "number"),
     [
         ("<a/><b>é</b>", "utf-8", 0),
-        ("one <a/> two", "utf-16", 0),  # as a value of the type xml is sent
-        ("text é", "utf-16-le", 0),  # as a string is
+        ("one <a/> two", "utf-16", 0),  # the encoding of an xml body
+        ("text é", "utf-16-le", 0),  # the encoding of an nvarchar body
         ("<a>é€</a>", "utf-16-be", 0),
         ("\ufeff<a>é€</a>", "utf-16-be", 0),
         ('<?xml version="1.0" encoding="ISO-8859-1"?><a>é</a>t', "latin-1", 0),
@@ -52,10 +52,8 @@ def everything(database: sb.Database, script: str) -> list[Any]:
         ("<a>", "utf-8", 9400),
     ],
 )
-def test_what_a_message_type_takes_as_xml_a_cast_takes_too(
-    database: sb.Database, text: str, encoding: str, number: int
-) -> None:
-    """In a variable and in a query; several roots, text and nothing are content, a DTD is not."""
+def test_validation_and_cast_accept_the_same_xml(database: sb.Database, text: str, encoding: str, number: int) -> None:
+    """Several roots, text alone, and the empty string are accepted; a DTD is not."""
     body = text.encode(encoding)
     handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     database.send(handle, DOCUMENT, body)
@@ -71,8 +69,8 @@ def test_what_a_message_type_takes_as_xml_a_cast_takes_too(
             assert one(database, script) == re.sub(r"^\ufeff|<\?xml .*?\?>", "", text)
 
 
-def test_a_script_sends_what_the_type_xml_holds(database: sb.Database) -> None:
-    """A set of elements, as FOR XML PATH makes it without ROOT, and an empty value."""
+def test_a_script_sends_xml_content(database: sb.Database) -> None:
+    """Send several root elements, an empty value, and text."""
     script = f"""
     DECLARE @h UNIQUEIDENTIFIER, @x XML = (SELECT name AS [@n] FROM (VALUES (N'a'), (N'b')) v (name)
                                            FOR XML PATH('row'), TYPE), @none XML = N'';
@@ -88,7 +86,7 @@ def test_a_script_sends_what_the_type_xml_holds(database: sb.Database) -> None:
 
 
 def test_a_conversation_from_begin_to_end(database):
-    database.execute_tsql(SENDING)
+    database.execute_tsql(SEND_THREE_MESSAGES)
     results = database.execute_tsql(
         f"RECEIVE message_type_name, message_body, message_sequence_number FROM {STOCK_QUEUE}"
     )
@@ -100,7 +98,7 @@ def test_a_conversation_from_begin_to_end(database):
 
 
 def test_python_and_tsql_see_the_same_objects(database):
-    database.execute_tsql(SENDING)
+    database.execute_tsql(SEND_THREE_MESSAGES)
     (first, *_) = database.receive(STOCK_QUEUE)
     database.send(first.conversation_handle, REPLY, "grüß".encode("utf-16-le"))
     script = f"RECEIVE CAST(message_body AS NVARCHAR(MAX)) AS text, status FROM dbo.[{ORDERS_QUEUE}]"
@@ -108,9 +106,11 @@ def test_python_and_tsql_see_the_same_objects(database):
 
 
 @pytest.mark.feature(56)
-def test_the_list_of_receive(database):
-    """Columns, expressions over them, subqueries, and the three ways to name one."""
-    database.execute_tsql(SENDING + "\nCREATE TABLE words (n INT, word NVARCHAR(10)); INSERT words VALUES (0, N'zero')")
+def test_the_column_list_of_receive(database):
+    """Columns, expressions over columns, subqueries, and three ways to name a column."""
+    database.execute_tsql(
+        SEND_THREE_MESSAGES + "\nCREATE TABLE words (n INT, word NVARCHAR(10)); INSERT words VALUES (0, N'zero')"
+    )
     script = f"""
         DECLARE @plus INT = 10;
         RECEIVE TOP (1)
@@ -144,31 +144,31 @@ def test_the_list_of_receive(database):
         ("nothing_of_the_kind", 207),
     ],
 )
-def test_what_the_list_of_receive_may_not_hold(database, item, number):
-    database.execute_tsql(SENDING)
+def test_invalid_column_lists_of_receive_are_refused(database, item, number):
+    database.execute_tsql(SEND_THREE_MESSAGES)
     assert failing(database, f"RECEIVE {item} FROM {STOCK_QUEUE}").number == number
     assert len(database.receive(STOCK_QUEUE)) == 3  # no message was received
 
 
 @pytest.mark.feature(56, 67)
 @pytest.mark.parametrize("begins", ["", "BEGIN TRANSACTION; "])
-def test_a_value_that_cannot_be_had_leaves_the_messages_where_they_are(database, begins):
-    database.execute_tsql(SENDING)
+def test_a_failed_conversion_leaves_the_messages_in_the_queue(database, begins):
+    database.execute_tsql(SEND_THREE_MESSAGES)
     for number, script in [
         (245, f"DECLARE @n INT; {begins}RECEIVE TOP (1) @n = message_type_name FROM {STOCK_QUEUE}"),
         (245, f"{begins}RECEIVE CAST(message_type_name AS INT) FROM {STOCK_QUEUE}"),
         (8134, f"{begins}RECEIVE 1 / message_sequence_number FROM {STOCK_QUEUE}; IF @@TRANCOUNT > 0 ROLLBACK"),
         (213, f"DECLARE @t TABLE (n INT); {begins}RECEIVE * FROM {STOCK_QUEUE} INTO @t; IF @@TRANCOUNT > 0 ROLLBACK"),
     ]:
-        told = [one for one in everything(database, script) if isinstance(one, sb.BrokerError)]
-        assert [one.number for one in told] == [number]
+        output = [error for error in output_and_errors(database, script) if isinstance(error, sb.BrokerError)]
+        assert [error.number for error in output] == [number]
     assert one(database, "SELECT @@TRANCOUNT") == 0
     assert len(database.receive(STOCK_QUEUE)) == 3
 
 
 @pytest.mark.feature(57)
-def test_receive_assigns_and_keeps_what_it_does_not_find(database):
-    database.execute_tsql(SENDING)
+def test_an_empty_receive_keeps_the_old_values_of_variables(database):
+    database.execute_tsql(SEND_THREE_MESSAGES)
     script = f"""
         DECLARE @type SYSNAME = N'none', @body VARBINARY(MAX) = 0x01, @n INT;
         RECEIVE TOP (1) @type = message_type_name, @body = message_body FROM {STOCK_QUEUE} SET @n = @@ROWCOUNT;
@@ -179,7 +179,7 @@ def test_receive_assigns_and_keeps_what_it_does_not_find(database):
         WAITFOR (RECEIVE @type = message_type_name FROM {STOCK_QUEUE}), TIMEOUT 10;
         SELECT @type, @@ROWCOUNT"""
     sets = database.execute_tsql(script).sets
-    assert [one.rows for one in sets] == [
+    assert [result_set.rows for result_set in sets] == [
         [(ORDER, "first".encode("utf-16-le"), 1)],
         [(None, 2)],  # the last of two messages has no body
         [("kept", 0)],
@@ -192,7 +192,7 @@ def test_receive_assigns_and_keeps_what_it_does_not_find(database):
 @pytest.mark.feature(58)
 def test_receive_into_a_table_variable_whose_columns_are_spelled_with_capitals(database):
     """The loop of many procedures: all messages of a group into a table, and a cursor over that."""
-    database.execute_tsql(SENDING)
+    database.execute_tsql(SEND_THREE_MESSAGES)
     found = database.execute_tsql(
         f"""DECLARE @Messages TABLE ([Handle] UNIQUEIDENTIFIER, [Number] BIGINT, [xmin] SYSNAME, Body VARBINARY(MAX));
         RECEIVE conversation_handle, message_sequence_number, message_type_name, message_body
@@ -207,7 +207,7 @@ def test_receive_into_a_table_variable_whose_columns_are_spelled_with_capitals(d
 
 @pytest.mark.feature(58)
 def test_receive_into_a_table_variable(database):
-    database.execute_tsql(SENDING)
+    database.execute_tsql(SEND_THREE_MESSAGES)
     script = f"""
         DECLARE @t TABLE (n BIGINT, body VARBINARY(MAX), type NVARCHAR(256));
         RECEIVE message_sequence_number, message_body, message_type_name FROM {STOCK_QUEUE} INTO @t;
@@ -219,7 +219,7 @@ def test_receive_into_a_table_variable(database):
     declared = "DECLARE @t TABLE (n BIGINT); "
     assert failing(database, declared + f"RECEIVE @x = status FROM {STOCK_QUEUE} INTO @t").number == 8450
     assert failing(database, f"RECEIVE status FROM {STOCK_QUEUE} INTO @nowhere").number == 1087
-    database.execute_tsql(SENDING)
+    database.execute_tsql(SEND_THREE_MESSAGES)
     assert failing(database, declared + f"RECEIVE * FROM {STOCK_QUEUE} INTO @t").number == 213
 
 
@@ -231,7 +231,7 @@ def test_an_empty_receive_has_no_rows(database):
     assert results.sets[0].columns[0] == "status"
 
 
-def test_errors_say_number_level_and_line(database):
+def test_errors_have_number_level_and_line(database):
     error = failing(database, "PRINT 'x'\n\nSEND ON CONVERSATION '6d9a2f2e-8a4b-4b43-8f3e-0c9b3d0a4a52' (N'x')")
     assert error.number == 8426
     assert str(error).startswith("Msg 8426, Level 16, State 1, Line 3: ")
@@ -239,13 +239,13 @@ def test_errors_say_number_level_and_line(database):
 
 
 def test_a_failed_statement_does_not_end_the_batch(database):
-    told = everything(database, f"SEND ON CONVERSATION '{uuid4()}' (N'x')\nPRINT @@ERROR\nPRINT @@ERROR")
-    assert [getattr(one, "text", one) for one in told][1:] == ["8426", "0"]
+    output = output_and_errors(database, f"SEND ON CONVERSATION '{uuid4()}' (N'x')\nPRINT @@ERROR\nPRINT @@ERROR")
+    assert [getattr(message, "text", message) for message in output][1:] == ["8426", "0"]
 
 
 def test_an_error_of_one_batch_does_not_stop_the_next(database):
-    told = everything(database, "THROW 50001, 'a', 1\nPRINT 'never'\nGO\nPRINT 'next'\nGO\nSELECT 'open")
-    assert [one.text.split("\n")[0] for one in told] == [
+    output = output_and_errors(database, "THROW 50001, 'a', 1\nPRINT 'never'\nGO\nPRINT 'next'\nGO\nSELECT 'open")
+    assert [message.text.split("\n")[0] for message in output] == [
         "a",
         "next",
         "Unclosed quotation mark after the character string 'open'.",
@@ -272,9 +272,8 @@ def test_try_and_catch(database):
     assert results.sets[-2].rows == [(8134, 16, 1, 3, None)]
     assert results.sets[-1].rows == [(None,)]
     assert [message.text for message in results.messages] == ["Divide by zero error encountered."]
-    caught = (
-        "BEGIN TRY EXEC ('SELECT 1/0') END TRY BEGIN CATCH SELECT ERROR_PROCEDURE() END CATCH"  # a text has no name
-    )
+    # ERROR_PROCEDURE() is NULL for an error in EXEC ('...')
+    caught = "BEGIN TRY EXEC ('SELECT 1/0') END TRY BEGIN CATCH SELECT ERROR_PROCEDURE() END CATCH"
     database.execute_tsql(f"CREATE PROCEDURE Dynamic AS {caught}")
     assert database.execute_tsql("EXEC Dynamic").sets[-1].rows == [(None,)]
 
@@ -289,25 +288,25 @@ def test_transactions_count_and_roll_back(database):
         COMMIT;
         SAVE TRAN here;
         INSERT counts VALUES (2);
-        {SENDING}
+        {SEND_THREE_MESSAGES}
         ROLLBACK TRAN here;
         INSERT counts VALUES (NULL);
         INSERT counts VALUES (3);
         COMMIT;
         SELECT @@TRANCOUNT;
         SELECT n FROM counts ORDER BY n"""
-    told = everything(database, script)
-    sets = [one.rows for one in told if isinstance(one, ResultSet)]
+    output = output_and_errors(database, script)
+    sets = [result_set.rows for result_set in output if isinstance(result_set, ResultSet)]
     assert sets == [[(2, 1)], [(0,)], [(1,), (3,)]]
-    assert [one.number for one in told if isinstance(one, TsqlError)] == [515]
+    assert [error.number for error in output if isinstance(error, TsqlError)] == [515]
     assert database.receive(STOCK_QUEUE) == []
     assert failing(database, "COMMIT").number == 3902
     assert failing(database, "ROLLBACK").number == 3903
     assert failing(database, "BEGIN TRAN; ROLLBACK TRAN nowhere").number == 6401
 
 
-def test_a_transaction_that_is_left_open_is_rolled_back(database):
-    database.execute_tsql("BEGIN TRAN\n" + SENDING)
+def test_an_open_transaction_is_rolled_back_at_the_end(database):
+    database.execute_tsql("BEGIN TRAN\n" + SEND_THREE_MESSAGES)
     assert database.receive(STOCK_QUEUE) == []
 
 
@@ -355,7 +354,7 @@ def test_procedures(database):
         END"""
     )
     script = "DECLARE @r INT, @c INT; EXEC @c = Twice @text = N'a', @n = 4, @result = @r OUTPUT; SELECT @r, @c"
-    assert [one.rows for one in database.execute_tsql(script).sets] == [[("a",)], [(8, 7)]]
+    assert [result_set.rows for result_set in database.execute_tsql(script).sets] == [[("a",)], [(8, 7)]]
     error = failing(database, "\nEXEC Twice 1, N'fail'")
     assert (error.number, error.state, error.text, error.procedure, error.line) == (50000, 3, "fail: 1", "Twice", 5)
     assert failing(database, "EXEC Twice").number == 201
@@ -370,24 +369,24 @@ def test_procedures(database):
     database.execute_tsql("DROP PROC IF EXISTS Twice")
 
 
-def test_recursion_ends(database):
+def test_recursion_ends_with_error_217(database):
     database.execute_tsql("CREATE PROC Deeper @n INT = 0 AS BEGIN PRINT @n; SET @n += 1; EXEC Deeper @n END")
-    told = everything(database, "EXEC Deeper")
-    assert [one.number for one in told if isinstance(one, TsqlError)] == [217]
-    assert len(told) == 33
+    output = output_and_errors(database, "EXEC Deeper")
+    assert [error.number for error in output if isinstance(error, TsqlError)] == [217]
+    assert len(output) == 33
 
 
-def test_text_is_executed(database):
+def test_exec_and_sp_executesql_run_text(database):
     script = """
         DECLARE @n INT = 4, @out INT;
         EXEC sp_executesql N'SELECT @a + 1; SET @b = @a * 10', N'@a INT, @b INT OUTPUT', @n, @b = @out OUTPUT;
         SELECT @out;
         EXEC (N'SELECT ' + '6')"""
-    assert [one.rows for one in database.execute_tsql(script).sets] == [[(5,)], [(40,)], [(6,)]]
+    assert [result_set.rows for result_set in database.execute_tsql(script).sets] == [[(5,)], [(40,)], [(6,)]]
     assert failing(database, "EXEC (N'SELEC 1')").number in (102, 2812)
 
 
-def test_strings_are_never_pasted(database):
+def test_values_are_never_pasted_into_sql(database):
     evil = "x'); DROP TABLE kept; --"
     script = (
         "IF OBJECT_ID('kept') IS NULL CREATE TABLE kept (v NVARCHAR(100)); INSERT kept VALUES (@v); SELECT v FROM kept"
@@ -397,7 +396,7 @@ def test_strings_are_never_pasted(database):
     assert error.number == 137
 
 
-def test_what_no_database_can_hold_is_refused(database):
+def test_invalid_text_and_deep_nesting_are_refused(database):
     with pytest.raises(TsqlError) as caught:
         database.execute_tsql("\nSELECT @half", {"half": "\ud800"})
     assert (caught.value.number, caught.value.line) == (9402, 2)
@@ -405,7 +404,7 @@ def test_what_no_database_can_hold_is_refused(database):
         assert failing(database, nested).number == 191
 
 
-def test_what_is_not_supported_says_so(database):
+def test_errors_name_unsupported_statements(database):
     for script, word in [
         ("KILL 51", "KILL"),
         ("CREATE ASSEMBLY a FROM 'x'", "ASSEMBLY"),
@@ -428,7 +427,7 @@ def test_inside_a_transaction_of_the_application(database):
     assert len(database.receive(STOCK_QUEUE)) == 1
 
 
-def test_the_definitions_of_the_broker(instance, database):
+def test_ddl_of_broker_objects(instance, database):
     name = database.name
     database.execute_tsql(
         f"""
@@ -458,7 +457,7 @@ def test_the_definitions_of_the_broker(instance, database):
             WHERE name = 'DQ';
         SELECT address FROM sys.routes WHERE name = 'r';
         SELECT priority FROM sys.conversation_priorities WHERE name = 'p'"""
-    assert [one.rows for one in database.execute_tsql(script).sets] == [
+    assert [result_set.rows for result_set in database.execute_tsql(script).sets] == [
         [(3, 0, 0)],
         [("TCP://near:4022",)],
         [(8,)],
@@ -472,7 +471,7 @@ def test_the_definitions_of_the_broker(instance, database):
     assert failing(database, "DROP QUEUE DQ").number == 15151
 
 
-def test_databases_come_and_go(instance, database):
+def test_a_script_creates_and_drops_databases(instance, database):
     name = database.name + "x"
     script = f"""
         USE master
@@ -489,9 +488,9 @@ def test_databases_come_and_go(instance, database):
     assert query(database, "select count(*) from servicebroker.databases where name = %s", name) == [(1,)]
 
 
-def test_every_session_has_a_number_of_its_own(database):
-    with database.tsql_session() as one, database.tsql_session() as other:
-        numbers = {session.execute("SELECT @@SPID").rows[0][0] for session in (one, other)}
+def test_every_session_has_its_own_spid(database):
+    with database.tsql_session() as first, database.tsql_session() as second:
+        numbers = {session.execute("SELECT @@SPID").rows[0][0] for session in (first, second)}
     assert len(numbers) == 2
     assert all(number > 50 for number in numbers)
 
@@ -523,17 +522,17 @@ PIECES = [
     "EXECUTE AS USER = 'guest'",
     "REVERT",
     "SELECT 1\nGO",
-    SENDING.replace("DECLARE @h UNIQUEIDENTIFIER;", "DECLARE @h UNIQUEIDENTIFIER"),
+    SEND_THREE_MESSAGES.replace("DECLARE @h UNIQUEIDENTIFIER;", "DECLARE @h UNIQUEIDENTIFIER"),
 ]
 
 
-def test_random_scripts_say_what_they_refuse_and_leave_nothing(database, seeded_random):
-    """Statements in any order: rows, messages and TsqlErrors; the connection is clean afterwards."""
+def test_random_scripts_raise_only_tsql_errors_and_leave_no_transaction(database, seeded_random):
+    """The statements run in any order. Afterwards no transaction is open on the connection."""
     database.execute_tsql("CREATE TABLE t (n INT)\nGO\nCREATE PROC Fails AS BEGIN TRAN INSERT t VALUES ('x') COMMIT")
     for _ in range(40):
         script = "\n".join(seeded_random.choices(PIECES, k=12))
-        told = everything(database, script)
-        assert all(not isinstance(one, TsqlError) or one.line >= 1 for one in told), script
+        output = output_and_errors(database, script)
+        assert all(not isinstance(error, TsqlError) or error.line >= 1 for error in output), script
         assert one(database, "SELECT @@TRANCOUNT") == 0, script
     with database.instance.connection() as connection:
         text = (
@@ -564,7 +563,7 @@ END
 """
 
 
-def test_a_trigger_sends_what_was_changed(database):
+def test_a_trigger_sends_the_changed_rows(database):
     database.execute_tsql(AUDITED)
     database.execute_tsql("INSERT audited (name) VALUES (N'a'), (N'b')")
     database.execute_tsql("UPDATE audited SET name = N'c' WHERE name = N'a'")
@@ -575,8 +574,8 @@ def test_a_trigger_sends_what_was_changed(database):
         '<rows><row old="b"/></rows>',
     ]
     assert failing(database, "INSERT audited (name) VALUES (N'refuse')").number == 50001
-    told = everything(database, "INSERT audited (name) VALUES (N'undo')\nPRINT 'never'")
-    assert [one.number for one in told if isinstance(one, TsqlError)] == [3609]
+    output = output_and_errors(database, "INSERT audited (name) VALUES (N'undo')\nPRINT 'never'")
+    assert [error.number for error in output if isinstance(error, TsqlError)] == [3609]
     assert database.execute_tsql("SELECT name FROM audited").rows == [("c",)]
     assert database.receive(STOCK_QUEUE) == []
     database.execute_tsql("DROP TRIGGER tr_audited")
@@ -585,7 +584,7 @@ def test_a_trigger_sends_what_was_changed(database):
     assert failing(database, "CREATE TRIGGER x ON nowhere AFTER INSERT AS PRINT 1").number in (208, 8197)
 
 
-def test_a_cursor_goes_over_the_rows_it_found(database):
+def test_a_cursor_keeps_its_rows_while_they_are_deleted(database):
     script = """
         CREATE TABLE numbered (n INT, t NVARCHAR(10))
         INSERT numbered VALUES (1, N'a'), (2, N'b'), (3, N'c')
@@ -615,8 +614,8 @@ def test_a_cursor_goes_over_the_rows_it_found(database):
     ]
 
 
-def test_defaults_ask_who_works(database):
-    """A table outlives the session that made it, and its defaults see each later one."""
+def test_defaults_use_the_current_user(database):
+    """A DEFAULT is evaluated for the session that inserts, not for the one that created the table."""
     database.execute_tsql(
         "CREATE TABLE Audit (n INT, who sysname DEFAULT USER_NAME(), login sysname NOT NULL DEFAULT (SUSER_SNAME()))"
         " CREATE USER clerk WITHOUT LOGIN GRANT INSERT ON Audit TO clerk"
@@ -641,7 +640,7 @@ def test_defaults_ask_who_works(database):
     assert failing(database, "DECLARE @x INT = 1 CREATE TABLE t (n INT DEFAULT (@x))").number == 128
 
 
-def test_names_in_errors_are_spelled_as_they_were_written(database):
+def test_errors_spell_names_as_the_script_does(database):
     for script, text in [
         ("SELECT * FROM Nowhere", "Invalid object name 'Nowhere'."),
         ("INSERT INTO dbo.[NoWhere] VALUES (1)", "Invalid object name 'dbo.NoWhere'."),

@@ -1,4 +1,4 @@
-"""Refusals that speak T-SQL's words, not those of the layers underneath."""
+"""Error texts name T-SQL's concepts, not those of PostgreSQL or Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsql_support import failing
 
 @pytest.mark.parametrize("use", ["USE master; ", ""])
 @pytest.mark.parametrize("dates", ["EXPIRY_DATE = '20230101'", "START_DATE = '2023-05-01', EXPIRY_DATE = '2023-04-30'"])
-def test_a_certificate_must_be_valid_at_some_time(database: sb.Database, use: str, dates: str) -> None:
+def test_a_certificate_must_not_end_before_it_begins(database: sb.Database, use: str, dates: str) -> None:
     error = failing(database, f"{use}CREATE CERTIFICATE Old WITH SUBJECT = 'Old', {dates}")
     assert error.number == 402
     assert error.text.startswith("EXPIRY_DATE '2023")
@@ -18,7 +18,7 @@ def test_a_certificate_must_be_valid_at_some_time(database: sb.Database, use: st
 
 
 @pytest.mark.parametrize("script", ["USE Nowhere", "SELECT * FROM Nowhere.dbo.T", "DROP DATABASE Nowhere"])
-def test_a_database_that_is_not_there(database: sb.Database, script: str) -> None:
+def test_a_missing_database_is_refused(database: sb.Database, script: str) -> None:
     error = failing(database, script)
     assert error.number in (911, 208, 3701)
     assert "instance.database" not in error.text
@@ -27,13 +27,13 @@ def test_a_database_that_is_not_there(database: sb.Database, script: str) -> Non
 
 
 @pytest.mark.parametrize("action", ["CREATE", "ALTER", "CREATE OR ALTER"])
-def test_a_function_is_made_in_the_current_database(database: sb.Database, action: str) -> None:
+def test_create_function_refuses_a_database_prefix(database: sb.Database, action: str) -> None:
     error = failing(database, f"\n{action} FUNCTION Other.dbo.F () RETURNS INT AS BEGIN RETURN 1 END")
     assert (error.number, error.severity, error.line) == (166, 15, 2)
 
 
 @pytest.mark.parametrize("action", ["CREATE", "ALTER", "CREATE OR ALTER"])
-def test_a_trigger_is_made_in_the_current_database(database: sb.Database, action: str) -> None:
+def test_create_trigger_refuses_a_database_prefix(database: sb.Database, action: str) -> None:
     error = failing(database, f"\n{action} TRIGGER Other.dbo.Tr ON dbo.T AFTER INSERT AS RETURN")
     assert (error.number, error.severity, error.line) == (166, 15, 2)
     assert error.text.startswith("'CREATE/ALTER TRIGGER' does not allow specifying the database name as a prefix")
@@ -58,7 +58,7 @@ def test_a_trigger_is_made_in_the_current_database(database: sb.Database, action
         ("SELECT 1 AS a ORDER BY a OFFSET -1 ROWS", 10742),
     ],
 )
-def test_postgresqls_own_words_are_not_heard(database: sb.Database, script: str, number: int) -> None:
+def test_error_texts_do_not_quote_postgresql(database: sb.Database, script: str, number: int) -> None:
     error = failing(database, script)
     assert error.number == number
     assert "(PostgreSQL" not in error.text

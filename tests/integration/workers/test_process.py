@@ -458,7 +458,11 @@ def _is_waiting(database: sb.Database) -> bool:
     return database.instance.notifier.count_asleep(queue_number(database, STOCK_QUEUE)) == 1
 
 
-_OF_A_WAIT = ("owner_verbs.wait_for.insert_readers", "owner_verbs.wait_for.delete_readers", "receive.service_changes")
+_OF_A_WAIT = (
+    "owner_verbs.register_reader.insert_readers",
+    "owner_verbs.register_reader.delete_readers",
+    "receive.service_changes",
+)
 
 
 def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, statements: Counter[str]) -> None:
@@ -480,7 +484,10 @@ def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, st
     assert spent["conversation.receive"] == 2 * alone
     assert not any(spent[name] for name in _OF_A_WAIT)
     assert reader.result(30) == alone + 1
-    assert statements["owner_verbs.wait_for.delete_readers"] == before["owner_verbs.wait_for.delete_readers"] + 1
+    assert (
+        statements["owner_verbs.register_reader.delete_readers"]
+        == before["owner_verbs.register_reader.delete_readers"] + 1
+    )
 
 
 def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(

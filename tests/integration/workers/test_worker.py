@@ -408,9 +408,9 @@ def test_an_idle_worker_stays_listed(database: sb.Database, monkeypatch: pytest.
         time.sleep(2.5)
         spent = count - before
     assert 1 <= spent["conversation.receive"] <= 3
-    assert not any("wait_for" in name for name in spent)
-    assert count["owner_verbs.wait_for.insert_readers"] == 1
-    assert count["owner_verbs.wait_for.delete_readers"] == 1
+    assert not any("register_reader" in name for name in spent)
+    assert count["owner_verbs.register_reader.insert_readers"] == 1
+    assert count["owner_verbs.register_reader.delete_readers"] == 1
 
 
 def test_a_worker_handles_what_only_initiators_send(database: sb.Database) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from remote_support import Wire
 from servicebroker.broker import departures
-from servicebroker.broker.conversations import MATCH_AGAIN
+from servicebroker.broker.conversations import ROUTE_MATCH_INTERVAL_S
 from servicebroker.broker.relay import Relay
 from servicebroker.protocol.envelope import Content, parse
 from servicebroker.protocol.mirroring import KnownTimeline
@@ -98,10 +98,10 @@ def test_a_new_link_hastens_those_that_had_to_leave_the_memory_and_nobody_else()
     finding.reached()
     assert finding.wake_at == NEVER
     finding.missed()
-    assert finding.wake_at == 100.0 + MATCH_AGAIN
+    assert finding.wake_at == 100.0 + ROUTE_MATCH_INTERVAL_S
     finding.reached()
     assert finding.wake_at == 0.0
     finding.find(store, [])
-    assert finding.wake_at == 100.0 + MATCH_AGAIN, "once more, since this page may have been left before"
+    assert finding.wake_at == 100.0 + ROUTE_MATCH_INTERVAL_S, "once more, since this page may have been left before"
     finding.reached()
-    assert finding.wake_at == 100.0 + MATCH_AGAIN
+    assert finding.wake_at == 100.0 + ROUTE_MATCH_INTERVAL_S

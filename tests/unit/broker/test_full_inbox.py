@@ -18,24 +18,26 @@ from servicebroker.protocol.routing import Address
 from support import eventually
 
 
-class Crossing(Inboxes):
+class InboxEmptiedInBetween(Inboxes):
     """An inbox that is emptied between the loop's check that it is full and the loop's reaction."""
 
     is_armed = True
 
     def is_full(self, link: Link) -> bool:
         """Return the state that the loop sees, and empty the inbox."""
-        found = super().is_full(link)
-        if found and self.is_armed:
+        was_full = super().is_full(link)
+        if was_full and self.is_armed:
             self.is_armed = False
             self.shares[0].take(100)
-        return found
+        return was_full
 
 
-def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_paused_while_the_inbox_is_emptied_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inboxes, "INBOX_BYTES", 10)
     with ExitStack() as stack:
-        west, east = (Network(UUID(int=n), UUID(int=n + 10), Crossing(), lambda: datetime.now(UTC)) for n in (1, 2))
+        west, east = (
+            Network(UUID(int=n), UUID(int=n + 10), InboxEmptiedInBetween(), lambda: datetime.now(UTC)) for n in (1, 2)
+        )
         stack.callback(west.close)
         stack.callback(east.close)
         port = east.apply(Policy("127.0.0.1", 0))
@@ -47,7 +49,7 @@ def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch:
         assert isinstance(link, Stream)
         link.send(bytes(100))
         inbox = east.inbox
-        assert isinstance(inbox, Crossing)
+        assert isinstance(inbox, InboxEmptiedInBetween)
         eventually(lambda: not inbox.is_armed)
         link.send(b"after it")
         eventually(
@@ -71,7 +73,7 @@ class Ending:
     def shut(self, number: int, text: str) -> None: ...
 
 
-def test_a_stream_that_ends_as_it_goes_on_ends_nothing_else() -> None:
+def test_a_stream_that_ends_while_it_resumes_does_not_stop_the_others() -> None:
     with closing(Network(UUID(int=1), UUID(int=11), Inboxes(), lambda: datetime.now(UTC))) as network:
         for _ in range(2):
             network.streams.add(Ending(network))  # type: ignore[arg-type]

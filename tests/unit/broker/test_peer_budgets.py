@@ -16,7 +16,7 @@ from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.remote.refusals import RefusalKey
 from servicebroker.model.security.peers import Mistrust
-from servicebroker.protocol.budgets import NAMED_PERIOD_S, OVER_BUDGET, over_budget
+from servicebroker.protocol.budgets import OVER_BUDGET, UNANSWERED_PERIOD_S, over_budget
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
 from servicebroker.protocol.forwarding import MAX_HOPS, Passage, unwrap, wrap
 from servicebroker.protocol.integrity import CHECKSUM
@@ -138,7 +138,7 @@ def test_messages_to_pass_on_have_connections_made_to_few_addresses_at_a_time() 
     assert len(link.frames) == 1
     victim.takes(mallory, sealed(named(99)))  # the link is there
     assert len(link.frames) == 2
-    victim.now += NAMED_PERIOD_S
+    victim.now += UNANSWERED_PERIOD_S
     victim.takes(shop)
     assert len({*victim.dialled}) == 2 * SMALL_BUDGET["addresses"] + 1  # others have their turn
 

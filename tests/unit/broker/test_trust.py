@@ -30,7 +30,8 @@ from servicebroker.store.membership import Membership, MemberState
 from support import Clock, eventually
 
 NOW = datetime.now(UTC)
-NOBODY, PUBLIC = Connect(None, {}), Connect(GRANT, {})
+LOGGED_IN = 12  # sys.dm_broker_connections.login_state
+NO_GRANTS, GRANTED_TO_PUBLIC = Connect(None, {}), Connect(GRANT, {})
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def corp(tmp_path: Path) -> Domain:
 
 @pytest.fixture
 def member(corp: Domain, tmp_path: Path) -> Callable[..., MemberState]:
-    """Return the membership of an instance; without a name it belongs to the key's owner."""
+    """Return a function that joins an instance to the domain: by invitation, or without a name as the key's owner."""
 
     def member(place: str, name: str | None = None, now: datetime = NOW) -> MemberState:
         membership = Membership(KeyFolder(tmp_path / place), uuid4())
@@ -63,15 +64,15 @@ def make(tmp_path: Path) -> Callable[..., tuple[TransportCertificate, Path]]:
     return make
 
 
-def said(text: str) -> Authentication:
+def parse_methods(text: str) -> Authentication:
     return parse_authentication(text)[0]
 
 
-WINDOWS = said("WINDOWS KERBEROS")
+WINDOWS = parse_methods("WINDOWS KERBEROS")
 
 
-def windows(standing: MemberState, connect: Connect = NOBODY) -> Tls:
-    return Tls(None, [], domain=standing, authentication=WINDOWS, connect=connect)
+def windows(membership: MemberState, connect: Connect = NO_GRANTS) -> Tls:
+    return Tls(None, [], domain=membership, authentication=WINDOWS, connect=connect)
 
 
 def meet(opener: Tls, acceptor: Tls, certificate_index: int = 0) -> tuple[Channel, Channel]:
@@ -110,16 +111,16 @@ def test_instances_of_one_account_trust_each_other_at_once(member: Callable[...,
 def test_another_member_needs_connect_for_its_login(member: Callable[..., MemberState]) -> None:
     west, east = member("west", "shop"), member("east", "warehouse")
     lets_in = Connect(None, {"corp\\warehouse": GRANT})
-    for connect in (NOBODY, Connect(None, {"corp\\shop": None}), Connect(None, {"other\\shop": GRANT})):
+    for connect in (NO_GRANTS, Connect(None, {"corp\\shop": None}), Connect(None, {"other\\shop": GRANT})):
         number, text = refused(windows(west, lets_in), windows(east, connect))
         assert (number, "'CORP\\shop' does not have CONNECT" in text) == (28034, True)
     meet(windows(west, lets_in), windows(east, Connect(None, {"corp\\shop": GRANT})))
-    meet(windows(west, lets_in), windows(east, PUBLIC))
+    meet(windows(west, lets_in), windows(east, GRANTED_TO_PUBLIC))
     for connect in (Connect(GRANT, {"corp\\shop": DENY}), Connect(DENY, {"corp\\shop": GRANT})):
         assert refused(windows(west, lets_in), windows(east, connect))[0] == 28034
 
 
-def test_a_denial_counts_for_the_same_account_too(member: Callable[..., MemberState]) -> None:
+def test_a_denial_also_applies_to_the_same_account(member: Callable[..., MemberState]) -> None:
     account = f"corp\\{own_name().lower()}"
     assert refused(windows(member("west")), windows(member("east"), Connect(None, {account: DENY})))[0] == 28034
 
@@ -128,14 +129,14 @@ def test_a_revoked_member_is_refused_whatever_was_granted(corp: Domain, member: 
     west, east = member("west", "shop"), member("east")
     east = east._replace(revoked=frozenset({"shop"}))
     lets_in = Connect(None, {f"corp\\{own_name().lower()}": GRANT})
-    both = Tls(None, [], domain=east, authentication=said("WINDOWS CERTIFICATE"), connect=PUBLIC)
-    for acceptor in (windows(east, PUBLIC), both):
+    both = Tls(None, [], domain=east, authentication=parse_methods("WINDOWS CERTIFICATE"), connect=GRANTED_TO_PUBLIC)
+    for acceptor in (windows(east, GRANTED_TO_PUBLIC), both):
         number, text = refused(windows(west, lets_in), acceptor)
         assert (number, "CORP\\shop was revoked" in text) == (28035, True)
 
 
 @pytest.mark.parametrize(("days", "words"), [(-8, "it has expired"), (2, "it is not valid yet")])
-def test_a_member_s_certificate_out_of_its_time(
+def test_a_member_s_certificate_must_be_valid_now(
     corp: Domain, member: Callable[..., MemberState], tmp_path: Path, days: int, words: str
 ) -> None:
     west = member("west", now=NOW + timedelta(days=days))
@@ -144,18 +145,18 @@ def test_a_member_s_certificate_out_of_its_time(
     )  # fmt: skip
 
 
-def test_another_domain_of_the_same_name_is_another_one(member: Callable[..., MemberState], tmp_path: Path) -> None:
+def test_two_domains_of_one_name_do_not_trust_each_other(member: Callable[..., MemberState], tmp_path: Path) -> None:
     other = Domain.create(tmp_path / "other", "CORP", NOW)
     stranger = Membership(KeyFolder(tmp_path / "stranger"), uuid4()).join(other.folder, None, NOW, 0)
-    number, text = refused(windows(stranger), windows(member("east"), PUBLIC))
+    number, text = refused(windows(stranger), windows(member("east"), GRANTED_TO_PUBLIC))
     assert (number, "it is not of the domain CORP" in text) == (28035, True)
 
 
-def test_an_imported_certificate_is_nothing_where_only_the_domain_counts(
+def test_an_endpoint_with_windows_only_refuses_imported_certificates(
     member: Callable[..., MemberState], make: Callable[..., tuple[TransportCertificate, Path]]
 ) -> None:
     (west, west_file), east = make("west"), member("east")
-    acceptor = Tls(None, [west], domain=east, authentication=WINDOWS, connect=PUBLIC)
+    acceptor = Tls(None, [west], domain=east, authentication=WINDOWS, connect=GRANTED_TO_PUBLIC)
     assert refused(Tls(west_file, [west]), acceptor)[0] == 28027
 
 
@@ -175,7 +176,7 @@ def test_an_imported_certificate_is_nothing_where_only_the_domain_counts(
         ("CERTIFICATE", "WINDOWS CERTIFICATE", 0, "CERTIFICATE", "CERTIFICATE"),
     ],
 )
-def test_each_side_shows_what_the_other_takes(
+def test_each_side_uses_a_method_that_the_other_accepts(
     member: Callable[..., MemberState],
     make: Callable[..., tuple[TransportCertificate, Path]],
     opener: str,
@@ -185,15 +186,15 @@ def test_each_side_shows_what_the_other_takes(
     seen_by_acceptor: str,
 ) -> None:
     (west, west_file), (east, east_file) = make("west"), make("east")
-    here = Tls(west_file, [east], domain=member("w"), authentication=said(opener))
-    there = Tls(east_file, [west], domain=member("e"), authentication=said(acceptor))
+    here = Tls(west_file, [east], domain=member("w"), authentication=parse_methods(opener))
+    there = Tls(east_file, [west], domain=member("e"), authentication=parse_methods(acceptor))
     if certificate_index:  # its first connection is refused
         assert refused(here, there)[0] == 28035
     ends = meet(here, there, certificate_index)
     assert [end.authentication for end in ends] == [seen_by_opener, seen_by_acceptor]
 
 
-def test_those_who_have_no_method_in_common(
+def test_peers_without_a_common_method_are_refused(
     member: Callable[..., MemberState], make: Callable[..., tuple[TransportCertificate, Path]]
 ) -> None:
     _, west_file = make("west")
@@ -205,11 +206,11 @@ def test_those_who_have_no_method_in_common(
 
 
 @pytest.mark.feature(148)
-def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
+def test_connect_for_public_admits_unknown_certificates(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
     """Strangers prove that they hold their keys, too, but their names prove nothing."""
     (west, west_file), (_, east_file) = make("west"), make("east")
-    acceptor = Tls(east_file, [], connect=PUBLIC)
-    here, there = meet(Tls(west_file, [], connect=PUBLIC), acceptor)
+    acceptor = Tls(east_file, [], connect=GRANTED_TO_PUBLIC)
+    here, there = meet(Tls(west_file, [], connect=GRANTED_TO_PUBLIC), acceptor)
     assert there.peer is not None
     assert there.peer.facts == west.facts
     assert there.proved == Proved(f"not imported {west.facts.thumbprint.hex()}")
@@ -224,12 +225,12 @@ def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple
     assert acceptor.recognition.recognize(named.der).peer.proved.instance is None
 
 
-def test_a_stranger_without_a_certificate_is_not_let_in(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
+def test_a_stranger_without_a_certificate_is_refused(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
     _, east_file = make("east")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    opener = Channel(context, Recognition([], connect=PUBLIC), is_opener=True)
-    acceptor = Tls(east_file, [], connect=PUBLIC).channel(is_opener=False)
+    opener = Channel(context, Recognition([], connect=GRANTED_TO_PUBLIC), is_opener=True)
+    acceptor = Tls(east_file, [], connect=GRANTED_TO_PUBLIC).channel(is_opener=False)
     with pytest.raises(ssl.SSLWantReadError):
         opener._object.do_handshake()
     acceptor.receive(opener.outgoing())
@@ -241,15 +242,15 @@ def test_a_stranger_without_a_certificate_is_not_let_in(make: Callable[..., tupl
 
 
 @pytest.mark.parametrize(("days", "words"), [(-30, "it has expired"), (30, "it is not valid yet")])
-def test_a_stranger_s_certificate_has_its_time_too(
+def test_a_stranger_s_certificate_must_be_valid_now(
     make: Callable[..., tuple[TransportCertificate, Path]], days: int, words: str
 ) -> None:
     (_, west_file), (_, east_file) = make("west", NOW + timedelta(days=days)), make("east")
-    number, text = refused(Tls(west_file, [], connect=PUBLIC), Tls(east_file, [], connect=PUBLIC))
+    number, text = refused(Tls(west_file, [], connect=GRANTED_TO_PUBLIC), Tls(east_file, [], connect=GRANTED_TO_PUBLIC))
     assert (number, words in text) == (28035, True)
 
 
-def test_what_an_imported_certificate_has_signed_is_nobody(
+def test_a_certificate_signed_by_an_imported_one_is_refused(
     corp: Domain, member: Callable[..., MemberState], make: Callable[..., tuple[TransportCertificate, Path]]
 ) -> None:
     """TLS alone would accept the peer: the imported certificate may sign others."""
@@ -263,21 +264,23 @@ def test_what_an_imported_certificate_has_signed_is_nobody(
 def test_a_denied_login_is_no_stranger(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
     (west, west_file), (_, east_file) = make("west"), make("east")
     denied = west._replace(login="Western", may_connect=False)
-    number, _ = refused(Tls(west_file, [], connect=PUBLIC), Tls(east_file, [denied], connect=PUBLIC))
+    number, _ = refused(
+        Tls(west_file, [], connect=GRANTED_TO_PUBLIC), Tls(east_file, [denied], connect=GRANTED_TO_PUBLIC)
+    )
     assert number == 28034
 
 
-def test_strangers_leave_nothing_behind(
+def test_unknown_certificates_use_bounded_memory(
     make: Callable[..., tuple[TransportCertificate, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("servicebroker.broker.transport.tls.MAX_UNKNOWN_CERTIFICATES", 2)
     (_, west_file), (_, east_file) = make("west"), make("east")
-    acceptor = Tls(east_file, [], connect=PUBLIC)
+    acceptor = Tls(east_file, [], connect=GRANTED_TO_PUBLIC)
     for name in ("a", "b", "c"):
-        meet(Tls(make(name)[1], [], connect=PUBLIC), acceptor)
+        meet(Tls(make(name)[1], [], connect=GRANTED_TO_PUBLIC), acceptor)
     (held,) = {len(context.get_ca_certs()) for key, context in acceptor._contexts.items() if not key[1]}
     assert held <= 2
-    meet(Tls(west_file, [], connect=PUBLIC), acceptor)
+    meet(Tls(west_file, [], connect=GRANTED_TO_PUBLIC), acceptor)
 
 
 # ---------------------------------------------------------------- over sockets
@@ -296,7 +299,7 @@ class Daemon:
     @property
     def online(self) -> set[str | None]:
         """Return the principals of the connected peers."""
-        return {row.principal_name for row in self.network.observe() if row.login_state == 12}
+        return {row.principal_name for row in self.network.observe() if row.login_state == LOGGED_IN}
 
 
 @pytest.fixture
@@ -356,7 +359,7 @@ def test_an_opener_with_two_methods_tries_the_second_when_the_first_is_refused(
     make: Callable[..., tuple[TransportCertificate, Path]],
 ) -> None:
     (west, west_file), (east, east_file) = make("west"), make("east")
-    both = Tls(west_file, [east], domain=numbered(1), authentication=said("WINDOWS CERTIFICATE"))
+    both = Tls(west_file, [east], domain=numbered(1), authentication=parse_methods("WINDOWS CERTIFICATE"))
     here, there = start(1, both), start(2, Tls(east_file, [west]))
     here.network.reach(there.address)
     eventually(lambda: there.online == {"west"} and here.online == {"east"})
@@ -366,31 +369,31 @@ def test_an_opener_with_two_methods_tries_the_second_when_the_first_is_refused(
 # ---------------------------------------------------------------- mirrored pairs
 
 
-def test_the_other_half_of_a_pair_is_believed_by_its_membership(
+def test_a_timeline_is_accepted_from_the_same_member_only(
     corp: Domain, member: Callable[..., MemberState], tmp_path: Path
 ) -> None:
     """A timeline signed by another member, or by a revoked one, is not accepted."""
-    whole = member("one", "shop")
-    assert whole.member is not None
-    half = Membership(KeyFolder(tmp_path / "half"), whole.member.instance)
+    first = member("one", "shop")
+    assert first.member is not None
+    second = Membership(KeyFolder(tmp_path / "second"), first.member.instance)
     token = corp.invite("shop", NOW, timedelta(days=1))
-    here, there = windows(whole), windows(half.join(corp.folder, token, NOW, 0))
-    signed = here.signed(RoleReport(Role.PRINCIPAL, "cluster", 7))
+    one_server, other_server = windows(first), windows(second.join(corp.folder, token, NOW, 0))
+    signed = one_server.signed(RoleReport(Role.PRINCIPAL, "cluster", 7))
     assert len(signed.signature) < 1_024
-    assert there.is_ours(KnownTimeline("cluster", 7, signed.signature))
-    assert not there.is_ours(KnownTimeline("cluster", 8, signed.signature))
+    assert other_server.is_ours(KnownTimeline("cluster", 7, signed.signature))
+    assert not other_server.is_ours(KnownTimeline("cluster", 8, signed.signature))
     assert not windows(member("other", "shop")).is_ours(KnownTimeline("cluster", 7, signed.signature))
-    assert not windows(half.look(NOW)._replace(revoked=frozenset({"shop"}))).is_ours(
+    assert not windows(second.look(NOW)._replace(revoked=frozenset({"shop"}))).is_ours(
         KnownTimeline("cluster", 7, signed.signature)
     )
-    assert not there.is_ours(KnownTimeline("cluster", 7, b"nothing"))
-    assert here.signed(RoleReport(Role.MIRROR)).signature == b""
+    assert not other_server.is_ours(KnownTimeline("cluster", 7, b"nothing"))
+    assert one_server.signed(RoleReport(Role.MIRROR)).signature == b""
 
 
 # ---------------------------------------------------------------- our own key
 
 
-def test_a_key_under_a_password_is_never_asked_for(
+def test_openssl_never_asks_for_the_password_of_a_key(
     make: Callable[..., tuple[TransportCertificate, Path]], tmp_path: Path
 ) -> None:
     facts, key = x509_certificates.make("west", NOW, 10)

@@ -17,7 +17,7 @@ def world(folder: Path, **ledgers: list[tuple[str, int]]) -> Any:
     """Return the ledgers of both applications: correct, except for `ledgers`."""
     kept = {"sent": SENT, "received": SENT, "answered": SENT, "error": []} | ledgers
     side = SimpleNamespace(
-        ledger=lambda way: list(kept[way]), confirmed=lambda way: set(kept.get(f"{way}, committed", ()))
+        ledger=lambda action: list(kept[action]), confirmed=lambda action: set(kept.get(f"{action}, committed", ()))
     )
     return SimpleNamespace(
         west=side, east=side, calm=folder / "calm", answered=lambda: len(kept["answered"]), told=lambda: ""
@@ -35,7 +35,7 @@ def test_each_once_and_in_order(tmp_path: Path) -> None:
     assert chaos.judge(world(tmp_path, received=other_way)) == len(SENT)
 
 
-@pytest.mark.parametrize("way", ["received", "answered"])
+@pytest.mark.parametrize("action", ["received", "answered"])
 @pytest.mark.parametrize(
     ("found", "words"),
     [
@@ -46,9 +46,9 @@ def test_each_once_and_in_order(tmp_path: Path) -> None:
         ([("b", 0), ("b", 1), ("a", 1), ("a", 0), ("a", 2)], "out of order"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, way: str, found: list[tuple[str, int]], words: str) -> None:
-    with pytest.raises(AssertionError, match=f"{way}.* {words}"):
-        chaos.judge(world(tmp_path, **{way: found}))
+def test_what_is_wrong_is_named(tmp_path: Path, action: str, found: list[tuple[str, int]], words: str) -> None:
+    with pytest.raises(AssertionError, match=f"{action}.* {words}"):
+        chaos.judge(world(tmp_path, **{action: found}))
 
 
 def test_a_conversation_that_has_failed(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_a_conversation_that_has_failed(tmp_path: Path) -> None:
         chaos.judge(world(tmp_path, error=[("-9719", 0)]))
 
 
-@pytest.mark.parametrize("way", ["sent", "received", "answered"])
-def test_a_commit_that_postgresql_confirmed_and_lost(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("action", ["sent", "received", "answered"])
+def test_a_commit_that_postgresql_confirmed_and_lost(tmp_path: Path, action: str) -> None:
     """The loss is reported even if both sides agree on the rest."""
-    with pytest.raises(AssertionError, match=rf"{way}, committed, and gone: 1, \[\('b', 2\)\]"):
-        chaos.judge(world(tmp_path, **{f"{way}, committed": [*SENT, ("b", 2)]}))
+    with pytest.raises(AssertionError, match=rf"{action}, committed, and gone: 1, \[\('b', 2\)\]"):
+        chaos.judge(world(tmp_path, **{f"{action}, committed": [*SENT, ("b", 2)]}))

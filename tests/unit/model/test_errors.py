@@ -1,3 +1,5 @@
+"""Error texts, their classes, and the display of wrong values."""
+
 from __future__ import annotations
 
 import ast
@@ -14,7 +16,7 @@ from servicebroker.model.errors import LONGEST_TEXT, LONGEST_VALUE, RULES, Broke
 from servicebroker.model.wording import LONGEST_SHOWN, shown
 
 
-def test_an_error_carries_number_severity_state_and_text() -> None:
+def test_an_error_has_number_severity_state_and_text() -> None:
     error = sb.BrokerError(8429, "DO")
     assert (error.number, error.severity, error.state) == (8429, 16, 1)
     assert (
@@ -23,7 +25,7 @@ def test_an_error_carries_number_severity_state_and_text() -> None:
     assert str(error) == f"Msg 8429, Level 16, State 1: {error.text}"
 
 
-def test_a_hint_follows_the_text_and_is_no_part_of_it() -> None:
+def test_a_hint_follows_the_text_but_is_not_part_of_it() -> None:
     error = sb.BrokerError(911, "X", hint="Create it.", state=2)
     assert str(error).endswith("State 2: Database 'X' does not exist. Create it.")
     assert "Create" not in error.text
@@ -33,7 +35,7 @@ def test_values_are_never_taken_for_placeholders() -> None:
     assert "{0} {x} %s" in str(sb.BrokerError(8423, "{0} {x} %s"))
 
 
-def test_every_error_is_of_one_family() -> None:
+def test_every_error_is_a_service_broker_error() -> None:
     assert issubclass(sb.BrokerError, sb.ServiceBrokerError)
     assert issubclass(sb.InstanceError, sb.ServiceBrokerError)
 
@@ -48,7 +50,7 @@ def test_a_text_uses_each_of_its_values(number: int) -> None:
     assert text.endswith(".")
 
 
-def test_a_wrong_argument_is_a_mistake_of_the_program_too() -> None:
+def test_error_402_is_also_a_type_error_and_a_value_error() -> None:
     with servicebroker.testing.open() as instance:
         database = instance.database("Shop", create=True)
         for expected in (TypeError, ValueError, sb.BrokerError):
@@ -57,7 +59,7 @@ def test_a_wrong_argument_is_a_mistake_of_the_program_too() -> None:
     assert not isinstance(sb.BrokerError(911, "Shop"), TypeError | ValueError)
 
 
-def shows_carelessly(tree: ast.AST) -> Iterator[int]:
+def find_repr_in_402(tree: ast.AST) -> Iterator[int]:
     """Return the lines that show a wrong argument by `repr`, which may raise or be very long."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and ast.unparse(call).startswith("BrokerError(402,"):
@@ -68,17 +70,17 @@ def shows_carelessly(tree: ast.AST) -> Iterator[int]:
                     yield call.lineno
 
 
-def test_wrong_arguments_are_shown_by_what_cannot_fail() -> None:
+def test_error_402_never_uses_repr() -> None:
     sources = Path(servicebroker.__file__).parent
     found = {
         (str(file.relative_to(sources)), line)
         for file in sources.rglob("*.py")
-        for line in shows_carelessly(ast.parse(file.read_bytes()))
+        for line in find_repr_in_402(ast.parse(file.read_bytes()))
     }
     assert found == set()
 
 
-def test_a_value_is_shown_whatever_it_is() -> None:
+def test_any_value_can_be_shown() -> None:
     class Mute:
         def __repr__(self) -> str:
             raise LookupError("there is no text of it")

@@ -24,7 +24,7 @@ from servicebroker.model.security.permissions import (
     Kind,
     Securable,
     User,
-    bringing,
+    implied_by,
     is_allowed,
     is_denied,
     may_grant,
@@ -215,7 +215,7 @@ some_right = st.sampled_from(sorted(IMPLIED_BY))
 
 
 def brings(kind: Kind, permission: str) -> set[tuple[Kind, str]]:
-    """Return all permissions that one implies, computed in the opposite direction from `bringing`."""
+    """Return all permissions that one implies, computed in the opposite direction from `implied_by`."""
     found = {(kind, permission)}
     while True:
         more = {right for right, sources in IMPLIED_BY.items() if found & set(sources)} - found
@@ -244,7 +244,7 @@ def test_the_decision_is_what_each_entry_brings(entries: list[Entry], right: tup
 @given(some_entries, some_right, st.sampled_from(sorted(ME)))
 def test_a_deny_beats_everything_but_ownership(entries: list[Entry], right: tuple[Kind, str], grantee: int) -> None:
     kind, permission = right
-    for source_kind, source in bringing(kind, permission):
+    for source_kind, source in implied_by(kind, permission):
         denied = [*entries, entry(DENY, source, OBJECTS[source_kind], grantee)]
         assert not is_allowed(ME, permission, OBJECTS[kind], denied)
         assert is_allowed(ME | {DBO_ID}, permission, OBJECTS[kind], denied)
@@ -278,7 +278,7 @@ def test_every_need_can_be_granted_and_has_an_error(statement: str) -> None:
 def test_a_permission_that_a_kind_does_not_have(kind: Kind) -> None:
     for permission in ("SHUTDOWN", "receive", "", "SEND" if kind is not Kind.SERVICE else "RECEIVE"):
         with refused(4606, permission):
-            bringing(kind, permission)
+            implied_by(kind, permission)
 
 
 def test_what_nothing_asks_for_is_no_permission_here() -> None:

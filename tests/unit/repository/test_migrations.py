@@ -10,7 +10,7 @@ import pytest
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import migrations
-from servicebroker.store.migrations import BASELINE_NUMBER, check_known, check_whole
+from servicebroker.store.migrations import BASELINE_NUMBER, check_complete, check_known
 
 FOLDER = resources.files(migrations) / "baseline"
 CODE = "\n".join(re.sub(r"--.*", "", line) for line in migrations.migrations()[0].text.splitlines())
@@ -53,13 +53,13 @@ def test_an_instance_with_the_baseline_is_known() -> None:
     check_known(set())
     check_known({BASELINE_NUMBER})
     check_known(set(range(1, BASELINE_NUMBER + 1)))
-    check_whole({1, 7, *(step.number for step in migrations.migrations())})
+    check_complete({1, 7, *(step.number for step in migrations.migrations())})
 
 
 @pytest.mark.parametrize("applied", [{1}, set(range(1, BASELINE_NUMBER))])
 def test_an_instance_from_before_the_baseline_is_refused(applied: set[int]) -> None:
     said = f"schema is number {max(applied)}, .* upgrades from number {BASELINE_NUMBER}. Open it first with a version"
-    for check in (check_known, check_whole):
+    for check in (check_known, check_complete):
         with pytest.raises(InstanceError, match=said):
             check(applied)
 

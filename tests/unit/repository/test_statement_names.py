@@ -80,7 +80,7 @@ PASSED_ON = {  # the name that the statement already has
     ("running.py", "_fetched"),
     ("direct.py", "_counted"),
     ("direct.py", "together"),
-    ("__init__.py", "_make_anew"),
+    ("__init__.py", "_recreate_objects"),
     ("renaming.py", "_update_catalog"),
 }
 

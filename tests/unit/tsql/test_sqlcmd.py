@@ -30,7 +30,7 @@ def test_variables_in_comments_are_left_alone() -> None:
     assert Sqlcmd({"x": "1"}).expand(text, HERE).text == wanted
 
 
-def test_a_file_is_read_where_it_is_named(tmp_path: Path) -> None:
+def test_r_inserts_the_file_at_its_line(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "one.sql").write_text("PRINT '$(x)'\n:r two.sql")
     (tmp_path / "sub" / "two.sql").write_bytes("PRINT N'ü'\n:setvar x 2".encode("utf-16"))
@@ -38,7 +38,7 @@ def test_a_file_is_read_where_it_is_named(tmp_path: Path) -> None:
     assert script.text == "\nPRINT '1'\nPRINT N'ü'\n\nPRINT 2"
 
 
-def test_errors_end_the_script_from_a_line_on() -> None:
+def test_on_error_applies_to_the_lines_after_it() -> None:
     script = Sqlcmd().expand("PRINT 1\nGO\n:on error exit\nPRINT 2\nGO\n:On Error ignore\nPRINT 3", HERE)
     assert [script.should_stop_after(line) for line in (1, 3, 4, 5, 6, 7)] == [False, True, True, True, False, False]
 
@@ -64,14 +64,14 @@ def test_comments_and_labels_are_no_directives() -> None:
         (":setvar 1 2", 1, ":setvar"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_line(text: str, line: int, word: str) -> None:
+def test_invalid_directives_are_refused_with_their_line(text: str, line: int, word: str) -> None:
     with pytest.raises(TsqlError) as caught:
         Sqlcmd().expand(text, HERE)
     assert caught.value.line == line
     assert word in caught.value.text
 
 
-def test_files_that_read_each_other_end(tmp_path: Path) -> None:
+def test_files_that_include_each_other_raise_217(tmp_path: Path) -> None:
     (tmp_path / "a.sql").write_text(":r a.sql")
     with pytest.raises(TsqlError, match="217"):
         Sqlcmd().expand(":r a.sql", tmp_path)

@@ -1,7 +1,7 @@
 """Retries of definitions (DDL) that conflict with the locks of readers and senders.
 
 A definition waits for a lock about 100 ms, which is less than the server's deadlock_timeout. Then it rolls back, pauses
-and tries again. So a reader never gets a deadlock error (1205) because a service was moved or dropped, and a SEND never
+and tries again. So moving or dropping a service never causes a deadlock error (1205) in a reader, and a SEND never
 waits longer than one of these timeouts.
 """
 
@@ -17,9 +17,9 @@ from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
 
-LOCK_TIMEOUTS_MS = (100,)  # of the attempts in turn, repeated from the first
-# For a lock that each new conversation takes. Longer timeouts among them are needed against overlapping transactions,
-# which otherwise could delay the definition for ever.
+LOCK_TIMEOUTS_MS = (100,)  # attempt n has the timeout n modulo the length
+# For a lock that each new conversation takes. The longer timeouts outlast overlapping transactions. With
+# 100 ms alone, these could delay the definition for ever.
 RISING_LOCK_TIMEOUTS_MS = (100, 100, 200, 200, 400, 800)
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 1.0  # between two attempts; each pause is twice the one before
 _DEADLOCK_ERROR = 1205

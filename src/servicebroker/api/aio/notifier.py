@@ -162,7 +162,7 @@ class Notifier:
             try:
                 registrar = self._registrar = self._registrar or await self._connect()
                 wanted = [queue_id for queue_id in self._waiting if not self._is_polled(queue_id)]
-                await run_alone(registrar, self._engine.wait_for(wanted))
+                await run_alone(registrar, self._engine.register_reader(wanted))
                 self._registered = set(wanted)
                 return
             except (psycopg.Error, InstanceError):

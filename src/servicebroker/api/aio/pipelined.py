@@ -94,7 +94,7 @@ class AsyncPipeline:
         sends, self._waiting, self._bytes = self._waiting, [], 0
         database, is_done = self._database, False
         try:
-            numbers = yield from database.engine.in_broker(database.engine.send_pipelined(sends))
+            numbers = yield from database.engine.with_database_check(database.engine.send_pipelined(sends))
             is_done = True
         finally:
             if not is_done:  # the cause may be a stale entry of the catalog cache
@@ -214,7 +214,7 @@ class AsyncWaitingDialogs:
             left = self._dialogs.keys() - {dialog.identity.handle for dialog in dialogs}
             self._clear({handle: dialog for handle, dialog in self._dialogs.items() if handle in left})
         try:
-            yield from engine.in_broker(engine.begin_deferred(pending))
+            yield from engine.with_database_check(engine.begin_deferred(pending))
             is_done = True
         finally:
             if not is_done:  # the cause may be a stale entry of the cache of services

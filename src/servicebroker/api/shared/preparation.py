@@ -13,7 +13,7 @@ from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs, 
 from servicebroker.model.schema_difference import SchemaDifference
 from servicebroker.store.connection import connect
 from servicebroker.store.home import check_home, find_home
-from servicebroker.store.migrations import applied, check_whole, compare, migrate, no_instance
+from servicebroker.store.migrations import applied, check_complete, compare, migrate, no_instance
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server import check_server
 from servicebroker.store.server_clock import Clock
@@ -45,13 +45,13 @@ def prepare(url: str, clock: Clock | None = None, *, accepts_copies: bool = Fals
             connection, "preparation.prepare", f"select pg_is_in_recovery(), {_IS_FENCED}"
         )
         if is_fenced:
-            check_whole({number for (number,) in run(connection, _applied())})
+            check_complete({number for (number,) in run(connection, _applied())})
             ((home,),) = run(connection, _home())
             check_home(home, connection.info.dbname)
             return RestrictedVerbs
         try:
             if is_standby:
-                check_whole(applied(connection))
+                check_complete(applied(connection))
             else:
                 with logged_if_slow("Bringing the schema of the instance up to date"):
                     migrate(connection)

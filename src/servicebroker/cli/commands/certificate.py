@@ -162,7 +162,7 @@ def list_(
     with open_existing(instance) as opened:
         now = opened.clock()
         if database is not None:
-            rows = user_certificate.listed(opened, database)
+            rows = user_certificate.list_certificates(opened, database)
         else:
             with opened.connection() as connection:
                 endpoint, certificates = run(connection, find_endpoint()), run(connection, all_certificates())

@@ -25,7 +25,7 @@ def list_(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show delayed messages, and later messages of their conversations, which wait too; the next one first."""
+    """Show delayed messages and the later messages of their conversations, which wait with them, by delivery time."""
     with open_database(instance, database) as opened:
         messages = opened.delayed_messages(conversation)
     if as_json:
@@ -56,7 +56,7 @@ def cancel(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel delayed messages of a conversation: they are never delivered. Later ones move up to the freed numbers."""
+    """Cancel delayed messages of a conversation. Later messages take the sequence numbers of the cancelled ones."""
     with (
         open_database(instance, database) as opened,
         audited(opened, "CANCEL DELAYED MESSAGES", conversation, number=number) as transaction,
@@ -93,7 +93,7 @@ def drop(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Drop a schedule. A worker that declares it starts it again when the worker starts."""
+    """Drop a schedule. A worker that declares the schedule creates it again at its next start."""
     with open_database(instance, database) as opened:
         opened.drop_schedule(queue, name)
     if as_json:

@@ -24,7 +24,7 @@ from servicebroker.cli.options import (
 )
 from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.printable_text import shown_body
-from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.catalog.catalog import find_queue_uncached
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis import facts, poison_report
 from servicebroker.model import names
@@ -196,7 +196,7 @@ def peek(
 
 def queued(database: Database, queue: str, conversation: UUID | None, top: int) -> list[dict[str, Any]]:
     """Return the first `top` messages of a queue, or of one of its conversations, without receiving them."""
-    queue_id = database._do(find_queue_now("find", database.database_id, queue)).queue_id
+    queue_id = database._do(find_queue_uncached("find", database.database_id, queue)).queue_id
     messages = database._do(poison_report.queued_messages(queue_id, conversation, top))
     return [message._asdict() for message in messages]
 

@@ -16,7 +16,7 @@ from servicebroker.cli.existing_instance import open_database, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption, QueueArgument
 from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.printable_text import shown_body
-from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.catalog.catalog import find_queue_uncached
 from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
@@ -111,7 +111,7 @@ def end(
 def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """Enable a queue, and reset the failure counts of its messages, so that they are processed again."""
     with open_database(instance, database) as opened:
-        queue_id = opened._do(find_queue_now("alter", opened.database_id, queue)).queue_id
+        queue_id = opened._do(find_queue_uncached("alter", opened.database_id, queue)).queue_id
         opened.alter_queue(queue, status=True)
         count = opened._alone(poison_report.forget_failures(queue_id))
     retried = counted(count, "message that has failed is", "messages that have failed are")

@@ -48,8 +48,8 @@ UserOption = Annotated[
 class Row(NamedTuple):
     """A row of `certificate list`.
 
-    `owner` is a user, this instance, or a peer. `is_own`: the private key is here. `is_used`: of the owner's
-    certificates, new conversations or connections use this one. `by_password`: a password encrypts its private key.
+    `owner` is a user, this instance, or a peer. `is_own`: the private key is here. `is_used`: the
+    owner's new conversations or connections use this certificate. `by_password`: a password encrypts its private key.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Row(NamedTuple):
         }
 
 
-def listed(opened: Instance, database: str) -> list[Row]:
+def list_certificates(opened: Instance, database: str) -> list[Row]:
     """Return the certificates of the users of a database, ordered by user and name."""
     broker_database = opened.database(database)
     with opened.connection() as connection:
@@ -126,7 +126,7 @@ def create(opened: Instance, database: str, operation: CreateCertificate) -> Use
 def import_(
     opened: Instance, database: str, name: str, file: Path, user: str | None, to_service: str | None, send: str | None
 ) -> UserCertificate:
-    """Import a peer's certificate for the local user as which the peer acts.
+    """Import a peer's certificate, and assign it to a local user. The peer acts as that user.
 
     Args:
         opened: the instance.

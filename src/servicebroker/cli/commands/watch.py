@@ -12,7 +12,7 @@ from servicebroker.cli.completion import complete_queue
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, finite
 from servicebroker.cli.output import say, say_json
-from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.catalog.catalog import find_queue_uncached
 from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
 from servicebroker.engine.diagnosis.counters import message_flows
@@ -60,7 +60,7 @@ def watch(
         if handle is not None:
             watched = _Conversation(opened, database_id, handle)
         else:
-            queue = opened.query("the queue", find_queue_now("find", database_id, target), None)
+            queue = opened.query("the queue", find_queue_uncached("find", database_id, target), None)
             if queue is None:
                 opened.report_failed_queries()
                 raise typer.Exit(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from servicebroker.engine.catalog.catalog import Catalog, Queue, find_queue_now, find_user_object
+from servicebroker.engine.catalog.catalog import Catalog, Queue, find_queue_uncached, find_user_object
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation.failure import ConversationFailure, fail_endpoints, store_remote_error
 from servicebroker.engine.conversation.retention import set_retention
@@ -165,12 +165,12 @@ def reorganize_queue(queue_id: int) -> Steps[None]:
 
 
 def find_user_queue(action: str, database_id: int, name: str) -> Steps[Queue]:
-    """Return a queue that is not built in, as `find_queue_now` does.
+    """Return a queue that is not built in, as `find_queue_uncached` does.
 
     Raises:
         BrokerError: 15151 it does not exist, 9663 it is built in.
     """
-    queue = yield from find_queue_now(action, database_id, name)
+    queue = yield from find_queue_uncached(action, database_id, name)
     if queue.queue_id < names.FIRST_USER_ID:
         raise BrokerError(9663)
     return queue

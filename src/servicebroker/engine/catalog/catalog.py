@@ -315,7 +315,7 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
     cached = catalog.queues.get((database_id, name)) if isinstance(name, str) else None
     if cached is not None:
         return cached
-    queue = catalog.queues[database_id, name] = yield from find_queue_now("find", database_id, name)
+    queue = catalog.queues[database_id, name] = yield from find_queue_uncached("find", database_id, name)
     return queue
 
 
@@ -325,14 +325,14 @@ def find_expected_types(queue_id: int) -> Steps[list[ExpectedType]]:
     return [ExpectedType(*row) for row in rows]
 
 
-def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
+def find_queue_uncached(action: str, database_id: int, name: str) -> Steps[Queue]:
     """Return the queue of that name from the database, without the cache. `action` is the verb for the error's text.
 
     Raises:
         BrokerError: 15151 it does not exist.
     """
     schema, queue = names.split_queue_name(name)
-    rows = yield SQL("find_queue_now", (database_id, schema, queue))
+    rows = yield SQL("find_queue_uncached", (database_id, schema, queue))
     if not rows:
         raise BrokerError(15151, action, "queue", name)
     return Queue(*rows[0])

@@ -38,7 +38,7 @@ select $1, $2, unnest($3::int[])
 -- name: lock_service_alone
 select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock($2, hashtext($3))
 
--- name: find_queue_now
+-- name: find_queue_uncached
 select queue_id, database_id, name from servicebroker.queues
 where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)
 

@@ -71,7 +71,7 @@ def _create_service(definer: Definer, operation: operations.CreateService) -> St
     needed = rights.queue(operation.queue), rights.contracts(operation.contracts)
     yield from rights.authorize(definer.user, operation.permission, *needed)
     owner = yield from find_owner(definer.user, operation.authorization)
-    queue = yield from catalog.find_queue_now("find", definer.database_id, operation.queue)
+    queue = yield from catalog.find_queue_uncached("find", definer.database_id, operation.queue)
     yield from catalog.create_service(definer.database_id, operation, queue.queue_id, owner)
     yield from deliver_to_service(definer.catalog, operation.name, definer.clock())
 

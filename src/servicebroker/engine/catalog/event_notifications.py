@@ -16,7 +16,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, wake_monitors
-from servicebroker.engine.catalog.catalog import Catalog, find_queue_now, inserted_id
+from servicebroker.engine.catalog.catalog import Catalog, find_queue_uncached, inserted_id
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
@@ -112,7 +112,7 @@ def drop_event_notification(definer: Definer, operation: DropEventNotification) 
     user, name = definer.user, names.checked("event notification", operation.name)
     if operation.on_queue is not None:
         yield from rights.authorize(user, "ALTER QUEUE", rights.queue(operation.on_queue))
-        queue_id = (yield from find_queue_now("find", user.database_id, operation.on_queue)).queue_id
+        queue_id = (yield from find_queue_uncached("find", user.database_id, operation.on_queue)).queue_id
         place: tuple[str, tuple[object, ...]] = "queue_id = $2", (queue_id,)
     elif operation.on_server:
         yield from demand_administrator()
@@ -132,7 +132,7 @@ def drop_event_notification(definer: Definer, operation: DropEventNotification) 
 
 def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[None]:
     """Drop the notifications on a queue that is about to be dropped."""
-    queue_id = (yield from find_queue_now("drop", database_id, queue)).queue_id
+    queue_id = (yield from find_queue_uncached("drop", database_id, queue)).queue_id
     rows = yield SQL("drop_notifications_on", (queue_id,))
     for (object_id,) in rows:
         yield from _drop(object_id, now)

@@ -11,7 +11,7 @@ from servicebroker.engine.catalog.alter import (
     renew_versions,
     wake_readers,
 )
-from servicebroker.engine.catalog.catalog import contract_ids, find_queue_now, lock_service_alone
+from servicebroker.engine.catalog.catalog import contract_ids, find_queue_uncached, lock_service_alone
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation.endpoints import remove_endpoints
 from servicebroker.engine.conversation.failure import delete_parked, fail_endpoints
@@ -47,7 +47,7 @@ def alter_service(definer: Definer, operation: AlterService) -> Steps[None]:
     dropped = yield from contract_ids(database_id, to_drop)
     if both := added.keys() & dropped.keys():
         raise BrokerError(8404, min(both))
-    new_queue = old_queue if queue is None else (yield from find_queue_now("find", database_id, queue)).queue_id
+    new_queue = old_queue if queue is None else (yield from find_queue_uncached("find", database_id, queue)).queue_id
     if new_queue == old_queue and not added and not dropped:
         raise BrokerError(8493, name)
     for contract, contract_id in added.items():

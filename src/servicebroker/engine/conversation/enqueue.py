@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 
 from servicebroker.engine.catalog.priorities import PRIORITY
-from servicebroker.engine.conversation.shared_bodies import NEW_READER
+from servicebroker.engine.conversation.shared_bodies import NEW_REFERENCE_SQL
 from servicebroker.model import names
 from servicebroker.store import locks
 from servicebroker.store.sql_files import SqlFile
@@ -129,7 +129,7 @@ def send_shared(queue_id: int) -> str:
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
         f"where conversation_handle = any ($1) and state = 'CO' and {_delivers_to(queue_id, 5)} "
         f"returning conversation_handle, send_sequence - 1 as number, last_stamp, {_ADDRESS}, "
-        f"case when $4::bigint is not null then {NEW_READER} end as reader), "
+        f"case when $4::bigint is not null then {NEW_REFERENCE_SQL} end as reader), "
         f"refers as (insert into servicebroker.shared_body_readers (reader, body_id) "
         f"select reader, $4 from sender where reader is not null), "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}, is_shared) "

@@ -49,7 +49,7 @@ class FailureRecord(NamedTuple):
 
 
 def find_failures(message: Message) -> Steps[FailureRecord | None]:
-    """Return how often this message has failed; None if never."""
+    """Return the record of this message's failures; None if it has never failed."""
     rows = yield SQL(
         "find_failures", (message.conversation_handle, message.message_sequence_number, message.message_type_id)
     )
@@ -57,11 +57,11 @@ def find_failures(message: Message) -> Steps[FailureRecord | None]:
 
 
 def record_failure(
-    queue_id: int, message: Message, known: FailureRecord, error: str, now: datetime, after: float
+    queue_id: int, message: Message, record: FailureRecord, error: str, now: datetime, after: float
 ) -> Steps[None]:
     """Record a failure of the message, which may be received again after `after` seconds.
 
-    `known` is the record to store: `failures` counts this failure too.
+    `record`: the record to store, with this failure counted.
     """
     until = now + timedelta(seconds=after) if after else None
     yield SQL(
@@ -73,10 +73,10 @@ def record_failure(
             message.priority,
             message.message_sequence_number,
             message.message_type_id,
-            known.failures,
-            known.first_failed_at,
+            record.failures,
+            record.first_failed_at,
             now,
-            known.first_error[:MAX_ERROR_CHARACTERS],
+            record.first_error[:MAX_ERROR_CHARACTERS],
             error[:MAX_ERROR_CHARACTERS],
             until,
         ),
@@ -104,7 +104,7 @@ def sweep(queue_id: int) -> Steps[None]:
 
 
 def set_aside(
-    database_id: int, queue_id: int, message: Message, known: FailureRecord, error: str, traceback: str, now: datetime
+    database_id: int, queue_id: int, message: Message, record: FailureRecord, error: str, traceback: str, now: datetime
 ) -> Steps[None]:
     """Dead-letter a message that this transaction has received: store it for an operator."""
     yield SQL(
@@ -122,8 +122,8 @@ def set_aside(
             message.validation,
             message.message_body,
             message.message_enqueue_time,
-            known.failures,
-            known.first_failed_at,
+            record.failures,
+            record.first_failed_at,
             now,
             error[:MAX_ERROR_CHARACTERS],
             traceback,

@@ -2,6 +2,9 @@
 
 Each operation has a function, in the table `OwnerVerbs.interpreters` at the end. `restricted_verbs.py` has the verbs of
 roles without rights on the tables. An instance decides which of the two it uses when it is opened.
+
+A deferred verb is sent with a later statement of its transaction, at the latest at the commit (`deferred_dialogs.py`,
+`deferred_answers.py`). A path is the cached delivery path of new conversations (`catalog/delivery_paths.py`).
 """
 
 from __future__ import annotations
@@ -117,7 +120,7 @@ class OwnerVerbs:
             if queue is not None:
                 self.catalog.forget_queue(queue.queue_id)
 
-    # ------------------------------------------------------------ of the instance
+    # ------------------------------------------------------------ databases, users and queues
 
     @staticmethod
     def find_database(name: str, *, create: bool) -> Steps[int]:
@@ -135,15 +138,15 @@ class OwnerVerbs:
         return poison_detection.disable_queue(queue_id, now)
 
     @staticmethod
-    def wait_for(queue_ids: list[int]) -> Steps[None]:
+    def register_reader(queue_ids: list[int]) -> Steps[None]:
         """Register this session for notifications of messages in these queues, and in no others.
 
         Registering also deletes the rows of sessions that died.
         """
         if not queue_ids:
-            yield SQL("wait_for.delete_readers")
+            yield SQL("register_reader.delete_readers")
             return
-        yield SQL("wait_for.insert_readers", (queue_ids,))
+        yield SQL("register_reader.insert_readers", (queue_ids,))
 
     @staticmethod
     def find_expected_types(queue_id: int) -> Steps[list[ExpectedType]]:
@@ -162,12 +165,12 @@ class OwnerVerbs:
 
     @staticmethod
     def keep_lock(group: UUID) -> Statement:
-        """Lock a group, which the transaction has locked, for the session too."""
+        """Lock a group for the session, too, after the transaction has locked it."""
         return endpoints.keep_lock(group)
 
-    # ------------------------------------------------------------ finding
+    # ------------------------------------------------------------ cached lookups
 
-    def in_broker(self, steps: Steps[T]) -> Steps[T]:
+    def with_database_check(self, steps: Steps[T]) -> Steps[T]:
         """Run a verb in the database. A "not found" error is replaced by 8442 if the database itself was dropped.
 
         Raises:
@@ -189,7 +192,7 @@ class OwnerVerbs:
         return catalog.find_queue(self.catalog, self.user.database_id, name)
 
     def find_labels(self, *, anew: bool = False) -> Steps[Labels]:
-        """Return names by id, from the cache if possible."""
+        """Return the names of services, contracts and message types by id, from the cache if possible."""
         return catalog.find_labels(self.catalog, self.user.database_id, anew=anew)
 
     # ------------------------------------------------------------ deferred conversations
@@ -214,11 +217,11 @@ class OwnerVerbs:
 
     def begin_deferred(self, pending: Pending) -> Steps[None]:
         """Run the deferred BEGIN DIALOGs and SENDs."""
-        return deferred_dialogs.begin_deferred(self.catalog, pending, self._stepwise)
+        return deferred_dialogs.begin_deferred(self.catalog, pending, self._verbs_of_deferred)
 
     @staticmethod
     def is_one_statement(pending: Pending) -> bool:
-        """Check whether `begin_deferred` is one statement if the path has not changed."""
+        """Check whether `begin_deferred` needs only one statement, if the cached path is still valid."""
         return deferred_dialogs.is_one_statement(pending)
 
     def forget_paths(self, dialogs: Sequence[DeferredDialog]) -> None:
@@ -228,15 +231,15 @@ class OwnerVerbs:
                 self.catalog.paths.forget(dialog.path)
 
     @cached_property
-    def _stepwise(self) -> StepwiseVerbs:
+    def _verbs_of_deferred(self) -> StepwiseVerbs:
         return StepwiseVerbs(
             partial(_begin_dialog, self), partial(_begin_conversation_timer, self), partial(_send_any, self)
         )
 
-    # ------------------------------------------------------------ beside the verbs
+    # ------------------------------------------------------------ requests, answers, traces and failures
 
     def send_pipelined(self, sends: Sequence[pipelined_sends.PipelinedSend]) -> Steps[dict[int, int]]:
-        """Run the SENDs of a pipeline. Returns their sequence numbers, by position in the pipeline."""
+        """Run SENDs that were pipelined on the connection. Returns their sequence numbers, by position."""
         return pipelined_sends.send_pipelined(self.catalog, sends, partial(_send_batch, self), self.settings.clock())
 
     def service_changes(self, queue: Queue) -> Steps[int]:
@@ -253,7 +256,7 @@ class OwnerVerbs:
         return requests.find_answered(queue_id, handles)
 
     def receive_answers(self, queue_id: int, handles: Sequence[UUID]) -> Steps[Received]:
-        """RECEIVE the answers of several requests at once. Returns none if permissions have to be checked."""
+        """RECEIVE the answers of several requests at once. Returns no messages if permissions have to be checked."""
         if not self.user.is_dbo:
             return Received((), 0)
         return (yield from requests.receive_answers(self.catalog, queue_id, handles))
@@ -280,7 +283,7 @@ class OwnerVerbs:
         return traces.take(messages)
 
     def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[Taken]:
-        """Delete messages of one group that a `Hold` has read."""
+        """Delete messages of one group that a `Hold`, a RECEIVE that leaves messages in the queue, has read."""
         return receive.take(queue_id, messages)
 
     def may_defer(self, handle: UUID, taken: Taken) -> bool:
@@ -314,7 +317,7 @@ class OwnerVerbs:
         return ended
 
     def find_failures(self, message: Message) -> Steps[failed_messages.FailureRecord | None]:
-        """Return how often this message has failed; None if never."""
+        """Return the record of this message's failures; None if it has never failed."""
         return failed_messages.find_failures(message)
 
     def track_failure(
@@ -346,7 +349,7 @@ class OwnerVerbs:
         )
 
 
-# ---------------------------------------------------------------- how the owner of the schema runs operations
+# ---------------------------------------------------------------- functions of the operations
 
 
 def _send(verbs: OwnerVerbs, operation: Send[Any]) -> Steps[Any]:
@@ -400,7 +403,7 @@ def _begin_dialog(verbs: OwnerVerbs, operation: BeginDialog, identity: Identity 
 
 
 def _remember_own_side(verbs: OwnerVerbs, operation: BeginDialog) -> Steps[None]:
-    """Cache the initiator's side. Checks permissions again: its version may be newer than that of the first check."""
+    """Cache the initiator's side. Checks permissions again, since they may have changed after the first check."""
     own = yield from begin.find_own_side(verbs.user.database_id, operation)
     with suppress(BrokerError):
         yield from _authorize_begin(verbs, operation)
@@ -450,7 +453,7 @@ def _find_dead_letter_queue(verbs: OwnerVerbs, operation: SetAsideMessages | Dea
     yield from authorization.demand(verbs.user, operation.permission)
     if operation.queue is None:
         return None
-    return (yield from catalog.find_queue_now("find", verbs.user.database_id, operation.queue)).queue_id
+    return (yield from catalog.find_queue_uncached("find", verbs.user.database_id, operation.queue)).queue_id
 
 
 def _replay_message(verbs: OwnerVerbs, operation: ReplayMessage) -> Steps[UUID | None]:
@@ -513,7 +516,7 @@ def keep_schedule(verbs: OwnerVerbs, operation: KeepSchedule) -> Steps[None]:
 
 
 def take_turn(verbs: OwnerVerbs, operation: TakeTurn) -> Steps[Firing | None]:
-    """Take the turn of a schedule: its time that is due. Restricted roles use this function, too."""
+    """Claim the due time of a schedule, so that only one worker runs it. Restricted roles use this function, too."""
     end = partial(verbs.interpreters[EndConversation], verbs)
     return (yield from schedules.take_turn(verbs.call, operation, verbs.settings.clock(), end))
 

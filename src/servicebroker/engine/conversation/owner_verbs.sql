@@ -1,9 +1,9 @@
 -- The statements of owner_verbs.py.
 
--- name: wait_for.delete_readers
+-- name: register_reader.delete_readers
 delete from servicebroker.waiting_readers where pid = pg_backend_pid()
 
--- name: wait_for.insert_readers
+-- name: register_reader.insert_readers
 with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid()
 and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity))
 insert into servicebroker.waiting_readers (queue_id, pid)

@@ -93,7 +93,7 @@ class RestrictedVerbs(OwnerVerbs):
 
     @override
     @staticmethod
-    def wait_for(queue_ids: list[int]) -> Steps[None]:
+    def register_reader(queue_ids: list[int]) -> Steps[None]:
         """Register this session for notifications of those queues from which the role may receive."""
         yield call("wait_for", queue_ids)
 
@@ -111,7 +111,7 @@ class RestrictedVerbs(OwnerVerbs):
         rows = yield call("drawn", queue_id)
         return None if rows[0][0] is None else int(rows[0][0])
 
-    # ------------------------------------------------------------ finding
+    # ------------------------------------------------------------ cached lookups
 
     @override
     def check_database(self) -> Steps[None]:
@@ -137,7 +137,7 @@ class RestrictedVerbs(OwnerVerbs):
 
     @override
     def find_labels(self, *, anew: bool = False) -> Steps[Labels]:
-        """Return names by id, from the cache if possible; only services whose messages the role may receive."""
+        """Return names by id, from the cache if possible. Services only if the role may receive their messages."""
         cached = self.catalog.labels.get(self.user.database_id)
         if cached is not None and not anew:
             return cached

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import Endpoint
-from servicebroker.engine.conversation.shared_bodies import NEW_READER, purge
+from servicebroker.engine.conversation.shared_bodies import NEW_REFERENCE_SQL, purge
 from servicebroker.store.queue import queue_functions
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -48,7 +48,7 @@ def retain_sent(
             "message_body) "
             "select 3, e.priority, e.conversation_group_id, e.conversation_handle, $3 + place - 1, e.service_id, "
             "e.service_contract_id, t.message_type_id, t.validation, $5::bigint is not null, "
-            f"case when $5 is null then body else {NEW_READER} end "
+            f"case when $5 is null then body else {NEW_REFERENCE_SQL} end "
             "from servicebroker.conversation_endpoints e "
             "join servicebroker.message_types t on t.database_id = e.database_id and t.name = $2 "
             "cross join unnest($4::bytea[]) with ordinality as message (body, place) "

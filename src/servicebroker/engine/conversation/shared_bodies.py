@@ -1,7 +1,8 @@
 """Shared bodies: the body of a multicast (one SEND on several conversations) is stored once.
 
-A message row with `is_shared` has the key of a reader row in place of the body. Who deletes such a message for good
-deletes its reader row too. A trigger deletes the body with its last reader row.
+A message row with `is_shared` has the key of a reference row (`shared_body_readers`) in place of the body. A statement
+that deletes such a message for good must delete its reference row, too. A trigger deletes the body with its last
+reference row.
 """
 
 from __future__ import annotations
@@ -16,38 +17,38 @@ MESSAGE_BODY = (  # the body of a message row, in any table of messages
     "case when is_shared then (select body from servicebroker.shared_bodies "
     "join servicebroker.shared_body_readers using (body_id) where reader = message_body) else message_body end"
 )
-READERS_GONE = (
+DELETE_REFERENCES_SQL = (
     "delete from servicebroker.shared_body_readers where reader = any (array("
     "select message_body from gone where is_shared))"
 )
-NEW_READER = "uuid_send(gen_random_uuid())"
+NEW_REFERENCE_SQL = "uuid_send(gen_random_uuid())"
 
 
 def store(body: bytes) -> Steps[int]:
-    """Store a body without reader rows. Returns its id."""
+    """Store a body without reference rows. Returns its id."""
     rows = yield SQL("store", (body,))
     return int(rows[0][0])
 
 
 def remove_if_unread(body_id: int) -> Statement:
-    """Delete a body that has no reader row."""
+    """Delete a body that has no reference row."""
     return SQL("remove_if_unread", (body_id,))
 
 
 def remove_unread(limit: int = 100) -> Steps[int]:
-    """Delete up to `limit` bodies without reader rows. Returns their number.
+    """Delete up to `limit` bodies without reference rows. Returns their number.
 
-    The trigger leaves them if two transactions delete the last two reader rows at the same time.
+    The trigger leaves them if two transactions delete the last two reference rows at the same time.
     """
     rows = yield SQL("remove_unread", (limit,))
     return len(rows)
 
 
 def purge(table: str, condition: str, *parameters: object) -> Statement:
-    """Delete the rows of a message table that meet the condition, with their reader rows. No body is read."""
+    """Delete the rows of a message table that meet the condition, with their reference rows. No body is read."""
     return Statement(
         "shared_bodies.purge",
         f"with gone as (delete from servicebroker.{table} where {condition} returning is_shared, message_body) "
-        + READERS_GONE,
+        + DELETE_REFERENCES_SQL,
         parameters,
     )

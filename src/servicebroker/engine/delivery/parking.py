@@ -8,7 +8,7 @@ from datetime import datetime
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import Endpoint
 from servicebroker.engine.conversation.enqueue import WAKE_TRANSMITTER
-from servicebroker.engine.conversation.shared_bodies import NEW_READER
+from servicebroker.engine.conversation.shared_bodies import NEW_REFERENCE_SQL
 from servicebroker.model import waiting
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 from servicebroker.store.statements import Statement, Steps
@@ -51,7 +51,7 @@ def park(
             "far_queue_id = null where conversation_handle = $1 returning send_sequence - $5 as number), "
             "message as materialized ("
             "select number + place - 1 as number, "
-            f"case when $9::bigint is null then body else {NEW_READER} end as body "
+            f"case when $9::bigint is null then body else {NEW_REFERENCE_SQL} end as body "
             "from sender, unnest($3::bytea[]) with ordinality as given (body, place)), "
             "reader as (insert into servicebroker.shared_body_readers (reader, body_id) "
             "select body, $9 from message where $9 is not null) "

@@ -23,7 +23,7 @@ from servicebroker.engine.conversation.failure import (
     fail_with_body,
     store_remote_error,
 )
-from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
+from servicebroker.engine.conversation.shared_bodies import DELETE_REFERENCES_SQL, MESSAGE_BODY
 from servicebroker.engine.remote.local_topology import LocalInstance, LocalTopology, Router, find_topology
 from servicebroker.engine.remote.missing_routes import ask
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint, find_gone, lock_alone, lock_shared
@@ -362,7 +362,7 @@ def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
         "using unnest($1::uuid[], $2::bigint[]) a (handle, below) "
         "where t.conversation_handle = a.handle and t.message_sequence_number < a.below "
         "returning t.conversation_handle, t.is_end_of_dialog or t.is_conversation_error as is_end, t.is_shared, "
-        f"case when t.is_shared then t.message_body end as message_body), unread as ({READERS_GONE}) "
+        f"case when t.is_shared then t.message_body end as message_body), unread as ({DELETE_REFERENCES_SQL}) "
         "select conversation_handle from gone where is_end",
         (list(below), list(below.values())),
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, find_routes
-from servicebroker.engine.remote.missing_routes import ASK_AGAIN, ask
+from servicebroker.engine.remote.missing_routes import ROUTE_REQUEST_RETRY, ask
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Conversation, Decision, RoutingTable, Site, classify
@@ -147,7 +147,7 @@ def find_topology(
         contract: the contract of the conversation, if the services have to be checked for it.
         database_id: the initiator's database, if its remote service bindings matter.
     """
-    rows = yield SQL("find_topology", (list(services), contract, now - ASK_AGAIN, database_id))
+    rows = yield SQL("find_topology", (list(services), contract, now - ROUTE_REQUEST_RETRY, database_id))
     found = [build_row(_Found, row) for row in rows]
     databases = list({one.database.database_id: one.database for one in found}.values())
     homes = {

@@ -28,7 +28,7 @@ SQL = SqlFile(__file__)
 
 
 ANSWER_RETENTION = timedelta(days=1)  # after this time the next request is MissingRoute again, not FailedRoute
-ASK_AGAIN = timedelta(seconds=60)  # the delay before the next request if an answer created no route
+ROUTE_REQUEST_RETRY = timedelta(seconds=60)  # the delay before the next request if an answer created no route
 
 
 ROUTE, BINDING = "Route", "RemoteServiceBinding"  # the missing object, as in the names of the notices
@@ -51,7 +51,7 @@ def ask_for_binding(database_id: int, service: str, now: datetime) -> Steps[bool
 
 def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[None]:
     """Begin the conversation of a request, and park its message. `about`: ROUTE or BINDING."""
-    rows = yield SQL("ask.lock", (locks.ROUTE_REQUEST, missing.service, database_id, now - ASK_AGAIN, about))
+    rows = yield SQL("ask.lock", (locks.ROUTE_REQUEST, missing.service, database_id, now - ROUTE_REQUEST_RETRY, about))
     is_ours, is_asked, was_useless = rows[0]
     if not is_ours or is_asked:
         return
@@ -59,7 +59,9 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
         names.SERVICE_BROKER, DYNAMIC_ROUTING_SERVICE, contract=names.CONFIGURATION_NOTICE, encryption=False
     )
     handle = yield from begin_dialog(database_id, asking, now=now)
-    rows = yield SQL("ask.insert_route_requests", (database_id, missing.service, handle, now - ASK_AGAIN, about))
+    rows = yield SQL(
+        "ask.insert_route_requests", (database_id, missing.service, handle, now - ROUTE_REQUEST_RETRY, about)
+    )
     if not rows:  # another session committed a request meanwhile
         yield SQL("ask.delete_last", (handle,))
         return

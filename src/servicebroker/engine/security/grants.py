@@ -27,7 +27,7 @@ from servicebroker.model.security.permissions import (
     Kind,
     Securable,
     User,
-    bringing,
+    implied_by,
     is_allowed,
     may_grant,
 )
@@ -84,15 +84,15 @@ def _find_target(operation: OwnedObject) -> _Target:
 
 def grant(definer: Definer, operation: Grant) -> Steps[None]:
     """Insert the grant, and delete a DENY."""
-    given = yield from _prepare(definer.user, operation)
-    yield _delete(given, f"state = '{DENY}'", [given.grantee_id])
+    change = yield from _prepare(definer.user, operation)
+    yield _delete(change, f"state = '{DENY}'", [change.grantee_id])
     yield SQL(
-        "grant",  # W stays W
+        "grant",  # an existing grant option is kept
         (
-            *given.key,
-            given.grantee_id,
-            given.permission,
-            given.user_id,
+            *change.key,
+            change.grantee_id,
+            change.permission,
+            change.user_id,
             GRANT_WITH_GRANT_OPTION if operation.with_grant_option else GRANT,
         ),
     )
@@ -101,23 +101,24 @@ def grant(definer: Definer, operation: Grant) -> Steps[None]:
 
 def deny(definer: Definer, operation: Deny) -> Steps[None]:
     """Insert the denial, and delete the grants."""
-    given = yield from _prepare(definer.user, operation)
-    holders = yield from _holders(given, operation.cascade)
-    yield _delete(given, "true", holders)
-    yield SQL("deny", (*given.key, holders, given.permission, given.user_id, DENY))
+    change = yield from _prepare(definer.user, operation)
+    holders = yield from _holders(change, operation.cascade)
+    yield _delete(change, "true", holders)
+    yield SQL("deny", (*change.key, holders, change.permission, change.user_id, DENY))
     yield renew_versions()
 
 
 def revoke(definer: Definer, operation: Revoke) -> Steps[None]:
     """Delete grants or denials."""
-    given = yield from _prepare(definer.user, operation)
-    holders = yield from _holders(given, operation.cascade)
+    change = yield from _prepare(definer.user, operation)
+    holders = yield from _holders(change, operation.cascade)
     if operation.grant_option_for:
         yield SQL(
-            "revoke", (*given.key, given.grantee_id, given.permission, given.only_by, GRANT, GRANT_WITH_GRANT_OPTION)
+            "revoke",
+            (*change.key, change.grantee_id, change.permission, change.only_by, GRANT, GRANT_WITH_GRANT_OPTION),
         )
-        holders = [holder for holder in holders if holder != given.grantee_id]
-    yield _delete(given, "true", holders)
+        holders = [holder for holder in holders if holder != change.grantee_id]
+    yield _delete(change, "true", holders)
     yield renew_versions()
 
 
@@ -140,8 +141,8 @@ def alter_authorization(definer: Definer, operation: AlterAuthorization) -> Step
     yield renew_versions()
 
 
-class _Given(NamedTuple):
-    """The change that GRANT, DENY or REVOKE of the user `user_id` makes: the permission, the object, the grantee.
+class _Change(NamedTuple):
+    """A change of permissions by the user `user_id`: the permission, the object, the grantee.
 
     `only_by` is the grantor whose grants the user may revoke; None for grants of all grantors.
     """
@@ -159,7 +160,7 @@ class _Given(NamedTuple):
         return self.database_id, self.kind.value, self.major_id
 
 
-def _prepare(user: User, operation: Grant | Deny | Revoke) -> Steps[_Given]:
+def _prepare(user: User, operation: Grant | Deny | Revoke) -> Steps[_Change]:
     """Check permission, object, grantee and grantor of the statement, and return the change that it makes.
 
     Raises:
@@ -168,7 +169,7 @@ def _prepare(user: User, operation: Grant | Deny | Revoke) -> Steps[_Given]:
     operation.check()
     permission, target = operation.permission, _find_target(operation)
     securable = yield from _find(user, target, takes_built_in=permission in _ON_BUILT_IN)
-    bringing(target.kind, permission)
+    implied_by(target.kind, permission)  # raises 4606 if the object has no such permission
     grantee = yield from find_principal("find", user.database_id, operation.principal)
     _refuse_grantee(user, grantee, securable)
     rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
@@ -176,15 +177,15 @@ def _prepare(user: User, operation: Grant | Deny | Revoke) -> Steps[_Given]:
         if target.kind is Kind.DATABASE:
             raise BrokerError(4613)
         raise BrokerError(15151, "find", KIND_WORDS[target.kind], target.name)
-    everything = is_allowed(rights.identities, "CONTROL", securable, rights.entries)
-    return _Given(
+    may_revoke_all = is_allowed(rights.identities, "CONTROL", securable, rights.entries)
+    return _Change(
         user.database_id,
         target.kind,
         securable.major_id,
         permission,
         grantee.principal_id,
         user.principal_id,
-        None if everything else user.principal_id,
+        None if may_revoke_all else user.principal_id,
     )
 
 
@@ -208,26 +209,29 @@ def _find(user: User, target: _Target, *, takes_built_in: bool = False) -> Steps
     return found[0]
 
 
-def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
+def _holders(change: _Change, cascade: bool) -> Steps[list[int]]:
     """Return the grantee, and with CASCADE all principals to which the grantee has granted the permission.
 
     Raises:
         BrokerError: 4611 the permission is grantable, and CASCADE is missing.
     """
     rows = yield SQL(
-        "holders", (*given.key, given.grantee_id, given.permission, GRANT_WITH_GRANT_OPTION, cascade, given.user_id)
+        "holders", (*change.key, change.grantee_id, change.permission, GRANT_WITH_GRANT_OPTION, cascade, change.user_id)
     )
     if rows[0][1] and not cascade:
         raise BrokerError(4611)
     return [holder for holder, _ in rows]
 
 
-def _delete(given: _Given, condition: str, grantees: list[int]) -> Statement:
-    """Delete grants and denials of these grantees. Of the statement's grantee, only those that the user may revoke."""
+def _delete(change: _Change, condition: str, grantees: list[int]) -> Statement:
+    """Delete grants and denials of these grantees.
+
+    `only_by` restricts this for the statement's grantee; what cascades is deleted whoever granted it.
+    """
     return Statement(
         "grants.delete",
         "delete from servicebroker.permissions where database_id = $1 and class = $2 and major_id = $3 "
         f"and grantee_id = any ($4) and permission = $5 and {condition} "
         "and ($6::int is null or grantor_id = $6 or grantee_id <> $7)",
-        (*given.key, grantees, given.permission, given.only_by, given.grantee_id),
+        (*change.key, grantees, change.permission, change.only_by, change.grantee_id),
     )

@@ -16,7 +16,7 @@ from servicebroker.model.arguments import check_switch
 from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.domain import check_account
-from servicebroker.model.security.permissions import Kind, bringing
+from servicebroker.model.security.permissions import Kind, implied_by
 from servicebroker.operations.logins import (
     CreateLogin,
     DenyConnect,
@@ -175,7 +175,7 @@ def set_permission(operation: GrantOnInstance | DenyOnInstance | RevokeOnInstanc
     kind = Kind.SERVER if on_login is None else Kind.LOGIN
     if not isinstance(permission, str):
         raise BrokerError(402, "the permission", type(permission).__name__, "str")
-    bringing(kind, permission)
+    implied_by(kind, permission)
     on_id = 0 if on_login is None else (yield from find_login("find", on_login))
     login_id = yield from find_login("find", operation.principal)
     if kind is Kind.LOGIN and on_id == login_id:

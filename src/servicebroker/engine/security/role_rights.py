@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from servicebroker.engine.catalog.alter import lock_catalog, renew_versions
-from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.catalog.catalog import find_queue_uncached
 from servicebroker.engine.catalog.databases import find_database
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -252,7 +252,7 @@ def _find_permissions(database_id: int, operation: RightsChange) -> Steps[list[t
     """Return the permissions of the statement: kind and id of the object, and the permission."""
     found = []
     for queue in operation.receive:
-        there = yield from find_queue_now("find", database_id, queue)
+        there = yield from find_queue_uncached("find", database_id, queue)
         found.append((Kind.QUEUE, there.queue_id, "RECEIVE"))
     for service in operation.send:
         rows = yield SQL(

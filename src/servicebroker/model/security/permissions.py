@@ -305,7 +305,7 @@ def _unasked() -> frozenset[Right]:
 UNASKED = _unasked()  # permissions of SQL Server that no statement here needs
 
 
-def bringing(kind: Kind, permission: str) -> frozenset[Right]:
+def implied_by(kind: Kind, permission: str) -> frozenset[Right]:
     """Return the permission itself and all that imply it.
 
     Raises:
@@ -341,7 +341,7 @@ def is_allowed(identities: frozenset[int], permission: str, on: Securable, entri
     """
     if _owns(identities, on):
         return True
-    rights = bringing(on.kind, permission)
+    rights = implied_by(on.kind, permission)
     states = {entry.state for entry in entries if _concerns(entry, identities, rights, on)}
     on_database = {name for kind, name in rights if kind is Kind.DATABASE}
     roles = [_OF_FIXED_ROLE[one] for one in identities & _OF_FIXED_ROLE.keys()]
@@ -357,7 +357,7 @@ def is_denied(identities: frozenset[int], permission: str, on: Securable, entrie
 
     A principal without a denial need not have the permission: see `is_allowed`.
     """
-    rights = bringing(on.kind, permission)
+    rights = implied_by(on.kind, permission)
     return not _owns(identities, on) and any(
         entry.state == DENY and _concerns(entry, identities, rights, on) for entry in entries
     )
@@ -366,7 +366,7 @@ def is_denied(identities: frozenset[int], permission: str, on: Securable, entrie
 def may_grant(identities: frozenset[int], permission: str, on: Securable, entries: Iterable[Entry]) -> bool:
     """Check whether a principal may grant, deny and revoke: with CONTROL, or the permission with its GRANT OPTION."""
     entries = list(entries)
-    rights = bringing(on.kind, permission)
+    rights = implied_by(on.kind, permission)
     return is_allowed(identities, "CONTROL", on, entries) or (
         is_allowed(identities, permission, on, entries)
         and any(e.state == GRANT_WITH_GRANT_OPTION and _concerns(e, identities, rights, on) for e in entries)

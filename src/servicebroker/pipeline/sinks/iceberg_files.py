@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pyarrow import NativeFile
 
 
-_WRITE_CHUNK_BYTES = 1 << 20  # below the stream's buffer size: an object store needs the bytes objects themselves
+# below the stream's buffer size: a larger write bypasses the buffer, and an object store's file accepts only bytes
+_WRITE_CHUNK_BYTES = 1 << 20
 
 
 class TableFiles:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
+from servicebroker.engine.conversation.shared_bodies import DELETE_REFERENCES_SQL, MESSAGE_BODY
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import shown
@@ -336,7 +336,7 @@ def take_rows_sql(queue_id: int, window_slice: Slice, *, retention: bool, archiv
     With `retention` the queue keeps the messages, hidden from RECEIVE. With `archive` the rows go into the queue's
     archive.
     """
-    further_parts = retain_gone(queue_id) if retention else f", unread as ({READERS_GONE})"
+    further_parts = retain_gone(queue_id) if retention else f", unread as ({DELETE_REFERENCES_SQL})"
     if archive:
         further_parts += _archived_sql(queue_id)
     return (
@@ -355,7 +355,7 @@ def archive_conversations_sql(queue_id: int, window_slice: Slice | None = None) 
         f"with gone as (delete from servicebroker.queue_{queue_id} q using servicebroker.conversation_endpoints e "
         "where e.conversation_handle = any ($1) and q.priority = e.priority "
         "and q.conversation_group_id = e.conversation_group_id and q.conversation_handle = e.conversation_handle "
-        f"{in_slice}returning q.*), unread as ({READERS_GONE}){_archived_sql(queue_id)} "
+        f"{in_slice}returning q.*), unread as ({DELETE_REFERENCES_SQL}){_archived_sql(queue_id)} "
         "select count(*) from gone"
     )
 

@@ -6,11 +6,11 @@ Two tables prevent that.
 
 * `stream_offsets` has the acknowledged offset of each queue, and the start and end of the batch planned after it. Only
   the process that owns the queue writes the row. A stream that has read rows may only start at one of these offsets.
-  From an older one it would repeat acknowledged batches, and from a later one it would delete unread messages. The
-  recorded start of a planned batch gives the recorded end again.
+  From an older one it would repeat acknowledged batches, and from a later one it would delete unread messages. A
+  plan from the recorded start returns the recorded end again.
 * `stream_batches` has the number of the last batch of each query, and a digest of its end offset. The tasks that read a
   batch write the row, since only they know the query's id and the batch number. A known number with another end is
-  refused. A start that ends the last batch of a query is accepted, even if another stream has acknowledged more.
+  refused. A start equal to the end of a query's last batch is accepted, even if another stream has acknowledged more.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class StreamOffsets:
         """Return the error for an offset for which `is_known` is False."""
         if self._acknowledged is not None and not has_read(offset, self._acknowledged):
             return InstanceError(
-                f"The checkpoint is older than what the queue '{queue_name}' has given: messages behind its offset "
+                f"The checkpoint is older than what the queue '{queue_name}' has given: messages after its offset "
                 f"were read and acknowledged. {_REMEDY}"
             )
         return InstanceError(
-            f"The checkpoint is ahead of what the queue '{queue_name}' has given: messages before its offset were "
+            f"The checkpoint is ahead of what the queue '{queue_name}' has given: messages up to its offset were "
             "never read, and would be deleted. The server was restored from a backup, has lost its last commits, or "
             f"the checkpoint is not of this queue. {_NEW_CHECKPOINT}"
         )
@@ -182,7 +182,7 @@ def digest(value: Mapping[str, Any] | str) -> str:
 
 
 def _offset(stored: dict[str, Any] | None, initial: Frontier) -> Frontier | None:
-    """Return a stored offset if it is of this queue in this database; None for another one, as in an adopted copy."""
+    """Return a stored offset if it is of this queue in this database; None for another one, as in a restored copy."""
     offset = Frontier.from_json(stored) if stored else None
     is_of_this_queue = offset and _identity(offset) == _identity(initial)
     return offset if is_of_this_queue else None

@@ -35,7 +35,7 @@ from servicebroker.model.named_files import read_file
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.domain import TOKEN_RANDOM_BYTES, Member, Token, checked_name, usable_name
 from servicebroker.store.keys import domain_certificates as x509
-from servicebroker.store.keys.key_files import check_alone, replace, write_private
+from servicebroker.store.keys.key_files import check_private, replace, write_private
 from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_key
 
 MAX_REQUEST_BYTES = 64 * 1024
@@ -155,7 +155,7 @@ class Domain:
         file = self.folder / "authority.key"
         if not os.access(file, os.R_OK):
             return False
-        check_alone(file)
+        check_private(file)
         return True
 
     def check_key(self) -> None:

@@ -42,7 +42,7 @@ class KeyFolder:
         file = self.file(thumbprint)
         if not file.is_file():
             return None
-        check_alone(file)
+        check_private(file)
         return file
 
     def remove(self, thumbprint: bytes) -> None:
@@ -115,25 +115,25 @@ def read_private(file: Path) -> bytes:
         InstanceError: others may read the file, another user has created it, or it cannot be read.
     """
     try:
-        return read_file(file, BYTES_PER_MIB, lambda found: _check_alone(found, file))
+        return read_file(file, BYTES_PER_MIB, lambda status: _check_private(status, file))
     except OSError as problem:
         raise InstanceError(f"The key in {file} cannot be read: {problem.strerror or problem}.") from None
 
 
-def check_alone(file: Path) -> None:
+def check_private(file: Path) -> None:
     """Check that only its owner may read a key file, and that the owner is this user, root or the folder's owner.
 
     Raises:
         InstanceError: others may read it, or somebody else owns it.
     """
-    _check_alone(file.stat(), file)
+    _check_private(file.stat(), file)
 
 
-def _check_alone(found: os.stat_result, file: Path) -> None:
-    if found.st_mode & 0o077:
+def _check_private(status: os.stat_result, file: Path) -> None:
+    if status.st_mode & 0o077:
         raise InstanceError(f"Others may read the key in {file}: make it yours alone with chmod 600.")
-    if found.st_uid not in (0, os.geteuid(), file.parent.stat().st_uid):
+    if status.st_uid not in (0, os.geteuid(), file.parent.stat().st_uid):
         raise InstanceError(
-            f"The key in {file} belongs to user {found.st_uid}, who is neither you nor the owner of the folder: take "
+            f"The key in {file} belongs to user {status.st_uid}, who is neither you nor the owner of the folder: take "
             "it with chown, or remove it if you do not know it."
         )

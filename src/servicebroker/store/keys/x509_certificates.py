@@ -26,7 +26,7 @@ CLOCK_SKEW = timedelta(minutes=10)  # a new transport certificate is valid from 
 MAX_CERTIFICATE_BYTES = 32_767  # see docs/reference/rules.md#dialog-security
 MAX_SUBJECT_CHARACTERS = 64  # of a common name
 MIN_RSA_BITS = 2048
-INSTANCE_URI_PREFIX = "servicebroker:"  # of the URI among the alternative names that has the instance's identifier
+INSTANCE_URI_PREFIX = "servicebroker:"  # of the alternative name (URI) that has the instance's identifier
 # an extension of a renewed certificate: a signature of its key with the key of the previous certificate
 SUCCESSION_OID = ObjectIdentifier("2.25.152235390811078377695762435585911865375")
 
@@ -60,7 +60,7 @@ def issue(
     subject: str,
     start: datetime,
     expiry: datetime,
-    before: timedelta = timedelta(0),
+    clock_skew: timedelta = timedelta(0),
     *,
     instance: UUID | None = None,
     predecessor: PrivateKey | None = None,
@@ -69,7 +69,7 @@ def issue(
 
     Args:
         subject: CN=..., or only the name.
-        before: how long before `start` the certificate is valid already, for peers whose clock is behind.
+        clock_skew: how long before `start` the certificate is valid already, for peers whose clock is behind.
 
     Raises:
         BrokerError: 402 the dates have no time zone, are in the wrong order or too far apart; or the subject is
@@ -88,17 +88,17 @@ def issue(
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(start - before)
+        .not_valid_before(start - clock_skew)
         .not_valid_after(expiry)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=False)
     )
     if instance is not None:
-        named = x509.UniformResourceIdentifier(f"{INSTANCE_URI_PREFIX}{instance}")
-        builder = builder.add_extension(x509.SubjectAlternativeName([named]), critical=False)
+        instance_uri = x509.UniformResourceIdentifier(f"{INSTANCE_URI_PREFIX}{instance}")
+        builder = builder.add_extension(x509.SubjectAlternativeName([instance_uri]), critical=False)
     if predecessor is not None:
-        vouched = x509.UnrecognizedExtension(SUCCESSION_OID, sign(_succession(key.public_key()), predecessor))
-        builder = builder.add_extension(vouched, critical=False)
+        succession = x509.UnrecognizedExtension(SUCCESSION_OID, sign(_succession(key.public_key()), predecessor))
+        builder = builder.add_extension(succession, critical=False)
     return facts_of(builder.sign(key, hashes.SHA256())), key
 
 
@@ -112,16 +112,16 @@ def instance_of(der: bytes) -> UUID | None:
     return None
 
 
-def succeeds(der: bytes, before: bytes) -> bool:
-    """Check whether a certificate replaces a previous one, whose key has signed its key."""
-    key, signer = public_key(der), public_key(before)
+def succeeds(der: bytes, previous: bytes) -> bool:
+    """Check whether the previous certificate's key has signed the key of this certificate, which replaces it."""
+    key, signer = public_key(der), public_key(previous)
     if key is None or signer is None:
         return False
     try:
-        vouched = x509.load_der_x509_certificate(der).extensions.get_extension_for_oid(SUCCESSION_OID).value
+        succession = x509.load_der_x509_certificate(der).extensions.get_extension_for_oid(SUCCESSION_OID).value
     except (x509.ExtensionNotFound, ValueError):
         return False
-    return isinstance(vouched, x509.UnrecognizedExtension) and is_signed(_succession(key), vouched.value, signer)
+    return isinstance(succession, x509.UnrecognizedExtension) and is_signed(_succession(key), succession.value, signer)
 
 
 def _succession(key: PublicKey) -> bytes:
@@ -242,7 +242,7 @@ def read_identity(pem: bytes) -> PrivateKey:
 
 
 def certificate_in(pem: bytes) -> Facts | None:
-    """Return the contents of the certificate in such a file; None without one."""
+    """Return the contents of the certificate in a PEM file of the key folder; None if it has none."""
     try:
         return facts_of(x509.load_pem_x509_certificate(pem))
     except ValueError:

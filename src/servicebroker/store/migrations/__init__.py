@@ -69,9 +69,9 @@ def this_version() -> str:
 
 def compare(applied: Set[int]) -> SchemaDifference:
     """Compare a schema, given by its migrations, with the schema of this version."""
-    known = {step.number for step in migrations()}
-    of_ours = {number for number in applied if number >= BASELINE_NUMBER}
-    return SchemaDifference(max(applied, default=0), len(known - applied), len(of_ours - known))
+    known = {migration.number for migration in migrations()}
+    since_baseline = {number for number in applied if number >= BASELINE_NUMBER}
+    return SchemaDifference(max(applied, default=0), len(known - applied), len(since_baseline - known))
 
 
 def migrations() -> list[Migration]:
@@ -89,7 +89,7 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
     A migration that is merged late, with a smaller number than applied ones, is applied, too.
 
     Raises:
-        InstanceError: this version cannot upgrade the schema, which is newer or too old, or may not create one here.
+        InstanceError: the schema is newer than this version or too old for it, or this role may not create a schema.
     """
     try:
         if not _missing(applied(connection)):
@@ -101,11 +101,11 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
             if not done:
                 _check_free(connection)
             _set_path(connection)
-            views = find_views(connection)  # before the steps, which may drop a view
-            for step in new:
-                _apply(connection, step)
+            views = find_views(connection)  # before the migrations, which may drop a view
+            for migration in new:
+                _apply(connection, migration)
             if new:
-                _make_anew(connection, views)
+                _recreate_objects(connection, views)
                 _check_owners(connection)
                 run(connection, record())
                 run(connection, trust_queues())
@@ -120,8 +120,8 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
             "this role. To create an instance, the role needs CREATE on the PostgreSQL database."
         ) from None
     except psycopg.Error as refused:
-        if said := explain_error(refused):
-            raise said from None
+        if explained := explain_error(refused):
+            raise explained from None
         raise InstanceError(_refusal(connection, refused)) from None
     return new
 
@@ -170,7 +170,7 @@ def _check_owners(connection: psycopg.Connection[object]) -> None:
     for table, owner, is_foreign_owner in tables:
         if is_foreign_owner:
             raise InstanceError(
-                f"The table {table} belongs to {owner} as soon as it is made, and not to the owner of its schema. "
+                f"An event trigger gives the new table {table} to {owner}. It must belong to the owner of its schema. "
                 f"{_name_event_triggers(connection)}"
             )
         connection.execute(sql.SQL(f"alter table {table} disable row level security, no force row level security"))
@@ -179,8 +179,8 @@ def _check_owners(connection: psycopg.Connection[object]) -> None:
 def _refusal(connection: psycopg.Connection[object], refused: psycopg.Error) -> str:
     """Return the text of an error in a migration. It names event triggers, which may have raised the error."""
     problem = refused.diag.message_primary or one_line(refused)
-    said = f"PostgreSQL refuses the schema of servicebroker ({problem}), and nothing of it was changed."
-    return said if connection.closed else f"{said} {_name_event_triggers(connection)}".rstrip()
+    text = f"PostgreSQL refuses the schema of servicebroker ({problem}), and nothing of it was changed."
+    return text if connection.closed else f"{text} {_name_event_triggers(connection)}".rstrip()
 
 
 def _name_event_triggers(connection: psycopg.Connection[object]) -> str:
@@ -206,7 +206,7 @@ def no_instance(database: str) -> NoInstance:
     )
 
 
-def check_whole(applied: set[int]) -> None:
+def check_complete(applied: set[int]) -> None:
     """Check that the schema has all migrations of this version. For connections that cannot upgrade it.
 
     Raises:
@@ -214,8 +214,8 @@ def check_whole(applied: set[int]) -> None:
     """
     if missing := _missing(applied):
         raise InstanceError(
-            f"The instance lacks step {missing[0].number} of the schema, which a restricted role cannot make, nor "
-            "anybody on a standby: let the schema's owner open the instance on the primary with this version first."
+            f"The schema lacks migration {missing[0].number}. A restricted role or a standby cannot apply it: let the "
+            "schema's owner open the instance on the primary with this version first."
         )
 
 
@@ -235,7 +235,7 @@ def _missing(applied: Set[int]) -> list[Migration]:
         InstanceError: the schema has migrations that this version does not know, or is older than the baseline.
     """
     known = migrations()
-    newer = {number for number in applied if number > BASELINE_NUMBER} - {step.number for step in known}
+    newer = {number for number in applied if number > BASELINE_NUMBER} - {migration.number for migration in known}
     if newer:
         raise InstanceError(
             f"The instance was made by a newer servicebroker (its schema is number {max(newer)}, "
@@ -247,26 +247,26 @@ def _missing(applied: Set[int]) -> list[Migration]:
             f"upgrades from number {BASELINE_NUMBER}. Open it first with a version whose schema is number "
             f"{BASELINE_NUMBER}."
         )
-    return [step for step in known if step.number not in applied]
+    return [migration for migration in known if migration.number not in applied]
 
 
-def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
-    connection.execute(sql.SQL(step.text))  # a file of this package, not input
+def _apply(connection: psycopg.Connection[object], migration: Migration) -> None:
+    connection.execute(sql.SQL(migration.text))  # a file of this package, not input
     execute(
         connection,
         "migrations.apply",
         "insert into servicebroker.migrations (number, name) values ($1, $2)",
-        step.number,
-        step.name,
+        migration.number,
+        migration.name,
     )
 
 
-def _make_anew(connection: psycopg.Connection[object], views: list[DependentView]) -> None:
+def _recreate_objects(connection: psycopg.Connection[object], views: list[DependentView]) -> None:
     """Recreate the views and functions of this version, and the views of applications that were dropped with them."""
     connection.execute(sql.SQL(verbs()))
     queues = execute(
         connection,
-        "migrations.make_anew",
+        "migrations.recreate_objects",
         "select queue_id, postgres_schema, postgres_name, is_retention_enabled from servicebroker.queues",
     )
     make_views(connection)
@@ -283,7 +283,9 @@ def _make_anew(connection: psycopg.Connection[object], views: list[DependentView
 
 
 def mend(connection: psycopg.Connection[object]) -> None:
-    """Recreate the views and functions of this version, and record definitions again that another server has recorded.
+    """Recreate the views and functions of this version.
+
+    If another server has recorded the definitions (before an upgrade or a restore), record them again.
 
     Raises:
         InstanceError: the role is not the owner of the schema.
@@ -292,7 +294,7 @@ def mend(connection: psycopg.Connection[object]) -> None:
         with connection.transaction():
             execute(connection, "migrations.mend", "select pg_advisory_xact_lock($1, 0)", locks.SCHEMA_MIGRATION)
             _set_path(connection)
-            _make_anew(connection, find_views(connection))
+            _recreate_objects(connection, find_views(connection))
             if run(connection, is_foreign()):
                 run(connection, record())
             run(connection, trust_queues())

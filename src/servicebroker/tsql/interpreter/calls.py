@@ -71,8 +71,8 @@ def _execute(machine: Machine, statement: Execute) -> None:
         raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)
     database, module = procedure
     # ownership chaining: dbo owns all modules, so a module needs no permission to call another one of its database
-    is_owned_by_dbo = machine.frame.is_module and database is machine.context.database
-    if not (is_owned_by_dbo or module.is_temporary):
+    is_chained = machine.frame.is_module and database is machine.context.database
+    if not (is_chained or module.is_temporary):
         machine.authorize(Use("EXECUTE", name.schema or "dbo", name.object), database=database)
     call_procedure(machine, database, module, statement.arguments, statement.returned)
 
@@ -297,7 +297,7 @@ def _execute_text(machine: Machine, statement: ExecuteText) -> None:
         impersonate = functools.partial(
             machine.context.execute_as, statement.kind, evaluate_text(machine, statement.user) or ""
         )
-    frame = CallFrame("", machine.frame.object_id)  # a text has no name in errors
+    frame = CallFrame("", machine.frame.object_id)  # errors in dynamic SQL name no procedure
     run_text(machine, "" if value is None else str(value), frame, impersonate)
 
 
@@ -333,7 +333,7 @@ def _sp_executesql(machine: Machine, statement: Execute) -> int:
         None if argument.value is None else evaluate_operand(machine, argument.value) for argument in arguments[:2]
     ]
     script = values[0].value if values[0] else None
-    frame = CallFrame("", machine.frame.object_id)  # a text has no name in errors
+    frame = CallFrame("", machine.frame.object_id)  # errors in dynamic SQL name no procedure
     outputs: dict[str, str] = {}
     if len(arguments) > 1:
         procedure = _parse_parameter_list(str(values[1].value or "") if values[1] else "")

@@ -1,4 +1,4 @@
-"""PIVOT and UNPIVOT; APPLY of VALUES, which does the same in other words; the WINDOW clause; TOP PERCENT."""
+"""PIVOT and UNPIVOT; CROSS APPLY (VALUES ...), another way to write UNPIVOT; the WINDOW clause; TOP PERCENT."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ SALES = "(SELECT Shop, Year, Amount FROM dbo.Sales) AS s"
          [(1, 40, "11", "12"), (2, 41, None, "22")]),
     ],
 )  # fmt: skip
-def test_rows_become_columns_and_columns_rows(shop: sb.Database, query: str, found: list[tuple[object, ...]]) -> None:
+def test_pivot_makes_columns_and_unpivot_rows(shop: sb.Database, query: str, found: list[tuple[object, ...]]) -> None:
     assert rows(shop, query) == found
 
 
-def test_the_result_has_names_and_can_be_kept(shop: sb.Database) -> None:
+def test_the_result_has_column_names_and_can_be_stored(shop: sb.Database) -> None:
     pivoted = shop.execute_tsql(f"SELECT * FROM {SALES} PIVOT (SUM(Amount) FOR Year IN ([2015], [2016])) AS p")
     assert pivoted.sets[0].columns == ("Shop", "2015", "2016")
     shop.execute_tsql(
@@ -74,7 +74,7 @@ def test_the_result_has_names_and_can_be_kept(shop: sb.Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behind", "number"),
+    ("clause", "number"),
     [
         ("PIVOT (SUM(Nothing) FOR Year IN ([2015])) AS p", 207),
         ("PIVOT (SUM(Amount) FOR Nothing IN ([2015])) AS p", 207),
@@ -98,26 +98,26 @@ def test_the_result_has_names_and_can_be_kept(shop: sb.Database) -> None:
         ("WITH (UPDLOCK) PIVOT (SUM(Amount) FOR Year IN ([2015])) AS p", 40515),
     ],
 )
-def test_what_is_refused(shop: sb.Database, behind: str, number: int) -> None:
+def test_invalid_pivots_are_refused(shop: sb.Database, clause: str, number: int) -> None:
     with pytest.raises(sb.BrokerError) as refused:
-        shop.execute_tsql(f"SELECT * FROM dbo.Sales AS s {behind}")
+        shop.execute_tsql(f"SELECT * FROM dbo.Sales AS s {clause}")
     assert refused.value.number == number
 
 
-def test_a_table_that_is_not_there_is_told_by_its_name(shop: sb.Database) -> None:
+def test_the_error_names_a_missing_table(shop: sb.Database) -> None:
     with pytest.raises(sb.BrokerError, match="Invalid object name 'Missing'") as refused:
         shop.execute_tsql("SELECT * FROM Missing PIVOT (SUM(Amount) FOR Year IN ([2015])) AS p")
     assert refused.value.number == 208
 
 
-def test_check_judges_as_the_run_does() -> None:
-    wanted = {
+def test_check_predicts_the_result_of_a_run() -> None:
+    verdicts = {
         "SELECT * FROM T PIVOT (SUM(a) FOR b IN ([x])) AS p": "runs",
         "SELECT * FROM (SELECT 1 AS a, 2 AS b) AS T PIVOT (SUM(a) FOR b IN ([2])) AS p": "runs",
         "SELECT * FROM (SELECT 1 AS a, 2 AS b) AS T PIVOT (SUM(a) FOR b IN ([x])) AS p": "does not run",
         "SELECT * FROM T UNPIVOT (v FOR n IN (a, b)) AS u": "runs",
     }
-    assert {text: next(check(text)).verdict.value for text in wanted} == wanted
+    assert {text: next(check(text)).verdict.value for text in verdicts} == verdicts
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_apply_of_values_named_windows_and_percent(
         ("SELECT APPROX_PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY Age) FROM Phones", 40515),
     ],
 )
-def test_what_apply_and_windows_refuse(shop: sb.Database, query: str, number: int) -> None:
+def test_invalid_apply_and_top_are_refused(shop: sb.Database, query: str, number: int) -> None:
     with pytest.raises(sb.BrokerError) as refused:
         shop.execute_tsql(query)
     assert refused.value.number == number

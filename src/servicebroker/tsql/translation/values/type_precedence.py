@@ -10,6 +10,7 @@ from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.types import BINARIES, BIT, INT, NATIONAL, NVARCHAR, STRINGS, VARCHAR, VARIANT, SqlType
 
 _NUMBER_ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "money", "decimal", "real", "float")
+_EXACT_NUMBERS = _NUMBER_ORDER[:8]
 
 
 def wider_type(left: SqlType | None, right: SqlType | None) -> SqlType | None:
@@ -96,7 +97,7 @@ def _digits(value: Sql) -> tuple[int, int]:
 
 
 def unify_types(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
-    """Convert alternative values to the type with the highest precedence.
+    """Convert alternative values, such as the branches of CASE, to the type with the highest precedence.
 
     Return the type, or None if it is unknown, and the converted texts.
     """
@@ -116,6 +117,7 @@ def unify_types(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
         winner = wider_type(winner, sql_type) if winner else None
     if winner is None:
         return None, [value.text for value in values]
+    # bit beside a literal 0 or 1 becomes int
     winner = INT if winner == BIT and "number" in kinds and len({sql_type.name for sql_type in others}) > 1 else winner
     return winner, [_convert_to(value, winner) for value in values]
 
@@ -123,6 +125,6 @@ def unify_types(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
 def _convert_to(value: Sql, to: SqlType) -> str:
     if value.kind == "string":
         return cast_value(value, to).text
-    if to.name == "decimal" and to.scale and value.type is not None and value.type.name in _NUMBER_ORDER[:8]:
+    if to.name == "decimal" and to.scale and value.type is not None and value.type.name in _EXACT_NUMBERS:
         return value.text if value.type.scale == to.scale else f"round({value.text}::numeric, {to.scale})"
     return value.text
