@@ -7,6 +7,8 @@ the group's messages.
 
 If a verb that has waited fails, or finds anything else than foreseen, its group alone is undone. The procedure then
 runs once more, and its verbs run at once. So an error is raised where the procedure called the verb.
+
+The END of a request waits in the same way, and leaves with COMMIT (requesting.py).
 """
 
 from __future__ import annotations
@@ -43,6 +45,10 @@ def may_defer(transaction: Transaction) -> bool:
     return not is_seen_alone and time.monotonic() >= instance.defers_from and is_direct(transaction.connection)
 
 
+class DeferredVerbFailed(Exception):
+    """A verb that was sent with COMMIT has failed. Nothing is committed; the caller begins again without deferring."""
+
+
 class DeferredAnswers:
     """SENDs and END of a procedure on one conversation, which wait for the next statement on the connection.
 
@@ -50,7 +56,7 @@ class DeferredAnswers:
         has_failed: whether one of them has failed.
     """
 
-    def __init__(self, transaction: Transaction, handle: UUID, number: int | None) -> None:
+    def __init__(self, transaction: Transaction, handle: UUID, number: int | None = None) -> None:
         self.has_failed = False
         self._transaction = transaction
         self._connection = transaction.connection

@@ -12,6 +12,7 @@ After that time the answer is late. So late answers are recognised even if the c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from servicebroker.api.deferred_answers import DeferredAnswers, DeferredVerbFailed, may_defer
 from servicebroker.api.request_batches import MIN_TOGETHER, Asked, RequestSender, begin, take_answers
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.requests import AnswerQueue
@@ -186,12 +188,24 @@ def _take(database: Database, waiter: Waiter) -> list[Message]:
 
 
 def _receive(database: Database, queue: str, handle: UUID) -> list[Message]:
-    """Receive the messages and end the conversation, in one transaction."""
+    """Receive the messages and end the conversation, in one transaction. END is sent with COMMIT if possible."""
+    try:
+        return _receive_and_end(database, queue, handle, defers=True)
+    except DeferredVerbFailed:
+        return _receive_and_end(database, queue, handle, defers=False)
+
+
+def _receive_and_end(database: Database, queue: str, handle: UUID, *, defers: bool) -> list[Message]:
     with database.transaction() as transaction:
         messages = transaction.receive(queue, conversation_handle=handle)
         if ends_conversation(messages):
+            if defers and may_defer(transaction) and not any(message.is_error for message in messages):
+                transaction._answers = DeferredAnswers(transaction, handle)
             transaction.end_conversation(handle)
-        return messages
+    if transaction._leaves_closed:
+        with contextlib.suppress(ServiceBrokerError, psycopg.Error):  # the messages are received; others remove them
+            database._do(database.engine.remove_closed())
+    return messages
 
 
 def _handle_late(database: Database, queue: str, handle: UUID, procedure: Procedure) -> bool:

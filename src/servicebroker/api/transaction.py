@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api.deferred_answers import DeferredAnswers
+from servicebroker.api.deferred_answers import DeferredAnswers, DeferredVerbFailed
 from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline, WaitingDialogs, send_what_waits
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.shared import tracing
@@ -33,7 +33,7 @@ from servicebroker.store.concurrency import current_work
 from servicebroker.store.connection import ENCODING, one_line
 from servicebroker.store.direct import DirectConnection, QueuedCommand, is_direct, is_idle, run_command, send_queued
 from servicebroker.store.running import in_transaction, run, run_alone
-from servicebroker.store.server_errors import explain_error, raise_broker_error
+from servicebroker.store.server_errors import explain_error, is_transaction_conflict, raise_broker_error
 from servicebroker.store.statements import Statement, Steps, with_savepoint
 
 if TYPE_CHECKING:
@@ -210,7 +210,9 @@ class Transaction(JoinedTransaction, TransactionScripts):
             raise psycopg.errors.InFailedSqlTransaction
         try:
             new = self._new
-            if new is not None and new.is_one_statement and connection.queued and connection.queued[-1] is _BEGIN:
+            if self._answers is not None and self._answers.are_waiting:
+                self._commit_with(self._answers)
+            elif new is not None and new.is_one_statement and connection.queued and connection.queued[-1] is _BEGIN:
                 connection.queued.pop()
                 run_alone(connection, new.take())
             else:
@@ -222,6 +224,23 @@ class Transaction(JoinedTransaction, TransactionScripts):
                     "committed before you repeat it."
                 ) from problem
             raise
+
+    def _commit_with(self, answers: DeferredAnswers) -> None:
+        """Commit in the round trip of the verbs that wait.
+
+        Raises:
+            DeferredVerbFailed: one of them has failed, and poison detection does not count the rollback.
+        """
+        try:
+            _, problem = answers.leave_with([b"commit"])
+        except psycopg.Error as failure:
+            if self.connection.closed or is_transaction_conflict(failure):
+                raise
+            answers.stop()
+            self._is_counted = False
+            raise DeferredVerbFailed from failure
+        if problem is not None:
+            raise problem
 
     @contextmanager
     def pipeline(self) -> Iterator[Pipeline]:

@@ -23,6 +23,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.api.failure_policy import FailureHandler
 from servicebroker.api.processing import process as run
+from servicebroker.api.requesting import _receive as receive_answer
 from servicebroker.api.working import _handle as handle_messages
 from servicebroker.operations import Receive
 from support import (
@@ -197,6 +198,18 @@ def answered(database: sb.Database, clock: Clock) -> Handles:
     return handles
 
 
+def replied(database: sb.Database, clock: Clock) -> Handles:
+    """Send a request, and answer it. The target's side of the conversation stays open."""
+    (handle,) = handles = requested(database, clock)
+    database.send(far_handle(database, handle), REPLY, b"done")
+    return handles
+
+
+def take_answer(database: sb.Database, handles: Handles) -> None:
+    """Take the answer of a request. END is sent in the round trip of COMMIT."""
+    assert receive_answer(database, ORDERS_QUEUE, handles[0])[0].message_body == b"done"
+
+
 def answer(database: sb.Database, handles: Handles) -> None:
     with database.transaction() as tx:
         (message,) = tx.receive(STOCK_QUEUE, top=1)
@@ -322,6 +335,8 @@ CASES: dict[str, Case] = {
     "end after others": Case(with_expired_endpoints, lambda db, handles: db.end_conversation(handles[0])),
     "answer": Case(requested, answer),
     "finish": Case(answered, finish),
+    "take an answer": Case(replied, take_answer),
+    "take an answer and EndDialog": Case(answered, take_answer),
     "work": Case(with_messages, work),
     "process": Case(with_messages, process),
     "begin and send": Case(nothing, begin_and_send),

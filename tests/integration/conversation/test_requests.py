@@ -18,9 +18,11 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+import servicebroker.api.aio.deferred_answers
 import servicebroker.api.aio.request_batches
 import servicebroker.api.aio.requesting
 import servicebroker.api.aio.upkeep
+import servicebroker.api.deferred_answers
 import servicebroker.api.request_batches
 import servicebroker.api.requesting
 import servicebroker.model.bodies as model_bodies
@@ -30,6 +32,7 @@ from servicebroker.engine.conversation import owner_verbs
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.judgement import judge
 from servicebroker.model.requests import is_request
+from servicebroker.store.direct import PreparedStatements
 from servicebroker.store.running import run
 from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Statement
@@ -242,6 +245,30 @@ def test_a_failed_shared_receive_is_replaced_by_single_ones(
         for number in range(8):
             assert ask(database, b"%d" % number).message_body == b"%d" % number
     assert failures >= 8
+
+
+def test_end_is_sent_with_commit(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If END fails there, as with RETENTION, the answer is received again, and END is sent by itself."""
+    sizes: list[int] = []
+    plain = PreparedStatements.together
+
+    def record_size(self: PreparedStatements, connection: object, sent: list[object]) -> object:
+        sizes.append(len(sent))
+        return plain(self, connection, sent)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PreparedStatements, "together", record_size)
+    for module in (api.deferred_answers, api.aio.deferred_answers):
+        monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    with worker_running(database):
+        assert is_removed(database, ask(database, b"tea").conversation_handle)
+        assert sizes == [2]  # END, COMMIT
+        database.alter_queue(ORDERS_QUEUE, retention=True)
+        assert is_removed(database, ask(database, b"coffee").conversation_handle)
+        assert sizes == [2, 2]
+        database.alter_queue(ORDERS_QUEUE, retention=False)
+        with pytest.raises(sb.RequestError):
+            ask(database, ERROR_BODY)
+    assert sizes == [2, 2]  # after an Error, END is not deferred
 
 
 def test_a_timeout_has_a_reason(database: sb.Database) -> None:

@@ -11,6 +11,7 @@ After that time the answer is late. So late answers are recognised even if the c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,6 +21,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from servicebroker.api.aio.deferred_answers import AsyncDeferredAnswers, DeferredVerbFailed, may_defer
 from servicebroker.api.aio.request_batches import MIN_TOGETHER, AsyncAsked, AsyncRequestSender, begin, take_answers
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.requests import AnswerQueue
@@ -185,12 +187,24 @@ async def _take(database: AsyncDatabase, waiter: AsyncWaiter) -> list[Message]:
 
 
 async def _receive(database: AsyncDatabase, queue: str, handle: UUID) -> list[Message]:
-    """Receive the messages and end the conversation, in one transaction."""
+    """Receive the messages and end the conversation, in one transaction. END is sent with COMMIT if possible."""
+    try:
+        return await _receive_and_end(database, queue, handle, defers=True)
+    except DeferredVerbFailed:
+        return await _receive_and_end(database, queue, handle, defers=False)
+
+
+async def _receive_and_end(database: AsyncDatabase, queue: str, handle: UUID, *, defers: bool) -> list[Message]:
     async with database.transaction() as transaction:
         messages = await transaction.receive(queue, conversation_handle=handle)
         if ends_conversation(messages):
+            if defers and may_defer(transaction) and not any(message.is_error for message in messages):
+                transaction._answers = AsyncDeferredAnswers(transaction, handle)
             await transaction.end_conversation(handle)
-        return messages
+    if transaction._leaves_closed:
+        with contextlib.suppress(ServiceBrokerError, psycopg.Error):  # the messages are received; others remove them
+            await database._do(database.engine.remove_closed())
+    return messages
 
 
 async def _handle_late(database: AsyncDatabase, queue: str, handle: UUID, procedure: Procedure) -> bool:

@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from servicebroker.api.aio.deferred_answers import AsyncDeferredAnswers
+from servicebroker.api.aio.deferred_answers import AsyncDeferredAnswers, DeferredVerbFailed
 from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, AsyncPipeline, AsyncWaitingDialogs, send_what_waits
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
@@ -33,7 +33,7 @@ from servicebroker.store.aio.connection import ENCODING, one_line
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, send_queued
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.direct import QueuedCommand, is_direct, is_idle
-from servicebroker.store.server_errors import explain_error, raise_broker_error
+from servicebroker.store.server_errors import explain_error, is_transaction_conflict, raise_broker_error
 from servicebroker.store.statements import Statement, Steps, with_savepoint
 
 if TYPE_CHECKING:
@@ -210,7 +210,9 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             raise psycopg.errors.InFailedSqlTransaction
         try:
             new = self._new
-            if new is not None and new.is_one_statement and connection.queued and connection.queued[-1] is _BEGIN:
+            if self._answers is not None and self._answers.are_waiting:
+                await self._commit_with(self._answers)
+            elif new is not None and new.is_one_statement and connection.queued and connection.queued[-1] is _BEGIN:
                 connection.queued.pop()
                 await run_alone(connection, new.take())
             else:
@@ -222,6 +224,23 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
                     "committed before you repeat it."
                 ) from problem
             raise
+
+    async def _commit_with(self, answers: AsyncDeferredAnswers) -> None:
+        """Commit in the round trip of the verbs that wait.
+
+        Raises:
+            DeferredVerbFailed: one of them has failed, and poison detection does not count the rollback.
+        """
+        try:
+            _, problem = await answers.leave_with([b"commit"])
+        except psycopg.Error as failure:
+            if self.connection.closed or is_transaction_conflict(failure):
+                raise
+            answers.stop()
+            self._is_counted = False
+            raise DeferredVerbFailed from failure
+        if problem is not None:
+            raise problem
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncIterator[AsyncPipeline]:

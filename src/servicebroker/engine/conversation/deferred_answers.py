@@ -110,6 +110,8 @@ def _find_far_queue(catalog: Catalog, handle: UUID, found: ReceivedConversation)
     """Return the parameter `peer_queue` of `enqueue.end_dialog` from the cache."""
     if found.has_ended:
         return enqueue.HAS_ENDED
+    if (own := catalog.channels.get(handle)) is not None:
+        return own.far_queue_id or None
     path = _find_path(catalog, handle, found)
     return catalog.end_queues.get(found.kind) if path is None else path.channel.far_queue_id
 

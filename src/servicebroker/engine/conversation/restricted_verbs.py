@@ -279,6 +279,14 @@ class RestrictedVerbs(OwnerVerbs):
         return receive.Taken(int(rows[0][0]))
 
     @override
+    def defer_answer(self, operation: Send[int], number: int) -> None:
+        """Return None: each SEND of a restricted role checks the permission."""
+
+    @override
+    def defer_end(self, operation: EndConversation) -> None:
+        """Return None: each END of a restricted role checks the permission."""
+
+    @override
     def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
         """Return no handles: a restricted role ends each conversation with END, which checks the permission."""
         return []
