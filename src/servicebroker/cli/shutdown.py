@@ -57,6 +57,9 @@ def at_signal(
 ) -> None:
     """Call `stop` at the first signal, and `terminate_now` at the second one.
 
+    If a signal came before and the command still runs, call `stop` now: Python discards a KeyboardInterrupt that is
+    raised in a finalizer or a callback, as at an import.
+
     The watchdog kills the command `KILL_DELAY_S` after `timeout_s`.
     """
     if _pipe_to_watchdog is not None:
@@ -70,6 +73,8 @@ def at_signal(
 
     for number in _SIGNALS:
         signal.signal(number, handle)
+    if _signals_received:
+        stop()
 
 
 def log_in_json() -> None:
