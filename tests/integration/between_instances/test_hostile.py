@@ -360,7 +360,7 @@ def test_a_hostile_peer_stays_within_its_quota(world: World) -> None:
     east.instance.set_peer_budget("mallory", budget)
     east.database.create_route("ByName", address="TRANSPORT")
     east.daemon.says("Budgets of peers, where they differ from the default: {'certificate mallory'")
-    targets = "select count(*) from servicebroker.conversation_endpoints where far_service = %s"
+    openings = "select count(*) from sys.conversation_endpoints where far_service = %s and state = 'SI'"
     frames = [first_part(OPEN, MALLORY, number) for number in (0, 7) for _ in range(100)]
     with ExitStack() as stack:
         elsewhere = stack.enter_context(socket.create_server(("", 0)))
@@ -378,7 +378,7 @@ def test_a_hostile_peer_stays_within_its_quota(world: World) -> None:
             world.two.send(f"beside {place}", handle=world.handle)
             world.arrives(f"beside {place}")
         eventually(lambda: "limit of openings for the peer is 40" in world.doctor())
-        assert query(east.database, targets, MALLORY) == [(budget["openings"],)]
+        assert query(east.database, openings, MALLORY) == [(budget["openings"],)]
         eventually(lambda: "10928" in world.doctor())
         assert "servicebroker certificate budget" in world.doctor()
         dialled = set()
