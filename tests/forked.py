@@ -35,6 +35,7 @@ LOADED = (
     "servicebroker.pipeline.run",
     "servicebroker.pipeline.sinks.maintenance",
 )
+_ENVIRONMENT = dict(os.environ)  # without the variables of the first test that runs a command
 CHEAP_SCRYPT_COST, SHIPPED_SCRYPT_COST = 2**4, 2**15
 _MAX_REQUEST_BYTES = 1 << 20  # of arguments and environment
 
@@ -154,7 +155,9 @@ def _origin() -> socket.socket:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST_BYTES)
     with theirs:
         number = theirs.fileno()
-        process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number], stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(number)], pass_fds=[number], stdin=subprocess.DEVNULL, env=_ENVIRONMENT
+        )
 
     def end() -> None:
         ours.close()
