@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.engine.remote.mirrored_pairs import Row
-from servicebroker.protocol.mirroring import ANSWER_TIMEOUT_S, ASK_AGAIN, NEVER, KnownTimeline, Role, RoleReport
+from servicebroker.protocol.mirroring import (
+    ANSWER_TIMEOUT_S,
+    NEVER,
+    ROLE_QUERY_INTERVAL_S,
+    KnownTimeline,
+    Role,
+    RoleReport,
+)
 from servicebroker.protocol.routing import Address, Elsewhere
 
 A, B, C = Address("a", 1), Address("b", 1), Address("c", 1)
@@ -47,7 +54,7 @@ def test_both_are_asked_once_and_then_only_while_neither_is_chosen() -> None:
     world.now = ANSWER_TIMEOUT_S
     world.mirrors.tick()  # A is silent
     assert len(world.links.asked) == 4
-    world.now += ASK_AGAIN
+    world.now += ROLE_QUERY_INTERVAL_S
     world.mirrors.tick()
     assert len(world.links.asked) == 6
     world.mirrors.heard(A, RoleReport(Role.PRINCIPAL, "c", 5))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from servicebroker.protocol.mirroring import (
     ANSWER_TIMEOUT_S,
-    ASK_AGAIN,
     CHOICE,
     CLAIMS,
     IN_DOUBT,
     NEVER,
+    ROLE_QUERY_INTERVAL_S,
     STAYS,
     BrokerStatus,
     Claim,
@@ -89,9 +89,9 @@ def test_one_waits_for_the_answer_of_the_other_but_not_for_ever() -> None:
 
 def test_both_are_asked_again_while_neither_is_chosen() -> None:
     pair = pair_after(MIRROR, None)
-    assert pair.wake_at == ASK_AGAIN
-    pair = tick(pair, ASK_AGAIN)
-    assert (pair.asked_at, pair.wake_at, pair.questions) == (ASK_AGAIN, 2 * ASK_AGAIN, 2)
+    assert pair.wake_at == ROLE_QUERY_INTERVAL_S
+    pair = tick(pair, ROLE_QUERY_INTERVAL_S)
+    assert (pair.asked_at, pair.wake_at, pair.questions) == (ROLE_QUERY_INTERVAL_S, 2 * ROLE_QUERY_INTERVAL_S, 2)
     silent = tick(first_use(KnownTimeline(), 0.0), ANSWER_TIMEOUT_S)
     assert (silent.chosen, silent.asked_at) == (None, ANSWER_TIMEOUT_S)
 
