@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -412,13 +412,16 @@ def _base(request: Request) -> str:
 
 
 async def _fields(request: Request) -> dict[str, str] | None:
-    """Return the fields of a form; None if the body of the request is no form."""
+    """Return the fields of a form; None if the body of the request is no form, or is incomplete."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_FORM_BYTES:
-            text = f"The form is too large: it may have {_MAX_FORM_BYTES:,} bytes, and nothing was done."
-            raise HTTPException(413, text)
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > _MAX_FORM_BYTES:
+                text = f"The form is too large: it may have {_MAX_FORM_BYTES:,} bytes, and nothing was done."
+                raise HTTPException(413, text)
+    except ClientDisconnect:
+        return None
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
     except ValueError:

@@ -93,6 +93,21 @@ class _DeadlineProtocol(H11Protocol):
         self._update_deadline()
 
     @override
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a malformed request, and tell the application that the browser of its current request has left.
+
+        Otherwise the application would answer on a connection that takes no answer, and uvicorn log a traceback.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # another answer has begun, or the method is HEAD
+            self.transport.close()
+
+    @override
     def pause_writing(self) -> None:
         super().pause_writing()
         self._update_deadline()
