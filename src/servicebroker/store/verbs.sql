@@ -644,11 +644,19 @@ create or replace function servicebroker.slot_key(queue integer, slot integer) r
     select ((queue::bigint * {maximum_slots} + slot) % 2147483648)::integer
 $$;
 
--- Take a free slot and return it; null if none is free.
+-- Take a free slot and return it; null if none is free. Records the number of slots for status, doctor and dashboard.
 create or replace function servicebroker.take_slot(queue integer, slots integer) returns integer language plpgsql as $$
 declare
     first integer := floor(random() * slots);
 begin
+    if not exists (
+        select from servicebroker.worker_limits l
+         where l.queue_id = queue and l.slots = take_slot.slots and l.slots_time > clock_timestamp() - interval '1 hour'
+    ) then
+        insert into servicebroker.worker_limits (queue_id, slots, slots_time)
+        values (queue, take_slot.slots, clock_timestamp())
+            on conflict (queue_id) do update set slots = excluded.slots, slots_time = excluded.slots_time;
+    end if;
     for place in 0 .. least(slots, {maximum_slots}) - 1 loop
         if pg_try_advisory_lock({slot_lock}, servicebroker.slot_key(queue, (first + place) % slots)) then
             return (first + place) % slots;
@@ -665,16 +673,17 @@ $$;
 create or replace function servicebroker.take_place(queue integer, seconds double precision) returns double precision
 language plpgsql as $$
 declare
-    free timestamptz := (select r.next_time from servicebroker.queue_rates r where r.queue_id = queue);
+    free timestamptz := (select l.next_time from servicebroker.worker_limits l where l.queue_id = queue);
 begin
     if free is null or free <= clock_timestamp() then
-        insert into servicebroker.queue_rates as r (queue_id, next_time)
-        values (queue, clock_timestamp() + make_interval(secs => seconds))
+        insert into servicebroker.worker_limits as l (queue_id, next_time, interval_s)
+        values (queue, clock_timestamp() + make_interval(secs => seconds), seconds)
             on conflict (queue_id) do update
-           set next_time = greatest(r.next_time, clock_timestamp() - interval '50 ms') + make_interval(secs => seconds)
-         where r.next_time <= clock_timestamp();
+           set next_time = greatest(l.next_time, clock_timestamp() - interval '50 ms') + make_interval(secs => seconds),
+               interval_s = seconds
+         where l.next_time is null or l.next_time <= clock_timestamp();
         if found then return 0; end if;
-        free := (select r.next_time from servicebroker.queue_rates r where r.queue_id = queue);
+        free := (select l.next_time from servicebroker.worker_limits l where l.queue_id = queue);
     end if;
     return greatest(0.001, extract(epoch from free - clock_timestamp()));
 end $$;
@@ -682,7 +691,7 @@ end $$;
 -- Correct the rate limit by the time of further messages that were received with one token; a negative time returns the
 -- token.
 create or replace function servicebroker.settle_place(queue integer, seconds double precision) returns void language sql as $$
-    update servicebroker.queue_rates r set next_time = r.next_time + make_interval(secs => seconds) where r.queue_id = queue
+    update servicebroker.worker_limits l set next_time = l.next_time + make_interval(secs => seconds) where l.queue_id = queue
 $$;
 
 -- A hash that changes when an object of a queue is created, replaced or dropped. It covers the names of the objects

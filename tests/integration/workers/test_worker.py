@@ -12,7 +12,9 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
+from servicebroker.engine.diagnosis.worker_limits import WorkerLimits, find_worker_limits
 from servicebroker.store import locks
+from servicebroker.store.running import run
 from servicebroker.store.statement_counts import StatementCounts
 from support import (
     CONTRACT,
@@ -312,6 +314,11 @@ def count_slots(database: sb.Database) -> int:
     return int(query(database, text, locks.QUEUE_SLOT)[0][0])
 
 
+def limits_of(database: sb.Database) -> WorkerLimits:
+    with database.instance.connection() as connection:
+        return run(connection, find_worker_limits())[queue_number(database, STOCK_QUEUE)]
+
+
 def test_a_global_concurrency_holds_for_all_workers_of_a_queue(database: sb.Database) -> None:
     """The server takes two instances for two processes. The slot of a dead session is free again."""
     at_work, most = Counter[str](), Counter[str]()
@@ -335,19 +342,33 @@ def test_a_global_concurrency_holds_for_all_workers_of_a_queue(database: sb.Data
         with database.working(worker, concurrency=3), other.database(database.name).working(worker, concurrency=3):
             eventually(lambda: most["done"] >= 2)
             assert most["now"] == 1
+            assert limits_of(database).slots == 2
+            eventually(lambda: limits_of(database).are_slots_taken)
+            assert lost.info.backend_pid in limits_of(database).sessions
             lost.close()
             eventually(lambda: most["done"] == 12)
             begin_with(database, b"1")
             eventually(lambda: most["done"] == 13)
     assert most["now"] == 2
     eventually(lambda: not count_slots(database))
+    assert (limits_of(database).slots, limits_of(database).sessions) == (2, [])
 
 
 def test_a_global_rate_is_kept_by_all_workers_of_a_queue(database: sb.Database) -> None:
+    """A retry counts like a message."""
     times: list[float] = []
-    worker = sb.Worker(STOCK_QUEUE, global_rate="20/s", global_concurrency=4)
-    worker.on()(lambda tx, message: times.append(time.monotonic()))
-    for _ in range(8):
+    worker = sb.Worker(STOCK_QUEUE, global_rate="20/s", global_concurrency=4, poison=lambda failure: sb.Retry())
+
+    tried = set[UUID]()
+
+    @worker.on()
+    def handler(tx: sb.Transaction, message: sb.Message) -> None:
+        times.append(time.monotonic())
+        if message.conversation_handle not in tried:
+            tried.add(message.conversation_handle)
+            raise ValueError("again")
+
+    for _ in range(4):
         begin_with(database, b"1")
     began = time.monotonic()
     with (
@@ -357,6 +378,7 @@ def test_a_global_rate_is_kept_by_all_workers_of_a_queue(database: sb.Database) 
     ):
         eventually(lambda: len(times) == 8)
     assert max(times) - began >= 7 / 20 - 0.05  # a reader that is late by 50 ms loses nothing
+    assert limits_of(database).rate == "20/s"
 
 
 def test_an_idle_worker_uses_up_no_place(database: sb.Database) -> None:

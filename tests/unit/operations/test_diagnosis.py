@@ -39,6 +39,7 @@ from servicebroker.engine.diagnosis.server_findings import (
     judge_refused,
     judge_timeouts,
 )
+from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import RefusalRecord
@@ -84,6 +85,37 @@ def of_queue(**changes: Any) -> list[str]:
 
 def of_talk(**changes: Any) -> list[str]:
     return [f"{f.problem} {f.advice}" for f in judge_conversation(TALK._replace(**changes))]
+
+
+SLOTS = WorkerLimits(2, (7, 8), 1 / 20, NOW + timedelta(milliseconds=40))
+LIMITED = {"messages": 5, "oldest": AGO, "readers": 1}
+
+
+def test_messages_wait_behind_a_limit_of_all_workers() -> None:
+    waits = "queue Shop.dbo.Q: 5 messages wait, the oldest for 10 minutes: "
+    (slots,) = of_queue(**LIMITED, limits=SLOTS)
+    assert slots.startswith(f"{waits}all 2 slots of its workers (global_concurrency) are taken by sessions 7, 8. ")
+    (rate,) = of_queue(**LIMITED, limits=SLOTS._replace(sessions=(7,)))
+    assert rate.startswith(f"{waits}its workers receive at most 20/s together (global_rate). ")
+    (unread,) = of_queue(**LIMITED, limits=SLOTS._replace(sessions=(), next_time=AGO))
+    assert "1 reader waits and takes nothing of 5 messages" in unread
+    assert of_queue(messages=5, oldest=NOW - timedelta(seconds=30), limits=SLOTS) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "described"),
+    [
+        (SLOTS, "2 of 2 slots taken by sessions 7, 8; at most 20/s"),
+        (WorkerLimits(1), "0 of 1 slot taken"),
+        (WorkerLimits(9, tuple(range(1, 8))), "7 of 9 slots taken by sessions 1, 2, 3, 4, 5 and 2 more"),
+        (WorkerLimits(interval_s=3600, next_time=NOW + timedelta(hours=3)), "at most 1/h, the next message in 3 hours"),
+        (WorkerLimits(interval_s=2), "at most 30/min"),
+        (WorkerLimits(interval_s=60 / 7.5), "at most 450/h"),
+        (WorkerLimits(interval_s=0.7), "at most 1.429/s"),
+    ],
+)
+def test_limits_in_words(limits: WorkerLimits, described: str) -> None:
+    assert limits.describe(NOW) == described
 
 
 STUCK = {

@@ -96,7 +96,7 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     if as_json:
         document = {
             "is_standby": on_standby,
-            "queues": [queue._asdict() for queue in queues],
+            "queues": [queue._asdict() | {"limits": queue.limits and queue.limits.as_json()} for queue in queues],
             "transmission_queue": waiting._asdict(),
             "processes": [process._asdict() for process in serving],
             "connections": [link._asdict() for link in links],
@@ -122,6 +122,9 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
         Terminal().print(table)
     elif not any(failure.subject == "queues" for failure in opened.failed_queries):
         say("No queues yet.")
+    for queue in queues:
+        if queue.limits is not None:
+            say(f"Limits of all workers of {queue.database}.{queue.queue}: {queue.limits.describe(now)}")
     if on_standby:
         say("This server is a standby. Only its primary knows connections and processes: run status there.")
     if waiting.messages:

@@ -11,6 +11,7 @@ from uuid import UUID
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
+from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import RefusalRecord
@@ -46,6 +47,7 @@ class QueueFacts(NamedTuple):
     activated_at: datetime | None = None  # time of the last request for a reader
     tasks: int = 0  # running activated procedures
     is_for_callers: bool = False  # all its messages are answers to requests, whose callers may receive them
+    limits: WorkerLimits | None = None  # of all its workers together
 
 
 class DaemonFacts(NamedTuple):

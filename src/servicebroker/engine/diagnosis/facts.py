@@ -35,6 +35,7 @@ from servicebroker.engine.diagnosis.fact_types import (
 )
 from servicebroker.engine.diagnosis.publications import find_blocking
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, processes, queue_depths, share_of
+from servicebroker.engine.diagnosis.worker_limits import find_worker_limits
 from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
 from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.remote.refusals import find_refusals
@@ -514,7 +515,7 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
 
 
 def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[list[QueueFacts]]:
-    """Return depth, readers and activation of all application queues, or of one.
+    """Return depth, readers, activation and limits of workers of all application queues, or of one.
 
     `at_a_glance`: counts of messages stop early, so that the query may run every second.
     """
@@ -549,7 +550,10 @@ def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[
         (names.FIRST_USER_ID, only),
     )
     depths = yield from queue_depths((row[2] for row in rows), share_of(len(rows)) if at_a_glance else COUNT_LIMIT)
+    limits = yield from find_worker_limits()
     return [
-        QueueFacts(name, is_on, *depths[queue_id][:2], *rest)._replace(is_for_callers=depths[queue_id].is_for_callers)
+        QueueFacts(name, is_on, *depths[queue_id][:2], *rest)._replace(
+            is_for_callers=depths[queue_id].is_for_callers, limits=limits.get(queue_id)
+        )
         for name, is_on, queue_id, *rest in rows
     ]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from servicebroker.engine.diagnosis.worker_limits import WorkerLimits, find_worker_limits
 from servicebroker.model import names
 from servicebroker.model.requests import all_groups
 from servicebroker.store import locks
@@ -22,7 +23,10 @@ QUEUES_PER_STATEMENT = 100  # queues read by one statement
 
 
 class QueueStatus(NamedTuple):
-    """One queue. `messages` is counted up to COUNT_LIMIT; `conversations` has the number of endpoints by state."""
+    """One queue. `messages` is counted up to COUNT_LIMIT; `conversations` has the number of endpoints by state.
+
+    `limits` are those of all its workers together.
+    """
 
     database: str
     queue: str
@@ -30,6 +34,7 @@ class QueueStatus(NamedTuple):
     messages: int
     oldest: datetime | None
     conversations: dict[str, int]
+    limits: WorkerLimits | None = None
 
 
 class Backlog(NamedTuple):
@@ -63,8 +68,13 @@ def queue_statuses() -> Steps[list[QueueStatus]]:
     conversations: dict[int, dict[str, int]] = {}
     for queue_id, state, many in states:
         conversations.setdefault(queue_id, {})[state] = many
+    limits = yield from find_worker_limits()
     return [
-        QueueStatus(database, queue, list(services), *depths[queue_id][:2], conversations.get(queue_id, {}))
+        QueueStatus(
+            *(database, queue, list(services), *depths[queue_id][:2]),
+            conversations.get(queue_id, {}),
+            limits.get(queue_id),
+        )
         for database, queue, queue_id, services in queues
         if queue_id >= names.FIRST_USER_ID or depths[queue_id].messages
     ]

@@ -7,8 +7,9 @@ from datetime import datetime
 
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.delivery.opening import NO_TRANSPORT
-from servicebroker.engine.diagnosis.fact_types import Facts, QueueFacts, WaitFacts
+from servicebroker.engine.diagnosis.fact_types import LONG_WAIT, Facts, QueueFacts, WaitFacts
 from servicebroker.engine.diagnosis.findings import NO_REASON, UNEXPLAINED_WAIT, Act, Finding, Severity, duration
+from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
 from servicebroker.model.remedies import after_status
 from servicebroker.model.wording import about_instance, counted
 
@@ -54,11 +55,34 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             Severity.WARNING,
             (Act("retry", queue.name),),
         )
-    watched = queue.holders or queue.is_piped or queue.failing or queue.is_for_callers
+    if queue.limits is not None:
+        yield from _limited(queue, queue.limits, now)
+    is_limited = queue.limits is not None and (queue.limits.are_slots_taken or queue.limits.is_rate_used(now))
+    watched = queue.holders or queue.is_piped or queue.failing or queue.is_for_callers or is_limited
     if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > UNEXPLAINED_WAIT:
         yield from _unread(
             queue, f"{counted(queue.messages, 'message')}, the oldest for {duration(now - queue.oldest)}", now
         )
+
+
+def _limited(queue: QueueFacts, limits: WorkerLimits, now: datetime) -> Iterator[Finding]:
+    """Report messages that wait because of a limit of all workers of the queue together."""
+    if not queue.is_on or queue.oldest is None or now - queue.oldest < LONG_WAIT:
+        return
+    if limits.are_slots_taken:
+        slots = counted(limits.slots or 0, "slot")
+        reason = f"all {slots} of its workers (global_concurrency) are taken by {limits.holders}"
+    elif limits.is_rate_used(now):
+        reason = f"its workers receive at most {limits.rate} together (global_rate)"
+    else:
+        return
+    yield Finding(
+        f"queue {queue.name}",
+        f"{counted(queue.messages, 'message waits', 'messages wait')}, the oldest for {duration(now - queue.oldest)}: "
+        f"{reason}.",
+        "Raise the limit in the code of the worker if that is too slow. servicebroker status shows its use.",
+        Severity.NOTE,
+    )
 
 
 def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
