@@ -130,7 +130,10 @@ class WorkerLine(NamedTuple):
 
 
 class QueueWorkers(NamedTuple):
-    """The workers of a queue, the messages per second that leave it, and doctor's findings about it."""
+    """The workers of a queue, the messages per second that leave it, and doctor's findings about it.
+
+    `limits` are those of all the workers together, in words.
+    """
 
     database: str
     name: str
@@ -138,6 +141,7 @@ class QueueWorkers(NamedTuple):
     rate_out: float
     findings: list[Finding]
     workers: list[WorkerLine]
+    limits: str
 
 
 def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], Summary]:
@@ -274,10 +278,9 @@ def workers(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader],
                 if (worker.database, worker.queue) == (database, name)
             ]
             findings = list(judge_queue(queue, now))
-            if lines or queue.messages or findings:
-                groups.append(
-                    QueueWorkers(database, name, queue.messages, rates_out.get((database, name), 0.0), findings, lines)
-                )
+            if lines or queue.messages or findings or queue.limits:
+                rate, limits = rates_out.get((database, name), 0.0), queue.limits.describe(now) if queue.limits else ""
+                groups.append(QueueWorkers(database, name, queue.messages, rate, findings, lines, limits))
         schedules = [] if instance.engine is RestrictedVerbs else (yield from dashboard_queries.schedules())
         groups.sort(key=lambda group: -_severity(group.findings))  # stable: by name among equals
         pids = {worker.pid for worker in sessions}

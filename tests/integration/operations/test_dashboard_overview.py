@@ -26,7 +26,7 @@ from servicebroker.dashboard import Dashboard, Role, snapshot_cache
 from servicebroker.dashboard.snapshot_cache import shown_name
 from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.engine.diagnosis.findings import Finding
-from support import ORDER, ORDERS_QUEUE, STOCK, STOCK_QUEUE, bodies, eventually, far_handle
+from support import ORDER, ORDERS_QUEUE, STOCK, STOCK_QUEUE, bodies, eventually, far_handle, query, queue_number
 
 pytestmark = pytest.mark.usefixtures("always_fresh")
 
@@ -63,8 +63,13 @@ def test_a_queue_that_nobody_reads_stands_out_as_doctor_judges(
     keys = [element.get("class") for element in browser.page("i/0/queues").xpath("//tbody/tr")]
     assert keys == sorted(keys, key=["trouble", "warning", "note"].index)
     assert "Nobody receives: 1 message" in browser.text("i/0/workers")
+    query(database, "select servicebroker.take_place(%s, 0.05)", queue_number(database, STOCK_QUEUE))
+    assert row().get("class") == "note"  # workers read the queue at this rate
+    assert "Limits of all workers together: at most 20/s" in browser.text("i/0/workers")
+    assert "Limits of all workers at most 20/s" in browser.queue(database)
+    shown = CliRunner().invoke(command, ["status", "--instance", database.instance.url]).output
+    assert f"Limits of all workers of {database.name}.dbo.{STOCK_QUEUE}: at most 20/s" in shown
     assert database.receive(STOCK_QUEUE)
-    assert row().get("class") == "note"
 
 
 def test_a_finding_has_a_button_for_its_remedy(

@@ -10,7 +10,10 @@ from servicebroker.engine.diagnosis.findings import UNEXPLAINED_WAIT, duration
 from servicebroker.model.arguments import MAXIMUM_SLOTS
 from servicebroker.model.wording import counted
 from servicebroker.store import locks
+from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
+
+SQL = SqlFile(__file__)
 
 MAX_AGE_DAYS = 1  # a limit that no worker has used for longer may have gone from the code, and is not shown
 MAX_PIDS_SHOWN = 5
@@ -90,11 +93,11 @@ def find_worker_limits() -> Steps[dict[int, WorkerLimits]]:
 
     None is found in a schema of an older version, which doctor reads too.
     """
-    ((table,),) = yield Statement("worker_limits.find_table", "select to_regclass('servicebroker.worker_limits')::oid")
+    ((table,),) = yield SQL("find_worker_limits.table")
     if table is None:
         return {}
     rows = yield Statement(
-        "worker_limits.find",
+        "worker_limits.find_worker_limits",
         "select w.queue_id, case when w.slots_time > r.oldest or s.pids is not null then w.slots end, "
         "coalesce(s.pids, '{}'), case when w.next_time > r.oldest then w.interval_s end, "
         "case when w.next_time > r.oldest then w.next_time end "
