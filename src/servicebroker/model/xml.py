@@ -214,6 +214,12 @@ def content_text(content: etree._Element) -> str:
     return etree.tostring(content, encoding="unicode")[len(f"<{_CONTENT}>") : -len(f"</{_CONTENT}>")]
 
 
+def content_source(body: bytes) -> str:
+    """Return the text of content that `parse_content` accepts, without byte order mark and declaration."""
+    coding = _coding(body)
+    return body[_begin(body, coding) :].decode(coding.codec)
+
+
 def validation_failure(validation: str, body: bytes | None, schemas: SchemaCollection | None = None) -> str | None:
     """Return why `body` fails its message type's validation, None if it passes.
 

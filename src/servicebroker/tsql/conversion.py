@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from servicebroker.model import number_bounds
-from servicebroker.model.xml import NotXml, content_text, declares_encoding, parse_content
+from servicebroker.model.xml import NotXml, declares_encoding
 from servicebroker.tsql.date_texts import parse_date_text
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import (
@@ -25,10 +25,12 @@ from servicebroker.tsql.types import (
     PADDED,
     STRINGS,
     VARIANT,
+    XML,
     SqlType,
     no_room,
     parse_type,
 )
+from servicebroker.tsql.xml_text import write_xml
 
 _INTEGER_SIZES_BYTES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}
 _UNDEFINED_CP1252_BYTES = frozenset(
@@ -507,12 +509,14 @@ def _no_date_in_text() -> TsqlError:
 
 
 def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
-    """Return XML content without its XML declaration. Text of white space alone becomes "".
+    """Return XML content as SQL Server writes it: without its XML declaration and without text of white space alone.
 
     A declared encoding must fit the type: UTF-16 for nvarchar, any other for varchar.
     """
     if not isinstance(value, str | bytes | bytearray | memoryview):
         raise _type_clash(source, "xml")
+    if source == XML and isinstance(value, str):
+        return value
     if not isinstance(value, str):
         data = bytes(value)
     elif declares_encoding(text := value.removeprefix(_BYTE_ORDER_MARK)):
@@ -521,10 +525,9 @@ def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
     else:
         data = text.encode("utf-8", "surrogatepass")
     try:
-        content = content_text(parse_content(data))
+        return write_xml(data)
     except NotXml as problem:
         raise TsqlError(problem.number, str(problem)) from None
-    return content if content.strip() else ""
 
 
 def _conversion_error(source: SqlType | None, target: str) -> TsqlError:

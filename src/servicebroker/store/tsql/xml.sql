@@ -151,6 +151,9 @@ create or replace function tsql.xml_document(said text, is_typed boolean) return
 declare
     sign text := substring(said from tsql.xml_illegal());
 begin
+    if is_typed and strpos(said, '></') > 0 then
+        said := regexp_replace(said, '<([^\s<>/!?]+)((?: [^\s<>=]+="[^"]*")*)></\1>', '<\1\2/>', 'g');
+    end if;
     if sign is null then return said; end if;
     if strpos(said, tsql.zero()) > 0 then sign := tsql.zero(); end if;
     if is_typed or sign = tsql.zero() then
@@ -273,7 +276,7 @@ begin
             end if;
             own := scope; attributes := '{}'; spelled := '{}'; written_order := '{}';
             if strpos(token, '=') > 0 then
-                select array_agg(m[1] order by at), array_agg(tsql.xml_unescaped(substr(m[2], 2, length(m[2]) - 2), tokens, place) order by at)
+                select array_agg(m[1] order by at), array_agg(tsql.xml_unescaped(translate(substr(m[2], 2, length(m[2]) - 2), E'\n\t', '  '), tokens, place) order by at)
                   into names, texts_of
                   from regexp_matches(token, '\s([^\s=/>]+)\s*=\s*("[^"]*"|''[^'']*'')', 'g') with ordinality found (m, at);
                 select own || coalesce(jsonb_object_agg(substr(a.short, 7), a.content), '{}'),
@@ -329,6 +332,7 @@ declare
     found record;
 begin
     value := ltrim(value, chr(65279));
+    if strpos(value, E'\r') > 0 then value := replace(replace(value, E'\r\n', E'\n'), E'\r', E'\n'); end if;
     if value ~ tsql.xml_illegal() then
         perform tsql.xml_refuse(9420, array[value], 1, strpos(value, substring(value from tsql.xml_illegal())) - 1);
     end if;
@@ -345,9 +349,56 @@ begin
 end $$;
 create or replace function tsql.xml_tree(node jsonb) returns jsonb language sql immutable parallel safe return node;
 
--- The text of a value of type xml, without byte order mark and declaration.
-create or replace function tsql.xml_parsed(value text) returns text language sql immutable strict parallel safe
+-- A text in XML. A carriage return, and the last character of white space alone, become references: parsers would
+-- change or drop them.
+create or replace function tsql.xml_escaped(said text) returns text language sql immutable strict parallel safe
+return case when said <> '' and ltrim(said, E' \t\n\r') = ''
+            then replace(left(said, -1), E'\r', '&#x0D;') || '&#x' || lpad(upper(to_hex(ascii(right(said, 1)))), 2, '0') || ';'
+            else replace(replace(replace(replace(said, '&', '&amp;'), '<', '&lt;'), '>', '&gt;'), E'\r', '&#x0D;') end;
+create or replace function tsql.xml_attribute(said text) returns text language sql immutable strict parallel safe
+return replace(replace(replace(replace(replace(replace(replace(said, '&', '&amp;'), '<', '&lt;'), '>', '&gt;'),
+                                       '"', '&quot;'), E'\r', '&#x0D;'), E'\n', '&#xA;'), E'\t', '&#x9;');
+
+create or replace function tsql.xml_written(node jsonb, scope jsonb default '{}') returns text language plpgsql immutable strict parallel safe as $$
+declare
+    own jsonb := coalesce(node -> 's', scope);
+    inside text;
+begin
+    if jsonb_typeof(node) <> 'object' then return tsql.xml_escaped(node #>> '{}'); end if;
+    case node ->> 'k'
+        when 't' then return tsql.xml_escaped(node ->> 'v');
+        when 'c' then return '<!--' || (node ->> 'v') || '-->';
+        when 'i' then return '<?' || (node ->> 'v') || '?>';
+        else null;
+    end case;
+    select coalesce(string_agg(tsql.xml_written(child, own), '' order by place), '') into inside
+      from jsonb_array_elements(node -> 'c') with ordinality c(child, place);
+    if node ->> 'k' = 'd' then return inside; end if;
+    return '<' || (node ->> 'q')
+        || coalesce((select string_agg(' xmlns' || case when key = '' then '' else ':' || key end || '="' || tsql.xml_attribute(value) || '"', '' order by key)
+                       from jsonb_each_text(own) where scope ->> key is distinct from value), '')
+        || coalesce((select string_agg(' ' || coalesce(node -> 'r' ->> key, substr(key, 2)) || '="' || tsql.xml_attribute(value) || '"', ''
+                                       order by place nulls last)
+                       from jsonb_each_text(node -> 'a')
+                       left join jsonb_array_elements_text(node -> 'o') with ordinality o(name, place) on name = key), '')
+        || case when inside = '' then '/>' else '>' || inside || '</' || (node ->> 'q') || '>' end;
+end $$;
+
+-- The text of a value of type xml with all its white space, without byte order mark and declaration.
+create or replace function tsql.xml_kept(value text) returns text language sql immutable strict parallel safe
 return (select case when tsql.xml_tree(value) is not null then regexp_replace(ltrim(value, chr(65279)), '^<\?xml\s(?:(?!\?>).)*\?>\s*', '') end);
+
+-- Whether tsql.xml_written returns a text as it is: quotes, references, empty elements and white space stand in it as
+-- SQL Server writes them. Also true, so that its white space stays, for a text with xml:space.
+create or replace function tsql.is_xml_written(said text) returns boolean language sql immutable strict parallel safe
+return strpos(said, 'xml:space') > 0
+    or said ~ '^(?:<[^\s<>"''=/!?]+(?: [^\s<>"''=/]+="(?:[^"<>&\n\t\r]|&(?:amp|lt|gt|quot);)*")*/?>|</[^\s<>]+>|(?:[^<>&\r]|&(?:amp|lt|gt);)+)*$'
+   and said !~ '(?:^|>)\s+(?:<|$)|<[^\s<>/!?]+(?: [^\s<>=]+="[^"]*")*></';
+
+-- The text of a value of type xml, as SQL Server writes it: without text of white space alone.
+create or replace function tsql.xml_parsed(value text) returns text language sql immutable strict parallel safe
+return (select case when tsql.is_xml_written(said) then said else tsql.xml_written(tsql.xml_tree(said)) end
+          from (select tsql.xml_kept(value) as said offset 0) t);
 
 -- The encoding in the XML declaration of a text, in lower case.
 create or replace function tsql.xml_encoding(value text) returns text language sql immutable strict parallel safe
@@ -364,7 +415,8 @@ end $$;
 
 create or replace function tsql.to_xml(value text) returns text language sql immutable strict parallel safe
 return tsql.xml_parsed(tsql.xml_checked(value));
-create or replace function tsql.to_xml(value text, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
+create or replace function tsql.to_xml(value text, style integer) returns text language sql immutable strict parallel safe
+return case when style & 1 = 1 then tsql.xml_kept(tsql.xml_checked(value)) else tsql.to_xml(value) end;
 
 -- Decode UTF-8. Invalid bytes are refused (9420).
 create or replace function tsql.xml_narrow(value bytea) returns text language plpgsql immutable strict parallel safe as $$
@@ -423,13 +475,16 @@ end $$;
 
 create or replace function tsql.to_xml(value bytea) returns text language sql immutable strict parallel safe
 return tsql.xml_parsed(tsql.xml_decoded(value));
-create or replace function tsql.to_xml(value bytea, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
+create or replace function tsql.to_xml(value bytea, style integer) returns text language sql immutable strict parallel safe
+return case when style & 1 = 1 then tsql.xml_kept(tsql.xml_decoded(value)) else tsql.to_xml(value) end;
 
 -- A varchar as xml: its declared encoding is that of its bytes.
 create or replace function tsql.to_xml_single(value text) returns text language sql immutable strict parallel safe
 return case when tsql.xml_encoding(value) is null then tsql.xml_parsed(value) else tsql.to_xml(tsql.single_encoded(value)) end;
 create or replace function tsql.to_xml_single(value text, style integer) returns text language sql immutable strict parallel safe
-return tsql.to_xml_single(value);
+return case when style & 1 = 0 then tsql.to_xml_single(value)
+            when tsql.xml_encoding(value) is null then tsql.xml_kept(value)
+            else tsql.to_xml(tsql.single_encoded(value), style) end;
 
 -- --- the content of a node ---
 
@@ -438,36 +493,6 @@ return case when jsonb_typeof(node) <> 'object' then node #>> '{}'
             when node ? 'v' then node ->> 'v'
             else (select coalesce(string_agg(piece #>> '{}', '' order by place), '')
                     from jsonb_path_query(node, 'strict $.** ? (@.k == "t").v') with ordinality p(piece, place)) end;
-
-create or replace function tsql.xml_escaped(said text) returns text language sql immutable strict parallel safe
-return replace(replace(replace(said, '&', '&amp;'), '<', '&lt;'), '>', '&gt;');
-create or replace function tsql.xml_attribute(said text) returns text language sql immutable strict parallel safe
-return replace(replace(replace(tsql.xml_escaped(said), '"', '&quot;'), E'\n', '&#xA;'), E'\t', '&#x9;');
-
-create or replace function tsql.xml_written(node jsonb, scope jsonb default '{}') returns text language plpgsql immutable strict parallel safe as $$
-declare
-    own jsonb := coalesce(node -> 's', scope);
-    inside text;
-begin
-    if jsonb_typeof(node) <> 'object' then return tsql.xml_escaped(node #>> '{}'); end if;
-    case node ->> 'k'
-        when 't' then return tsql.xml_escaped(node ->> 'v');
-        when 'c' then return '<!--' || (node ->> 'v') || '-->';
-        when 'i' then return '<?' || (node ->> 'v') || '?>';
-        else null;
-    end case;
-    select coalesce(string_agg(tsql.xml_written(child, own), '' order by place), '') into inside
-      from jsonb_array_elements(node -> 'c') with ordinality c(child, place);
-    if node ->> 'k' = 'd' then return inside; end if;
-    return '<' || (node ->> 'q')
-        || coalesce((select string_agg(' xmlns' || case when key = '' then '' else ':' || key end || '="' || tsql.xml_attribute(value) || '"', '' order by key)
-                       from jsonb_each_text(own) where scope ->> key is distinct from value), '')
-        || coalesce((select string_agg(' ' || coalesce(node -> 'r' ->> key, substr(key, 2)) || '="' || tsql.xml_attribute(value) || '"', ''
-                                       order by place nulls last)
-                       from jsonb_each_text(node -> 'a')
-                       left join jsonb_array_elements_text(node -> 'o') with ordinality o(name, place) on name = key), '')
-        || case when inside = '' then '/>' else '>' || inside || '</' || (node ->> 'q') || '>' end;
-end $$;
 
 create or replace function tsql.to_xml(node jsonb) returns text language sql immutable strict parallel safe return tsql.xml_written(node, '{}');
 

@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import create_database, rows
+from tsql_support import create_database, output_of, rows
 
 DOCUMENT = '<o id="7" note="n"><!--c--><i n="1">one</i><i n="2"/>tail</o>'
 CHANGES = [
@@ -107,3 +107,43 @@ def test_null_other_types_and_a_value_of_it_are_refused(db: sb.Database) -> None
             db.execute_tsql(script)
         assert (script, caught.value.number) == (script, wanted)
     assert [each.verdict for each in check("DECLARE @d XML; SET @d.modify('delete /o')")] == [Verdict.RUNS] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        (" <a> <b>1</b>\n</a> ", "<a><b>1</b></a>"),
+        ("<a><b> </b> x <c/></a>", "<a><b/> x <c/></a>"),
+        ("<a  x='1'></a ><b y=\"'\"/>", '<a x="1"/><b y="\'"/>'),
+        ("<a><![CDATA[1 < 2]]></a><!-- > < -->", "<a>1 &lt; 2</a><!-- > < -->"),
+        ("<a>&#x20;</a><b>&#32;&#9;</b><c><![CDATA[\n]]></c>", "<a>&#x20;</a><b> &#x09;</b><c>&#x0A;</c>"),
+        ("<a b='1\r\n2'>1\r\n2&#13;3</a>", '<a b="1 2">1\n2&#x0D;3</a>'),
+        ("<a b='&quot;&#10;'>&quot;&gt;</a>", '<a b="&quot;&#xA;">"&gt;</a>'),
+        ('<a xml:space="preserve"> <b/> </a>', '<a xml:space="preserve"> <b/> </a>'),
+        ("<?xml version='1.0'?>\n<a/>\n", "<a/>"),
+        ("  ", ""),
+    ],
+)
+def test_xml_is_written_in_one_way_by_python_and_by_postgresql(db: sb.Database, source: str, written: str) -> None:
+    assigned = "DECLARE @x xml = @source; SELECT CAST(@x AS nvarchar(200))"
+    computed = "SELECT CAST(CAST(CONCAT(@source, '') AS xml) AS nvarchar(200))"
+    for query in (assigned, computed):
+        assert db.execute_tsql(query, {"source": source}).rows == [(written,)], query
+
+
+def test_convert_with_style_1_keeps_white_space(db: sb.Database) -> None:
+    query = "SELECT CAST(CONVERT(xml, @source, 1) AS nvarchar(99)), CAST(CONVERT(xml, @source, 2) AS nvarchar(99))"
+    assert db.execute_tsql(query, {"source": "<a> <b/></a>"}).rows == [("<a> <b/></a>", "<a><b/></a>")]
+
+
+@pytest.mark.parametrize(
+    ("query", "document"),
+    [
+        ("SELECT CONCAT('a', CHAR(13), CHAR(10), 'b') AS x FOR XML PATH('')", "<x>a&#x0D;\nb</x>"),
+        ("SELECT CONCAT('a', CHAR(13), CHAR(10)) AS x FOR XML RAW", '<row x="a&#x0D;&#xA;"/>'),
+        ("SELECT '  ' AS x, '' AS y FOR XML PATH('')", "<x> &#x20;</x><y></y>"),
+        ("SELECT CAST((SELECT ' ' AS x, '' AS y FOR XML PATH('r'), TYPE) AS nvarchar(99))", "<r><x>&#x20;</x><y/></r>"),
+    ],
+)
+def test_for_xml_keeps_white_space_and_carriage_returns(db: sb.Database, query: str, document: str) -> None:
+    assert output_of(db, query) == [[(document,)]]

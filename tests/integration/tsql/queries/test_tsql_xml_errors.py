@@ -195,7 +195,7 @@ def test_the_error_of_a_conversion_in_python_is_that_of_postgresql(db: sb.Databa
         ("SELECT CHAR(11) AS a FOR XML PATH('')", "<a>&#x0B;</a>"),
         ("SELECT 'x' + CHAR(1) + 'y' + CHAR(31) FOR XML PATH('')", "x&#x01;y&#x1F;"),
         ("SELECT CHAR(12) AS '@a' FOR XML PATH('r')", '<r a="&#x0C;"/>'),
-        ("SELECT CHAR(9) AS a FOR XML PATH('')", "<a>\t</a>"),
+        ("SELECT CHAR(9) AS a FOR XML PATH('')", "<a>&#x09;</a>"),
         ("SELECT CHAR(11) AS a FOR XML RAW", '<row a="&#x0B;"/>'),
         ("SELECT CHAR(11) AS a FOR XML PATH(''), TYPE", 6841),
         ("SELECT CAST((SELECT CHAR(11) AS a FOR XML PATH('')) AS xml)", 9420),

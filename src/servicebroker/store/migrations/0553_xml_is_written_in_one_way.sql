@@ -1,0 +1,1 @@
+-- The text of xml values, and references in FOR XML, in store/tsql. Every migration makes the library anew.
