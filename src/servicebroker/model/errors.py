@@ -80,9 +80,10 @@ class BrokerError(ServiceBrokerError):
         self.state = state
         self.text = rule.text.format(*(cut(safe_text(value), LONGEST_VALUE) for value in values))
         self.hint = hint
+        advice = hint or rule.hint
         message = f"Msg {number}, Level {self.severity}, State {state}: {self.text}"
         self.place: int | None = None
-        super().__init__(f"{message} {hint}" if hint else message)
+        super().__init__(f"{message} {advice}" if advice else message)
 
     def of_send(self, place: int, what: str) -> Self:
         """Add the position of its SEND among pipelined SENDs, and return this error."""
@@ -98,15 +99,17 @@ class ArgumentError(BrokerError, TypeError, ValueError):
 
 
 class Rule(NamedTuple):
-    """The text and the severity of one error number."""
+    """The text and severity of one error number, and the advice for its usual cause."""
 
     text: str
     severity: int = 16
+    hint: str = ""
 
 
 MINIMUM_LIFETIME = 1  # second
 MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (docs/reference/rules.md#begin-dialog)
 
+_NAMES_ARE_EXACT = "Names are compared byte by byte, also upper and lower case: check the spelling."
 _UNDELIVERABLE = "This message could not be delivered because "
 
 RULES: dict[int, Rule] = {
@@ -203,16 +206,19 @@ RULES: dict[int, Rule] = {
     8420: Rule("The conversation group is missing. Specify a conversation group."),
     8421: Rule("The service name is missing. Specify a service name."),
     8422: Rule("The error description is missing. Specify a description of the error."),
-    8423: Rule('The service "{0}" is not found.'),
+    8423: Rule('The service "{0}" is not found.', hint=_NAMES_ARE_EXACT),
     8424: Rule(
         "The error code and error description are missing. Specify both the error code and description of the error."
     ),
-    8425: Rule("The service contract '{0}' is not found."),
-    8426: Rule('The conversation handle "{0}" is not found.'),
+    8425: Rule("The service contract '{0}' is not found.", hint=_NAMES_ARE_EXACT),
+    8426: Rule(
+        'The conversation handle "{0}" is not found.',
+        hint="It has ended on this side, or the handle is that of the other side: see sys.conversation_endpoints.",
+    ),
     8427: Rule(
         "The conversation endpoint is not in a valid state for END CONVERSATION. The current endpoint state is '{0}'."
     ),
-    8428: Rule('The message type "{0}" is not found.'),
+    8428: Rule('The message type "{0}" is not found.', hint=_NAMES_ARE_EXACT),
     8429: Rule("The conversation endpoint is not in a valid state for SEND. The current endpoint state is '{0}'."),
     8430: Rule("The message body failed the configured validation."),
     8431: Rule("The message type '{0}' is not part of the service contract."),

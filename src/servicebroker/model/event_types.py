@@ -251,9 +251,13 @@ def events_of(named: Iterable[str], scope: str) -> Sequence[str]:
         name = said.upper()
         if name not in EVENTS and name not in _GROUPS:
             raise BrokerError(1084, said)
-        fitting = [event for event in _GROUPS.get(name, (name,)) if _fits(event, scope)]
+        events = _GROUPS.get(name, (name,))
+        fitting = [event for event in events if _fits(event, scope)]
         if not fitting:
-            raise BrokerError(1098, said, scope.lower())
+            scopes = [
+                other.lower() for other in (QUEUE, DATABASE, SERVER) if any(_fits(event, other) for event in events)
+            ]
+            raise BrokerError(1098, said, scope.lower(), hint=f"It is valid on: {', '.join(scopes)}.")
         found |= dict.fromkeys(fitting)
     return list(found)
 

@@ -38,7 +38,10 @@ REMEDIES: dict[int, str] = {
     8462: "The other side has ended the conversation without a message: begin a new dialog.",
     8470: "The other side's service was dropped.",
     8489: "Its lifetime is over: begin dialogs with a longer one, or find out why nobody has answered.",
-    8494: "The owner of the initiating service lacks SEND on the target service: GRANT SEND, then begin a new dialog.",
+    8494: (
+        "If a statement is refused: GRANT RECEIVE on the queue of its service. In an Error message: GRANT SEND on the "
+        "target service TO the owner of the initiating service, then begin a new dialog."
+    ),
     9616: "The peer has sent a message that its own broker should have refused: check which program runs there.",
     9644: (
         "This is a bug of servicebroker: report it with the log of servicebroker serve. If one conversation causes it "

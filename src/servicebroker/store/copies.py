@@ -72,7 +72,9 @@ def read(file: Path) -> Archive:
     entries = _run("pg_restore", "--list", str(file)).splitlines()
     migrations = [entry for entry in entries if " TABLE DATA servicebroker migrations " in entry]
     if not migrations:
-        raise InstanceError(f"There is no instance in the copy '{file}'.")
+        raise InstanceError(
+            f"The file '{file}' is a dump without an instance: name a file of servicebroker instance dump."
+        )
     steps = re.findall(r"^(\d+)\t", _script(file, migrations), flags=re.MULTILINE)
     rights = [entry for entry in entries if _GRANTS.match(entry)]
     lines = _script(file, rights).splitlines() if rights else []

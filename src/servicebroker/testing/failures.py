@@ -275,6 +275,6 @@ def replay(verbs: Verbs, operation: ReplayMessage) -> UUID | None:
 def _remove_dead_letter(session: Session, verbs: Verbs, number: int) -> SetAsideMessage:
     dead_letter = session.dead_letters.get(number)
     if dead_letter is None or dead_letter.broker is not verbs.database.broker:
-        raise BrokerError(402, "the number of a message", str(number), "that of a message that is set aside")
+        raise BrokerError(402, "the dead letter's number", str(number), "a number of `servicebroker dead-letters list`")
     session.dead_letters.remove(number)
     return dead_letter.letter

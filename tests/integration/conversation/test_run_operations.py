@@ -48,7 +48,7 @@ def test_a_transaction_runs_operations(database: sb.Database) -> None:
 
 def test_a_database_runs_administration_and_a_transaction_does_not(database: sb.Database) -> None:
     assert database.run(operations.SetAsideMessages()) == []
-    with refused(402, "the number of a message"):
+    with refused(402, "the dead letter's number"):
         database.run(operations.ReplayMessage(7))
     with refused(402, "set_aside_id"):
         database.run(operations.DiscardMessage(0))

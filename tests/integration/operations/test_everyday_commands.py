@@ -221,7 +221,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["database", "create", "test"], "Database 'test' already exists. Choose a different database name."),
     (["endpoint", "drop", "Broker"], "15151"),
     (["endpoint", "create", "Broker", "--port", "80"], "5837"),
-    (["dead-letters", "replay", "123456"], "must be that of a message that is set aside"),
+    (["dead-letters", "replay", "123456"], "must be a number of"),
     (["dead-letters", "replay", "1", "--body", "nowhere.json"], "'nowhere.json': No such file or directory."),
     (["instance", "restore", "nowhere.dump", "--instance", "copy", "--identifier", "new"], "There is no file 'nowhere"),
     (["instance", "dump", "nowhere/x.dump"], "nowhere/x.dump"),

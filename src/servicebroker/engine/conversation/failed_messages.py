@@ -187,4 +187,6 @@ def discard(database_id: int, set_aside_id: int) -> Steps[DeadLetterId]:
 
 def unknown_dead_letter(set_aside_id: int) -> BrokerError:
     """Return the error for a number that no dead letter has."""
-    return BrokerError(402, "the number of a message", str(set_aside_id), "that of a message that is set aside")
+    return BrokerError(
+        402, "the dead letter's number", str(set_aside_id), "a number of `servicebroker dead-letters list`"
+    )

@@ -81,11 +81,12 @@ def accept(name: str, now: datetime) -> Steps[Accepted]:
     """Accept the claims of a peer's certificate owner: the claimed instances and addresses no longer belong to others.
 
     Raises:
-        BrokerError: 15151 no certificate of a peer has that name.
+        BrokerError: 15151 no certificate of a peer has that name; it may be a certificate of this instance.
     """
     found = yield from find_certificate("accept", name)
     if found.is_own:
-        raise BrokerError(15151, "accept", "certificate of a peer", name)
+        hint = "It is a certificate of this instance: name that of a peer."
+        raise BrokerError(15151, "accept", "certificate of a peer", name, hint=hint)
     owner = found.proved.owner
     instances = yield SQL("accept.insert_accepted_peers", (owner, INSTANCE))
     yield SQL("accept.delete_others", (owner, [instance for (instance,) in instances]))

@@ -283,7 +283,9 @@ class Domain:
         file = self._invitation(asked.invitation)
         invitation: Invitation = _decoded(read_file(file), Invitation)
         if not hmac.compare_digest(proof_of(invitation.secret, asked.request, asked.instance), asked.proof):
-            raise DomainError("The token does not match the invitation.")
+            raise DomainError(
+                "The token does not match the invitation. Ask for a new token: servicebroker domain invite NAME."
+            )
         return Member(self.name, invitation.member, asked.instance), file
 
     def _use(self, file: Path, key: bytes, instance: UUID, now: datetime) -> None:
