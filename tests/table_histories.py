@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import ClassVar
 
@@ -23,6 +23,7 @@ from pipeline_tables import batch, land, message, pipeline
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.deletes import DeleteRule
 from servicebroker.pipeline.rebuild import rebuild
 from servicebroker.pipeline.sinks.maintenance import compact, replay
 from servicebroker.pipeline.sinks.target import target
@@ -50,27 +51,36 @@ class Model:
     """The expected content of the table: rows by their message, its columns, and the quarantine."""
 
     is_keyed: bool
+    deletes: bool = False
     rule: dict[str, tuple[str, bool]] = field(default_factory=dict)  # column: kind, whether it is optional
     columns: dict[str, str] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
     bodies: list[dict] = field(default_factory=list)
     rows: dict[int, dict] = field(default_factory=dict)
     quarantine: set[int] = field(default_factory=set)
+    tombstones: dict[object, int] = field(default_factory=dict)  # the last message that deleted a key
 
     def read(self, body: dict) -> dict:
         return {name: value_of(kind, body.get(name), optional) for name, (kind, optional) in self.rule.items()}
 
     def land(self, order: int) -> None:
         try:
-            row = self.read(self.bodies[order])
+            self.take(order)
         except Unreadable:
             self.quarantine.add(order)
+
+    def take(self, order: int) -> None:
+        body = self.bodies[order]
+        if self.deletes and is_delete(body):
+            key = value_of(self.rule["id"][0], body["id"], False)
+            self.tombstones[key] = max(order, self.tombstones.get(key, -1))
+            self.rows = {number: row for number, row in self.rows.items() if row["id"] != key or number > order}
         else:
-            self.put(order, row)
+            self.put(order, self.read(body))
 
     def put(self, order: int, row: dict) -> None:
         old = [number for number, there in self.rows.items() if there["id"] == row["id"]] if self.is_keyed else []
-        if order in self.rows or any(number > order for number in old):
+        if order in self.rows or any(number > order for number in [*old, self.tombstones.get(row["id"], -1)]):
             return
         kept = {name: self.rows[number][name] for number in old for name in self.others}
         for number in old:
@@ -97,14 +107,14 @@ class Model:
     def replay(self) -> None:
         for order in sorted(self.quarantine):
             try:
-                self.put(order, self.read(self.bodies[order]))
+                self.take(order)
             except Unreadable:
                 continue
             self.quarantine.remove(order)
 
     def rebuild(self, rule: dict[str, tuple[str, bool]]) -> None:
         kept = {order: {name: row[name] for name in self.others} for order, row in self.rows.items()}
-        self.rule, self.rows = rule, {}
+        self.rule, self.rows, self.tombstones = rule, {}, {}
         self.columns = {name: kind for name, (kind, _) in rule.items()} | {
             name: kind for name, kind in self.columns.items() if name in self.others
         }
@@ -134,6 +144,10 @@ def value_of(kind: str, value: object, optional: bool) -> object:
     return value if good else bad()
 
 
+def is_delete(body: dict) -> bool:
+    return body.get("op") == "d" or body.get("kind") == "Gone"
+
+
 def bad() -> object:
     raise Unreadable
 
@@ -144,7 +158,7 @@ class History:
     def __init__(self, random, folder, lake):
         self.random, self.folder, self.lake = random, folder, lake
         self.partition_by = random.choice([(), (), ("_date",), ("id",)])
-        self.model = Model(random.choice([True, False]))
+        self.model = Model(*random.choice([(False, False), (True, False), (True, True), (True, True)]))
         self.pipe = self.pipe_of({"id": ("integer", False), "a": (random.choice(KINDS), True)})
         target(self.pipe, "orders").ensure()
         self.model.follow(self.rule)
@@ -156,8 +170,12 @@ class History:
         self.rule = rule
         columns = tuple(Column(name, kind, optional) for name, (kind, optional) in rule.items())
         key = ("id",) if self.model.is_keyed else ()
-        rule = MessageRule("Order", "json", "orders", columns, self.partition_by, key)
-        return pipeline(self.folder, rule, **self.lake.options)
+        rules = [MessageRule("Order", "json", "orders", columns, self.partition_by, key)]
+        if self.model.deletes:
+            rules[0] = replace(rules[0], delete=DeleteRule("field", "op", ("d",)))
+            gone = MessageRule("Gone", "json", "orders", (Column("id", rule["id"][0]),), delete=DeleteRule("always"))
+            rules.insert(self.random.randrange(2), gone)
+        return pipeline(self.folder, *rules, **self.lake.options)
 
     def run(self, steps):
         for _ in range(steps):
@@ -181,7 +199,11 @@ class History:
         self.land_bodies(f"lost {self.batches}", 0, range(len(self.model.bodies)))
 
     def land_bodies(self, query, number, orders):
-        rows = [message(order, json.dumps(self.model.bodies[order]).encode(), minutes=order) for order in orders]
+        bodies = [(order, self.model.bodies[order]) for order in orders]
+        rows = [
+            message(order, json.dumps(body).encode(), body.get("kind", "Order"), minutes=order)
+            for order, body in bodies
+        ]
         if self.random.random() < 0.3:
             self.cut(lambda: land(self.pipe, query, number, batch(*rows)))
         land(self.pipe, query, number, batch(*rows))
@@ -232,6 +254,8 @@ class History:
 
     def others(self):
         """Let another user add a column and fill it."""
+        if self.model.deletes:  # a row that follows a delete in its batch takes over the values of the deleted row
+            return
         name = f"theirs{len(self.model.others)}"
         self.lake.add_column("orders", name)
         self.model.others.add(name)
@@ -272,7 +296,10 @@ class History:
         random = self.random
         values = [None, 1, -5, 2**31, 2**40, 12.5, 0.125, 99999.5, 999.9, "", "x", "ä"]
         found = {name: random.choice(values) for name in NAMES if random.random() < 0.7}
-        return found | {"id": random.choice([1, 2, 3, 4, 2**35, "x"]) if random.random() < 0.3 else random.randrange(5)}
+        found["id"] = random.choice([1, 2, 3, 4, 2**35, "x"]) if random.random() < 0.3 else random.randrange(5)
+        if self.model.deletes and random.random() < 0.4:
+            return {"id": found["id"], **random.choice([{"op": "d"}, {"kind": "Gone"}])}
+        return found
 
     def other_rule(self):
         random, rule = self.random, dict(self.rule)
@@ -291,6 +318,7 @@ class History:
             rule[random.choice(free)] = rule.pop(random.choice(own))
         elif choice == 4:
             narrow = rule["id"][0] == "integer" or "id" not in self.partition_by or self.lake.redivides
+            narrow = narrow and not self.model.deletes  # tombstones refuse it too
             rule["id"] = (random.choice(["integer", "long"]) if narrow else "long", False)
         elif choice == 5 and own:
             name = random.choice(own)
@@ -307,6 +335,10 @@ class History:
             assert by_order(rows) == expected
         there = self.lake.read("quarantine")[0] if self.lake.version("quarantine") is not None else []
         assert sorted(row["queuing_order"] for row in there) == sorted(self.model.quarantine)
+        if self.model.deletes and self.lake.version("orders_tombstones") is not None:
+            there = self.lake.read("orders_tombstones")[0]
+            assert {row["id"]: row["_queuing_order"] for row in there} == self.model.tombstones
+            assert len(there) == len(self.model.tombstones)
         self.seen.setdefault(self.lake.version("orders"), expected)
 
     def look_back(self):

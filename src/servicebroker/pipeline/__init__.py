@@ -12,7 +12,7 @@ that of the queue. Still each message must be written once, and none may be lost
    (the raw table), the tables of the rules, and quarantine, for unreadable messages (`sorting.py`). They write files
    (`sinks/warehouse.py`).
 3. At the end of the batch each table takes its files in one commit, which also records the batch (`sinks/target.py`,
-   `sinks/tables.py`). Quarantine is committed first.
+   `sinks/tables.py`). Quarantine is committed first. Messages that delete rows: `deletes.py`.
 4. When Spark asks for the next batch, the messages are deleted (`stream/acknowledgement.py`).
 
 **The rules.**

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -14,6 +14,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import shown
 from servicebroker.pipeline.decoding import FORMATS, UTF_8, Column, Decoder, RegisteredDecoder, check_arguments, decoder
 from servicebroker.pipeline.decoding.kinds import is_nested
+from servicebroker.pipeline.deletes import DELETE_CONDITIONS, KEY_ORIGIN, TOMBSTONES_SUFFIX, DeleteDecoder, DeleteRule
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
@@ -95,6 +96,8 @@ class MessageRule:
         rescue: name of the column for fields that no other column reads; "" for none.
         registry: URL of the schema registry, for bodies that begin with the number of their schema; "" for none.
         maximum_quarantined: maximum number of messages of this type in quarantine per run; None for no limit.
+        delete: the messages that delete a row; None for none. If every message does, the rule has no rows, and `table`
+            is the table of another rule.
     """
 
     message_type: str
@@ -112,6 +115,48 @@ class MessageRule:
     registry: str = ""
     maximum_quarantined: int | None = None
     rescue: str = ""
+    delete: DeleteRule | None = None
+
+    @property
+    def has_rows(self) -> bool:
+        """True if messages of the rule become rows. False if all of them delete rows of another rule."""
+        return self.delete is None or self.delete.when != "always"
+
+    @property
+    def body_key(self) -> list[str]:
+        """The key columns that are in the body of a message."""
+        return [name for name in self.key if name not in KEY_ORIGIN]
+
+    def decoder_of(self, columns: tuple[Column, ...]) -> Decoder:
+        """Return a decoder for other columns of the same bodies. Other fields are ignored.
+
+        Raises:
+            ValueError: the body cannot have the columns.
+        """
+        return replace(self, columns=columns, refuse_extra=False, rescue="").decoder()
+
+    def delete_decoder(self, row_rule: MessageRule) -> DeleteDecoder:
+        """Return a decoder for the messages that delete rows. `row_rule`: the rule that writes the rows.
+
+        Raises:
+            ValueError: the bodies cannot have the key, or the field that decides.
+        """
+        assert self.delete is not None
+        delete = self.delete
+        if self.format in ("text", "binary") and delete.when == "field":
+            raise ValueError(f"a body of {self.format} has no fields")
+        readable = {column.name: column for column in (row_rule if self.has_rows else self).decoder().columns}
+        columns = tuple(
+            readable[name]._replace(source=delete.key[name]) if name in delete.key else readable[name]
+            for name in row_rule.body_key
+        )
+        has_fields = self.format not in ("text", "binary")
+        return DeleteDecoder(
+            delete,
+            columns,
+            None if not columns else self.decoder_of(columns) if has_fields else self.decoder(),
+            self.decoder_of((delete.condition,)) if delete.when == "field" else None,
+        )
 
     def decoder(self) -> Decoder:
         """Return a decoder for the bodies.
@@ -212,14 +257,36 @@ class Pipeline:
             if rule.message_type in message_types:
                 raise DefinitionError(f"'{rule.message_type}' has a rule already", "message", number, "type")
             message_types.append(rule.message_type)
-            if rule.table in tables:
+            if rule.has_rows and rule.table in tables:
                 raise DefinitionError(f"the table '{rule.table}' has another use already", "message", number, "table")
-            tables.append(rule.table)
+            tables += [rule.table] if rule.has_rows else []
             _check_rule(rule, number, self.format)
+        for number, rule in enumerate(self.messages):
+            if rule.delete:
+                _check_delete(rule, rule.delete, self.row_rule(rule.table), number)
+            tombstones = self.tombstones(rule.table)
+            if tombstones and tombstones in tables:
+                raise DefinitionError(f"the table '{tombstones}' has another use already", "message", number, "table")
 
     def rule(self, message_type: str) -> MessageRule | None:
         """Return the rule of a message type; None if it has none."""
         return next((rule for rule in self.messages if rule.message_type == message_type), None)
+
+    def row_rule(self, table: str) -> MessageRule | None:
+        """Return the rule whose messages become rows of a table; None if there is none."""
+        return next((rule for rule in self.messages if rule.table == table and rule.has_rows), None)
+
+    def rules_of(self, table: str) -> list[MessageRule]:
+        """Return the rules whose messages add or delete rows of a table."""
+        return [rule for rule in self.messages if rule.table == table]
+
+    def tombstones(self, table: str) -> str:
+        """Return the name of the table with the deleted keys of a table; "" if no rule deletes from the table."""
+        return f"{table}{TOMBSTONES_SUFFIX}" if any(rule.delete for rule in self.rules_of(table)) else ""
+
+    def table_with_tombstones(self, tombstones: str) -> str:
+        """Return the table whose deleted keys are in the table `tombstones`; "" if that is another kind of table."""
+        return next((rule.table for rule in self.messages if self.tombstones(rule.table) == tombstones), "")
 
     def queue_labelled(self, label: str) -> QueueRule:
         """Return the queue with a label.
@@ -254,7 +321,14 @@ class Pipeline:
 
     def table_names(self) -> list[str]:
         """Return the names of all tables, bronze first."""
-        return [*filter(None, [self.bronze]), *(rule.table for rule in self.messages), self.quarantine]
+        tables = [
+            name
+            for rule in self.messages
+            if rule.has_rows
+            for name in (rule.table, self.tombstones(rule.table))
+            if name
+        ]
+        return [*filter(None, [self.bronze]), *tables, self.quarantine]
 
     def to_text(self) -> str:
         """Return the pipeline as JSON, for an option of a Spark sink."""
@@ -371,10 +445,74 @@ def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
                     f"'{column}' is a {kinds[column].kind}, which has no order", "message", number, key
                 )
     for column in rule.key:
-        if column not in kinds or kinds[column].is_optional:
+        is_in_body = column in kinds and not kinds[column].is_optional
+        if rule.has_rows and column not in KEY_ORIGIN and not is_in_body:
             raise DefinitionError(f"the key needs a column '{column}' that is never null", "message", number, "key")
     if table_format == "parquet" and (rule.key or rule.partition_by):
         raise DefinitionError(
             "tables of Parquet files know no key and no partitions: use Delta",
             *("message", number, "key" if rule.key else "partition_by"),
         )
+
+
+def _check_delete(rule: MessageRule, delete: DeleteRule, row_rule: MessageRule | None, number: int) -> None:
+    check_choice(delete.when, DELETE_CONDITIONS, "message", number, "delete_when")
+    if row_rule is None:
+        raise DefinitionError(
+            f"no other rule writes rows into the table '{rule.table}', so nothing can be deleted there",
+            *("message", number, "table"),
+        )
+    if not row_rule.key:
+        raise DefinitionError(
+            f"only a table with a key loses rows: give the rule of '{rule.table}' a key",
+            "message",
+            number,
+            "delete_when",
+        )
+    if delete.when == "empty" and row_rule.body_key:
+        raise DefinitionError(
+            f"a message without a body has no '{row_rule.body_key[0]}', only {' and '.join(KEY_ORIGIN)}",
+            *("message", number, "delete_when"),
+        )
+    if delete.when == "field" and not (delete.path and delete.values):
+        raise DefinitionError("the field and the value that delete a row are missing", "message", number, "delete_when")
+    if delete.when != "field" and (delete.path or delete.values or delete.key):
+        raise DefinitionError(
+            "delete_key is for messages that a field tells: it and the value are missing",
+            "message",
+            number,
+            "delete_when",
+        )
+    for name in delete.key:
+        if name not in row_rule.body_key:
+            raise DefinitionError(f"'{name}' is no column of the key", "message", number, "delete_key")
+    if delete.when == "always":
+        _check_columns_of_delete(rule, row_rule, number)
+    try:
+        rule.delete_decoder(row_rule)
+    except ValueError as problem:
+        raise DefinitionError(str(problem), "message", number, "delete_when") from None
+
+
+def _check_columns_of_delete(rule: MessageRule, row_rule: MessageRule, number: int) -> None:
+    """Check a rule whose messages all delete: its columns are those of the key."""
+    for name in ("partition_by", "rescue"):
+        if getattr(rule, name):
+            raise DefinitionError("a rule that only deletes has no rows: leave it out", "message", number, name)
+    if rule.key not in ((), row_rule.key):
+        raise DefinitionError(f"the key of the table is {', '.join(row_rule.key)}", "message", number, "key")
+    kinds = {column.name: column.kind for column in row_rule.decoder().columns}
+    columns = {column.name: column for column in rule.decoder().columns}
+    for name in row_rule.body_key:
+        if name not in columns or columns[name].is_optional:
+            raise DefinitionError(f"the key needs a column '{name}' that is never null", "message", number, "columns")
+        if columns[name].kind != kinds[name]:
+            raise DefinitionError(
+                f"'{name}' is {kinds[name]} in the rows of the table", "message", number, "columns", name
+            )
+    for column in rule.columns:
+        if column.name not in row_rule.body_key:
+            raise DefinitionError(
+                f"a rule that only deletes reads its key, and '{column.name}' is not part of it",
+                *("message", number, "columns", column.name),
+            )

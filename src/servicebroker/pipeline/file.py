@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from servicebroker.pipeline.definition import (
     check_choice,
     check_table,
 )
+from servicebroker.pipeline.deletes import DeleteRule
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.schema_registry import checked_url
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
@@ -166,9 +168,30 @@ def _message(table: TomlTable, folder: Path) -> MessageRule:
         _registry(table),
         table.count("maximum_quarantined"),
         table.text("rescue", ""),
+        _delete(table),
     )
     table.done()
     return rule
+
+
+def _delete(table: TomlTable) -> DeleteRule | None:
+    """Return the messages of a rule that delete, by `delete_when` and `delete_key`; None for none."""
+    key = table.table("delete_key", {})
+    sources = {name: key.text(name) for name in key.values}
+    value = table.values.get("delete_when", "")
+    if isinstance(value, dict):
+        condition = table.table("delete_when")
+        path = tuple(condition.texts("field")) if isinstance(value.get("field"), list) else condition.text("field")
+        rule = DeleteRule("field", path, condition.scalars("value"), sources)
+        condition.done()
+        return rule
+    when = table.text("delete_when", "")
+    if not when and sources:
+        raise DefinitionError("delete_key needs delete_when", *key.position)
+    if not when:
+        return None
+    check_choice(when, ("always", "empty"), *table.position, "delete_when")
+    return DeleteRule(when, key=sources)
 
 
 def _registry(table: TomlTable) -> str:
@@ -263,6 +286,14 @@ class TomlTable:
         if not all(isinstance(item, str) for item in values):
             raise DefinitionError(f"'{key}' must be a list of texts", *self.position, key)
         return list(values)
+
+    def scalars(self, key: str) -> tuple[str, ...]:
+        """Return a string, integer or boolean, or each of a list of them, as text in the spelling of JSON."""
+        value = self._value(key, (str, int, list), "a text, a whole number, true or false, or a list of them", None)
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, str | int) for item in values):
+            raise DefinitionError(f"'{key}' must be a list of texts, whole numbers, true or false", *self.position, key)
+        return tuple(item if isinstance(item, str) else json.dumps(item) for item in values)
 
     def number(self, key: str, default: float, lowest: float, highest: int) -> float:
         """Return a number from `lowest` to `highest`."""

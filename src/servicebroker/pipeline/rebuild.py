@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import uuid4
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
+from servicebroker.pipeline.sinks.keyed_rows import Changes, fold
 from servicebroker.pipeline.sinks.maintenance import messages_of, replay
 from servicebroker.pipeline.sinks.parquet import DataFile
 from servicebroker.pipeline.sinks.row_replacement import carry_columns, read_columns
@@ -21,9 +22,9 @@ from servicebroker.pipeline.sinks.tables import (
     foreign_columns,
     mark_rule_columns,
 )
-from servicebroker.pipeline.sinks.target import Target, fold_by_key, newest_by_key, target
+from servicebroker.pipeline.sinks.target import Target, target
 from servicebroker.pipeline.sinks.warehouse import MAX_BUFFERED_BYTES
-from servicebroker.pipeline.sorting import Sorter, write_time
+from servicebroker.pipeline.sorting import Decoded, Sorter, write_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,8 +52,9 @@ def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
         InstanceError: no rule has the table, there is no bronze table, bronze lacks messages of the table, or another
             commit intervened in each attempt. The table is then unchanged.
     """
-    rule = next((rule for rule in pipeline.messages if rule.table == table), None)
-    if rule is None:
+    table = pipeline.table_with_tombstones(table) or table  # both are rebuilt together
+    rules = pipeline.rules_of(table)
+    if not rules:
         raise InstanceError(f"No rule of the pipeline '{pipeline.name}' has a table '{table}'.")
     if pipeline.format == "parquet" or not pipeline.bronze:
         raise InstanceError("A table can be rebuilt only from a bronze table of Delta or Iceberg.")
@@ -63,9 +65,10 @@ def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
     if not location.exists():  # the columns of an existing table are replaced too
         table_target.ensure()
     with location.raising_instance_errors():
-        change = partial(_rebuild, pipeline, rule, table_target, location, bronze)
+        change = partial(_rebuild, pipeline, rules, table_target, location, bronze)
         quarantined = commit_with_retry(location, change, _MAX_ATTEMPTS)
-    replay(pipeline, rule.message_type)
+    for rule in rules:
+        replay(pipeline, rule.message_type)
     return Rebuilt(table, sum(file.rows for file in location.open().files()), quarantined)
 
 
@@ -78,60 +81,79 @@ class _Unreadable(NamedTuple):
 
 
 def _rebuild(
-    pipeline: Pipeline, rule: MessageRule, table_target: Target, location: TableLocation, bronze: TableLocation
+    pipeline: Pipeline, rules: list[MessageRule], table_target: Target, location: TableLocation, bronze: TableLocation
 ) -> int:
-    """Write the new version of the table. Returns the number of messages that went to quarantine."""
+    """Write the new versions of the table and its tombstones. Returns the number of messages that went to quarantine.
+
+    The tombstones are committed first: then no batch can add a row that a message of bronze has deleted.
+    """
     import pyarrow as pa
 
     table = location.open()  # before bronze, which gets each batch first: so bronze has all messages of this version
+    tombstones = _open_tombstones(table_target)
     check_partitions(location, table, table_target.partition_by)
     added_columns = foreign_columns(table, table_target.schema)
     quarantine = target(pipeline, pipeline.quarantine)
     source = bronze.open()
-    duplicates = _find_duplicates(source, rule, table_target, location, table)
+    duplicates = _find_duplicates(source, rules, table_target, location, table)
+    if tombstones and table_target.tombstones:
+        _check_tombstones(source, table_target.tombstones.table, tombstones)
     unreadable: list[_Unreadable] = []
 
-    def rows() -> Iterator[pa.Table]:
-        for label, part_rows, unreadable_rows in decode_bronze(pipeline, rule, source, duplicates):
+    def changes() -> Iterator[Changes]:
+        for label, part_changes, unreadable_rows in decode_bronze(pipeline, rules, source, duplicates):
             unreadable.append(_Unreadable(label, quarantine.write(unreadable_rows), unreadable_rows.num_rows))
-            yield part_rows
+            yield part_changes
 
     def parts() -> Iterator[pa.Table]:
-        """Yield the table's rows. After the last one, and so before the commit, quarantine the unreadable messages."""
-        for part in newest_rows(table_target, rows()) if table_target.key else _in_file_sizes(rows()):
+        """Yield the table's rows. After the last one, and so before the commit, commit quarantine and tombstones."""
+        newest = newest_rows(table_target, changes()) if table_target.key else None
+        for part in _in_file_sizes(part.rows for part in changes()) if newest is None else [newest.rows]:
             yield carry_columns(table, part, _MESSAGE_KEY, added_columns) if added_columns else part
         for label in {part.queue for part in unreadable if part.files}:
             files = [file for part in unreadable for file in part.files if part.queue == label]
             quarantine.commit(files, f"rebuild {uuid4()}", 0)
+        if tombstones and newest and newest.deletes is not None:
+            tombstones.replace_content(mark_rule_columns(newest.deletes.schema), iter([newest.deletes]))
 
     columns = [*mark_rule_columns(table_target.schema), *(table.columns.field(name) for name in added_columns)]
     table.replace_content(pa.schema(columns), parts())
     return sum(part.messages for part in unreadable)
 
 
+def _open_tombstones(table_target: Target) -> TableVersion | None:
+    """Return the newest version of the tombstone table, which is created if it is missing; None without one."""
+    if table_target.tombstones is None:
+        return None
+    location = table_target.tombstones.table
+    if not location.exists():  # the columns of an existing table are replaced too
+        table_target.tombstones.ensure()
+    return location.open()
+
+
 def _find_duplicates(
-    bronze: TableVersion, rule: MessageRule, table_target: Target, location: TableLocation, table: TableVersion
+    bronze: TableVersion, rules: list[MessageRule], table_target: Target, location: TableLocation, table: TableVersion
 ) -> pa.Array[Any]:
-    """Return the positions in bronze of repeated messages of the rule's type.
+    """Return the positions in bronze of repeated messages of the rules' types.
 
     Raises:
         InstanceError: bronze lacks messages of the table.
     """
-    keys = read_keys(bronze, rule.message_type)
+    keys = read_keys(bronze, [rule.message_type for rule in rules])
     _check_complete(location, table, keys.select(_MESSAGE_KEY))
     return repeated_positions(keys, "max" if table_target.key else "min")
 
 
-def read_keys(bronze: TableVersion, message_type: str, more: tuple[str, ...] = ()) -> pa.Table:
-    """Return the keys and queuing orders of the messages of a type in bronze, one row for each message.
+def read_keys(bronze: TableVersion, message_types: Sequence[str] | None, more: tuple[str, ...] = ()) -> pa.Table:
+    """Return the keys and queuing orders of the messages of some types in bronze, one row for each message.
 
-    `more`: further columns of bronze.
+    `message_types`: None for all. `more`: further columns of bronze.
     """
     import pyarrow as pa
 
     names = ["conversation_handle", "message_sequence_number", "queuing_order", *more]
     schema = pa.schema([bronze.columns.field(name) for name in names])
-    batches = [rows.select(names) for rows in messages_of(bronze, message_type, names)]
+    batches = [rows.select(names) for rows in messages_of(bronze, message_types, names)]
     return pa.Table.from_batches(batches, schema).rename_columns([*_MESSAGE_KEY, _ORDER, *more])
 
 
@@ -158,28 +180,47 @@ def repeated_positions(keys: pa.Table, keeps: Literal["min", "max"]) -> pa.Array
 
 
 def decode_bronze(
-    pipeline: Pipeline, rule: MessageRule, bronze: TableVersion, duplicates: pa.Array[Any]
-) -> Iterator[tuple[str, pa.Table, pa.Table]]:
-    """Yield for each part of bronze: the queue's label, rows for the rule's table, and rows for quarantine.
+    pipeline: Pipeline, rules: Sequence[MessageRule], bronze: TableVersion, duplicates: pa.Array[Any]
+) -> Iterator[tuple[str, Changes, pa.Table]]:
+    """Yield for each part of bronze: the queue's label, rows and deletes of a table, and rows for quarantine.
 
-    `duplicates`: positions in bronze to skip.
+    Args:
+        rules: the rules of one table.
+        duplicates: positions to skip, among the messages of their types.
     """
     import pyarrow as pa
     from pyarrow import compute
 
+    table_target = target(pipeline, rules[0].table)
     count = 0
-    for batch in messages_of(bronze, rule.message_type):
-        rows = exclude_rows(pa.Table.from_batches([batch]), compute.subtract(duplicates, count))
+    for batch in messages_of(bronze, [rule.message_type for rule in rules]):
+        bronze_rows = exclude_rows(pa.Table.from_batches([batch]), compute.subtract(duplicates, count))
         count += batch.num_rows
-        queues: Any = rows.column("queue")
+        queues: Any = bronze_rows.column("queue")
         labels: list[Any] = compute.unique(queues).to_pylist()
         for label in labels:
-            messages = rows.filter(compute.equal(queues, label))
+            messages = bronze_rows.filter(compute.equal(queues, label))
             sorter = Sorter(pipeline, QueueRule("", "", "", label))
-            yield label, *sorter.decode_or_quarantine(rule, messages, write_time())
+            parts = [_decode_type(sorter, rule, messages) for rule in rules]
+            row_parts = [decoded.rows for decoded, _ in parts if decoded.rows is not None]
+            rows = pa.concat_tables([table_target.schema.empty_table(), *row_parts])
+            deletes = None
+            if table_target.tombstones:
+                deleted = [decoded.deletes for decoded, _ in parts if decoded.deletes is not None]
+                deletes = pa.concat_tables([table_target.tombstones.schema.empty_table(), *deleted])
+            yield label, Changes(rows, deletes), pa.concat_tables([unreadable for _, unreadable in parts])
 
 
-def _in_file_sizes(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def _decode_type(sorter: Sorter, rule: MessageRule, messages: pa.Table) -> tuple[Decoded, pa.Table]:
+    """Return the decoded messages of the rule's type, and quarantine rows for the unreadable ones."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    of_type = messages.filter(compute.equal(messages.column("message_type_name"), pa.scalar(rule.message_type)))
+    return sorter.decode_or_quarantine(rule, of_type, write_time())
+
+
+def _in_file_sizes(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yield the rows in tables of more than `MAX_BUFFERED_BYTES`, each for a file; the last one may be smaller."""
     import pyarrow as pa
 
@@ -193,12 +234,23 @@ def _in_file_sizes(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(buffered)
 
 
-def newest_rows(table_target: Target, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the newest row of each key, in one table."""
-    rows_by_key = table_target.schema.empty_table()
-    for part_rows in rows:
-        rows_by_key = fold_by_key(table_target, rows_by_key, newest_by_key(part_rows, table_target))
-    yield rows_by_key
+def newest_rows(table_target: Target, parts: Iterator[Changes]) -> Changes:
+    """Return the newest row of each key that is not deleted, and the newest delete of each key."""
+    tombstones = table_target.tombstones
+    newest = Changes(table_target.schema.empty_table(), tombstones.schema.empty_table() if tombstones else None)
+    for part in parts:
+        newest = fold(table_target.key, newest, part)
+    return newest
+
+
+def _check_tombstones(bronze: TableVersion, location: TableLocation, tombstones: TableVersion) -> None:
+    """Check that bronze has the message of each tombstone. Without it, older messages would bring back a deleted row.
+
+    Raises:
+        InstanceError: bronze lacks messages.
+    """
+    if sum(file.rows for file in tombstones.files()):
+        _check_complete(location, tombstones, read_keys(bronze, None).select(_MESSAGE_KEY))
 
 
 def _check_complete(location: TableLocation, table: TableVersion, bronze_keys: pa.Table) -> None:

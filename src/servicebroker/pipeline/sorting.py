@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model import names
@@ -14,6 +15,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column, Decoder, Undecodable
 from servicebroker.pipeline.decoding.kinds import Array, Field, Kind, Map, Plain, Struct, decimal_digits, parse_kind
 from servicebroker.pipeline.definition import ORIGIN, MessageRule, Pipeline, QueueRule, StopError
+from servicebroker.pipeline.deletes import DeleteDecoder
 from servicebroker.pipeline.sinks.row_selection import select_rows
 
 if TYPE_CHECKING:
@@ -123,8 +125,17 @@ def columns_of(pipeline: Pipeline, table: str) -> tuple[Column, ...]:
         return BRONZE
     if table == pipeline.quarantine:
         return QUARANTINE
-    (rule,) = (rule for rule in pipeline.messages if rule.table == table)
-    return (*rule.decoder().columns, *ORIGIN)
+    if deleted_from := pipeline.table_with_tombstones(table):
+        rule = _row_rule(pipeline, deleted_from)
+        readable = {column.name: column for column in rule.decoder().columns}
+        return (*(readable[name] for name in rule.body_key), *ORIGIN)
+    return (*_row_rule(pipeline, table).decoder().columns, *ORIGIN)
+
+
+def _row_rule(pipeline: Pipeline, table: str) -> MessageRule:
+    rule = pipeline.row_rule(table)
+    assert rule is not None
+    return rule
 
 
 class Sorter:
@@ -133,7 +144,7 @@ class Sorter:
     def __init__(self, pipeline: Pipeline, queue: QueueRule) -> None:
         self._pipeline = pipeline
         self._queue = queue
-        self._decoders: dict[str, Decoder] = {rule.table: rule.decoder() for rule in pipeline.messages}
+        self._decoders = {rule.message_type: _RuleDecoder.of(pipeline, rule) for rule in pipeline.messages}
         self._control_types = {*SYSTEM_TYPES, queue.options.get("endOfStream", "EndOfStream")}
 
     def sort(self, messages: pa.RecordBatch | pa.Table, now: datetime) -> SortedRows:
@@ -166,27 +177,31 @@ class Sorter:
             sorted_rows.tables[self._pipeline.quarantine] = pa.concat_tables(quarantined)
         return sorted_rows
 
-    def decode_readable(self, rule: MessageRule, messages: pa.Table) -> tuple[pa.Table, list[int]]:
-        """Return rows of the rule's table for the readable messages, and the indexes of these messages."""
-        return _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)[:2]
+    def decode(self, rule: MessageRule, messages: pa.Table) -> Decoded:
+        """Return the rows and the deletes of a rule's messages. Ignores `when_bad`."""
+        return self._decoders[rule.message_type].decode(messages, self._queue.label)
 
-    def decode_or_quarantine(self, rule: MessageRule, messages: pa.Table, now: datetime) -> tuple[pa.Table, pa.Table]:
-        """Return rows of the rule's table, and quarantine rows for the unreadable messages. Ignores `when_bad`."""
+    def decode_or_quarantine(self, rule: MessageRule, messages: pa.Table, now: datetime) -> tuple[Decoded, pa.Table]:
+        """Return the rows and the deletes, and quarantine rows for the unreadable messages. Ignores `when_bad`."""
         import pyarrow as pa
 
-        rows, _, errors = _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)
-        unreadable = select_rows(messages, pa.array(errors, pa.int64()))
-        return rows, self._quarantined(unreadable, list(errors.values()), now)
+        decoded = self.decode(rule, messages)
+        unreadable = select_rows(messages, pa.array(decoded.errors, pa.int64()))
+        return decoded, self._quarantined(unreadable, list(decoded.errors.values()), now)
 
     def _add_rows(
         self, rule: MessageRule, messages: pa.Table, now: datetime, sorted_rows: SortedRows
     ) -> list[pa.Table]:
-        """Add rows of readable messages of one rule to `sorted_rows`, and return quarantine rows for the others."""
+        """Add rows and deletes of one rule to `sorted_rows`, and return quarantine rows for unreadable messages."""
         import pyarrow as pa
 
-        rows, _, errors = _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)
-        if rows.num_rows:
+        rows, deletes, _, errors = self.decode(rule, messages)
+        if rows is not None and rows.num_rows:
             sorted_rows.tables[rule.table] = rows
+        if deletes is not None and deletes.num_rows:
+            tombstones = self._pipeline.tombstones(rule.table)
+            more = sorted_rows.tables.get(tombstones)
+            sorted_rows.tables[tombstones] = deletes if more is None else pa.concat_tables([more, deletes])
         if not errors:
             return []
         if rule.when_bad == "stop":
@@ -228,41 +243,93 @@ class Sorter:
         return rows.append_column("detail", pa.array([_safe(problem.detail) for problem in problems], pa.string()))
 
 
-def _decode_messages(
-    rule: MessageRule, decoder: Decoder, messages: pa.Table, label: str
-) -> tuple[pa.Table, list[int], dict[int, Undecodable]]:
-    """Return rows of the rule's table, the indexes of their messages, and the errors of unreadable ones by index."""
+class Decoded(NamedTuple):
+    """The decoded messages of a rule.
+
+    Attributes:
+        rows: rows of the rule's table; None for a rule that only deletes.
+        deletes: rows of the tombstone table; None for a rule that deletes nothing.
+        indexes: the indexes of the readable messages.
+        errors: the errors of the unreadable messages, by index.
+    """
+
+    rows: pa.Table | None
+    deletes: pa.Table | None
+    indexes: list[int]
+    errors: dict[int, Undecodable]
+
+
+@dataclass(frozen=True)
+class _RuleDecoder:
+    """Decodes the messages of a rule.
+
+    Attributes:
+        rows: decoder of rows; None for a rule that only deletes.
+        delete: decoder of the messages that delete; None for none.
+        tombstones: columns of the tombstone table.
+    """
+
+    rule: MessageRule
+    rows: Decoder | None
+    delete: DeleteDecoder | None = None
+    tombstones: tuple[Column, ...] = ()
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, rule: MessageRule) -> _RuleDecoder:
+        rows = rule.decoder() if rule.has_rows else None
+        if rule.delete is None:
+            return cls(rule, rows)
+        delete = rule.delete_decoder(_row_rule(pipeline, rule.table))
+        return cls(rule, rows, delete, columns_of(pipeline, pipeline.tombstones(rule.table)))
+
+    def decode(self, messages: pa.Table, label: str) -> Decoded:
+        """Decode messages of the queue `label`."""
+        rows: dict[int, list[Any]] = {}
+        deletes: dict[int, list[Any]] = {}
+        errors: dict[int, Undecodable] = {}
+        for index, value in enumerate(messages.column("message_body")):
+            body = value.as_py()
+            decode = partial(_decode, self.rule, body=body)
+            try:
+                if self.delete is not None and self.delete.matches(body, decode):
+                    deletes[index] = self.delete.decode(decode)
+                elif self.rows is not None:
+                    rows[index] = decode(self.rows)
+            except Undecodable as problem:
+                errors[index] = problem
+        return Decoded(
+            None if self.rows is None else _table((*self.rows.columns, *ORIGIN), rows, messages, label),
+            None if self.delete is None else _table(self.tombstones, deletes, messages, label),
+            sorted([*rows, *deletes]),
+            errors,
+        )
+
+
+def _table(columns: tuple[Column, ...], values: dict[int, list[Any]], messages: pa.Table, label: str) -> pa.Table:
+    """Return rows with the values of their own columns, by the index of their message, and the columns of `ORIGIN`."""
     import pyarrow as pa
 
-    values: list[list[Any]] = []
-    indexes: list[int] = []
-    errors: dict[int, Undecodable] = {}
-    for index, body in enumerate(messages.column("message_body")):
-        try:
-            values.append(_decode(rule, decoder, body.as_py()))
-            indexes.append(index)
-        except Undecodable as problem:
-            errors[index] = problem
-    own_schema = arrow_schema(tuple(decoder.columns))
-    columns: list[Any] = [
-        pa.array([row[number] for row in values], field.type) for number, field in enumerate(own_schema)
+    schema = arrow_schema(columns)
+    own_values: list[Any] = [
+        pa.array([row[number] for row in values.values()], schema.field(number).type)
+        for number in range(len(columns) - len(ORIGIN))
     ]
-    columns_but_body = messages.select([name for name in messages.schema.names if name != "message_body"])
-    decoded_messages = columns_but_body.take(pa.array(indexes, pa.int64())) if errors else columns_but_body
-    enqueued = decoded_messages.column("message_enqueue_time")
+    own_messages = messages.select([name for name in messages.schema.names if name != "message_body"])
+    if len(values) < messages.num_rows:
+        own_messages = own_messages.take(pa.array(list(values), pa.int64()))
+    enqueued = own_messages.column("message_enqueue_time")
     origin: list[Any] = [
-        pa.repeat(label, decoded_messages.num_rows),
-        decoded_messages.column("conversation_handle"),
-        decoded_messages.column("message_sequence_number"),
-        decoded_messages.column("queuing_order"),
+        pa.repeat(label, own_messages.num_rows),
+        own_messages.column("conversation_handle"),
+        own_messages.column("message_sequence_number"),
+        own_messages.column("queuing_order"),
         enqueued,
         enqueued.cast(pa.timestamp("us", "UTC")).cast(pa.date32()),
     ]
-    schema = arrow_schema((*decoder.columns, *ORIGIN))
-    return pa.Table.from_arrays([*columns, *origin], names=schema.names).cast(schema), indexes, errors
+    return pa.Table.from_arrays([*own_values, *origin], names=schema.names).cast(schema)
 
 
-def _decode(rule: MessageRule, decoder: Decoder, body: bytes | None) -> list[Any]:
+def _decode(rule: MessageRule, decoder: Decoder, *, body: bytes | None) -> list[Any]:
     if body is not None and len(body) > rule.maximum_body:
         raise Undecodable(TOO_LARGE_REASON, f"{len(body)} bytes, of which {rule.maximum_body} are allowed")
     try:

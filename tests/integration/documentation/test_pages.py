@@ -26,17 +26,17 @@ def follow(page: str, folder: Path) -> None:
         session.do(page)
 
 
-COMMANDS = "docs/reference/commands.md"  # an example of each command, including Spark
+LONG = ["docs/reference/commands.md", "docs/how-to/keyed-tables.md", *STORIES]  # they start Spark
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in STORIES and page != COMMANDS])
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in LONG])
 def test_a_page(page: str, tmp_path: Path) -> None:
     follow(page, tmp_path)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("page", [COMMANDS, *STORIES])
+@pytest.mark.parametrize("page", LONG)
 def test_a_long_page(page: str, tmp_path: Path) -> None:
     follow(page, tmp_path)
 

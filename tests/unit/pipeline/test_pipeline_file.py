@@ -11,6 +11,7 @@ from servicebroker.cli import output
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import Pipeline
+from servicebroker.pipeline.deletes import DeleteRule
 from servicebroker.pipeline.file import line_of, parse_pipeline, read_pipeline
 from servicebroker.pipeline.queue_run import QueueRun
 from servicebroker.pipeline.variables import masked
@@ -359,3 +360,83 @@ def test_a_value_of_any_length_is_refused_in_a_short_sentence(write):
 def test_a_sink_for_a_queue_that_the_pipeline_lacks_is_refused(tmp_path):
     with pytest.raises(InstanceError, match=r"The pipeline has no queue 'Q\\x1b'"):
         parse_pipeline(SMALL, tmp_path).queue_labelled("Q\x1b")
+
+
+KEYED = """\
+[pipeline]
+name = "crm"
+warehouse = "tables"
+[[queue]]
+instance = "postgresql://shop/app"
+database = "Shop"
+queue = "Q"
+[[message]]
+type = "Customer"
+format = "json"
+table = "customers"
+key = ["id"]
+delete_when = { field = "op", value = ["d", true, 3] }
+delete_key = { id = "before.id" }
+[message.columns]
+id = "long"
+note = "string?"
+[[message]]
+type = "Erased"
+format = "json"
+table = "customers"
+delete_when = "always"
+[message.columns]
+id = "long"
+"""
+
+
+def test_the_messages_that_delete_are_read(write):
+    pipeline = read_pipeline(write(KEYED))
+    assert [rule.delete for rule in pipeline.messages] == [
+        DeleteRule("field", "op", ("d", "true", "3"), {"id": "before.id"}),
+        DeleteRule("always"),
+    ]
+    assert pipeline.table_names() == ["bronze", "customers", "customers_tombstones", "quarantine"]
+    assert Pipeline.from_text(pipeline.to_text()) == pipeline
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "complaint"),
+    [
+        ('delete_when = "always"', 'delete_when = "sometimes"', 22, "must be one of always, empty"),
+        ('delete_when = "always"', "", 21, "the table 'customers' has another use already"),
+        ('delete_when = "always"', 'delete_when = "empty"', 21, "the table 'customers' has another use already"),
+        ('delete_when = "always"', 'delete_when = "always"\npartition_by = "id"', 23, "has no rows"),
+        ('delete_when = "always"', 'delete_when = "always"\nkey = "note"', 23, "the key of the table is id"),
+        ('"customers"\ndelete_when = "always"', '"x"\ndelete_when = "always"', 21, "no other rule writes rows into"),
+        ('key = ["id"]\n', "", 12, "only a table with a key loses rows"),
+        ('"op", value = ["d", true, 3]', '"op"', 13, "'value' is missing"),
+        ('"op", value = ["d", true, 3]', '"op", value = [1.5]', 13, "a list of texts, whole numbers"),
+        ('{ field = "op", value = ["d", true, 3] }', '"empty"', 13, "has no 'id'"),
+        ('delete_when = { field = "op", value = ["d", true, 3] }\n', "", 13, "delete_key needs delete_when"),
+        ('{ id = "before.id" }', '{ note = "x" }', 14, "'note' is no column of the key"),
+        (
+            'warehouse = "tables"',
+            'warehouse = "tables"\nbronze = "customers_tombstones"',
+            12,
+            "has another use already",
+        ),
+    ],
+)
+def test_a_wrong_delete_is_said_with_its_line(write, old, new, line, complaint):
+    path = write(KEYED.replace(old, new, 1))
+    with pytest.raises(InstanceError) as refused:
+        read_pipeline(path)
+    assert complaint in str(refused.value)
+    assert str(refused.value).startswith(f"{path}:{line}: ")
+
+
+def test_the_key_of_a_delete_is_that_of_the_table(write):
+    head, tail = KEYED.rsplit('id = "long"', 1)
+    for columns, complaint in (
+        ('id = "integer"', "'id' is long in the rows of the table"),
+        ('id = "long?"', "never null"),
+        ('id = "long"\nnote = "string"', "'note' is not part of it"),
+    ):
+        with pytest.raises(InstanceError, match=complaint):
+            read_pipeline(write(head + columns + tail))

@@ -12,10 +12,11 @@ import pyarrow as pa
 from pipeline_tables import NOON, ORDER, QUEUE, message, pipeline
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.sinks import row_selection
+from servicebroker.pipeline.sinks.keyed_rows import newest_by_key
 from servicebroker.pipeline.sinks.row_replacement import carry_columns
 from servicebroker.pipeline.sinks.row_selection import exclude_rows, select_rows, take_rows
 from servicebroker.pipeline.sinks.tables import TableFile
-from servicebroker.pipeline.sinks.target import newest_by_key, target
+from servicebroker.pipeline.sinks.target import target
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.stream import rows as source_rows
 
@@ -65,7 +66,7 @@ def test_a_batch_of_more_text_than_an_array_holds_has_a_newest_row(tmp_path):
     }
     order = pa.chunked_array([pa.array([(37 * place) % PIECE_COUNT], LONG) for place in range(PIECE_COUNT)])
     rows = rows_with(into.schema, row, note=large(pa.string()), _queuing_order=order)
-    (found,) = newest_by_key(rows, into).select(["id", "_queuing_order"]).to_pylist()
+    (found,) = newest_by_key(rows, into.key).select(["id", "_queuing_order"]).to_pylist()
     assert found == {"id": 7, "_queuing_order": PIECE_COUNT - 1}
 
 
@@ -84,7 +85,7 @@ def test_more_text_of_others_than_an_array_holds_goes_on_beside_its_rows():
 def test_more_bodies_than_an_array_holds_are_read_again(tmp_path):
     rule = MessageRule("Order", "text", "orders", maximum_body=10)
     rows = rows_with(source_rows.arrow_schema(), message(1, b""), message_body=large(pa.binary()))
-    assert Sorter(pipeline(tmp_path, rule), QUEUE).decode_readable(rule, rows)[1] == []
+    assert Sorter(pipeline(tmp_path, rule), QUEUE).decode(rule, rows).indexes == []
 
 
 def test_rows_are_found_by_their_places(seeded_random, monkeypatch):

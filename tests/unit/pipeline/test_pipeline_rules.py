@@ -1,6 +1,7 @@
 """Rules without Spark and without a server: results for example messages, and a first rule from samples."""
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -101,6 +102,11 @@ def test_examples_become_what_they_say_or_the_difference_is_told(files, monkeypa
     assert unread.startswith('is not in quarantine (orders: {"id": 1,')
     assert "has no row (quarantine: missing field" in next(find_differences(pipeline, examples[0], trials[2]))
     assert try_message(pipeline, "//shop/Strict", "?").stops
+    loses = Trial("orders", deleted={"id": 3})
+    gone = replace(wrong, row=None, delete={"id": 4})
+    assert [*find_differences(pipeline, gone, loses)] == ["has id = 3, not 4"]
+    assert [*find_differences(pipeline, gone, trials[3])] == ["deletes nothing (no table of a rule)"]
+    assert [*find_differences(pipeline, wrong, loses)] == ['has no row (orders: deletes {"id": 3})']
 
 
 def test_the_command_tells_rows_and_quarantine_and_fails_with_an_example(files):

@@ -33,7 +33,7 @@ from servicebroker.model.wording import counted
 from servicebroker.overriding import override
 
 if TYPE_CHECKING:
-    from servicebroker.pipeline.definition import Pipeline
+    from servicebroker.pipeline.definition import MessageRule, Pipeline
     from servicebroker.pipeline.queue_run import QueueRun
     from servicebroker.pipeline.run import Run
     from servicebroker.pipeline.sinks.maintenance import Status
@@ -228,8 +228,7 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
             error=True,
         )
     for rule in pipeline.messages:
-        columns = ", ".join(f"{column.name} {column.kind}" for column in rule.decoder().columns)
-        say(f"{rule.message_type} -> {rule.table} ({columns})")
+        say(f"{rule.message_type} -> {rule.table} ({_describe_rule(pipeline, rule)})")
     for table, change in changes:
         say(f"At the next run the table {table} {change}.")
     for late_type in late_messages:
@@ -240,6 +239,16 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
         )
     size = f"{counted(len(pipeline_status.queues), 'queue')}, {counted(len(pipeline_status.tables), 'table')}"
     say(f"The pipeline '{pipeline.name}' can run: {size}.")
+
+
+def _describe_rule(pipeline: Pipeline, rule: MessageRule) -> str:
+    """Return the columns of the rows, and the messages that delete by the key."""
+    columns = ", ".join(f"{column.name} {column.kind}" for column in rule.decoder().columns)
+    row_rule = pipeline.row_rule(rule.table)
+    if rule.delete is None or row_rule is None:
+        return columns
+    deletes = f"{rule.delete} deletes by {', '.join(row_rule.key)}"
+    return f"{columns}; {deletes}" if rule.has_rows else deletes
 
 
 @app.command("test")

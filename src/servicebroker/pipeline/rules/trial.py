@@ -43,8 +43,9 @@ class Trial(NamedTuple):
     """The result of decoding a message.
 
     Attributes:
-        table: the rule's table, if it gets a row; otherwise "".
+        table: the rule's table, if it gets or loses a row; otherwise "".
         row: the values of the rule's columns; None without a row.
+        deleted: the key of the row to delete; None if the message deletes nothing.
         reason, detail: reason and detail in quarantine; "" if the message is readable.
         stops: the message is unreadable, and its rule says "stop". `detail` has the error.
     """
@@ -54,6 +55,7 @@ class Trial(NamedTuple):
     reason: str = ""
     detail: str = ""
     stops: bool = False
+    deleted: dict[str, Any] | None = None
 
     @override
     def __str__(self) -> str:
@@ -61,12 +63,15 @@ class Trial(NamedTuple):
             return f"stops the queue: {self.detail}"
         if self.reason:
             return f"quarantine: {self.reason}: {self.detail}"
+        if self.deleted is not None:
+            return f"{self.table}: deletes {_row_text(self.deleted)}"
         return f"{self.table}: {_row_text(self.row)}" if self.row is not None else "no table of a rule"
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as values of JSON. Decimals and times become strings, and bytes become Base64."""
         row = None if self.row is None else json.loads(_row_text(self.row))
-        return {"table": self.table, "row": row, "reason": self.reason, "detail": self.detail, "stops": self.stops}
+        deleted = None if self.deleted is None else json.loads(_row_text(self.deleted))
+        return {**self._asdict(), "row": row, "deleted": deleted}
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Example:
     Attributes:
         index: index of the example in its file, from 0.
         row: expected values of some columns; None if no row is expected.
+        delete: expected values of some key columns of the row to delete; None if no delete is expected.
         quarantine: string that "reason: detail" must contain; None if the message must be readable.
     """
 
@@ -85,11 +91,12 @@ class Example:
     body: bytes
     row: Mapping[str, Any] | None = None
     quarantine: str | None = None
+    delete: Mapping[str, Any] | None = None
 
     @property
     def has_expectation(self) -> bool:
         """True if the example has an expected result."""
-        return self.row is not None or self.quarantine is not None
+        return any(expected is not None for expected in (self.row, self.quarantine, self.delete))
 
 
 def try_message(pipeline: Pipeline, message_type: str, body: bytes | str | Mapping[str, Any] | list[Any]) -> Trial:
@@ -110,8 +117,18 @@ def try_message(pipeline: Pipeline, message_type: str, body: bytes | str | Mappi
     rule = pipeline.rule(message_type)
     if rule is None:
         return Trial()
-    (row,) = sorted_rows.tables[rule.table].to_pylist()
-    return Trial(rule.table, {name: value for name, value in row.items() if name not in _ORIGIN_NAMES})
+    if rule.table in sorted_rows.tables:
+        return Trial(rule.table, _values(sorted_rows.tables[rule.table], _ORIGIN_NAMES))
+    tombstones = sorted_rows.tables[pipeline.tombstones(rule.table)]
+    row_rule = pipeline.row_rule(rule.table)
+    assert row_rule is not None
+    return Trial(rule.table, deleted=_values(tombstones, _ORIGIN_NAMES - {*row_rule.key}))
+
+
+def _values(rows: pa.Table, hidden: frozenset[str]) -> dict[str, Any]:
+    """Return the values of the only row, without the columns `hidden`."""
+    (row,) = rows.to_pylist()
+    return {name: value for name, value in row.items() if name not in hidden}
 
 
 def _batch(message_type: str, body: bytes) -> pa.Table:
@@ -129,7 +146,7 @@ def _batch(message_type: str, body: bytes) -> pa.Table:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Return the examples of a TOML file: `[[example]]` with type, body or file, and row or quarantine.
+    """Return the examples of a TOML file: `[[example]]` with type, body or file, and row, delete or quarantine.
 
     Raises:
         InstanceError: the file cannot be read, or an example is invalid; the text names the line.
@@ -164,9 +181,10 @@ def _example(number: int, table: TomlTable, folder: Path) -> Example:
         body,
         table.table("row").values if "row" in table.values else None,
         table.text("quarantine") if "quarantine" in table.values else None,
+        table.table("delete").values if "delete" in table.values else None,
     )
-    if example.row is not None and example.quarantine is not None:
-        raise DefinitionError("a message gets a row or goes to quarantine, not both", *table.position)
+    if sum(expected is not None for expected in (example.row, example.quarantine, example.delete)) > 1:
+        raise DefinitionError("a message gets a row, deletes one, or goes to quarantine, not both", *table.position)
     table.done()
     return example
 
@@ -178,15 +196,16 @@ def find_differences(pipeline: Pipeline, example: Example, trial: Trial) -> Iter
             yield f"is not in quarantine ({trial})"
         elif example.quarantine not in f"{trial.reason}: {trial.detail}":
             yield f"is in quarantine for another reason than '{example.quarantine}' ({trial.reason}: {trial.detail})"
-    if example.row is None:
+    expected, values = (example.row, trial.row) if example.delete is None else (example.delete, trial.deleted)
+    if expected is None:
         return
-    if trial.row is None:
-        yield f"has no row ({trial})"
+    if values is None:
+        yield f"{'has no row' if example.delete is None else 'deletes nothing'} ({trial})"
         return
     rule = pipeline.rule(example.message_type)
-    columns = {column.name: column for column in rule.decoder().columns} if rule else {}
-    for name, wanted in example.row.items():
-        if name not in columns:
+    columns = {column.name: column for column in (*rule.decoder().columns, *ORIGIN)} if rule else {}
+    for name, wanted in expected.items():
+        if name not in columns or name not in values:
             yield f"cannot have '{name}': there is no such column"
             continue
         try:
@@ -194,8 +213,8 @@ def find_differences(pipeline: Pipeline, example: Example, trial: Trial) -> Iter
         except Undecodable as problem:
             yield f"cannot have this value: {problem.detail}"
             continue
-        if value != trial.row[name]:
-            yield f"has {name} = {_row_text(trial.row[name])}, not {_row_text(value)}"
+        if value != values[name]:
+            yield f"has {name} = {_row_text(values[name])}, not {_row_text(value)}"
 
 
 def _expected(column: Column, value: Any) -> Any:

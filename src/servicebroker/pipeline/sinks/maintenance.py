@@ -219,36 +219,44 @@ def _replay(pipeline: Pipeline, rule: MessageRule, quarantine: TableLocation) ->
     from pyarrow import compute
 
     table = quarantine.open()
-    quarantined: Any = pa.Table.from_batches(messages_of(table, rule.message_type), table.columns)
+    quarantined: Any = pa.Table.from_batches(messages_of(table, [rule.message_type]), table.columns)
     written = 0
     for label in compute.unique(quarantined.column("queue")).to_pylist():
         messages = quarantined.filter(compute.equal(quarantined.column("queue"), label))
         sorter = Sorter(pipeline, QueueRule("", "", "", label))
-        rows, indexes = sorter.decode_readable(rule, messages)
-        if not indexes:
+        decoded = sorter.decode(rule, messages)
+        if not decoded.indexes:
             continue
         table_target = target(pipeline, rule.table)
         table_target.ensure()
-        table_target.commit(table_target.write(rows), f"replay {uuid.uuid4()}", 0)
-        keys = messages.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(indexes))
+        table_target.write_and_commit(decoded.rows, decoded.deletes, f"replay {uuid.uuid4()}", 0)
+        keys = messages.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(decoded.indexes))
         with quarantine.raising_instance_errors():
             commit_with_retry(quarantine, partial(_remove_rows, quarantine, keys))
-        written += len(indexes)
+        written += len(decoded.indexes)
     return Replayed(rule.message_type, written, quarantined.num_rows - written)
 
 
-def messages_of(table: TableVersion, message_type: str, names: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a type in bronze or quarantine, roughly in the order in which they were written.
+def messages_of(
+    table: TableVersion, message_types: Sequence[str] | None, names: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of some types in bronze or quarantine, roughly in the order in which they were written.
 
-    The order is the same at each read of a table version. `names`: columns to read besides the type; none reads all.
+    The order is the same at each read of a table version.
+
+    Args:
+        message_types: None for all.
+        names: columns to read besides the type; none reads all.
     """
     import pyarrow as pa
     from pyarrow import compute
 
-    columns = pa.schema([table.columns.field(name) for name in ("message_type_name", *names)])
+    types = pa.array(list(message_types or ()), pa.string())
+    columns = pa.schema([table.columns.field(name) for name in dict.fromkeys(("message_type_name", *names))])
     for file in sorted(table.files(), key=lambda file: (str(file.range_of("landed_at")[0]), file.name)):
         for rows in table.read(file, columns if names else table.columns):
-            yield rows.filter(compute.equal(rows.column("message_type_name"), pa.scalar(message_type)))
+            is_of_type: Any = compute.is_in(rows.column("message_type_name"), value_set=types)
+            yield rows if message_types is None else rows.filter(is_of_type)
 
 
 def _remove_rows(quarantine: TableLocation, rows: pa.Table) -> None:

@@ -28,11 +28,12 @@ def find_matching_files(
     the index of the new row in `rows` (`NEW_INDEX`) and of the old row in the file (`OLD_INDEX`). For each column of
     `more` it has the new row's value under the column's name, and the old row's under `OLD_PREFIX` and the name.
     """
+    columns = list(dict.fromkeys([*names, *more]))
     ranges = _ranges(rows, names)
     for file in table.files():
         if _is_out_of_range(file, ranges):
             continue
-        file_rows = _with_empty_strings(table, read_columns(table, file, [*names, *more]), names)
+        file_rows = _with_empty_strings(table, read_columns(table, file, columns), names)
         matches = join_rows(rows, file_rows, names, more)
         if matches.num_rows:
             yield file, matches
@@ -54,10 +55,15 @@ def join_rows(new_rows: pa.Table, old_rows: pa.Table, names: Sequence[str], more
     """Return the matches (see `find_matching_files`) of two tables of rows."""
     import pyarrow as pa
 
+    shared = [name for name in more if name in names]
+    more = [name for name in more if name not in names]
     new_keys = new_rows.select([*names, *more]).append_column(NEW_INDEX, pa.array(range(new_rows.num_rows), pa.int64()))
     old_keys = old_rows.select([*names, *more]).append_column(OLD_INDEX, pa.array(range(old_rows.num_rows), pa.int64()))
     old_keys = old_keys.rename_columns([*names, *(f"{OLD_PREFIX}{name}" for name in more), OLD_INDEX])
-    return new_keys.join(old_keys, keys=list(names), join_type="inner")
+    matches = new_keys.join(old_keys, keys=list(names), join_type="inner")
+    for name in shared:
+        matches = matches.append_column(f"{OLD_PREFIX}{name}", matches.column(name))
+    return matches
 
 
 def read_columns(table: TableVersion, file: TableFile, names: Sequence[str]) -> pa.Table:

@@ -1,11 +1,11 @@
 """Writes a batch into the tables of a pipeline: each table takes it once, without rows that it already has.
 
-A table without a key appends the rows. A table with a key keeps the newest row of each key.
+A table without a key appends the rows. A table with a key keeps the newest row of each key (`keyed_rows.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -15,18 +15,10 @@ from servicebroker.pipeline.definition import Pipeline
 from servicebroker.pipeline.sinks.delta import DeltaLocation
 from servicebroker.pipeline.sinks.evolution import SchemaChange
 from servicebroker.pipeline.sinks.iceberg import IcebergLocation
+from servicebroker.pipeline.sinks.keyed_rows import Changes, newest_changes, plan_replacement
 from servicebroker.pipeline.sinks.parquet import DataFile, write_parquet
-from servicebroker.pipeline.sinks.row_replacement import (
-    NEW_INDEX,
-    OLD_INDEX,
-    OLD_PREFIX,
-    carry_columns,
-    find_matching_files,
-    join_rows,
-    read_columns,
-    rewrite_without,
-)
-from servicebroker.pipeline.sinks.row_selection import exclude_rows, select_rows
+from servicebroker.pipeline.sinks.row_replacement import NEW_INDEX, read_columns
+from servicebroker.pipeline.sinks.row_selection import select_rows
 from servicebroker.pipeline.sinks.storage import Folder, files_in, flush, make, move, names_in, remove
 from servicebroker.pipeline.sinks.tables import (
     Batch,
@@ -35,7 +27,6 @@ from servicebroker.pipeline.sinks.tables import (
     TableVersion,
     commit_batch,
     commit_with_retry,
-    foreign_columns,
     has_batch,
     open_or_alter,
     plan_schema_change,
@@ -59,6 +50,7 @@ class Target:
         nullable: columns that may be null.
         partition_by: partition columns.
         key: columns that identify a row. A new row replaces an older row with the same key.
+        tombstones: table of the deleted keys; None if no rule deletes.
         queue: column with the label of a message's queue.
         handle, number: columns that identify a message.
         order, time: columns with a message's position in its queue, and its enqueue time.
@@ -77,6 +69,7 @@ class Target:
     order: str = "_queuing_order"
     time: str = "_message_enqueue_time"
     queues: frozenset[str] = frozenset()
+    tombstones: Target | None = None
 
     @property
     def staged(self) -> Folder:
@@ -91,10 +84,26 @@ class Target:
             return self.location.write(rows, self.partition_by)
         return commit_with_retry(self.location, self.open_or_alter).write(rows)
 
-    def commit(self, files: list[DataFile], query_id: str, batch_id: int, *, adds_missing: bool = False) -> None:
+    def write_and_commit(self, rows: pa.Table | None, deletes: pa.Table | None, query_id: str, batch_id: int) -> None:
+        """Add rows to the table, and delete rows by their key. `deletes` has the columns of `tombstones`."""
+        files = self.write(rows) if rows is not None else []
+        deleted = self.tombstones.write(deletes) if deletes is not None and self.tombstones else []
+        self.commit(files, query_id, batch_id, deletes=deleted)
+
+    def commit(
+        self,
+        files: list[DataFile],
+        query_id: str,
+        batch_id: int,
+        *,
+        deletes: Sequence[DataFile] = (),
+        adds_missing: bool = False,
+    ) -> None:
         """Add a batch's files to the table, once for (query id, batch id).
 
-        `adds_missing`: if the table already has the batch, add the rows that it lacks; for tables without a key.
+        Args:
+            deletes: files of `tombstones`, with the keys to delete.
+            adds_missing: if the table already has the batch, add the rows that it lacks; for tables without a key.
 
         Raises:
             InstanceError: the table has other columns or partitions.
@@ -103,7 +112,7 @@ class Target:
         if self.location is None:
             _rename(self, files, *batch, adds_missing=adds_missing)
         elif self.key:
-            _merge(self, self.location, files, batch)
+            _merge(self, files, deletes, batch)
         else:
             is_new = commit_batch(
                 *(self.location, self.schema, files, batch),
@@ -125,6 +134,8 @@ class Target:
         else:
             with self.location.raising_instance_errors():
                 commit_with_retry(self.location, self.open_or_alter)
+        if self.tombstones:
+            self.tombstones.ensure()
 
     def open_or_alter(self) -> TableVersion:
         """Return the newest version of the table, after adding the columns that it lacks."""
@@ -170,9 +181,14 @@ def target(pipeline: Pipeline, table: str) -> Target:
     if table in (pipeline.bronze, pipeline.quarantine):
         names = ("queue", "conversation_handle", "queuing_order", "queuing_order", "message_enqueue_time")
         return Target(folder, location, schema, frozenset(schema.names), (), (), *names, queues)
-    (rule,) = (rule for rule in pipeline.messages if rule.table == table)
     nullable = frozenset(column.name for column in columns if column.is_optional)
-    return Target(folder, location, schema, nullable, rule.partition_by, rule.key, queues=queues)
+    rule = pipeline.row_rule(pipeline.table_with_tombstones(table) or table)
+    assert rule is not None
+    if rule.table != table:
+        return Target(folder, location, schema, nullable, key=rule.key, queues=queues)
+    tombstones = pipeline.tombstones(table)
+    deleted = target(pipeline, tombstones) if tombstones else None
+    return Target(folder, location, schema, nullable, rule.partition_by, rule.key, queues=queues, tombstones=deleted)
 
 
 # ---------------------------------------------------------------- repeated messages
@@ -287,85 +303,33 @@ def _read(folder: Folder, name: str, names: list[str] | None) -> pa.Table:
 # ---------------------------------------------------------------- tables with a key
 
 
-def _merge(target: Target, location: TableLocation, files: list[DataFile], batch: Batch) -> None:
-    """Replace the table's row of each key by the newest row of the batch, unless the table's row is newer."""
-    import pyarrow as pa
-
-    def change() -> None:
-        table = target.open_or_alter()
-        if has_batch(location, table, batch):
-            return
-        rows = newest_by_key(pa.concat_tables([_columns(file, None) for file in files]), target)
-        table.replace_files(*_replacement(target, table, rows), batch)
-
-    commit_with_retry(location, change)
-    for file in files:
+def _merge(target: Target, files: Sequence[DataFile], deletes: Sequence[DataFile], batch: Batch) -> None:
+    """Apply a batch to the table's rows of its keys; the deletes first to the tombstone table."""
+    if deletes and target.tombstones:
+        _apply(target.tombstones, deletes, (), batch)
+    _apply(target, files, deletes, batch)
+    for file in (*files, *deletes):
         remove(file.folder, file.name)
 
 
-def _replacement(target: Target, table: TableVersion, rows: pa.Table) -> tuple[list[TableFile], list[DataFile]]:
-    """Return the table's files with older rows of these keys, and the files that replace them."""
+def _apply(target: Target, files: Sequence[DataFile], deletes: Sequence[DataFile], batch: Batch) -> None:
     import pyarrow as pa
-    from pyarrow import compute
 
-    removed: list[TableFile] = []
-    added: list[DataFile] = []
-    outdated: list[Any] = []
-    for file, matches in find_matching_files(table, rows, target.key, _AGE_COLUMNS):
-        is_newer = _is_newer(matches)
-        outdated += matches.filter(compute.invert(is_newer)).column(NEW_INDEX).to_pylist()
-        replaced = matches.filter(is_newer).column(OLD_INDEX)
-        if len(replaced):
-            removed.append(file)
-            added += rewrite_without(table, file, replaced)
-    rows = exclude_rows(rows, pa.array(outdated, pa.int64()))
-    if added_columns := foreign_columns(table, target.schema):
-        rows = carry_columns(table, rows, target.key, added_columns)
-    return removed, [*added, *table.write(rows)]
+    def read(staged: Sequence[DataFile], schema: pa.Schema) -> pa.Table:
+        return pa.concat_tables([schema.empty_table(), *(_columns(file, None) for file in staged)])
 
+    def change() -> None:
+        table = target.open_or_alter()
+        if has_batch(target.table, table, batch):
+            return
+        deleted, tombstones = None, None
+        if target.tombstones:
+            deleted = read(deletes, target.tombstones.schema)
+            tombstones = target.tombstones.open_or_alter()
+        changes = newest_changes(target.key, Changes(read(files, target.schema), deleted))
+        table.replace_files(*plan_replacement(table, target.schema, target.key, changes, tombstones), batch)
 
-def fold_by_key(target: Target, existing: pa.Table, rows: pa.Table) -> pa.Table:
-    """Return the newest row of each key. `existing` and `rows` each have one row per key."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    matches = join_rows(rows, existing, target.key, _AGE_COLUMNS)
-    is_newer = _is_newer(matches)
-    replaced = matches.filter(is_newer).column(OLD_INDEX)
-    outdated = matches.filter(compute.invert(is_newer)).column(NEW_INDEX)
-    return pa.concat_tables([exclude_rows(existing, replaced), exclude_rows(rows, outdated)])
-
-
-_AGE_COLUMNS = ("_queue", "_conversation_handle", "_queuing_order", "_message_enqueue_time")
-
-
-def _is_newer(matches: pa.Table) -> Any:
-    """Return for each match (a new and an old row with the same key) True if the new row is newer.
-
-    Clocks may go back; positions in a queue do not, unless it was recreated. If position and time of two conversations
-    disagree, the order is unknown. The new row then wins, since batches come in the order of the queue (decision 92).
-    """
-    from pyarrow import compute
-
-    def compare(test: Any, name: str) -> Any:
-        return test(matches.column(name), matches.column(f"{OLD_PREFIX}{name}"))
-
-    same_queue = compare(compute.equal, "_queue")
-    has_later_position = compare(compute.greater, "_queuing_order")
-    has_later_time = compare(compute.greater, "_message_enqueue_time")
-    is_later = compute.or_(has_later_time, compute.and_(same_queue, has_later_position))
-    same_conversation = compute.and_(same_queue, compare(compute.equal, "_conversation_handle"))
-    return compute.if_else(same_conversation, has_later_position, is_later)
-
-
-def newest_by_key(rows: pa.Table, target: Target) -> pa.Table:
-    """Return for each key the row of a batch that was enqueued last. All rows of a batch come from one queue."""
-    from pyarrow import compute
-
-    rank: Any = compute.rank(rows.column("_queuing_order"), "ascending", tiebreaker="first")
-    groups = rows.select(list(target.key)).append_column("the rank", rank).group_by(list(target.key))
-    last: Any = groups.aggregate([("the rank", "max")]).column("the rank_max")
-    return rows.filter(compute.is_in(rank, value_set=last))
+    commit_with_retry(target.table, change)
 
 
 # ---------------------------------------------------------------- plain Parquet files

@@ -136,11 +136,18 @@ def commit_results(pipeline: Pipeline, queue: QueueRule, results: list[Warehouse
     quarantine gets it now even if it already has the batch, since the
     message's table may lack it.
     """
+
+    def files_of(table: str) -> list[DataFile]:
+        return [file for result in results for file in result.files.get(table, ())]
+
     for table in sorted(pipeline.table_names(), key=lambda table: table != pipeline.quarantine):
-        files = [file for result in results for file in result.files.get(table, ())]
-        if files:
+        if pipeline.table_with_tombstones(table):  # gets its files with those of its table
+            continue
+        files, deletes = files_of(table), files_of(pipeline.tombstones(table))
+        if files or deletes:
             is_quarantine = table == pipeline.quarantine
-            target(pipeline, table).commit(files, results[0].query_id, batch_id, adds_missing=is_quarantine)
+            query = results[0].query_id
+            target(pipeline, table).commit(files, query, batch_id, deletes=deletes, adds_missing=is_quarantine)
     quarantined: Counts = sum((result.quarantined for result in results), Counter())
     if quarantined:
         write_counts(counts_path(pipeline, queue), batch_id, quarantined)
