@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from typing import NamedTuple
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import RAISED_BY_NOTHING, events_of
 from servicebroker.model.security.domain import check_account
+from servicebroker.tsql.collations import ignores_accents
 from servicebroker.tsql.date_texts import settings_of_language
 from servicebroker.tsql.interpreter.definitions.objects import IGNORED_OPTIONS
 from servicebroker.tsql.interpreter.definitions.principals import is_unchecked_permission
@@ -38,12 +38,10 @@ from servicebroker.tsql.syntax import (
     Unsupported,
 )
 from servicebroker.tsql.tokens import END, STRING, Batch, batches, string_value, tokenize, unquote
+from servicebroker.tsql.translation.definitions.object_definitions import LOST_OFFSETS
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 
 _ = Session  # importing the session registers the runner of each statement
-
-
-_INSENSITIVE_COLLATION = re.compile(r"\w+_(?:CI|AI)(?:_\w+)?", re.IGNORECASE)
 
 
 class Verdict(StrEnum):
@@ -66,6 +64,7 @@ class Row(StrEnum):
     ACCOUNTS = "Windows accounts"
     AUTHENTICATION = "AUTHENTICATION = WINDOWS"
     COLLATIONS = "text is compared by the database's collation"
+    OFFSETS = "datetime counts in 1/300 of a second"
     TRACED = "event notifications of what SQL Server traces"
 
 
@@ -187,8 +186,10 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
     if isinstance(statement, SetOption) and statement.options == ("LANGUAGE",) and not _is_english(statement.value):
         note = "It sets the order of dates and the first day of a week. Names and messages stay English."
         return Verdict.DIFFERS, note, Row.OPTIONS
-    if any(_has_insensitive_collation(columns) for columns in _defined_columns(statement)):
-        return Verdict.DIFFERS, "The columns are compared by their characters, whatever the collation.", Row.COLLATIONS
+    if any(ignores_accents(name) for columns in _defined_columns(statement) for name in _collations(columns)):
+        return Verdict.DIFFERS, "Accents count in comparisons, whatever the collation.", Row.COLLATIONS
+    if any(_has_offset_column(columns) for columns in _defined_columns(statement)):
+        return Verdict.DIFFERS, LOST_OFFSETS, Row.OFFSETS
     if isinstance(statement, Permission):
         return _check_permission(statement)
     if isinstance(statement, Definition):
@@ -197,6 +198,8 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
             return Verdict.DIFFERS, f"{', '.join(ignored)} changes nothing here.", Row.DATABASE
         if (statement.verb, statement.kind) == ("CREATE", "EVENT NOTIFICATION"):
             return _check_notification(statement)
+        if statement.kind == "DATABASE" and statement.verb != "DROP":
+            return _check_collation(statement)
         if statement.kind == "LOGIN" and statement.verb == "CREATE":
             return _check_login(statement)
         if statement.kind == "ENDPOINT" and "WINDOWS" in statement.clauses.get("authentication", "").split():
@@ -221,14 +224,32 @@ def _defined_columns(statement: Statement) -> Iterator[str]:
         yield statement.clauses.get("columns", "")
 
 
-def _has_insensitive_collation(columns: str) -> bool:
-    """Check for a collation that ignores case or accents."""
+def _collations(columns: str) -> Iterator[str]:
+    """Yield the name of each collation in the definitions of columns."""
     tokens = tokenize(columns)
-    following = (unquote(tokens.text(place)) for place in range(1, len(tokens.words) - 1))
-    return any(
-        word == "COLLATE" and _INSENSITIVE_COLLATION.fullmatch(name)
-        for word, name in zip(tokens.words, following, strict=False)
+    for place, word in enumerate(tokens.words[:-2]):
+        if word == "COLLATE":
+            yield unquote(tokens.text(place + 1))
+
+
+def _has_offset_column(columns: str) -> bool:
+    """Check whether the definitions of columns name the type datetimeoffset."""
+    tokens = tokenize(columns)
+    names = (
+        unquote(tokens.text(place)).lower() for place in range(len(tokens.words) - 1) if tokens.kinds[place] != STRING
     )
+    return "datetimeoffset" in names
+
+
+def _check_collation(statement: Definition) -> tuple[Verdict, str, Row]:
+    """Return the verdict on the collation of CREATE and ALTER DATABASE."""
+    collation = statement.clauses.get("collate")
+    if statement.verb == "CREATE" and not collation:
+        note = "Strings are compared with their case. COLLATE with a _CI_ collation ignores it, as SQL Server does."
+        return Verdict.DIFFERS, note, Row.COLLATIONS
+    if collation and ignores_accents(collation):
+        return Verdict.DIFFERS, "Accents count in comparisons, whatever the collation.", Row.COLLATIONS
+    return Verdict.RUNS, "", Row.NONE
 
 
 def _check_notification(statement: Definition) -> tuple[Verdict, str, Row]:

@@ -9,8 +9,8 @@ from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import BIT, SqlType, parse_type
 
-# $1: quoted names of tables. T-SQL notes the type and spelling of a column in its comment, and in a second line the
-# name of its DEFAULT constraint.
+# $1: quoted names of tables. T-SQL notes the type and spelling of a column in its comment, in a second line the name of
+# its DEFAULT constraint, and in a third one its collation.
 COLUMNS_SQL = """
 select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull, a.attidentity <> '',
        a.attgenerated <> '', col_description(a.attrelid, a.attnum), a.attnum::integer,
@@ -22,7 +22,7 @@ select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull,
   join pg_type t on t.oid = a.atttypid
  order by wanted.name, a.attnum
 """
-_COLUMN_COMMENT = re.compile(r"(\w+(?:\([^)]*\))?) ([^\n]*)(?:\n(.*))?", re.DOTALL)
+_COLUMN_COMMENT = re.compile(r"(\w+(?:\([^)]*\))?) ([^\n]*)(?:\n([^\n]*))?(?:\n(\w*))?")
 _TYPES = {
     "uuid": "uniqueidentifier",
     "bytea": "varbinary(max)",
@@ -45,31 +45,35 @@ def columns_of(
     """Build the columns of each table from the rows of `COLUMNS_SQL`."""
     columns: dict[str, tuple[Column, ...]] = {}
     for table, name, kind, modifier, required, identity, computed, note, number, written in rows:
-        spelled, sql_type, default = _read_comment(note, name, kind, modifier)
+        spelled, sql_type, default, collation = _read_comment(note, name, kind, modifier)
         has_time_zone = kind == "timestamptz" and sql_type.name != "datetimeoffset"
         column = Column(
-            spelled, sql_type, identity, not required, computed, has_time_zone, default, written or "", number
-        )
+            spelled, sql_type, identity, not required, computed, has_time_zone, default, written or "", number,
+            collation=collation,
+        )  # fmt: skip
         columns[table] = (*columns.get(table, ()), column)
     return columns
 
 
 def column_comment(column: Column) -> str:
-    """Return the PostgreSQL comment that stores a column's T-SQL type, spelling and DEFAULT constraint."""
-    return f"{column.type} {column.name}" + (f"\n{column.default}" if column.default else "")
+    """Return the PostgreSQL comment that stores a column's T-SQL type, spelling, DEFAULT constraint and collation."""
+    return "\n".join((f"{column.type} {column.name}", column.default, column.collation)).rstrip("\n")
 
 
-def _read_comment(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, SqlType, str]:
-    """Return spelling, type and name of the DEFAULT constraint of a column, from its comment or its PostgreSQL type."""
+def _read_comment(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, SqlType, str, str]:
+    """Return a column's spelling, type, name of the DEFAULT constraint, and collation.
+
+    A column without a comment of T-SQL has the type that fits PostgreSQL's.
+    """
     match = _COLUMN_COMMENT.fullmatch(note or "")
     if match is not None and match[2].lower().rstrip("_") == name.rstrip("_"):
         try:
-            return match[2], parse_type(match[1]), match[3] or ""
+            return match[2], parse_type(match[1]), match[3] or "", match[4] or ""
         except TsqlError:
             pass  # a comment that T-SQL did not write
     if kind == "int2" and name.startswith("is_"):  # a flag of a catalog view
-        return name, BIT, ""
-    return name, _parse_postgres_type(kind, modifier), ""
+        return name, BIT, "", ""
+    return name, _parse_postgres_type(kind, modifier), "", ""
 
 
 def _parse_postgres_type(kind: str, modifier: int) -> SqlType:

@@ -33,6 +33,7 @@ class Column(NamedTuple):
     default_sql: str = ""  # PostgreSQL's text of the DEFAULT
     number: int = 0  # column_id
     owner: str = ""  # the table as error 2628 names it, only where `Scope.explains_truncation`
+    collation: str = ""  # name; "" for that of the database
 
     @property
     def sequence_default(self) -> str:
@@ -78,6 +79,7 @@ class Scope:
         is_body: True in the body of a function, where variables are referred to by name and not as parameters.
         user_types: types by `types.type_key`.
         synonyms: the base object of each synonym, by database, then by schema and name, all in lower case.
+        collations: the collation of each database, by its name in lower case; `DEFAULT_COLLATION` of a missing one.
         read_only: the names of table-valued parameters by the quoted PostgreSQL name of their table.
         row_limit: the value of SET ROWCOUNT: the maximum of rows returned or changed, 0 for no limit.
         date_first: the first day of a week, 1 for Monday to 7.
@@ -97,6 +99,7 @@ class Scope:
     user_types: Mapping[str, UserType] = field(default_factory=dict)
     synonyms: Mapping[str, Mapping[tuple[str, str], Name]] = field(default_factory=dict)
     read_only: Mapping[str, str] = field(default_factory=dict)
+    collations: Mapping[str, str] = field(default_factory=dict)
     row_limit: int = 0
     date_first: int = US_ENGLISH.first
     explains_truncation: bool = False

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from sqlglot import exp
 
+from servicebroker.tsql.collations import DEFAULT_COLLATION
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import SYNTAX_ERROR, TsqlError, syntax_error
 from servicebroker.tsql.translation.definitions.object_definitions import translate_definition
@@ -169,6 +170,8 @@ def _scope_answer(scope: Scope, kind: str, name: str) -> object:
         return scope.user_types.get(name)
     if kind == "synonym":
         return scope.synonym(*name.split("\0"))
+    if kind == "collation":
+        return scope.collations.get(scope.database.lower(), DEFAULT_COLLATION)
     if kind == "read only":
         return scope.read_only.get(name)
     if kind == "date first":

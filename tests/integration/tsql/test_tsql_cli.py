@@ -130,6 +130,7 @@ def test_check_says_what_runs(tmp_path: Path):
     assert result.exit_code == 1
     *found, summary = result.stdout.splitlines()
     assert [line.rsplit(":", 1)[0].split(": ")[1] for line in found] == [
+        "CREATE DATABASE differs",
         "SET OPTION differs",
         "ALTER DATABASE differs",
         "SELECT does not run",

@@ -76,6 +76,35 @@ ERRORS = {
     ),
     "SELECT Txt AS x, Id AS [@id] FROM A FOR XML PATH": (6852, "Attribute-centric column '@id' must not come after"),
     "SELECT Txt AS [x/text()], Id AS [x/@id] FROM A FOR XML PATH": (6852, "Attribute-centric column 'x/@id' must not"),
+    "WITH r AS (SELECT 'a' n UNION ALL SELECT n + 'b' FROM r) SELECT n FROM r": (240, "Types don't match between the"),
+    "WITH r AS (SELECT n FROM r UNION ALL SELECT 1 n) SELECT n FROM r": (246, "No anchor member was specified for"),
+    "WITH r AS (SELECT 1 n UNION ALL SELECT n FROM r UNION ALL SELECT 2) SELECT n FROM r": (
+        247,
+        "An anchor member was",
+    ),
+    "WITH r AS (SELECT 1 n UNION SELECT n + 1 FROM r) SELECT n FROM r": (
+        252,
+        "Recursive common table expression 'r' d",
+    ),
+    "WITH r AS (SELECT n FROM r) SELECT n FROM r": (252, "Recursive common table expression 'r' does not contain a"),
+    "WITH r AS (SELECT 1 n UNION ALL SELECT a.n FROM r a, r b) SELECT n FROM r": (253, "Recursive member of a common"),
+    "WITH r AS (SELECT 1 n UNION ALL SELECT DISTINCT n FROM r) SELECT n FROM r": (460, "DISTINCT operator is not"),
+    "WITH r AS (SELECT 1 n UNION ALL SELECT TOP 1 n FROM r) SELECT n FROM r": (461, "The TOP or OFFSET operator is"),
+    "WITH r AS (SELECT 1 n UNION ALL SELECT n FROM r LEFT JOIN A ON Id = n) SELECT n FROM r": (
+        462,
+        "Outer join is not",
+    ),
+    "WITH r AS (SELECT 1 n UNION ALL SELECT 2 WHERE 1 IN (SELECT n FROM r)) SELECT n FROM r": (465, "Recursive refer"),
+    "WITH r AS (SELECT 1 n UNION ALL SELECT MAX(n) FROM r) SELECT n FROM r": (467, "GROUP BY, HAVING, or aggregate"),
+    "EXEC sp_addmessage 50000, 16, 'a'": (15040, "User-defined error messages must have an ID greater than 50000."),
+    "EXEC sp_addmessage 50001, 26, 'a'": (15041, "User-defined error messages must have a severity level between 1"),
+    "EXEC sp_addmessage 50001, 1, 'a', 'Klingon'": (15033, "'Klingon' is not a valid official language name."),
+    "EXEC sp_addmessage 50001, 1, 'a', 'French'": (15279, "You must add the us_english version of this message before"),
+    "EXEC sp_addmessage 50001, 1, 'a'; EXEC sp_addmessage 50001, 1, 'b'": (15043, "You must specify"),
+    "EXEC sp_dropmessage 49000": (15178, "Cannot drop or alter a message with an ID less than 50,000."),
+    "EXEC sp_altermessage 59000, 'WITH_LOG', 'true'": (15179, "The message number 59000 or specified language version"),
+    "RAISERROR (59000, 16, 1)": (18054, "Error 59000, severity 16, state 1 was raised, but no message with that error"),
+    "RAISERROR (50000, 16, 1)": (2732, "Error number 50000 is invalid."),
     "BREAK": (135, "Cannot use a BREAK statement outside the scope of a WHILE statement."),
     "IF 1 = 1 CONTINUE": (136, "Cannot use a CONTINUE statement outside the scope of a WHILE statement."),
     "RETURN 1": (178, "A RETURN statement with a return value cannot be used in this context."),
@@ -100,6 +129,13 @@ OUTPUT: dict[str, list[Any]] = {
     "CAST('2024-01-01 02:00 +12:15' AS date), CAST('02:00 -14:00' AS time(0))": [
         [("2024-01-01 02:00:00", "02:00:00", date(2024, 1, 1), time(2))]
     ],
+    "EXEC sp_addmessage 50010, 16, N'Order %d of %s'; EXEC sp_addmessage 50010, 11, N'%d of %s', @replace = 'replace' "
+    "BEGIN TRY RAISERROR (50010, -1, 3, 7, 'Ann') END TRY BEGIN CATCH "
+    "SELECT ERROR_NUMBER(), ERROR_SEVERITY(), ERROR_STATE(), ERROR_MESSAGE() END CATCH "
+    "SELECT FORMATMESSAGE(50010, 8, 'Bob'), FORMATMESSAGE(59000), severity FROM sys.messages WHERE message_id = 50010 "
+    "EXEC sp_dropmessage 50010, 'all'": [[(50010, 11, 3, "7 of Ann")], [("8 of Bob", None, 11)]],
+    "DECLARE @l TABLE (spid int, dbid int, o bigint, i int, t varchar(9), r varchar(99), m varchar(9), s varchar(9)) "
+    "INSERT @l EXEC sp_lock @@SPID; SELECT DISTINCT spid - @@SPID FROM @l": [[(0,)]],
     "SELECT $IDENTITY FROM N": [[(1,)]],
     "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_objects) t": [[(1000,)]],
     "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_columns) t": [[(1000,)]],

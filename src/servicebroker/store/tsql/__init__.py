@@ -67,13 +67,15 @@ def _xml_problems() -> str:
 
 
 def _messages() -> str:
-    """Return the definition of the view for sys.messages, with the broker's errors, not those of the T-SQL language."""
+    """Return the definition of the view for sys.messages, with the broker's errors and those of sp_addmessage."""
     rows = ", ".join(f"({number}, {rule.severity}, '{_shown(rule.text)}')" for number, rule in sorted(RULES.items()))
     return (
         "create or replace view tsql.messages with (security_invoker = true) as "
         "select number as message_id, 1033::smallint as language_id, level::smallint as severity, "
         "0::smallint as is_event_logged, text "
-        f"from (values {rows}) known (number, level, text)"
+        f"from (values {rows}) known (number, level, text) union all "
+        "select message_id, language_id, severity, is_event_logged::integer::smallint, text "
+        "from servicebroker.tsql_messages"
     )
 
 

@@ -24,6 +24,39 @@ begin
     end loop;
 end $$;
 
+-- For each key with a column of a collation that ignores case, a unique index that compares without it. `folded` are the
+-- quoted names of such columns.
+create or replace function tsql.fold_keys(relation regclass, folded text[]) returns void language plpgsql as $$
+declare
+    place constant text := (select c.relnamespace::regnamespace::text from pg_class c where c.oid = relation);
+    known record;
+    called text;
+begin
+    for known in
+        select k.conname, string_agg(case when said.is_folded then format('lower(%I)', a.attname) else format('%I', a.attname) end, ', '
+                                     order by p.number) as columns
+          from pg_constraint k
+          cross join unnest(k.conkey) with ordinality p(attnum, number)
+          join pg_attribute a on a.attrelid = k.conrelid and a.attnum = p.attnum
+          cross join lateral (select '"' || replace(a.attname, '"', '""') || '"' = any (folded) as is_folded) said
+         where k.conrelid = relation and k.contype in ('p', 'u')
+         group by k.oid, k.conname
+        having bool_or(said.is_folded)
+    loop
+        called := left(known.conname, 56) || '_folded';
+        if to_regclass(format('%s.%I', place, called)) is null then
+            execute format('create unique index %I on %s (%s) nulls not distinct', called, relation, known.columns);
+            execute format('comment on index %s.%I is ''folded''', place, called);
+        end if;
+    end loop;
+end $$;
+create or replace function tsql.drop_folded_key(relation regclass, key text) returns void language plpgsql as $$
+begin
+    execute (select coalesce(string_agg(format('drop index %s', i.indexrelid::regclass), ';'), 'select')
+               from pg_index i join pg_class c on c.oid = i.indexrelid
+              where i.indrelid = relation and c.relname = left(key, 56) || '_folded');
+end $$;
+
 -- Refuse a constraint name that the schema has already. In SQL Server such names are unique in the schema, in
 -- PostgreSQL only in the table.
 create or replace function tsql.check_constraint_names(place text, wanted text[]) returns void language plpgsql as $$
@@ -212,7 +245,11 @@ select c.object_id, c.name, c.column_id, pg_get_expr(d.adbin, d.adrelid) as defi
   join pg_attrdef d on d.adrelid = t.object_id::bigint::oid and d.adnum = c.column_id;
 
 create view tsql.index_columns with (security_invoker = true) as
-select i.object_id, i.index_id, own.place::integer as index_column_id, own.column_number::integer as column_id,
+select i.object_id, i.index_id, own.place::integer as index_column_id,
+       coalesce(nullif(own.column_number, 0),  -- 0: the column ignores case, so that the index is on an expression
+                (select a.attnum from pg_attribute a
+                  where a.attrelid = x.indrelid and a.attnum > 0 and pg_get_indexdef(x.indexrelid, own.place::integer, false)
+                        in (format('lower(%I)', a.attname), format('lower((%I)::text)', a.attname))))::integer as column_id,
        case when own.place <= x.indnkeyatts then own.place::integer else 0 end as key_ordinal,
        coalesce((x.indoption[own.place - 1] & 1), 0)::smallint as is_descending_key,
        (own.place > x.indnkeyatts)::integer::smallint as is_included_column, i.broker_database

@@ -14,7 +14,7 @@ select c.name, c.object_id as id, c.system_type_id as xtype, c.user_type_id as x
        case when c.precision > 0 then c.precision when tsql.type_precision(t.name) < 100 then tsql.type_precision(t.name) when t.name in ('nvarchar', 'nchar') and c.max_length > 0 then c.max_length / 2
             else c.max_length end::smallint as prec,
        c.scale::integer as scale, c.is_computed::integer as iscomputed, 0 as isoutparam, c.is_nullable::integer as isnullable,
-       null::text as collation, c.broker_database
+       c.collation_name as collation, c.broker_database
   from tsql.columns c
   left join tsql.system_types t on t.user_type_id = c.user_type_id
  union all

@@ -197,6 +197,9 @@ begin
         rest := part[6];
     end loop;
 end $$;
+-- The text of a message of sp_addmessage, in English.
+create or replace function tsql.message_text(number integer) returns text language sql stable strict parallel safe
+return (select m.text from servicebroker.tsql_messages m where m.message_id = number and m.language_id = 1033);
 create or replace function tsql.octal(number bigint) returns text language plpgsql immutable strict parallel safe as $$
 declare
     digits text := '';

@@ -55,7 +55,7 @@ select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
   join pg_constraint k on k.connamespace = n.oid and k.contype in ('p', 'u', 'f', 'c') and k.conrelid <> 0
  union all  -- a default has no name in PostgreSQL: its name is the second line of the column's comment
 select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
-       coalesce(substring(col_description(d.adrelid, d.adnum) from '^\w+(?:\([^)]*\))? [^\n]*\n(.*)$'),
+       coalesce(nullif(substring(col_description(d.adrelid, d.adnum) from '^\w+(?:\([^)]*\))? [^\n]*\n([^\n]*)'), ''),
                 'DF_' || coalesce(obj_description(c.oid, 'pg_class'), c.relname) || '_' || a.attname),
        d.oid::bigint::integer, 'D', null, c.oid::bigint::integer, null, null, 0::smallint
   from tsql.every_schema s
@@ -115,7 +115,8 @@ end $$;
 -- A table has one row, that of its primary key or, without one, of the heap.
 create view tsql.partitions with (security_invoker = true) as
 select o.object_id as partition_id, o.object_id,
-       exists (select from pg_index i where i.indrelid = o.object_id::bigint::oid and i.indisprimary)::integer as index_id, 1 as partition_number,
+       (o.type <> 'U' or exists (select from pg_index i where i.indrelid = o.object_id::bigint::oid and i.indisprimary))::integer as index_id,
+       1 as partition_number,
        case o.type when 'S' then (select count(*) from sys.transmission_queue) else tsql.rows_of(o.object_id::bigint::oid) end as rows,
        o.object_id::bigint as hobt_id, 0::smallint as filestream_filegroup_id, 0::smallint as data_compression, 'NONE'::text as data_compression_desc,
        o.broker_database from tsql.objects o where o.type in ('U', 'IT', 'S');
@@ -235,7 +236,10 @@ select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.
                 when 'numeric' then 'decimal' when 'float8' then 'float' when 'float4' then 'real' when 'date' then 'date' when 'time' then 'time'
                 else 'nvarchar' end) as type_name,
        coalesce(said.size, received.size, '') as size, not a.attnotnull as is_nullable, a.attidentity <> '' as is_identity, a.attgenerated <> '' as is_computed,
-       tsql.column_bytes(coalesce(said.type, received.type, t.typname), coalesce(said.size, received.size, '')) as max_length
+       tsql.column_bytes(coalesce(said.type, received.type, t.typname), coalesce(said.size, received.size, '')) as max_length,
+       case when coalesce(said.type, received.type, t.typname) in ('char', 'varchar', 'nchar', 'nvarchar', 'text', 'ntext', 'sysname', 'bpchar')
+            then coalesce(said.collation_name, (select d.collation_name from servicebroker.databases d where d.database_id = o.database_id)) end
+           as collation_name
   from tsql.every_object o
   left join servicebroker.queues q on o.type = 'SQ' and q.queue_id = o.object_id
   join pg_attribute a
@@ -248,8 +252,8 @@ select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.
     on o.type = 'SQ' and received.name = a.attname
   join pg_type t on t.oid = a.atttypid
   left join lateral (
-       select m[1] as type, m[2] as size, m[3] as name
-         from regexp_match(col_description(a.attrelid, a.attnum), '^(\w+)(?:\(([^)]*)\))? ([^\n]*)') m) said on true
+       select m[1] as type, m[2] as size, m[3] as name, nullif(m[4], '') as collation_name
+         from regexp_match(col_description(a.attrelid, a.attnum), '^(\w+)(?:\(([^)]*)\))? ([^\n]*)(?:\n[^\n]*)?(?:\n(\w*))?') m) said on true
  where o.type in ('U', 'V', 'SQ');
 
 create view tsql.columns with (security_invoker = true) as
@@ -259,14 +263,14 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
        c.is_computed::integer::smallint as is_computed,
        coalesce((select d.oid::bigint::integer from pg_attrdef d where d.adrelid = c.object_id::bigint::oid and d.adnum = c.column_id and not c.is_computed), 0)
            as default_object_id,
-       c.broker_database
+       c.collation_name, c.broker_database
   from tsql.every_column c
   join servicebroker.shown_databases shown using (database_id)
   left join tsql.system_types t on t.name = c.type_name;
 create view tsql.all_columns with (security_invoker = true) as
 select * from tsql.columns
  union all  -- system columns, as in all_objects
-select -a.attrelid::bigint::integer, a.attname, a.attnum::integer, null, null, null, 0, 0, 0::smallint, 0::smallint, 0::smallint, 0, shown.name
+select -a.attrelid::bigint::integer, a.attname, a.attnum::integer, null, null, null, 0, 0, 0::smallint, 0::smallint, 0::smallint, 0, null, shown.name
   from servicebroker.shown_databases join servicebroker.databases shown using (database_id), pg_attribute a
   join pg_class c on c.oid = a.attrelid and c.relnamespace = 'pg_catalog'::regnamespace
  where a.attnum > 0 and not a.attisdropped;
@@ -285,16 +289,18 @@ select i.indrelid::bigint::integer as object_id, coalesce(obj_description(c.oid,
        1 as data_space_id, exists (select from pg_constraint u where u.conindid = i.indexrelid and u.contype = 'u')::integer::smallint as is_unique_constraint,
        0::smallint as fill_factor, 0::smallint as is_disabled, (i.indpred is not null)::integer::smallint as has_filter,
        pg_get_expr(i.indpred, i.indrelid) as filter_definition, i.indexrelid as postgres_index
-  from tsql.objects o join pg_index i on i.indrelid = o.object_id::bigint::oid join pg_class c on c.oid = i.indexrelid;
+  from tsql.objects o join pg_index i on i.indrelid = o.object_id::bigint::oid join pg_class c on c.oid = i.indexrelid
+ where obj_description(c.oid, 'pg_class') is distinct from 'folded';  -- of a key that ignores case (tsql.fold_keys)
 create view tsql.indexes with (security_invoker = true) as
 select i.object_id, i.name, i.index_id, i.is_unique, i.is_primary_key, i.broker_database, i.type, i.type_desc, i.data_space_id, i.is_unique_constraint,
        i.fill_factor, i.is_disabled, i.has_filter, i.filter_definition, 0::smallint as ignore_dup_key, 0::smallint as is_padded,
        0::smallint as is_hypothetical, 1::smallint as allow_row_locks, 1::smallint as allow_page_locks, 0::smallint as auto_created
   from tsql.every_index i
- union all  -- a table without a primary key is a heap
-select o.object_id, null, 0, 0::smallint, 0::smallint, o.broker_database, 0::smallint, 'HEAP', 1, 0::smallint, 0::smallint, 0::smallint, 0::smallint,
+ union all  -- a table without a primary key is a heap; that of a queue has a clustered index in SQL Server
+select o.object_id, case q.is_queue when 1 then 'queue_clustered_index' end, q.is_queue, 0::smallint, 0::smallint, o.broker_database,
+       q.is_queue::smallint, case q.is_queue when 1 then 'CLUSTERED' else 'HEAP' end, 1, 0::smallint, 0::smallint, 0::smallint, 0::smallint,
        null, 0::smallint, 0::smallint, 0::smallint, 1::smallint, 1::smallint, 0::smallint
-  from tsql.objects o
+  from tsql.objects o, lateral (select (o.type = 'IT')::integer as is_queue) q
  where o.type in ('U', 'IT') and not exists (select from pg_index i where i.indrelid = o.object_id::bigint::oid and i.indisprimary);
 
 create view tsql.information_schema_tables with (security_invoker = true) as
@@ -320,7 +326,7 @@ select c.broker_database as table_catalog, c.schema_name as table_schema, c.tabl
             when c.type_name in ('tinyint', 'smallint', 'int', 'bigint', 'money', 'smallmoney') then tsql.type_scale(c.type_name) end as numeric_scale,
        case when c.type_name in ('date', 'smalldatetime') then 0 when c.type_name = 'datetime' then 3
             when c.type_name in ('datetime2', 'time', 'datetimeoffset') then coalesce(nullif(c.size, '')::integer, 7) end as datetime_precision,
-       case when c.type_name in ('char', 'varchar', 'nchar', 'nvarchar', 'sysname') then 'Latin1_General_BIN2' end as collation_name
+       c.collation_name
   from tsql.every_column c join servicebroker.shown_databases shown using (database_id)
  where not exists (select from servicebroker.queues q where q.queue_id = c.object_id);
 create view tsql.information_schema_routines with (security_invoker = true) as
@@ -358,7 +364,7 @@ select d.*, 0::smallint as containment, 'NONE'::text as containment_desc, null::
        0::smallint as is_accelerated_database_recovery_on
   from (
 select d.name, sys.shown_database_id(d.database_id, d.name) as database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
-       'Latin1_General_BIN2'::text as collation_name, 0::smallint as user_access, 'MULTI_USER'::text as user_access_desc,
+       d.collation_name, 0::smallint as user_access, 'MULTI_USER'::text as user_access_desc,
        d.is_read_only::integer::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
        d.service_broker_guid,
        (d.is_broker_enabled or d.is_read_only and d.broker_when_writable)::integer::smallint as is_broker_enabled,

@@ -117,6 +117,9 @@ _FIND_SYNONYMS = (
 )
 
 
+_FIND_COLLATION = "select collation_name from servicebroker.databases where lower(name) = $1"
+
+
 class Synonyms(CatalogCache[Mapping[tuple[str, str], Name]]):
     """All synonyms of a database, by its name in lower case.
 
@@ -127,6 +130,21 @@ class Synonyms(CatalogCache[Mapping[tuple[str, str], Name]]):
     def _load(self, name: str) -> Mapping[tuple[str, str], Name]:
         rows = fetch(self._machine.connection, "catalog_cache.load.synonyms", _FIND_SYNONYMS, (name,))
         return {(schema, synonym): parse_name(base) for schema, synonym, base in rows}
+
+
+class Collations(CatalogCache[str]):
+    """The collation of each database, by its name in lower case."""
+
+    @override
+    def _load(self, name: str) -> str | None:
+        if self._machine.transactions.is_lost:
+            return None
+        rows = fetch(self._machine.connection, "catalog_cache.load.collation", _FIND_COLLATION, (name,))
+        return rows[0][0] if rows else None
+
+    @override
+    def _is_shared(self, name: str) -> bool:
+        return not self._machine.transactions.is_lost
 
 
 class UserFunctions(CatalogCache[UserFunction]):

@@ -26,6 +26,7 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch, in_transaction
 from servicebroker.store.server_errors import affects_transaction
 from servicebroker.store.statements import Steps
+from servicebroker.tsql.collations import ignores_case
 from servicebroker.tsql.date_texts import DATE_ORDER, US_ENGLISH, DateSettings
 from servicebroker.tsql.interpreter.call_frame import CallFrame, ExitReason, Jump
 from servicebroker.tsql.interpreter.implicit_transactions import begin_implicitly
@@ -179,6 +180,11 @@ class Machine:
     def database(self) -> Any:
         """The current database, with the rights of the current principal."""
         return self.context.database
+
+    @property
+    def ignores_case(self) -> bool:
+        """True if the collation of the current database ignores case."""
+        return ignores_case(self.queries.collations.get(self.database.name.lower(), ""))
 
     @property
     def login(self) -> str:

@@ -9,6 +9,7 @@ from uuid import UUID
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.evaluation import evaluate
 from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.procedures.user_messages import UserMessage, find_message
 from servicebroker.tsql.interpreter.simple_expressions import Value
 from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Expression, Print, Raiserror, Throw
@@ -54,19 +55,20 @@ def _raiserror(machine: Machine, statement: Raiserror) -> None:
     severity = _evaluate_integer(machine, statement.severity, 16)
     state = _evaluate_integer(machine, statement.state, 1)
     values = [evaluate(machine, argument) for argument in statement.arguments]
+    number, options = _RAISED_ERROR_NUMBER, set(statement.options)
     if isinstance(message.value, int):
-        if message.value < _MIN_MESSAGE_NUMBER:
-            raise TsqlError(2732, f"Error number {message.value} is invalid. The number must be from 13000 through "
-                            "2147483647 and it cannot be 50000.")  # fmt: skip
-        raise TsqlError(18054, f"Error {message.value}, severity {severity}, state {state} was raised, but no message "
-                        "with that error number was found in sys.messages.")  # fmt: skip
-    text = format_message(_to_text(message.value, message.type) if message.value is not None else "", values)
-    if severity > 18 and "LOG" not in statement.options:
+        number = message.value
+        stored = _find_message(machine, number, severity, state)
+        text = format_message(stored.text, values)
+        severity = stored.severity if severity < 0 else severity
+        options |= {"LOG"} if stored.is_event_logged else set()
+    else:
+        text = format_message(_to_text(message.value, message.type) if message.value is not None else "", values)
+    if severity > 18 and "LOG" not in options:
         raise TsqlError(2754, "Error severity levels greater than 18 can only be specified by members of the sysadmin "
                         "role, using the WITH LOG option.")  # fmt: skip
-    if "LOG" in statement.options:
-        _LOG.warning("Error: 50000, Severity: %s, State: %s. %s", severity, state, text)
-    number = _RAISED_ERROR_NUMBER
+    if "LOG" in options:
+        _LOG.warning("Error: %s, Severity: %s, State: %s. %s", number, severity, state, text)
     if severity <= 10:
         machine.emit(Message(text, number, severity, state, statement.line, machine.frame.procedure))
         machine.record_success(0)
@@ -75,6 +77,22 @@ def _raiserror(machine: Machine, statement: Raiserror) -> None:
     error = TsqlError(number, text, severity=severity, state=state)
     error.is_raised = True
     raise error
+
+
+def _find_message(machine: Machine, number: int, severity: int, state: int) -> UserMessage:
+    """Return the message of sp_addmessage that has a number.
+
+    Raises:
+        TsqlError: 2732 the number is invalid, 18054 no message has it.
+    """
+    if number < _MIN_MESSAGE_NUMBER or number == _RAISED_ERROR_NUMBER:
+        raise TsqlError(2732, f"Error number {number} is invalid. The number must be from 13000 through "
+                        "2147483647 and it cannot be 50000.")  # fmt: skip
+    stored = find_message(machine, number)
+    if stored is None:
+        raise TsqlError(18054, f"Error {number}, severity {severity}, state {state} was raised, but no message "
+                        "with that error number was found in sys.messages.")  # fmt: skip
+    return stored
 
 
 def _evaluate_integer(machine: Machine, expression: Expression, default: int) -> int:

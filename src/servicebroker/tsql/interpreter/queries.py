@@ -18,7 +18,7 @@ from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, from_variant, read_offset
 from servicebroker.tsql.date_texts import US_ENGLISH
 from servicebroker.tsql.interpreter.call_frame import CallFrame
-from servicebroker.tsql.interpreter.catalog_cache import Columns, Synonyms, UserFunctions, UserTypes
+from servicebroker.tsql.interpreter.catalog_cache import Collations, Columns, Synonyms, UserFunctions, UserTypes
 from servicebroker.tsql.interpreter.cursors import refresh_current_row
 from servicebroker.tsql.interpreter.definitions import triggers
 from servicebroker.tsql.interpreter.definitions.ddl_events import post_relation_events
@@ -48,7 +48,7 @@ from servicebroker.tsql.scope import (
     Column,
     Scope,
 )
-from servicebroker.tsql.statement_errors import TsqlError, condition_expected, unsupported
+from servicebroker.tsql.statement_errors import Message, TsqlError, condition_expected, unsupported
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.translation.definitions.defined_names import database_of_definition
 from servicebroker.tsql.translation.reading.syntax_tree import MAX_CACHED_CHARS
@@ -92,6 +92,7 @@ class Queries:
         self.user_functions = UserFunctions(machine)
         self.user_types = UserTypes(machine)
         self.synonyms = Synonyms(machine)
+        self.collations = Collations(machine)
         self._shown_database: str | None = None  # the database in which the sys views list objects
         self._sent_settings: dict[str, str] | None = None  # values by setting, as last sent to PostgreSQL
         self._identity_insert: str | None = None
@@ -116,6 +117,7 @@ class Queries:
             user_types=self.user_types,
             synonyms=self.synonyms,
             read_only={machine.frame.tables[name]: name for name in machine.frame.caller_tables},
+            collations=self.collations,
             row_limit=row_limit,
             date_first=machine.dates.first,
         )
@@ -234,6 +236,8 @@ class Queries:
             self._record_temporary_table(text)
             self._restore_diversions(translation)
             post_relation_events(machine, translation.uses, text)
+            for note in translation.notes:
+                machine.emit(Message(note))
             machine.record_success(0)
         elif translation.kind == "assign":
             if result.rows:
@@ -461,6 +465,7 @@ class Queries:
         self.user_functions.invalidate()
         self.user_types.invalidate()
         self.synonyms.invalidate()
+        self.collations.invalidate()
 
     # ------------------------------------------------------------ temporary tables
 

@@ -280,7 +280,7 @@ def _compare(left: Compiled, right: Compiled, compare: Callable[[object, object]
         if first.value is None or second.value is None:
             return Value(None, None)
         left_value, right_value = _strip_trailing_blanks(first.value), _strip_trailing_blanks(second.value)
-        if SYSNAME in (first.type, second.type):
+        if SYSNAME in (first.type, second.type) or (isinstance(left_value, str) and machine.ignores_case):
             _check_names_comparable(str(left_value), str(right_value), compare)
         return Value(compare(left_value, right_value), None)
 
@@ -288,9 +288,9 @@ def _compare(left: Compiled, right: Compiled, compare: Callable[[object, object]
 
 
 def _check_names_comparable(first: str, second: str, compare: Callable[[object, object], bool]) -> None:
-    """Leave the comparison of two names to PostgreSQL, unless the result is certain.
+    """Leave the comparison of strings that ignore case to PostgreSQL, unless the result is certain.
 
-    It is certain for identical names, and for ASCII names that differ in more than case.
+    It is certain for identical strings, and for ASCII strings that differ in more than case.
     """
     differ = first.isascii() and second.isascii() and first.lower() != second.lower()
     if compare not in (operator.eq, operator.ne) or not (first == second or differ):

@@ -62,6 +62,7 @@ class _Constraint(NamedTuple):
     referenced_column: str | None
 
 
+_FOLDED_SUFFIX = "_folded"  # of the index that makes a key ignore case, after the key's name (tsql.fold_keys)
 _VERB = re.compile(r"\b(?:insert|update|delete|merge|alter\s+table)\b", re.IGNORECASE)
 
 
@@ -76,11 +77,12 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
     if not isinstance(error, psycopg.IntegrityError) or not diagnostics.table_name or machine.transactions.is_lost:
         return None
     table = diagnostics.schema_name, diagnostics.table_name
+    key = (diagnostics.constraint_name or "").removesuffix(_FOLDED_SUFFIX)
     rows = fetch(
         machine.connection,
         "violations.translate_violation",
         _FIND_CONSTRAINT,
-        (*table, diagnostics.constraint_name or ""),
+        (*table, key),
     )
     if not rows:
         return None
@@ -88,7 +90,7 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
     table_own_name = constraint.table
     if table_own_name.startswith("@"):
         table_own_name = table_own_name.rsplit("_", 1)[0]
-    constraint_name = constraint.name or find_spelling(diagnostics.constraint_name or "", statement)
+    constraint_name = constraint.name or find_spelling(key, statement)
     match = _VERB.search(statement)
     verb = " ".join(match[0].upper().split()) if match else "INSERT"
     table_name = f"{constraint.schema}.{table_own_name}"

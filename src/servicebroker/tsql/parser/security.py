@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from servicebroker.tsql.collations import check_collation
 from servicebroker.tsql.parser.functions import FunctionParser
 from servicebroker.tsql.parser.keywords import STARTERS, begins_statement
 from servicebroker.tsql.syntax import Definition, Name, Permission, Revert, Statement
@@ -59,7 +60,7 @@ class SecurityParser(FunctionParser):
             self.parenthesized()
         while self.word in ("ON", "LOG", "COLLATE", "WITH", "FOR"):
             if self.take("COLLATE"):
-                clauses["collate"] = self.single_name().object
+                clauses["collate"] = check_collation(self.single_name().object)
             elif self.take("WITH"):
                 self._database_option(clauses)
                 while self.take(","):
@@ -110,7 +111,7 @@ class SecurityParser(FunctionParser):
         if self.take("MODIFY", "NAME"):
             self.refuse("ALTER DATABASE MODIFY NAME", "Create a database of the new name.")
         if self.take("COLLATE"):
-            clauses["ignored"] = [f"COLLATE {self.single_name().object}"]
+            clauses["collate"] = check_collation(self.single_name().object)
             return
         if self.word in ("ADD", "REMOVE", "MODIFY"):
             clauses["ignored"] = [self._file_clause()]

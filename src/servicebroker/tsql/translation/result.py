@@ -45,6 +45,7 @@ class Translation(NamedTuple):
         tables_read: quoted PostgreSQL names of the tables whose rows it reads, for isolation levels that lock them.
         names_tables: True if it names a table or view.
         output_target: the table whose changed rows OUTPUT returns to the caller; None for a temporary table.
+        notes: texts for the caller about what the statement does differently from SQL Server.
         max_rows: the number of rows that it may change, if the text itself cannot limit them; 0 for any number.
     """
 
@@ -61,5 +62,6 @@ class Translation(NamedTuple):
     uses: tuple[Use, ...] = ()
     tables_read: tuple[str, ...] = ()
     names_tables: bool = False
+    notes: tuple[str, ...] = ()
     max_rows: int = 0
     output_target: OutputTarget | None = None

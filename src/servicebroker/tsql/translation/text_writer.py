@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import RULES
 from servicebroker.model.zero_character import ZERO
 from servicebroker.store.queue import quoted
+from servicebroker.tsql.collations import DEFAULT_COLLATION, Collation, common_collation, ignores_case
 from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.scope import (
     CONTEXT,
@@ -58,12 +59,14 @@ class Sql(NamedTuple):
         type: its T-SQL type; None if unknown.
         is_untyped: the expression is a quoted string or NULL, to which PostgreSQL gives the type of the other operand.
         offset: for a datetimeoffset, a function that writes the SQL of its offset from UTC in minutes; None for 0.
+        collation: for a string, that of its column or of COLLATE; None for that of the database.
     """
 
     text: str
     type: SqlType | None = None
     is_untyped: bool = False
     offset: Callable[[], str] | None = None
+    collation: Collation | None = None
 
     @property
     def kind(self) -> str | None:
@@ -127,6 +130,13 @@ class Writer:
     output_table: str = ""  # quoted PostgreSQL name of the table whose OUTPUT returns rows to the caller
     output_name: str = ""  # its name in the statement
     sequence_draws: int = 0  # number of NEXT VALUE FOR in the row being written
+    notes: list[str] = field(default_factory=list)  # for `Translation.notes`
+    draws_in_order: bool = False  # NEXT VALUE FOR with OVER has been written
+    has_collations: bool = False  # a string with a collation of its own has been written
+    group_keys: dict[str, str] = field(
+        default_factory=dict
+    )  # in a grouped query, the SQL of each GROUP BY item that ignores case, and the SQL of its value for the group
+    qualifies_columns: bool = False  # write the table before each column, so that equal columns have equal SQL
 
     def document_of(self, node: str) -> str:
         """Return the document of a node of nodes().
@@ -150,6 +160,39 @@ class Writer:
         if name not in self.parameters:
             self.parameters.append(name)
         return f"${self.parameters.index(name) + 1}{cast}"
+
+    def database_collation(self) -> str:
+        """Return the name of the collation of the current database."""
+        name = self.scope.collations.get(self.scope.database.lower(), DEFAULT_COLLATION)
+        self.scope_answers["collation", ""] = name
+        return name
+
+    def ignores_case(self, *values: Sql, operation: str = "equal to") -> bool:
+        """Check whether an operation on these values compares strings without their case.
+
+        The collation of a column or of COLLATE decides, and otherwise that of the database. Names of catalog views
+        ignore case.
+
+        Raises:
+            TsqlError: 468 the values have different collations.
+        """
+        if not any(value.kind == "string" for value in values):
+            return False
+        collation = common_collation((value.collation for value in values), operation) if self.has_collations else None
+        if collation is None and any(value.type is not None and value.type.name == "sysname" for value in values):
+            return True
+        return ignores_case((collation.name if collation is not None else "") or self.database_collation())
+
+    def folds(self, value: Sql) -> bool:
+        """Check whether rows are grouped, sorted and told apart without the case of this value."""
+        if value.kind != "string":
+            return False
+        name = value.collation.name if value.collation is not None else ""
+        return ignores_case(name or self.database_collation())
+
+    def folds_column(self, column: Column) -> bool:
+        """Check whether the keys of a table ignore the case of a column."""
+        return self.folds(Sql("", column.type, collation=Collation(column.collation)))
 
     def next_draw_key(self) -> str:
         """Return a key for one NEXT VALUE FOR of a row. All keys of a row get the same number from the sequence."""
@@ -280,6 +323,24 @@ class Writer:
             yield
         finally:
             self.sources.pop()
+
+    @contextmanager
+    def grouped_by(self, keys: dict[str, str]) -> Iterator[None]:
+        """Write each of these values as its SQL for the group, in the `with` block."""
+        outer, self.group_keys = self.group_keys, self.group_keys | keys
+        try:
+            yield
+        finally:
+            self.group_keys = outer
+
+    @contextmanager
+    def ungrouped(self) -> Iterator[None]:
+        """Write values of each row, as in the operand of an aggregate, in the `with` block."""
+        outer, self.group_keys = self.group_keys, {}
+        try:
+            yield
+        finally:
+            self.group_keys = outer
 
     @contextmanager
     def renamed(self, names: dict[str, str]) -> Iterator[None]:
@@ -441,13 +502,30 @@ def write_value(writer: Writer, node: exp.Expression) -> Sql:
     """
     handler = HANDLERS.get((_VALUE_ROLE, type(node)))
     if handler is not None:
-        written: Sql = handler(writer, node)
-        return written
+        keys = writer.group_keys
+        with writer.ungrouped() if keys and isinstance(node, exp.AggFunc) else nullcontext():
+            written: Sql = handler(writer, node)
+        if writer.has_collations and written.kind == "string" and written.collation is None:
+            written = written._replace(collation=_inherited_collation(writer, node))
+        return written._replace(text=keys[written.text]) if written.text in keys else written
     if (_PREDICATE_ROLE, type(node)) in HANDLERS:
         raise TsqlError(
             102, f"Incorrect syntax near '{operator_of(node)}'. A condition is no value: use CASE WHEN or IIF."
         )
     raise node_not_supported(node)
+
+
+def _inherited_collation(writer: Writer, node: exp.Expression) -> Collation | None:
+    """Return the collation of the first string with one in an expression, such as a function of a column."""
+    for inner in node.walk(prune=lambda part: isinstance(part, exp.Query)):
+        if isinstance(inner, exp.Collate):
+            name = inner.expression.name
+            return Collation("" if name.lower().endswith("_default") else name, True)
+        if isinstance(inner, exp.Column) and not isinstance(inner.this, exp.Star):
+            source_column = writer.column(inner.table.lower(), inner.name.lower())
+            if source_column is not None and source_column[1].collation:
+                return Collation(source_column[1].collation)
+    return None
 
 
 def write_predicate(writer: Writer, node: exp.Expression) -> str:
@@ -542,6 +620,11 @@ def with_offset(writer: Writer, value: Sql) -> Sql:
 def cast_to_text(value: Sql) -> str:
     """Return a string with PostgreSQL's type text."""
     return f"{value.text}::text" if value.is_untyped else value.text
+
+
+def folded_text(value: Sql) -> str:
+    """Write a string so that letters of either case are equal."""
+    return f"lower({cast_to_text(value)})"
 
 
 def typed_text(value: Sql) -> str:

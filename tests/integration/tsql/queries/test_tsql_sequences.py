@@ -76,6 +76,9 @@ def test_where_it_may_stand(db: sb.Database) -> None:
     assert rows == [(7, "a"), (8, "b"), (9, "c")]
     db.execute_tsql("UPDATE dbo.T SET Other = NEXT VALUE FOR dbo.Ids WHERE Id = 4")
     assert db.execute_tsql("SELECT Other FROM dbo.T WHERE Id = 4").rows == [(10,)]
+    numbered = "SELECT NEXT VALUE FOR dbo.Ids OVER (ORDER BY Name) AS N, Name FROM dbo.T WHERE Other = -1 "
+    assert db.execute_tsql(f"{numbered} ORDER BY Name DESC").rows == [(13, "c"), (12, "b"), (11, "a")]
+    assert db.execute_tsql(f"{numbered} ORDER BY N DESC").rows == [(16, "c"), (15, "b"), (14, "a")]
     assert error_number(db, "DROP SEQUENCE dbo.Ids") == 3729
 
 

@@ -12,6 +12,8 @@ from servicebroker.engine.security.principals import find_owning_login
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import SERVER, events_of
 from servicebroker.operations.operation import Operation, statement_of
+from servicebroker.store.running import execute
+from servicebroker.tsql.collations import DEFAULT_COLLATION
 from servicebroker.tsql.context import SessionDatabase, database_of, refuse_in_transaction
 from servicebroker.tsql.interpreter.definitions.binding import bind_operation
 from servicebroker.tsql.interpreter.definitions.ddl_events import post_definition_event
@@ -213,6 +215,16 @@ def _create_database(machine: Machine, statement: Definition) -> None:
         switches["trustworthy"] = statement.clauses["trustworthy"]
     if switches:
         machine.context.database_named(statement.name.object).run(operations.AlterDatabase(**switches))
+    if statement.clauses.get("collate"):
+        _set_collation(machine, statement.name.object, statement.clauses["collate"])
+
+
+def _set_collation(machine: Machine, database: str, collation: str) -> None:
+    execute(machine.connection, "objects.set_collation", _SET_COLLATION, collation, database)
+    machine.queries.collations.invalidate()
+
+
+_SET_COLLATION = "update servicebroker.databases set collation_name = $1 where lower(name) = lower($2)"
 
 
 @defines("ALTER", "DATABASE")
@@ -230,6 +242,7 @@ def _alter_database(machine: Machine, statement: Definition) -> None:
 def _set_database_options(machine: Machine, statement: Definition) -> None:
     clauses = dict(statement.clauses)
     clauses.pop("ignored", None)
+    collation = clauses.pop("collate", None)
     database = _database_to_alter(machine, statement.name.object)
     if "trustworthy" in clauses:
         machine.context.require("SET TRUSTWORTHY")
@@ -237,6 +250,8 @@ def _set_database_options(machine: Machine, statement: Definition) -> None:
         database.run(operations.AlterDatabase(**clauses))
     else:  # all clauses are without effect, but need the permission
         machine.context.ask(authorize(database.user, "ALTER DATABASE"))
+    if collation is not None:
+        _set_collation(machine, database.name, collation or DEFAULT_COLLATION)
 
 
 def _database_to_alter(machine: Machine, name: str) -> SessionDatabase:
@@ -262,7 +277,7 @@ IGNORED_OPTIONS = split_words(
     "ALLOW_SNAPSHOT_ISOLATION READ_COMMITTED_SNAPSHOT DB_CHAINING QUOTED_IDENTIFIER ANSI_NULLS ANSI_PADDING "
     "ANSI_WARNINGS ANSI_NULL_DEFAULT ARITHABORT CONCAT_NULL_YIELDS_NULL NUMERIC_ROUNDABORT RECURSIVE_TRIGGERS "
     "CURSOR_CLOSE_ON_COMMIT CURSOR_DEFAULT PARAMETERIZATION DATE_CORRELATION_OPTIMIZATION DELAYED_DURABILITY "
-    "TARGET_RECOVERY_TIME QUERY_STORE CONTAINMENT COLLATE FILESTREAM DEFAULT_LANGUAGE "
+    "TARGET_RECOVERY_TIME QUERY_STORE CONTAINMENT FILESTREAM DEFAULT_LANGUAGE "
     "ACCELERATED_DATABASE_RECOVERY ADD REMOVE MODIFY"
 )
 

@@ -77,6 +77,19 @@ def _sp_who2(machine: Machine, statement: Execute) -> None:
     ))  # fmt: skip
 
 
+@system_procedure("sp_lock")
+def _sp_lock(machine: Machine, statement: Execute) -> None:
+    """Show the locks of all sessions, or of one or two."""
+    spids = [text for text in _argument_texts(machine, statement)[:2] if text.isdigit()]
+    chosen = f" WHERE l.request_session_id IN ({', '.join(spids)})" if spids else ""
+    machine.emit(machine.queries.fetch_result(
+        "SELECT l.request_session_id AS spid, l.resource_database_id AS dbid, "
+        "ISNULL(l.resource_associated_entity_id, 0) AS ObjId, 0 AS IndId, LEFT(l.resource_type, 4) AS [Type], "
+        "l.resource_description AS Resource, l.request_mode AS Mode, l.request_status AS Status "
+        f"FROM sys.dm_tran_locks AS l{chosen} ORDER BY l.request_session_id"
+    ))  # fmt: skip
+
+
 @system_procedure("sp_helptext")
 def _sp_helptext(machine: Machine, statement: Execute) -> None:
     """Show the text of a module, one row for each line.

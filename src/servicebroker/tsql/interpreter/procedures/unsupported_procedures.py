@@ -65,14 +65,13 @@ ADVICE = {
     **dict.fromkeys(
         ("sp_cycle_errorlog", "sp_cycle_agent_errorlog", "sp_helpsrvrolemember", "sp_helpserver"), _VIEW_ADVICE
     ),
-    **dict.fromkeys(("sp_lock", "sp_monitor", "sp_depends"), _VIEW_ADVICE),
+    **dict.fromkeys(("sp_monitor", "sp_depends"), _VIEW_ADVICE),
     **dict.fromkeys(
         ("sp_helpuser", "sp_helplogins", "sp_helprole", "sp_helprolemember", "sp_helprotect"), _VIEW_ADVICE
     ),
     **dict.fromkeys(("sp_stored_procedures", "sp_statistics", "sp_pkeys", "sp_fkeys", "sp_readerrorlog"), _VIEW_ADVICE),
     **dict.fromkeys(("sp_bindefault", "sp_unbindefault", "sp_bindrule", "sp_unbindrule"), "Use constraints."),
     **dict.fromkeys(("sp_addtype", "sp_droptype"), "Use CREATE TYPE and DROP TYPE."),
-    **dict.fromkeys(("sp_addmessage", "sp_altermessage", "sp_dropmessage"), "Give RAISERROR or THROW the text itself."),
     **dict.fromkeys(("sp_xml_preparedocument", "sp_xml_removedocument"), "Use the methods of xml."),
     **dict.fromkeys(("sp_trace_create", "sp_trace_setevent", "sp_trace_setstatus"), "Use servicebroker trail."),
     **dict.fromkeys(("sp_fulltext_catalog", "sp_fulltext_table", "sp_tableoption", "sp_indexoption"), _POSTGRES_ADVICE),

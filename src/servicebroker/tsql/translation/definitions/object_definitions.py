@@ -24,11 +24,11 @@ from servicebroker.tsql.translation.definitions.table_columns import (
     column_comments,
     constraint_statements,
     inline_settings,
+    read_collation,
     read_column_type,
     read_elements,
     read_key_column,
     rowversion_triggers,
-    skip_collation,
     skip_storage,
     write_condition,
 )
@@ -62,7 +62,7 @@ def translate_definition(writer: Writer, piece: Slice) -> Translation:
         raise reader.failure()
     if writer.parameters:
         raise not_permitted(writer.parameters[0], 111 if piece.words[1:2] == ["VIEW"] else 128)
-    return Translation("; ".join(statements), (), "ddl")
+    return Translation("; ".join(statements), (), "ddl", notes=tuple(writer.notes))
 
 
 def _statements(writer: Writer, reader: PieceReader) -> list[str]:
@@ -111,6 +111,7 @@ def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
     skip_storage(reader)
     if not table_elements.columns:
         raise TsqlError(102, "Incorrect syntax near ')'. A table needs a column.", severity=15)
+    _note_offsets(writer, qualified_name, table_elements.columns)
     statements = []
     is_temporary = qualified_name.name.startswith(("#", "@"))
     if not is_temporary and qualified_name.schema.lower() in ("", "dbo"):
@@ -125,22 +126,40 @@ def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
     return [
         *statements,
         *column_comments(table, table_elements.columns),
-        *constraint_statements(table, table_elements),
+        *constraint_statements(writer, table, table_elements),
         *rowversion_triggers(table, table_elements),
-        *_create_indexes(table, qualified_name, table_elements),
+        *_create_indexes(writer, table, qualified_name, table_elements),
     ]
 
 
-def _create_indexes(table: str, qualified_name: ObjectName, table_elements: Elements) -> list[str]:
+def _note_offsets(writer: Writer, qualified_name: ObjectName, columns: Iterable[Column]) -> None:
+    """Tell that columns of the type datetimeoffset lose the offset, except those of a temporary table."""
+    names = [column.name for column in columns if column.type.name == "datetimeoffset"]
+    if names and not qualified_name.name.startswith(("#", "@")):
+        writer.notes.append(f"{qualified_name}: {LOST_OFFSETS} Columns: {', '.join(names)}.")
+
+
+LOST_OFFSETS = "A datetimeoffset column keeps the instant and returns it in UTC: it does not keep the offset."
+
+
+def _create_indexes(writer: Writer, table: str, qualified_name: ObjectName, table_elements: Elements) -> list[str]:
+    known = [*table_elements.columns, *(writer.table_columns(table) or {}).values()]
     return [
         text
         for name, unique, columns in table_elements.indexes
         for text in (
-            f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(qualified_name, name)} ON {table} ({', '.join(columns)})"
-            f"{f' {ONE_NULL}' if unique else ''}",
+            f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(qualified_name, name)} ON {table} "
+            f"({', '.join(_folded_keys(writer, known, columns))}){f' {ONE_NULL}' if unique else ''}",
             _index_comment(table, qualified_name, name),
         )
     ]
+
+
+def _folded_keys(writer: Writer, columns: Iterable[Column], keys: Iterable[str]) -> list[str]:
+    """Write the columns of an index, so that comparisons that ignore case use it."""
+    folded = {quote_identifier(column.name) for column in columns if writer.folds_column(column)}
+    split = ((key, key.removesuffix(" DESC")) for key in keys)
+    return [f"lower({name}){key[len(name) :]}" if name in folded else key for key, name in split]
 
 
 def _index_name(qualified_name: ObjectName, name: str) -> str:
@@ -225,6 +244,7 @@ def _add_members(
     table_elements = read_elements(writer, table, rest, qualified_name.name, is_added=True)
     if not rest.words:
         raise reader.failure()
+    _note_offsets(writer, qualified_name, table_elements.columns)
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in table_elements.members]
     if not checks:
         actions = [f"{action} NOT VALID" if _UNCHECKED.match(action) else action for action in actions]
@@ -237,9 +257,9 @@ def _add_members(
         *check_names(writer, qualified_name, table_elements),
         *statements,
         *column_comments(table, table_elements.columns),
-        *constraint_statements(table, table_elements),
+        *constraint_statements(writer, table, table_elements),
         *rowversion_triggers(table, table_elements),
-        *_create_indexes(table, qualified_name, table_elements),
+        *_create_indexes(writer, table, qualified_name, table_elements),
     ]
 
 
@@ -261,8 +281,7 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
         reader.at = len(reader.piece.words)
         return _require_table(table)
     sql_type, _ = read_column_type(writer, reader)
-    if reader.take("COLLATE"):
-        skip_collation(reader)
+    collation = read_collation(reader) if reader.take("COLLATE") else ""
     while reader.take_any("SPARSE", "FILESTREAM"):
         pass
     written = column_type(sql_type)
@@ -275,7 +294,10 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
     skip_storage(reader)
     return [
         f"ALTER TABLE {table} {', '.join(actions)}",
-        *column_comments(table, [Column(name, sql_type, default=old_column.default if old_column is not None else "")]),
+        *column_comments(
+            table,
+            [Column(name, sql_type, default=old_column.default if old_column is not None else "", collation=collation)],
+        ),
     ]
 
 
@@ -301,7 +323,7 @@ def _drop_members(writer: Writer, reader: PieceReader, table: str, written_table
         (column.default or f"DF_{written_table}_{column.name}").lower(): column
         for column in (writer.table_columns(table) or {}).values()
     }
-    actions, kind = [], "CONSTRAINT"
+    actions, kind, folded = [], "CONSTRAINT", []
     changed = []
     while True:
         if reader.take("COLUMN"):
@@ -316,9 +338,11 @@ def _drop_members(writer: Writer, reader: PieceReader, table: str, written_table
             changed.append(column._replace(default=""))
         else:
             actions.append(f"DROP {kind} {exists}{quote_identifier(name)}")
+            if kind == "CONSTRAINT" and any(map(writer.folds_column, defaults.values())):
+                folded.append(f"SELECT tsql.drop_folded_key({quote_string(table)}, {quote_string(name.lower())})")
         skip_storage(reader)
         if not reader.take(","):
-            return [f"ALTER TABLE {table} {', '.join(actions)}", *column_comments(table, changed)]
+            return [*folded, f"ALTER TABLE {table} {', '.join(actions)}", *column_comments(table, changed)]
 
 
 _CONNECTION_FUNCTIONS = frozenset({"db_id", "db_name", "@@spid"})  # answered by PostgreSQL for any connection
@@ -402,7 +426,8 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
     table, qualified_name = _read_table(writer, reader, "CREATE INDEX")
     keys = [read_key_column(part) for part in reader.inside().split()]
     _check_key_types(writer.table_columns(table) or {}, keys, qualified_name.name)
-    columns = ", ".join(map("".join, keys))
+    table_columns = list((writer.table_columns(table) or {}).values())
+    columns = ", ".join(_folded_keys(writer, table_columns, map("".join, keys)))
     text = f"CREATE {unique}INDEX {_index_name(qualified_name, name)} ON {table} ({columns})"
     if reader.take("INCLUDE"):
         text += " INCLUDE (" + ", ".join(read_key_column(part)[0] for part in reader.inside().split()) + ")"
@@ -412,7 +437,6 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
         stop = end if end is not None else len(reader.piece.words)
         where = reader.piece.part(reader.at, stop)
         reader.at = stop
-        table_columns = list((writer.table_columns(table) or {}).values())
         text += f" WHERE {write_condition(writer, where, Elements(columns=table_columns))}"
     skip_storage(reader)
     return [text, _index_comment(table, qualified_name, name)]

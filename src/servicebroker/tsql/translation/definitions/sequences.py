@@ -219,6 +219,7 @@ def _next_value(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     named, place = f"{quote_string(sequence)}::regclass", quote_string(writer.next_draw_key())
     if len(nodes) == 1:
         return Sql(f"{DRAW}{named}, {place})", BIGINT)
+    writer.draws_in_order = True
     return Sql(f"{DRAW}{named}, {place}, {write_value(writer, nodes[1]).text})", BIGINT)
 
 

@@ -112,7 +112,7 @@ def _add_column(writer: Writer, piece: Slice, table_elements: Elements) -> None:
     sql_type, may_be_null = read_column_type(writer, reader)
     parts = [quote_identifier(name), column_type(sql_type)]
     of_table: list[str] = []
-    identity, nullable, default = False, True, ""
+    identity, nullable, default, collation = False, True, "", ""
     words = piece.words
     if not may_be_null and not any(
         words[at] == "NULL" and words[at - 1] not in ("DEFAULT", "SET") for at in piece.outside()
@@ -146,7 +146,7 @@ def _add_column(writer: Writer, piece: Slice, table_elements: Elements) -> None:
             default = constraint or _default_constraint_name(table_elements.table, name)
             reader.take("WITH", "VALUES")  # existing rows get the default in any case
         elif reader.take("COLLATE"):
-            skip_collation(reader)
+            collation = read_collation(reader)
         elif reader.word in ("ROWGUIDCOL", "SPARSE", "PERSISTED", "FILESTREAM"):
             reader.at += 1
         elif reader.word in ("PRIMARY", "UNIQUE"):
@@ -171,7 +171,7 @@ def _add_column(writer: Writer, piece: Slice, table_elements: Elements) -> None:
             skip_storage(reader)
         elif reader.take("CHECK"):
             reader.take("NOT", "FOR", "REPLICATION")
-            table_elements.columns.append(Column(name, sql_type))
+            table_elements.columns.append(Column(name, sql_type, collation=collation))
             parts.append(f"{label}CHECK ({write_condition(writer, reader.inside(), table_elements)})")
             table_elements.columns.pop()
         elif reader.take("FOREIGN", "KEY") and reader.word == "(":
@@ -180,7 +180,8 @@ def _add_column(writer: Writer, piece: Slice, table_elements: Elements) -> None:
             parts += _kept_key(table_elements, constraint, label + _write_references(writer, reader))
         else:
             raise reader.failure()
-    table_elements.columns.append(Column(name, sql_type, identity, nullable, default=default))
+    column = Column(name, sql_type, identity, nullable, default=default, collation=collation)
+    table_elements.columns.append(column)
     table_elements.members.append(" ".join(parts))
     table_elements.table_constraints += of_table
 
@@ -286,13 +287,13 @@ def _refuse_parameters(writer: Writer) -> None:
         raise not_permitted(writer.parameters[0])
 
 
-def skip_collation(reader: PieceReader) -> None:
-    """Skip COLLATE name. Strings are compared by their characters whatever the collation (`tsql check` reports it).
+def read_collation(reader: PieceReader) -> str:
+    """Read the name of a collation, "" for that of the database.
 
     Raises:
         TsqlError: 448 unknown collation.
     """
-    check_collation(reader.identifier())
+    return check_collation(reader.identifier())
 
 
 def _skip_clustered(reader: PieceReader) -> None:
@@ -532,11 +533,15 @@ def check_names(writer: Writer, qualified_name: ObjectName, table_elements: Elem
     return [f"SELECT tsql.check_constraint_names({quote_string(schema)}, ARRAY[{wanted}])"]
 
 
+_KEY = re.compile(r"\b(?:PRIMARY KEY|UNIQUE)\b")
 _CONSTRAINT = re.compile(r"\b(?:PRIMARY KEY|UNIQUE|CHECK|REFERENCES)\b")
 
 
-def constraint_statements(table: str, table_elements: Elements) -> list[str]:
-    """Return statements that store the spelling of constraint names, for errors, and name unnamed constraints."""
+def constraint_statements(writer: Writer, table: str, table_elements: Elements) -> list[str]:
+    """Return statements that store the spelling of constraint names, for errors, and name unnamed constraints.
+
+    A last one makes keys ignore the case of columns whose collation does.
+    """
     noted = [
         f"COMMENT ON CONSTRAINT {quote_identifier(name)} ON {table} IS {quote_string(name)}"
         for name in table_elements.constraints
@@ -544,7 +549,14 @@ def constraint_statements(table: str, table_elements: Elements) -> list[str]:
     has_more = not table_elements.table.startswith(("#", "@")) and any(
         _CONSTRAINT.search(member) for member in table_elements.members
     )
-    return [*noted, f"SELECT tsql.name_constraints({quote_string(table)})"] if has_more else noted
+    if has_more:
+        noted.append(f"SELECT tsql.name_constraints({quote_string(table)})")
+    if any(_KEY.search(member) for member in table_elements.members):
+        known = [*table_elements.columns, *(writer.table_columns(table) or {}).values()]
+        folded = {quote_string(quote_identifier(column.name)): None for column in known if writer.folds_column(column)}
+        if folded:
+            noted.append(f"SELECT tsql.fold_keys({quote_string(table)}, ARRAY[{', '.join(folded)}])")
+    return noted
 
 
 def column_comments(table: str, columns: list[Column]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
+from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
 from servicebroker.tsql.translation.text_writer import (
@@ -13,6 +14,7 @@ from servicebroker.tsql.translation.text_writer import (
     Writer,
     allow_only,
     cast_to_text,
+    folded_text,
     node_not_supported,
     not_supported,
     operator_of,
@@ -45,7 +47,8 @@ def _count(writer: Writer, node: exp.Count) -> Sql:
     if isinstance(node.this, exp.Star):
         return Sql(f"count(*){cast}", sql_type)
     distinct, value = _operand(writer, node.this)
-    return Sql(f"count({distinct}{typed_text(value)}){cast}", sql_type)
+    text = folded_text(value) if distinct and writer.folds(value) else typed_text(value)
+    return Sql(f"count({distinct}{text}){cast}", sql_type)
 
 
 @writes_value(exp.Min, exp.Max)
@@ -57,6 +60,10 @@ def _extreme(writer: Writer, node: exp.Min | exp.Max) -> Sql:
     name = "min" if isinstance(node, exp.Min) else "max"
     if value.kind == "uniqueidentifier":
         return Sql(f"{name}({value.text}::text)::uuid", value.type)
+    if writer.folds(value) and not isinstance(node.parent, exp.Window):
+        text, down = typed_text(value), "" if name == "min" else " DESC"
+        ordered = f"array_agg({text} ORDER BY {folded_text(value)}{down}, {text}) FILTER (WHERE {text} IS NOT NULL)"
+        return Sql(f"({ordered})[1]", value.type)
     return Sql(f"{name}({typed_text(value)})", value.type)
 
 
@@ -109,7 +116,31 @@ def _checksum(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql(f"bit_xor({distinct}{value.text}::integer)", INT)
 
 
-SPECIAL |= {**{name: _deviation(name) for name in _DEVIATIONS}, "checksum_agg": _checksum}
+def _grouping_bits(writer: Writer, nodes: list[exp.Expression]) -> str:
+    """Write a call of grouping(), whose bits tell over which of the columns a row totals."""
+    with writer.ungrouped():
+        values = [write_value(writer, node) for node in nodes]
+    texts = [folded_text(value) if writer.folds(value) else value.text for value in values]
+    return f"grouping({', '.join(texts)})"
+
+
+def _grouping(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 1, "grouping")
+    return Sql(f"{_grouping_bits(writer, nodes)}::smallint", SqlType("tinyint"))
+
+
+def _grouping_id(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    if not nodes:
+        raise argument_count_error("grouping_id", 1, 32)
+    return Sql(_grouping_bits(writer, nodes), INT)
+
+
+SPECIAL |= {
+    **{name: _deviation(name) for name in _DEVIATIONS},
+    "checksum_agg": _checksum,
+    "grouping": _grouping,
+    "grouping_id": _grouping_id,
+}
 
 
 def _percentile(writer: Writer, node: exp.WithinGroup, over: str) -> Sql | None:
@@ -150,7 +181,9 @@ SPECIAL |= {name: _over_required(name) for name in _PERCENTILES}
 @writes_value(exp.ApproxDistinct)
 def _distinct_values(writer: Writer, node: exp.ApproxDistinct) -> Sql:
     allow_only(node, "this")
-    return Sql(f"count(DISTINCT {typed_text(write_value(writer, node.this))})", BIGINT)
+    value = write_value(writer, node.this)
+    text = folded_text(value) if writer.folds(value) else typed_text(value)
+    return Sql(f"count(DISTINCT {text})", BIGINT)
 
 
 @writes_value(exp.GroupConcat)
@@ -177,12 +210,17 @@ def order_text(writer: Writer, node: exp.Order, named: dict[str, str] | None = N
     return "ORDER BY " + ", ".join(parts)
 
 
+def direction_text(node: exp.Expression) -> str:
+    """Write the direction of an item of ORDER BY. NULL sorts lowest."""
+    return " DESC NULLS LAST" if node.args.get("desc") else " NULLS FIRST"
+
+
 def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
     """Write an item of ORDER BY."""
     key = node.this
-    down = " DESC NULLS LAST" if node.args.get("desc") else " NULLS FIRST"
+    down = direction_text(node)
     if isinstance(key, exp.Literal) and not key.is_string:
-        return f"{key.this}{down}"
+        return named.get(f"#{key.this}", str(key.this)) + down
     if isinstance(key, exp.Column) and not key.table and key.name.lower() in named:
         return named[key.name.lower()] + down
     if (
@@ -192,6 +230,8 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
     ):
         return "NULL::integer"
     value = write_value(writer, key)
+    if writer.folds(value):
+        return folded_text(value) + down
     if value.type == VARIANT:
         parts = ("variant_rank", "variant_number", "variant_raw")
         return ", ".join(f"tsql.{part}({value.text}){down}" for part in parts)
@@ -264,7 +304,9 @@ def _definition(writer: Writer, node: exp.Expression, *, is_named: bool = False)
     base = [quote_identifier(node.args["alias"].name)] if node.args.get("alias") else []
     parts = []
     if node.args.get("partition_by"):
-        parts.append("PARTITION BY " + ", ".join(write_value(writer, item).text for item in node.args["partition_by"]))
+        values = [write_value(writer, item) for item in node.args["partition_by"]]
+        texts = [folded_text(value) if writer.folds(value) else value.text for value in values]
+        parts.append("PARTITION BY " + ", ".join(texts))
     if node.args.get("order"):
         parts.append(order_text(writer, node.args["order"]))
     spec = node.args.get("spec")

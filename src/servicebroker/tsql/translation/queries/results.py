@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
+from servicebroker.tsql.collations import Collation
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.text_writer import HANDLERS, QUERY_ROLE, Writer, node_not_supported
+from servicebroker.tsql.translation.text_writer import HANDLERS, QUERY_ROLE, Sql, Writer, node_not_supported
 from servicebroker.tsql.types import SqlType
 
 UNKNOWN_STAR = "\0*"  # name of an output that stands for unknown columns
@@ -21,7 +22,7 @@ class Output(NamedTuple):
     """A column of a result. `name` keeps its spelling, '' for none. `text` is ready for the select list.
 
     `source` is the alias, in lower case, of the table that the column is taken from unchanged, `column` the column
-    there.
+    there. `value` is the SQL of the value alone, "" if it is not known.
     """
 
     name: str
@@ -29,6 +30,12 @@ class Output(NamedTuple):
     type: SqlType | None
     source: str = ""
     column: Column | None = None
+    value: str = ""
+    collation: Collation | None = None
+
+    def as_sql(self, text: str) -> Sql:
+        """Return an expression of this type and collation."""
+        return Sql(text, self.type, collation=self.collation)
 
     @property
     def is_null(self) -> bool:
@@ -64,11 +71,11 @@ def select_text(writer: Writer, node: exp.Expression) -> str:
 
 def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] | None:
     """Return the types of a query's columns, None if a star hides them."""
-    outputs = _dry_run(writer, node)
+    outputs = query_outputs(writer, node)
     return None if outputs is None else [output.type for output in outputs]
 
 
-def _dry_run(writer: Writer, node: exp.Expression) -> list[Output] | None:
+def query_outputs(writer: Writer, node: exp.Expression) -> list[Output] | None:
     """Return the outputs of a query, without adding its parameters and locks to the statement.
 
     None if a star hides them.
@@ -84,7 +91,16 @@ def columns_of(outputs: list[Output] | None) -> dict[str, Column] | None:
     """Return the columns of a query by name in lower case, None if a type is unknown."""
     if outputs is None or any(output.type is None for output in outputs):
         return None
-    return {output.name.lower(): Column(output.name, output.type) for output in outputs if output.type is not None}
+    return {
+        output.name.lower(): derived_column(output.name, output.type, output)
+        for output in outputs
+        if output.type is not None
+    }
+
+
+def derived_column(name: str, sql_type: SqlType, output: Output) -> Column:
+    """Return the column that a derived table has for an output."""
+    return Column(name, sql_type, collation=output.collation.name if output.collation is not None else "")
 
 
 def check_named(outputs: list[Output] | None, renamed: list[str], name: str) -> None:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import NamedTuple
 
 from sqlglot import exp
 
+from servicebroker.tsql.collations import Collation, common_collation
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.documents.for_json import for_json
 from servicebroker.tsql.translation.documents.for_xml import for_xml
 from servicebroker.tsql.translation.queries.aggregates import order_text, windows_text
-from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR, Output, Query, check_named, output_name
+from servicebroker.tsql.translation.queries.folded_rows import (
+    combine_rows,
+    folds,
+    group_keys,
+    keep_distinct_rows,
+    order_rows,
+)
+from servicebroker.tsql.translation.queries.recursion import check_recursion, has_exact_type
+from servicebroker.tsql.translation.queries.results import (
+    UNKNOWN_STAR,
+    Output,
+    Query,
+    check_named,
+    derived_column,
+    output_name,
+)
 from servicebroker.tsql.translation.queries.sources import From, read_from
 from servicebroker.tsql.translation.reading.hints import Hints, add_locks
 from servicebroker.tsql.translation.text_writer import (
@@ -19,6 +36,7 @@ from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
     allow_only,
+    folded_text,
     node_not_supported,
     quote_identifier,
     quote_label,
@@ -108,6 +126,7 @@ def translate_common_tables(
         alias = item.args["alias"]
         name, renamed = alias.name, [column.name for column in alias.args.get("columns") or []]
         level[name.lower()] = None  # unknown inside its own query
+        check_recursion(item.this, name)
         inner = _count_recursion(writer, item.this, name, renamed, level) or translate_query(
             writer, item.this, outermost=False
         )
@@ -116,7 +135,9 @@ def translate_common_tables(
             column_names = renamed if len(renamed) == len(inner.outputs) else [output.name for output in inner.outputs]
             pairs = zip(column_names, inner.outputs, strict=True)
             level[name.lower()] = {
-                column_name.lower(): Column(column_name, output.type) for column_name, output in pairs if output.type
+                column_name.lower(): derived_column(column_name, output.type, output)
+                for column_name, output in pairs
+                if output.type
             }
         tables.append(CommonTable(name, renamed, item.this, inner.text))
     return tables
@@ -155,8 +176,8 @@ def _count_recursion(
     )
     nexts = ", ".join(
         _match_anchor(name, *pair)
-        for pair in zip(names, types, right.outputs, strict=False)  # the last output is the level
-    )
+        for pair in zip(names, types, right.outputs, _exact_items(node.this, recursive), strict=False)
+    )  # the last output is the level
     return Query(
         f"WITH RECURSIVE {quoted_name} ({columns}, {_LEVEL_COLUMN}) AS ((SELECT {firsts}, 0 FROM ({left.text}) AS first_rows ({columns})) UNION ALL "
         f"(SELECT {nexts}, tsql.level({_LEVEL_COLUMN}, {writer.max_recursion}) FROM ({right.text}) AS next_rows ({columns}, {_LEVEL_COLUMN}))) "
@@ -169,16 +190,24 @@ def _cast(text: str, sql_type: SqlType | None) -> str:
     return text if sql_type is None else f"{text}::{postgres_type(sql_type)}"
 
 
-def _match_anchor(name: str, column: str, anchor_type: SqlType | None, recursive: Output) -> str:
+def _exact_items(anchor: exp.Expression, recursive: exp.Select) -> list[bool]:
+    """Return for each column of the recursive part whether both lengths are known as SQL Server knows them."""
+    first = anchor.unnest()
+    pairs = zip_longest(first.expressions if isinstance(first, exp.Select) else (), recursive.expressions)
+    return [left is not None and right is not None and all(map(has_exact_type, (left, right))) for left, right in pairs]
+
+
+def _match_anchor(name: str, column: str, anchor_type: SqlType | None, recursive: Output, is_exact: bool) -> str:
     """Write a column of the recursive part with the type of the anchor's column.
 
     Raises:
-        TsqlError: 240 the types differ. Lengths of strings and bytes may differ.
+        TsqlError: 240 the types differ. Lengths of strings and bytes may differ unless both are exact.
     """
     anchor, following = Sql("", anchor_type), Sql("", None if recursive.is_null else recursive.type)
     if anchor.type is None or following.type is None:
         return _cast(quote_identifier(column), anchor_type if recursive.is_null else None)
     is_alike = anchor.kind == following.kind and anchor.kind in ("string", "binary")
+    is_alike = is_alike and not (is_exact and "sysname" not in (anchor.type.name, following.type.name))
     if not is_alike and anchor.type != following.type:
         raise TsqlError(
             240, f'Types don\'t match between the anchor and the recursive part in column "{column}" of recursive query '
@@ -244,21 +273,33 @@ def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: b
     with writer.without_offsets():
         left = translate_query(writer, node.this, outermost=outermost, into=into)
         right = translate_query(writer, node.expression, outermost=False)
-    word = _SET_OPERATORS[type(node)] + ("" if node.args.get("distinct") else " ALL")
-    tail = _write_tail(writer, node, _result_names(left.outputs, outermost))
+    operator, make = _SET_OPERATORS[type(node)], quote_label if outermost else _inner_label
     outputs = left.outputs
     texts = left.text, right.text
     if outputs is not None and right.outputs is not None and len(outputs) == len(right.outputs):
         columns = [_match_column(index, *pair) for index, pair in enumerate(zip(outputs, right.outputs, strict=True))]
-        names = [(quote_label if outermost else _inner_label)(output.name) for output in outputs]
+        names = [make(output.name) for output in outputs]
         texts = (
             _rename_columns(texts[0], [text for _, text, _ in columns], names),
             _rename_columns(texts[1], [text for _, _, text in columns], names),
         )
         outputs = [
-            left_output._replace(type=sql_type, text=right_output.text if left_output.is_null else left_output.text)
+            left_output._replace(
+                type=sql_type,
+                text=right_output.text if left_output.is_null else left_output.text,
+                collation=common_collation((left_output.collation, right_output.collation), operator),
+                value="",
+            )
             for (sql_type, _, _), left_output, right_output in zip(columns, outputs, right.outputs, strict=True)
         ]
+        if any(folds(writer, output) for output in outputs):
+            text = f"({texts[0]}) {operator} ALL ({texts[1]})"
+            if node.args.get("distinct"):
+                text = combine_rows(writer, operator, texts, outputs, names)
+            text = order_rows(writer, text, node.args.get("order"), outputs, names)
+            return Query(text + _write_row_limit(writer, node, text), outputs)
+    word = operator + ("" if node.args.get("distinct") else " ALL")
+    tail = _write_tail(writer, node, _result_names(left.outputs, outermost))
     return Query(f"({texts[0]}) {word} ({texts[1]}){tail}", outputs)
 
 
@@ -301,15 +342,16 @@ def _write_select(writer: Writer, node: exp.Select, *, outermost: bool, into: st
     if not node.expressions:
         raise TsqlError(102, "Incorrect syntax near 'SELECT'.", severity=15)
     from_clause = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
-    with writer.query(from_clause.sources):
-        outputs = [
-            output
-            for part in node.expressions
-            for output in write_output(writer, part, from_clause, outermost=outermost)
-        ]
+    with writer.query(from_clause.sources), group_keys(writer, node, from_clause.sources) as keys:
+        with writer.grouped_by(keys):
+            outputs = [
+                output
+                for part in node.expressions
+                for output in write_output(writer, part, from_clause, outermost=outermost)
+            ]
         assigned, writer.assigned = writer.assigned, {}  # visible in the select list only
         try:
-            return Query(_write_text(writer, node, from_clause, outputs, outermost), _known_outputs(outputs))
+            return Query(_write_text(writer, node, from_clause, outputs, outermost, keys), _known_outputs(outputs))
         finally:
             writer.assigned = assigned
 
@@ -318,11 +360,15 @@ def _known_outputs(outputs: list[Output]) -> list[Output] | None:
     return None if any(output.name == UNKNOWN_STAR for output in outputs) else outputs
 
 
-def _write_text(writer: Writer, node: exp.Select, from_clause: From, outputs: list[Output], outermost: bool) -> str:
-    """Write the clauses of a SELECT around its list of outputs."""
-    parts = ["SELECT" + (" DISTINCT" if node.args.get("distinct") else "")]
-    if node.args.get("distinct") is not None:
+def _write_text(
+    writer: Writer, node: exp.Select, from_clause: From, outputs: list[Output], outermost: bool, keys: dict[str, str]
+) -> str:
+    """Write the clauses of a SELECT around its list of outputs. `keys` are the items of GROUP BY that ignore case."""
+    is_distinct, is_folded = node.args.get("distinct") is not None, False
+    if is_distinct:
         allow_only(node.args["distinct"])
+        is_folded = _known_outputs(outputs) is not None and any(folds(writer, output) for output in outputs)
+    parts = ["SELECT DISTINCT" if is_distinct and not is_folded else "SELECT"]
     parts.append(", ".join(output.text for output in outputs))
     locking, from_text = add_row_locks(writer, node, from_clause)
     if from_text:
@@ -331,13 +377,35 @@ def _write_text(writer: Writer, node: exp.Select, from_clause: From, outputs: li
         parts.append("WHERE " + write_predicate(writer, node.args["where"].this))
     if node.args.get("group"):
         parts.append(_write_group(writer, node.args["group"]))
-    if node.args.get("having"):
-        parts.append("HAVING " + write_predicate(writer, node.args["having"].this))
-    windows = windows_text(writer, node.args.get("windows") or [])
-    plain = {item.unnest().name.lower() for item in node.expressions if isinstance(item.unnest(), exp.Column)}
-    named = {name: text for name, text in _result_names(outputs, outermost).items() if name not in plain}
-    whole = " ".join(parts) + windows
-    return whole + _write_tail(writer, node, named, whole) + locking
+    with writer.grouped_by(keys):
+        if node.args.get("having"):
+            parts.append("HAVING " + write_predicate(writer, node.args["having"].this))
+        whole = " ".join(parts) + windows_text(writer, node.args.get("windows") or [])
+        if is_folded:
+            labels = [(quote_label if outermost else _inner_label)(output.name) for output in outputs]
+            whole = keep_distinct_rows(writer, whole, outputs, labels)
+            whole = order_rows(writer, whole, node.args.get("order"), outputs, labels)
+            return whole + _write_row_limit(writer, node, whole)
+        if writer.draws_in_order and node.args.get("order") is not None:  # numbers are drawn before rows are sorted
+            labels = [(quote_label if outermost else _inner_label)(output.name) for output in outputs]
+            whole = order_rows(writer, whole, node.args["order"], outputs, labels)
+            return whole + _write_row_limit(writer, node, whole)
+        plain = {item.unnest().name.lower() for item in node.expressions if isinstance(item.unnest(), exp.Column)}
+        named = {name: text for name, text in _result_names(outputs, outermost).items() if name not in plain}
+        if node.args.get("order") is not None and not is_distinct:
+            named |= _folded_names(writer, outputs, named)
+        return whole + _write_tail(writer, node, named, whole) + locking
+
+
+def _folded_names(writer: Writer, outputs: list[Output], named: dict[str, str]) -> dict[str, str]:
+    """Return the SQL by which ORDER BY sorts result columns that ignore case, by their names and `#` numbers."""
+    folded = [
+        (number, output.name.lower(), f"lower({output.value})")
+        for number, output in enumerate(outputs, 1)
+        if output.value and folds(writer, output)
+    ]
+    numbers = {f"#{number}": text for number, _, text in folded}
+    return numbers | {name: text for _, name, text in folded if name in named}
 
 
 def add_row_locks(writer: Writer, node: exp.Select, from_clause: From) -> tuple[str, str]:
@@ -394,15 +462,21 @@ def _grouping(writer: Writer, node: exp.Expression) -> str:
         return f"{form}({', '.join(_grouping(writer, item) for item in node.expressions)})"
     if isinstance(node, exp.Paren):
         return f"({_grouping(writer, node.this)})"
-    return write_value(writer, node).text
+    value = write_value(writer, node)
+    return folded_text(value) if writer.folds(value) else value.text
 
 
 def _write_tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: str = "") -> str:
     """Write ORDER BY, OFFSET, and TOP or FETCH. `whole` is the query before them, whose rows TOP ... PERCENT counts."""
+    order = node.args.get("order")
+    text = f" {order_text(writer, order, named)}" if order is not None else ""
+    return text + _write_row_limit(writer, node, whole)
+
+
+def _write_row_limit(writer: Writer, node: exp.Expression, whole: str) -> str:
+    """Write OFFSET, and TOP or FETCH."""
     text = ""
     order, limit, offset = (node.args.get(name) for name in ("order", "limit", "offset"))
-    if order is not None:
-        text += " " + order_text(writer, order, named)
     if offset is not None:
         text += f" OFFSET {_row_count(writer, offset.expression, 'rows_left_out')}"
     if limit is not None:
@@ -483,7 +557,12 @@ def write_output(writer: Writer, node: exp.Expression, from_clause: From, *, out
     if outermost:
         value = with_offset(writer, value)
     text = f"{_result_text(value)} AS {quote_label(name) if outermost else _inner_label(name)}"
-    return [Output(name, text, value.type, _source_alias(inside, from_clause), _source_column(inside, from_clause))]
+    return [
+        Output(
+            name, text, value.type, _source_alias(inside, from_clause), _source_column(inside, from_clause),
+            typed_text(value), value.collation,
+        )
+    ]  # fmt: skip
 
 
 def _source_alias(node: exp.Expression, from_clause: From) -> str:
@@ -540,6 +619,8 @@ def _columns_of(writer: Writer, source: Source, outermost: bool) -> list[Output]
             column.type,
             source.alias,
             column,
+            f"{prefix}.{quote_identifier(column.name)}",
+            Collation(column.collation) if column.collation else None,
         )
         for column in source.columns.values()
         if column.name not in ("broker_database", _LEVEL_COLUMN)

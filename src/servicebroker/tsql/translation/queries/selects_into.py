@@ -151,6 +151,7 @@ def _columns(node: exp.Expression, outputs: list[Output] | None) -> list[Column]
                 output.type,
                 counts,
                 not (alone and source_column is not None and not source_column.is_nullable),
+                collation=output.collation.name if output.collation is not None else "",
             )
         )
     return columns

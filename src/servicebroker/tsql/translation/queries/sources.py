@@ -226,7 +226,7 @@ def _write_table(writer: Writer, node: exp.Table, from_clause: From) -> str:
     view = find_catalog_view(writer, _resolve_synonym(writer, qualified_name) or qualified_name)
     if view is not None:
         from_clause.sources.append(Source(name, view.columns, view.name, is_catalog=True))
-        return f"{view.source} AS {quote_identifier(alias_name)}"
+        return f"{view.name} AS {quote_identifier(alias_name)}"
     table = resolve_table(writer, qualified_name)
     writer.record_use(table, "SELECT")
     source = Source(name, writer.table_columns(table), table)

@@ -121,7 +121,6 @@ class CatalogView(NamedTuple):
 
     name: str
     columns: dict[str, Column]  # known columns by name in lower case
-    source: str  # the text in FROM: the view, or a query on it
 
 
 def find_catalog_view(writer: Writer, qualified_name: object) -> CatalogView | None:
@@ -149,28 +148,4 @@ def find_catalog_view(writer: Writer, qualified_name: object) -> CatalogView | N
     if database and database != writer.scope.database.lower() and name not in _SERVER_LEVEL_VIEWS:
         writer.uses[Use(ENTER, schema, name, database)] = None
         view = f"tsql.catalog_of({quote_string(database)}, {quote_string(str(qualified_name))}, null::{view})"
-    return CatalogView(view, columns, _with_queue_index(view, columns) if name in _VIEWS_OF_INDEXES else view)
-
-
-# The tables of queues have a clustered index in SQL Server, which scripts that count messages ask for by its number.
-_VIEWS_OF_INDEXES = frozenset({"indexes", "partitions", "dm_db_partition_stats"})
-_QUEUE_INDEX = {
-    "index_id": "1", "name": "'queue_clustered_index'", "type": "1::smallint", "type_desc": "'CLUSTERED'"
-}  # fmt: skip
-_IS_QUEUE_TABLE = (
-    "v.index_id = 0 AND (v.object_id = 68 OR EXISTS (SELECT FROM pg_class AS c "  # 68: sys.sysxmitqueue
-    "WHERE c.oid = v.object_id::bigint::oid AND c.relnamespace = 'servicebroker'::regnamespace))"
-)
-
-
-def _with_queue_index(view: str, columns: dict[str, Column]) -> str:
-    """Write a view so that the table of a queue, which is a heap in PostgreSQL, has the index of SQL Server."""
-    if not columns:
-        return view
-    members = []
-    for column in columns:
-        member = f"v.{quoted(column)}"
-        if column in _QUEUE_INDEX:
-            member = f"CASE WHEN {_IS_QUEUE_TABLE} THEN {_QUEUE_INDEX[column]} ELSE {member} END AS {quoted(column)}"
-        members.append(member)
-    return f"(SELECT {', '.join(members)} FROM {view} AS v)"
+    return CatalogView(view, columns)

@@ -7,15 +7,15 @@ from collections.abc import Sequence, Set
 from sqlglot import exp
 
 from servicebroker.model.zero_character import ZERO, to_postgres
-from servicebroker.tsql.collations import check_collation
+from servicebroker.tsql.collations import Collation, check_collation
 from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected
-from servicebroker.tsql.translation.queries.results import output_types, select_text
+from servicebroker.tsql.translation.queries.results import query_outputs, select_text
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
     allow_only,
-    cast_to_text,
+    folded_text,
     is_predicate,
     node_not_supported,
     not_supported,
@@ -107,12 +107,18 @@ def _column(writer: Writer, node: exp.Column) -> Sql:
     if alias and node.args["table"].args.get("temporary"):
         alias = "#" + alias
     source_column = writer.column(alias, name.lower())
+    if writer.qualifies_columns and not alias and source_column is not None:
+        alias = source_column[0].alias
     written = quote_identifier(name) if not alias else f"{writer.alias(alias)}.{quote_identifier(name)}"
     if source_column is None and not writer.sources:
         raise TsqlError(207, f"Invalid column name '{name}'.")
     if source_column is None:
         return Sql(written, None)
-    return Sql(timestamp_text(written, source_column[1]), source_column[1].type)
+    column = source_column[1]
+    if not column.collation:
+        return Sql(timestamp_text(written, column), column.type)
+    writer.has_collations = True
+    return Sql(written, column.type, collation=Collation(column.collation))
 
 
 @writes_value(exp.Identifier)
@@ -143,14 +149,11 @@ def _paren_condition(writer: Writer, node: exp.Paren) -> str:
 @writes_value(exp.Collate)
 def _collate(writer: Writer, node: exp.Collate) -> Sql:
     allow_only(node, "this", "expression")
-    name = node.expression.name.lower()
-    check_collation(node.expression.name)
+    collation = Collation(check_collation(node.expression.name), is_explicit=True)
+    writer.has_collations = True
     inside = write_value(writer, node.this)
-    if "_ci" in name and name != "database_default":
-        return Sql(cast_to_text(inside), SqlType("sysname", 128))
-    return Sql(
-        inside.text, inside.type if inside.type and inside.type.name != "sysname" else NVARCHAR, inside.is_untyped
-    )
+    sql_type = inside.type if inside.type and inside.type.name != "sysname" else NVARCHAR
+    return Sql(inside.text, sql_type, inside.is_untyped, collation=collation)
 
 
 @writes_value(exp.Add)
@@ -389,9 +392,10 @@ def _comparison(writer: Writer, node: exp.Binary) -> str:
         word = "ANY" if isinstance(node.expression, exp.Any) else "ALL"
         query = node.expression.this
         inside = write_value(writer, query if isinstance(query, exp.Subquery) else exp.Subquery(this=query.copy()))
-        return f"{left.text} {sign} {word} {inside.text}"
+        left_text, query_text = _write_beside_query(writer, left, inside)
+        return f"{left_text} {sign} {word} {query_text}"
     compare = _write_comparison if sign in ("=", "<>") else _write_ordering
-    left_text, right_text = compare((node.this, left), (node.expression, write_value(writer, node.expression)))
+    left_text, right_text = compare(writer, (node.this, left), (node.expression, write_value(writer, node.expression)))
     return f"{left_text} {sign} {right_text}"
 
 
@@ -399,7 +403,7 @@ def _comparison(writer: Writer, node: exp.Binary) -> str:
 def _null_safe(writer: Writer, node: exp.Binary) -> str:
     word = "IS NOT DISTINCT FROM" if isinstance(node, exp.NullSafeEQ) else "IS DISTINCT FROM"
     left_text, right_text = _write_comparison(
-        *((side, write_value(writer, side)) for side in (node.this, node.expression))
+        writer, *((side, write_value(writer, side)) for side in (node.this, node.expression))
     )
     return f"({left_text} {word} {right_text})"
 
@@ -408,7 +412,14 @@ _WrittenNode = tuple[exp.Expression, Sql]
 _ROW_NODES = (exp.Column, exp.Identifier, exp.Subquery, exp.Select)
 
 
-def _write_comparison(left: _WrittenNode, right: _WrittenNode) -> tuple[str, str]:
+def _write_beside_query(writer: Writer, value: Sql, query: Sql) -> tuple[str, str]:
+    """Write a value and a query of one column, for IN, ANY and ALL."""
+    if not value.kind == query.kind == "string" or not writer.ignores_case(value, query):
+        return value.text, query.text
+    return folded_text(value), f"(SELECT lower(c0) FROM {query.text} AS tsql_part (c0))"
+
+
+def _write_comparison(writer: Writer, left: _WrittenNode, right: _WrittenNode) -> tuple[str, str]:
     """Write the two sides of a comparison. Trailing blanks of strings do not count.
 
     A varchar column is compared with its stored blanks, and so is the value beside it. So its index is used, and a
@@ -418,21 +429,21 @@ def _write_comparison(left: _WrittenNode, right: _WrittenNode) -> tuple[str, str
         TsqlError: see `write_comparands`.
     """
     if not left[1].kind == right[1].kind == "string":
-        return write_comparands(left[1], right[1])
+        return write_comparands(writer, left[1], right[1])
     is_loose = all(_is_padded(value) or not isinstance(node.unnest(), _ROW_NODES) for node, value in (left, right))
     left_side, right_side = (
         _trim_blanks(value) if not isinstance(node, exp.Column) and (is_loose or _is_padded(value)) else value
         for node, value in (left, right)
     )
-    return write_comparands(left_side, right_side)
+    return write_comparands(writer, left_side, right_side)
 
 
-def _write_ordering(left: _WrittenNode, right: _WrittenNode) -> tuple[str, str]:
+def _write_ordering(writer: Writer, left: _WrittenNode, right: _WrittenNode) -> tuple[str, str]:
     """Write the two sides of <, > and the like, as `_write_comparison`. U+0000 is the lowest character.
 
     Beside a column the strings stay unchanged, so that its index is used. There U+0000 sorts highest.
     """
-    left_text, right_text = _write_comparison(left, right)
+    left_text, right_text = _write_comparison(writer, left, right)
     is_plain = all(value.is_untyped and not _LOWEST_CHARACTERS & {*value.text} for _, value in (left, right))
     of_rows = any(isinstance(node.unnest(), _ROW_NODES) for node, _ in (left, right))
     if is_plain or of_rows or not left[1].kind == right[1].kind == "string":
@@ -453,19 +464,17 @@ def _trim_blanks(value: Sql) -> Sql:
     return value._replace(text=f"rtrim({value.text}, ' ')")
 
 
-def write_comparands(left: Sql, right: Sql) -> tuple[str, str]:
+def write_comparands(writer: Writer, left: Sql, right: Sql) -> tuple[str, str]:
     """Write two values in comparable types.
 
     Raises:
-        TsqlError: 402 the types cannot be compared.
+        TsqlError: 402 the types cannot be compared, 468 their collations differ.
     """
     if VARIANT in (left.type, right.type):
         return f"tsql.variant_compare({cast_value(left, VARIANT).text}, {cast_value(right, VARIANT).text})", "0"
     if left.kind == right.kind == "string":
-        assert left.type is not None
-        assert right.type is not None
-        if "sysname" in (left.type.name, right.type.name):
-            return f"lower({cast_to_text(left)})", f"lower({cast_to_text(right)})"
+        if writer.ignores_case(left, right):
+            return folded_text(left), folded_text(right)
         return left.text, right.text
     if left.kind == "string" and right.kind not in (None, "string"):
         assert right.type is not None
@@ -517,7 +526,7 @@ def _between(writer: Writer, node: exp.Between) -> str:
     allow_only(node, "this", "low", "high")
     value = write_value(writer, node.this)
     low, high = (
-        _write_ordering((node.this, value), (node.args[end], write_value(writer, node.args[end])))
+        _write_ordering(writer, (node.this, value), (node.args[end], write_value(writer, node.args[end])))
         for end in ("low", "high")
     )
     return f"({low[0]} >= {low[1]} AND {high[0]} <= {high[1]})"
@@ -529,8 +538,11 @@ def _in(writer: Writer, node: exp.In) -> str:
     value = write_value(writer, node.this)
     query = node.args.get("query")
     if query is not None:
-        return f"({value.text} IN {write_value(writer, query).text})"
-    pairs = [_write_comparison((node.this, value), (item, write_value(writer, item))) for item in node.expressions]
+        left_text, query_text = _write_beside_query(writer, value, write_value(writer, query))
+        return f"({left_text} IN {query_text})"
+    pairs = [
+        _write_comparison(writer, (node.this, value), (item, write_value(writer, item))) for item in node.expressions
+    ]
     if len({left_text for left_text, _ in pairs}) == 1:
         return f"({pairs[0][0]} IN ({', '.join(right_text for _, right_text in pairs)}))"
     return "(" + " OR ".join(f"{left_text} = {right_text}" for left_text, right_text in pairs) + ")"
@@ -545,7 +557,7 @@ def _exists(writer: Writer, node: exp.Exists) -> str:
 @writes_predicate(exp.Like)
 def _like(writer: Writer, node: exp.Like) -> str:
     allow_only(node, "this", "expression", "negate")
-    condition = write_like(write_value(writer, node.this), write_value(writer, node.expression), None)
+    condition = write_like(writer, write_value(writer, node.this), write_value(writer, node.expression), None)
     return f"(NOT {condition})" if node.args.get("negate") else condition
 
 
@@ -555,7 +567,7 @@ def _escape(writer: Writer, node: exp.Escape) -> str:
     if not isinstance(inside, exp.Like):
         raise node_not_supported(node)
     sign = write_value(writer, node.expression)
-    condition = write_like(write_value(writer, inside.this), write_value(writer, inside.expression), sign)
+    condition = write_like(writer, write_value(writer, inside.this), write_value(writer, inside.expression), sign)
     return f"(NOT {condition})" if inside.args.get("negate") else condition
 
 
@@ -568,7 +580,7 @@ def _case(writer: Writer, node: exp.Case) -> Sql:
         if sql_type is None:
             conditions.append(write_predicate(writer, branch.this))
         else:
-            tested = _write_comparison((node.this, sql_type), (branch.this, write_value(writer, branch.this)))
+            tested = _write_comparison(writer, (node.this, sql_type), (branch.this, write_value(writer, branch.this)))
             conditions.append(" = ".join(tested))
         results.append(write_value(writer, branch.args["true"]))
     default = node.args.get("default")
@@ -621,7 +633,7 @@ def _nullif(writer: Writer, node: exp.Nullif) -> Sql:
             "to be known.",
         )
     left_text, right_text = _write_comparison(
-        (node.this, left), (node.expression, write_value(writer, node.expression))
+        writer, (node.this, left), (node.expression, write_value(writer, node.expression))
     )
     return Sql(
         f"(CASE WHEN {left_text} = {right_text} THEN NULL ELSE {typed_text(left)} END)", left.type, offset=left.offset
@@ -632,8 +644,10 @@ def _nullif(writer: Writer, node: exp.Nullif) -> Sql:
 def _subquery(writer: Writer, node: exp.Subquery) -> Sql:
     allow_only(node, "this")
     text = select_text(writer, node.this)
-    types = output_types(writer, node.this)
-    return Sql(f"({text})", types[0] if types and len(types) == 1 else None)
+    outputs = query_outputs(writer, node.this) or []
+    if len(outputs) != 1:
+        return Sql(f"({text})", None)
+    return Sql(f"({text})", outputs[0].type, collation=outputs[0].collation)
 
 
 @writes_value(exp.Tuple)

@@ -6,20 +6,20 @@ import re
 
 from servicebroker.model.zero_character import ZERO
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.text_writer import Sql, quote_string
+from servicebroker.tsql.translation.text_writer import Sql, Writer, quote_string
 from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.types import NVARCHAR
 
 _LITERAL = re.compile(r"'((?:[^']|'')*)'")
 
 
-def write_like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
-    """Write a LIKE condition. A name of a catalog view is compared without case.
+def write_like(writer: Writer, value: Sql, pattern: Sql, escape: Sql | None) -> str:
+    """Write a LIKE condition.
 
     The padding of a char may match the pattern or be ignored; that of an nchar counts.
 
     Raises:
-        TsqlError: 506 ESCAPE is not a single character.
+        TsqlError: 506 ESCAPE is not a single character, 468 the collations differ.
     """
     sign = _literal_text(escape) if escape is not None else ""
     if escape is None:
@@ -32,9 +32,9 @@ def write_like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
         raise TsqlError(506, f'The invalid escape character "{sign}" was specified in a LIKE predicate.')
     text = cast_value(value, NVARCHAR).text
     if value.type is not None and value.type.name == "char" and not (_literal_text(pattern) or "").endswith("%"):
-        texts = (Sql(variant, NVARCHAR) for variant in (text, f"rtrim({text}, ' ')"))
-        return f"({' OR '.join(write_like(candidate, pattern, escape) for candidate in texts)})"
-    folded = value.type is not None and value.type.name == "sysname"
+        texts = (value._replace(text=variant, type=NVARCHAR) for variant in (text, f"rtrim({text}, ' ')"))
+        return f"({' OR '.join(write_like(writer, candidate, pattern, escape) for candidate in texts)})"
+    folded = writer.ignores_case(value, pattern, operation="like")
     pattern_text = _literal_text(pattern)
     if pattern_text is None or sign is None:
         written = f"tsql.like_pattern({cast_value(pattern, NVARCHAR).text}, {escape_sql})"

@@ -66,27 +66,25 @@ def _concat(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 
 def _patindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "patindex")
-    pattern = nodes[0]
-    text = write_argument(write_value(writer, nodes[1]), "s")
-    literal = pattern.this if isinstance(pattern, exp.Literal | exp.National) else None
+    pattern, searched = (write_value(writer, node) for node in nodes)
+    folded = writer.ignores_case(pattern, searched, operation="patindex")
+    texts = [write_argument(value, "s") for value in (pattern, searched)]
+    if folded:
+        texts = [f"lower({text})" for text in texts]
+    literal = nodes[0].this if isinstance(nodes[0], exp.Literal | exp.National) else None
     if isinstance(literal, str) and literal.startswith("%"):
-        expression = pattern_expression(to_postgres(literal))[1:].removeprefix(".*")
-        position = f"tsql.patindex({quote_string(expression)}, {text})"
+        expression = pattern_expression(to_postgres(literal.lower() if folded else literal))[1:].removeprefix(".*")
+        position = f"tsql.patindex({quote_string(expression)}, {texts[1]})"
     else:
-        position = f"tsql.patindex_of({write_argument(write_value(writer, pattern), 's')}, {text})"
+        position = f"tsql.patindex_of({', '.join(texts)})"
     return _size(writer, nodes[1], position)
-
-
-def _ignores_case(values: list[Sql]) -> bool:
-    """Return True if a string ignores case: it is a catalog name, or has COLLATE. Both have the type sysname here."""
-    return any(value.type is not None and value.type.name == "sysname" for value in values)
 
 
 def _replace(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 3, "replace")
     values = [write_value(writer, node) for node in nodes]
     texts = ", ".join(write_argument(value, "s") for value in values)
-    function = "tsql.replace_folded" if _ignores_case(values[:2]) else "tsql.replace"
+    function = "tsql.replace_folded" if writer.ignores_case(*values[:2], operation="replace") else "tsql.replace"
     return Sql(f"{function}({texts})", values[0].type if values[0].kind == "string" else NVARCHAR)
 
 
@@ -95,7 +93,7 @@ def _charindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         raise argument_count_error("charindex", 2, 3)
     values = [write_value(writer, node) for node in nodes]
     texts = [write_argument(value, letter) for value, letter in zip(values, "ssi", strict=False)]
-    if _ignores_case(values[:2]):
+    if writer.ignores_case(*values[:2], operation="charindex"):
         texts[:2] = [f"lower({text})" for text in texts[:2]]
     return _size(writer, nodes[1], f"tsql.charindex({', '.join(texts)})")
 
@@ -235,7 +233,10 @@ def _formatmessage(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         raise TsqlError(174, "The formatmessage function requires 1 argument(s).", severity=15)
     if len(nodes) > _MAX_MESSAGE_ARGUMENTS:
         raise argument_count_error("formatmessage", 1, _MAX_MESSAGE_ARGUMENTS)
-    texts = [write_argument(write_value(writer, node), "s") for node in nodes]
+    values = [write_value(writer, node) for node in nodes]
+    texts = [write_argument(value, "s") for value in values]
+    if values[0].kind == "number":
+        texts[0] = f"tsql.message_text({values[0].text}::integer)"
     return Sql(f"tsql.formatmessage({', '.join(texts)})", NVARCHAR)
 
 
