@@ -58,6 +58,7 @@ _HIDDEN = {"--help", "--install-completion", "--show-completion"}
 
 def package() -> griffe.Module:
     """The package as its text says; nothing of it runs."""
+    griffe.ModuleFinder.extensions_set.discard(".pyi")  # a stub has no docstrings
     loaded = griffe.load("servicebroker", search_paths=[ROOT / "src"], docstring_parser="google")
     assert isinstance(loaded, griffe.Module)
     return loaded

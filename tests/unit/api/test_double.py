@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
 import sqlite3
@@ -553,3 +554,22 @@ def test_a_request_of_asyncio(database: double.Database) -> None:
             assert bodies(handled) == [b"1"]
 
     asyncio.run(test())
+
+
+def test_the_types_of_the_double_are_those_of_the_product_and_its_own_methods() -> None:
+    """The stub derives each class from that of the product, and declares what the product lacks."""
+    stub = ast.parse(Path(double.__file__).with_suffix(".pyi").read_text())
+    classes = [node for node in stub.body if isinstance(node, ast.ClassDef)]
+    assert len(classes) == 6
+    for declared in classes:
+        real, product = getattr(double, declared.name), getattr(sb, declared.name)
+        assert ast.unparse(declared.bases[0]) == f"sb.{declared.name}"
+        methods = {
+            node.name: node for node in declared.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        own = {name for name in set(dir(real)) - set(dir(product)) if name[0] != "_" and name != "connection"}
+        assert own <= set(methods)
+        for name, node in methods.items():
+            if name in dir(real):
+                given = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+                assert given - {"user"} == set(inspect.signature(getattr(real, name)).parameters) - {"workers", "by"}

@@ -7,10 +7,9 @@ import contextlib
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence  # noqa: F401 # in annotations
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psycopg
 import pydantic
 import pytest
 from lxml import etree
@@ -267,27 +266,6 @@ def test_process_reads_bodies(database: double.Database) -> None:
     database.end_conversation(handle)
     database.process(STOCK_QUEUE, messages)
     assert received == [Order("cup"), Order("cup"), None]
-
-
-def test_types_for_type_checkers() -> None:
-    def order(tx: sb.Transaction, message: sb.Message[Order]) -> None:
-        assert_type(message.body, Order)
-        assert_type(message.message_body, bytes | None)
-        connection: psycopg.Connection[Any] = tx.connection
-        connection.execute("select 1")
-
-    def plain(message: sb.Message, messages: list[sb.Message]) -> None:
-        assert_type(message.body, Any)
-        assert_type(messages[0].body, Any)
-
-    def process(database: sb.Database) -> None:
-        def orders(tx: sb.Transaction, given: list[Order]) -> None: ...
-
-        database.process("Q", orders)
-
-    assert callable(order)
-    assert callable(plain)
-    assert callable(process)
 
 
 # ---------------------------------------------------------------- middleware
