@@ -11,7 +11,7 @@ from servicebroker_lab.simulation.run import Case, run, run_many
 from simulation.mutants import MUTANTS, Mutant, find_seed
 
 
-def test_every_message_arrives_once_and_in_order_whatever_goes_wrong(request: pytest.FixtureRequest) -> None:
+def test_every_message_arrives_once_and_in_order_despite_faults(request: pytest.FixtureRequest) -> None:
     seeds = request.config.option.seeds
     sums, failures = run_many(range(seeds))
     assert failures == []

@@ -232,7 +232,7 @@ def test_connections_with_certificates_are_encrypted_by_default(two: Two, tmp_pa
         ("DISABLED", "REQUIRED", ""),
     ],
 )
-def test_which_modes_agree(two: Two, tmp_path: Path, west: str, east: str, algorithm: str) -> None:
+def test_compatible_encryption_modes_connect(two: Two, tmp_path: Path, west: str, east: str, algorithm: str) -> None:
     two.introduce(tmp_path)
     two.west.endpoint(encryption=west)
     two.east.endpoint(encryption=east)

@@ -196,7 +196,7 @@ def test_the_columns_and_types_are_those_of_the_reference(instance: sb.Instance,
     assert found == [*" ".join(VIEWS[view].split()).split(", "), "broker_database text"]
 
 
-def test_there_is_no_other_view(instance: sb.Instance) -> None:
+def test_the_list_of_sys_views_is_complete(instance: sb.Instance) -> None:
     text = "select relname::text from pg_class where relnamespace = 'sys'::regnamespace order by 1"
     assert query(instance.database("msdb"), text) == [(name,) for name in sorted([*VIEWS, *OF_THE_INSTANCE])]
 
@@ -352,7 +352,7 @@ def test_message_types(database: sb.Database) -> None:
     assert (rows_by_name[sb.DEFAULT].message_type_id, rows_by_name[sb.DEFAULT].validation) == (14, "N")
 
 
-def test_contracts_and_what_they_allow(database: sb.Database) -> None:
+def test_contracts_and_their_message_types(database: sb.Database) -> None:
     types = {row.message_type_id: row.name for row in rows(database, "service_message_types")}
     (contract,) = rows(database, "service_contracts", name=CONTRACT)
     assert contract.principal_id == 1
@@ -604,7 +604,7 @@ def test_a_cleanup_leaves_the_other_side_as_it_was(database: sb.Database) -> Non
     assert numbers(database, initiator) == (1, 1, -1)
 
 
-def test_what_waits_for_its_service(database: sb.Database) -> None:
+def test_messages_for_a_missing_service_are_in_the_transmission_queue(database: sb.Database) -> None:
     handle = begin(database, "//test/Later")
     database.send_batch(handle, ORDER, [b"1", b""])
     before = datetime.now(UTC)
@@ -630,7 +630,7 @@ def test_what_waits_for_its_service(database: sb.Database) -> None:
     assert len(database.receive(STOCK_QUEUE)) == 3
 
 
-def test_what_waits_has_not_been_received(database: sb.Database) -> None:
+def test_the_receive_number_ignores_undelivered_messages(database: sb.Database) -> None:
     initiator, target = open_dialog(database)
     queue = "update servicebroker.queues set is_enqueue_enabled = %s where database_id = %s and name = %s returning 1"
     query(database, queue, False, database.database_id, STOCK_QUEUE)

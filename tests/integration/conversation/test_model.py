@@ -48,7 +48,7 @@ def test_the_engine_and_the_double_agree(
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_they_agree_on_short_conversations(
+def test_the_engine_and_the_double_agree_on_short_conversations(
     make_instance_url: Callable[..., str],
     request: pytest.FixtureRequest,
     seeded_random: random.Random,

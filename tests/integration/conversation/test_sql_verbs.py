@@ -155,7 +155,7 @@ def test_options_of_begin_dialog(database: sb.Database) -> None:
     assert rows == [(group, 9, False, str(own_broker)), (group, 9, False, str(own_broker)), (group, 9, False, None)]
 
 
-def test_what_begin_dialog_refuses(database: sb.Database) -> None:
+def test_begin_dialog_refuses_invalid_arguments(database: sb.Database) -> None:
     name = database.name
 
     def prepare_begin(*values: object, **options: object) -> Callable[[], Any]:
@@ -207,7 +207,7 @@ def test_upkeep_keeps_a_group_in_which_a_dialog_begins(fresh_database: sb.Databa
     assert database.receive(STOCK_QUEUE, conversation_group_id=group) == []  # no error: the group exists
 
 
-def test_what_send_refuses(database: sb.Database, clock: Clock) -> None:
+def test_send_refuses_invalid_arguments(database: sb.Database, clock: Clock) -> None:
     handle, target = open_dialog(database)
 
     def prepare_send(
@@ -235,7 +235,7 @@ def test_what_send_refuses(database: sb.Database, clock: Clock) -> None:
     assert "'ER'" in check_raises(8429, prepare_send(short))
 
 
-def test_what_send_refuses_by_its_size(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_send_refuses_a_body_over_the_limit(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a lower limit, because the real one is 512 MB."""
     handle, _ = open_dialog(database)
     monkeypatch.setattr(servicebroker.store.sql_verbs, "MAX_BODY_BYTES", 1000)
@@ -256,7 +256,7 @@ def test_a_refused_send_leaves_no_lock(database: sb.Database) -> None:
         connection.execute("rollback")
 
 
-def test_what_a_rollback_undoes(database: sb.Database) -> None:
+def test_a_rollback_undoes_a_send(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     with database.instance.connection() as connection:
         connection.execute("begin")
@@ -317,7 +317,7 @@ def test_messages_to_a_side_that_has_ended_are_dropped(database: sb.Database) ->
     assert database.receive(STOCK_QUEUE) == []
 
 
-def test_the_senders_queue_keeps_what_it_retains(database: sb.Database) -> None:
+def test_sent_messages_are_retained_in_the_senders_queue(database: sb.Database) -> None:
     database.alter_queue(ORDERS_QUEUE, retention=True)
     handle = sql_begin(database)
     sql_send(database, handle, ORDER, b"kept")
@@ -362,7 +362,7 @@ def test_the_receiver_validates_at_delivery(database: sb.Database) -> None:
     assert (errors(messages), bodies(messages)[1:]) == ([-9616], [b"<a/>"])
 
 
-def test_what_the_target_refuses(instance: sb.Instance, database: sb.Database) -> None:
+def test_errors_of_the_target_reach_the_initiator(instance: sb.Instance, database: sb.Database) -> None:
     handle = sql_begin(database, contract=sb.DEFAULT)
     sql_send(database, handle, sb.DEFAULT, b"x")
     assert deliver_messages(database)
@@ -421,7 +421,7 @@ def test_delivery_skips_locked_conversations(database: sb.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE)) == [b"later"]
 
 
-def test_nobody_may_execute_them_by_default(database: sb.Database) -> None:
+def test_public_may_not_execute_the_functions(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     other_schema = f"hostile_{uuid4().hex}"
     with database.instance.connection() as connection, pytest.raises(ZeroDivisionError), connection.transaction():

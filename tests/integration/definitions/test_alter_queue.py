@@ -51,7 +51,7 @@ BUSY = "Target queue is busy; message(s) queued for delivery."
 
 
 @pytest.mark.feature(69)
-def test_a_queue_that_is_off_refuses_receive_and_keeps_what_it_has(database: sb.Database) -> None:
+def test_a_disabled_queue_refuses_receive_and_keeps_its_messages(database: sb.Database) -> None:
     database.send(begin(database), ORDER, b"kept")
     database.alter_queue(STOCK_QUEUE, status=False)
     for alone in (True, False):
@@ -106,7 +106,7 @@ def test_a_transaction_that_is_undone_parks_nothing(database: sb.Database) -> No
     assert bodies(database.receive(STOCK_QUEUE)) == [b"here"]
 
 
-def test_switching_on_waits_for_who_is_parking(database: sb.Database) -> None:
+def test_enabling_a_queue_waits_for_senders_that_are_parking(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     database.alter_queue(STOCK_QUEUE, status=False)
     with database.transaction() as transaction:
@@ -174,7 +174,7 @@ def test_a_conversation_that_is_moved_while_messages_wait_for_it(database: sb.Da
     assert message.conversation_group_id == group
 
 
-def test_the_background_delivers_what_somebody_has_left(database: sb.Database, clock: Clock) -> None:
+def test_background_work_delivers_parked_messages(database: sb.Database, clock: Clock) -> None:
     handle, _ = open_dialog(database)
     database.alter_queue(STOCK_QUEUE, status=False)
     new = begin(database)
@@ -342,7 +342,7 @@ DELIVERING: dict[str, Callable[[sb.Database], Any]] = {
 
 
 @pytest.mark.parametrize("deliver", DELIVERING.values(), ids=DELIVERING)
-def test_who_begins_to_send_does_not_wait_for_a_definition_that_waits(
+def test_a_new_sender_does_not_wait_behind_a_waiting_definition(
     fresh_database: sb.Database, deliver: Callable[[sb.Database], Any]
 ) -> None:
     database = fresh_database

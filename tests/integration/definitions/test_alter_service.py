@@ -153,7 +153,7 @@ def begin_during(database: sb.Database, change: Callable[[], None]) -> UUID:
         return run_alone(connection, steps())
 
 
-def test_who_begins_beside_a_change_sees_it(database: sb.Database) -> None:
+def test_a_concurrent_begin_dialog_sees_the_change(database: sb.Database) -> None:
     database.create_queue("Second")
     handle = begin_during(database, lambda: database.alter_service(ORDERS, queue="Second"))
     database.begin_conversation_timer(handle, 0)

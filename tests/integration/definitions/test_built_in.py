@@ -45,7 +45,9 @@ def test_every_database_has_them(database: sb.Database, name: str | None) -> Non
         lambda db, service, queue: db.alter_service(service, add_contracts=[CONTRACT]),
     ],
 )
-def test_they_cannot_be_changed(database: sb.Database, change: Callable[[sb.Database, str, str], None]) -> None:
+def test_built_in_objects_cannot_be_changed(
+    database: sb.Database, change: Callable[[sb.Database, str, str], None]
+) -> None:
     for service, queue in SYSTEM_SERVICES:
         with refused(9663):
             change(database, service, queue)
@@ -56,7 +58,7 @@ def test_they_cannot_be_changed(database: sb.Database, change: Callable[[sb.Data
     assert len(built_in(database)) == len(NAMES)
 
 
-def test_they_can_be_read_and_take_no_conversation(database: sb.Database) -> None:
+def test_built_in_queues_are_readable_and_refuse_conversations(database: sb.Database) -> None:
     for service, queue in SYSTEM_SERVICES:
         assert database.receive(queue) == []
         assert query(database, f"select from {database.name.lower()}_dbo.{queue.lower()}") == []  # type: ignore[arg-type]

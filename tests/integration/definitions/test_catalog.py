@@ -129,7 +129,7 @@ def test_a_contract_needs_its_types_and_an_initiator(database: sb.Database) -> N
 
 
 @pytest.mark.feature(12)
-def test_a_contract_fixes_who_sends_each_type(database: sb.Database) -> None:
+def test_a_contract_fixes_the_sender_of_each_type(database: sb.Database) -> None:
     database.create_contract("//says", {ORDER: "INITIATOR", REPLY: "TARGET", MARK: "ANY"})
     text = (
         "select t.name, u.is_sent_by_initiator, u.is_sent_by_target from sys.service_contract_message_usages u "
@@ -296,7 +296,7 @@ def test_a_refused_definition_leaves_nothing_behind(database: sb.Database) -> No
     assert columns(database, "select name from servicebroker.services where name = '//half'") == []
 
 
-def test_status_counts_what_is_there(fresh_instance: sb.Instance, fresh_database: sb.Database) -> None:
+def test_status_counts_messages_and_conversations(fresh_instance: sb.Instance, fresh_database: sb.Database) -> None:
     handle = begin(fresh_database)
     fresh_database.send_batch(handle, ORDER, [b"1", b"2"])
     queues, waiting = fresh_instance.status()

@@ -84,7 +84,7 @@ def test_a_block_of_definitions_keeps_others_out_from_its_begin(empty: sb.Databa
         future.result(60)
 
 
-def test_it_is_done_whole_or_not_at_all(empty: sb.Database) -> None:
+def test_define_is_atomic(empty: sb.Database) -> None:
     wrong = copied()
     wrong["services"]["//shop/More"] = {"queue": "Nowhere"}
     with refused(15151, "Nowhere"):
@@ -92,7 +92,7 @@ def test_it_is_done_whole_or_not_at_all(empty: sb.Database) -> None:
     assert len(empty.define(SHOP)) == 17
 
 
-def test_what_differs_is_altered(empty: sb.Database) -> None:
+def test_define_alters_different_objects(empty: sb.Database) -> None:
     empty.define(SHOP)
     told = copied()
     told["message_types"]["//shop/Order"] = "WELL_FORMED_XML"
@@ -120,7 +120,7 @@ def test_what_differs_is_altered(empty: sb.Database) -> None:
         ("nowhere.toml", "The definition 'nowhere.toml' cannot be read: No such file"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(empty: sb.Database, change: Any, words: str) -> None:
+def test_an_impossible_change_is_refused_in_one_sentence(empty: sb.Database, change: Any, words: str) -> None:
     empty.define(SHOP)
     with pytest.raises(sb.InstanceError) as caught:
         empty.define(change)

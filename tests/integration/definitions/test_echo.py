@@ -40,7 +40,7 @@ def count_echoes(database: sb.Database) -> int:
 
 
 @pytest.mark.feature(206)
-def test_what_is_sent_comes_back(database: sb.Database) -> None:
+def test_echo_returns_the_sent_messages(database: sb.Database) -> None:
     handle = begin(database)
     sent = [b"hello", None, bytes(range(256)) * 9000, *(str(number).encode() for number in range(MAX_MESSAGES))]
     for body in sent:
@@ -59,7 +59,9 @@ def test_what_is_sent_comes_back(database: sb.Database) -> None:
 
 
 @pytest.mark.parametrize("error", [None, (7, "enough")])
-def test_who_ends_is_followed_and_nothing_is_left(database: sb.Database, error: tuple[int, str] | None) -> None:
+def test_echo_ends_after_the_sender_and_leaves_no_messages(
+    database: sb.Database, error: tuple[int, str] | None
+) -> None:
     handle = begin(database)
     database.send(handle, ECHO, b"unread")
     database.send(handle, ECHO, b"unread too")
@@ -71,7 +73,7 @@ def test_who_ends_is_followed_and_nothing_is_left(database: sb.Database, error: 
 
 
 @pytest.mark.feature(206)
-def test_who_ends_after_the_answer_is_followed(database: sb.Database) -> None:
+def test_echo_ends_after_a_sender_that_has_its_answer(database: sb.Database) -> None:
     handle = begin(database)
     database.send(handle, ECHO, b"a")
     answer(database)
@@ -109,7 +111,7 @@ def test_two_such_services_do_not_talk_for_ever(database: sb.Database) -> None:
     assert count_echoes(database) == 0
 
 
-def test_who_is_at_it_is_not_waited_for(database: sb.Database) -> None:
+def test_echo_skips_messages_locked_by_another_transaction(database: sb.Database) -> None:
     handles = [begin(database), begin(database)]
     for handle in handles:
         database.send(handle, ECHO, b"x")
@@ -173,7 +175,9 @@ def test_an_owner_that_is_not_dbo_needs_send(database: sb.Database, app: sb.Data
 
 
 @pytest.mark.parametrize("permission", ["CONTROL", "ALTER", "TAKE OWNERSHIP", "VIEW DEFINITION"])
-def test_nothing_but_send_is_granted(database: sb.Database, app: sb.Database, permission: str) -> None:
+def test_only_send_can_be_granted_on_the_built_in_service(
+    database: sb.Database, app: sb.Database, permission: str
+) -> None:
     with refused(9663):
         database.grant(permission, APP, service=SERVICE_BROKER)
     with refused(9663):

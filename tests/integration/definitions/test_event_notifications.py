@@ -102,7 +102,7 @@ def test_the_event_143_has_database_and_queue(watched: sb.Database) -> None:
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
-def test_of_two_first_events_at_once_one_begins_the_conversation(watched: sb.Database, is_dropped: bool) -> None:
+def test_two_concurrent_first_events_begin_one_conversation(watched: sb.Database, is_dropped: bool) -> None:
     notify(watched, events=DISABLED)
     queue_id, now = queue_number(watched, STOCK_QUEUE), watched.instance.clock()
 
@@ -124,7 +124,7 @@ def test_of_two_first_events_at_once_one_begins_the_conversation(watched: sb.Dat
 
 
 @pytest.mark.feature(207)
-def test_its_conversation_is_one_of_the_system(watched: sb.Database) -> None:
+def test_the_notifications_conversation_is_a_system_conversation(watched: sb.Database) -> None:
     """The conversation begins with the first event, and carries all of them."""
     notify(watched, events=[DISABLED, ACTIVATION])
     text = "select is_initiator, is_system from sys.conversation_endpoints where broker_database = %s order by 1"
@@ -146,7 +146,7 @@ def test_its_conversation_is_one_of_the_system(watched: sb.Database) -> None:
 
 
 @pytest.mark.feature(33, 179)
-def test_an_arrival_is_told_of_until_somebody_receives(active: sb.Database) -> None:
+def test_queue_activation_is_notified_until_a_receive(active: sb.Database) -> None:
     notify(active)
     active.send(begin(active), ORDER, b"one")
     (event,) = wait_for(active)
@@ -220,7 +220,7 @@ def test_dropping_one_tells_the_service(watched: sb.Database) -> None:
         watched.drop_event_notification("n", on_queue=STOCK_QUEUE)
 
 
-def test_it_goes_with_its_queue(watched: sb.Database) -> None:
+def test_a_notification_is_dropped_with_its_queue(watched: sb.Database) -> None:
     watched.create_queue("Other")
     watched.create_event_notification("n", on_queue="Other", events=DISABLED, to_service=WATCHER)
     watched.drop_queue("Other")
@@ -290,7 +290,7 @@ def test_a_name_is_taken_on_its_queue_only(watched: sb.Database) -> None:
     assert wait_for(watched)[0].object_name == STOCK_QUEUE
 
 
-def test_who_may_alter_the_queue_may_make_one(watched: sb.Database) -> None:
+def test_alter_on_the_queue_permits_creating_a_notification(watched: sb.Database) -> None:
     watched.create_user(APP)
     app = as_user(watched, APP)
     with refused(15151):

@@ -48,7 +48,9 @@ def other(instance: sb.Instance) -> sb.Database:
 @pytest.mark.feature(5)
 @pytest.mark.parametrize("switch", SWITCHES, ids=repr)
 @pytest.mark.parametrize("use", ["send", "receive"])
-def test_a_switch_waits_for_who_uses_the_database(database: sb.Database, switch: dict[str, Any], use: str) -> None:
+def test_a_switch_waits_for_transactions_of_the_database(
+    database: sb.Database, switch: dict[str, Any], use: str
+) -> None:
     handle, _ = open_dialog(database)
     database.send(handle, ORDER, b"there")
     with database.transaction() as transaction:
@@ -63,7 +65,7 @@ def test_a_switch_waits_for_who_uses_the_database(database: sb.Database, switch:
 
 @pytest.mark.feature(5)
 @pytest.mark.parametrize("switch", SWITCHES, ids=repr)
-def test_a_switch_waits_for_who_begins_a_dialog(database: sb.Database, switch: dict[str, Any]) -> None:
+def test_a_switch_waits_for_a_transaction_that_begins_a_dialog(database: sb.Database, switch: dict[str, Any]) -> None:
     with database.transaction() as transaction:
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, related_conversation_group=uuid4())
         with refused(5070, database.name):
@@ -100,7 +102,7 @@ def test_no_wait_is_refused(database: sb.Database, other: sb.Database, switch: d
 @pytest.mark.feature(5)
 @pytest.mark.parametrize("switch", SWITCHES, ids=repr)
 @pytest.mark.parametrize("seconds", [0, 0.5])
-def test_rollback_ends_only_who_uses_this_database(
+def test_rollback_ends_only_sessions_that_use_this_database(
     database: sb.Database, other: sb.Database, switch: dict[str, Any], seconds: float
 ) -> None:
     handle, _ = open_dialog(database)
@@ -121,7 +123,7 @@ def test_rollback_ends_only_who_uses_this_database(
     assert bodies(database.receive(STOCK_QUEUE)) == ([b"committed"] if "enable_broker" in switch else [])
 
 
-def test_who_ends_in_time_is_not_ended(database: sb.Database) -> None:
+def test_a_transaction_that_commits_in_time_is_not_ended(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     with database.transaction() as transaction:
         transaction.send(handle, ORDER, b"x")
@@ -131,7 +133,7 @@ def test_who_ends_in_time_is_not_ended(database: sb.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
 
 
-def test_who_only_looks_is_no_user(database: sb.Database) -> None:
+def test_a_reader_of_a_queue_view_does_not_delay_a_switch(database: sb.Database) -> None:
     with psycopg.connect(database.instance.url) as connection:
         connection.execute(f"select from {database.name.lower()}_dbo.stockqueue".encode())
         database.alter(enable_broker=True, no_wait=True)
@@ -147,9 +149,7 @@ def test_seconds_that_are_refused(database: sb.Database, wrong: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_database_in_full_use_is_switched_and_nobody_dies(
-    database: sb.Database, seeded_random: random.Random
-) -> None:
+def test_switching_a_busy_database_causes_no_deadlock(database: sb.Database, seeded_random: random.Random) -> None:
     """Transactions use both queues in either order, and ALTER DATABASE waits for them: no deadlock."""
     dialogs = [open_dialog(database) for _ in range(4)]
     stop = threading.Event()

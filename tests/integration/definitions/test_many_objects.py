@@ -38,7 +38,7 @@ def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
     procedures._registered.clear()
 
 
-def test_who_looks_at_all_queues_does_not_ask_for_each(database: sb.Database, asked: Counter[str]) -> None:
+def test_counting_all_queues_needs_no_statement_per_queue(database: sb.Database, asked: Counter[str]) -> None:
     queues, _ = database.instance.status()
     counts = {queue.queue: queue.messages for queue in queues}
     assert counts["dbo.Queue7"] == 1

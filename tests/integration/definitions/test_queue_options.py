@@ -43,7 +43,7 @@ def activation(database: sb.Database, queue: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.both_faces
-def test_what_create_queue_says_is_shown(database: sb.Database) -> None:
+def test_sys_service_queues_shows_the_options_of_create_queue(database: sb.Database) -> None:
     database.create_queue("Plain")
     assert options(database, "Plain") == {
         "is_receive_enabled": 1,
@@ -91,7 +91,9 @@ def test_a_queue_that_is_made_off_is_off(database: sb.Database) -> None:
     ],
     ids=repr,
 )
-def test_alter_changes_what_is_given(database: sb.Database, changes: dict[str, Any], expected: tuple[Any, ...]) -> None:
+def test_alter_queue_changes_only_the_given_options(
+    database: sb.Database, changes: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
     database.create_queue("Active", activation=READER)
     database.alter_queue("active", activation=sb.Activation(**changes))
     status, procedure, *rest = activation(database, "Active")
@@ -107,7 +109,7 @@ def test_drop_takes_the_activation_away(database: sb.Database) -> None:
         database.alter_queue("Active", activation=sb.Activation(status=True))
 
 
-def test_what_alter_says_of_the_procedure_does_not_switch_it_on(database: sb.Database) -> None:
+def test_altering_the_procedure_does_not_enable_activation(database: sb.Database) -> None:
     database.alter_queue(STOCK_QUEUE, activation=sb.Activation("Elsewhere.jobs.Reader", max_queue_readers=1))
     assert activation(database, STOCK_QUEUE) == (0, "[Elsewhere].[jobs].[Reader]", 1, None)
     with refused(9613, STOCK_QUEUE):

@@ -70,7 +70,7 @@ def test_every_database_begins_with_a_route_to_this_instance(database: sb.Databa
 
 
 @pytest.mark.feature(28)
-def test_a_route_keeps_what_was_given(database: sb.Database) -> None:
+def test_a_route_stores_the_given_clauses(database: sb.Database) -> None:
     instance = uuid4()
     database.create_route("ToStock", service_name=STOCK, broker_instance=instance, address=HOST)
     database.create_route("Dialled", address="transport")
@@ -130,7 +130,9 @@ MIRRORED = {"service_name": "s", "broker_instance": GUID, "address": "TCP://a:1"
         (2714, {"address": "LOCAL", "name": "autoCREATEDlocal"}),
     ],
 )
-def test_what_a_route_may_not_say(database: sb.Database, number: int, clauses: dict[str, Any]) -> None:
+def test_invalid_clauses_of_create_route_are_refused(
+    database: sb.Database, number: int, clauses: dict[str, Any]
+) -> None:
     with refused(number):
         database.create_route(**({"name": "r"} | clauses))
     assert len(routes(database)) == 1
@@ -156,7 +158,7 @@ def test_an_address_may_lack_its_port_and_end_with_a_slash(
 
 
 @pytest.mark.feature(28)
-def test_what_alter_and_drop_refuse(database: sb.Database) -> None:
+def test_invalid_alter_route_and_drop_route_are_refused(database: sb.Database) -> None:
     for verb in (lambda: database.alter_route("r", address=HOST), lambda: database.drop_route("r")):
         with refused(15151):
             verb()
@@ -218,7 +220,7 @@ def test_an_expired_route_is_ignored_and_revived(database: sb.Database, clock: C
 
 
 @pytest.mark.feature(112)
-def test_a_network_route_gets_what_is_not_here(database: sb.Database) -> None:
+def test_a_network_route_is_used_only_for_remote_services(database: sb.Database) -> None:
     database.create_route("Elsewhere", address=HOST)
     here, away = begin(database), database.begin_dialog(ORDERS, "//test/Nowhere", contract=CONTRACT)
     database.send(here, ORDER, b"1")
@@ -246,7 +248,7 @@ def test_the_own_database_goes_before_others(database: sb.Database, other: sb.Da
 
 
 @pytest.mark.feature(113)
-def test_of_several_other_databases_any_is_picked_for_each_conversation(instance: sb.Instance) -> None:
+def test_each_conversation_chooses_one_of_several_databases(instance: sb.Instance) -> None:
     name, chosen = f"//test/{uuid4().hex}", Counter[str]()
     sender, *homes = [define_standard_set(instance.database(f"d{n}_{uuid4().hex}", create=True)) for n in range(3)]
     for home in homes:

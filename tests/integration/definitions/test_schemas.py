@@ -132,7 +132,7 @@ def test_an_invalid_body_is_an_error_on_both_sides(typed: sb.Database, batch: bo
 
 
 @pytest.mark.feature(106)
-def test_what_an_initiator_refuses_and_what_has_no_body(typed: sb.Database) -> None:
+def test_the_initiator_validates_replies_and_empty_bodies(typed: sb.Database) -> None:
     handle, target = open_dialog(typed)
     typed.send(target, DOCUMENT, INVALID)
     for queue in (ORDERS_QUEUE, STOCK_QUEUE):
@@ -220,7 +220,7 @@ def test_another_process_notices_that_a_collection_has_changed(typed: sb.Databas
     assert received_errors(typed, ORDERS_QUEUE) == [-9615]
 
 
-def test_what_waits_is_validated_by_the_collection_of_its_delivery(typed: sb.Database) -> None:
+def test_a_waiting_message_is_validated_by_the_collection_at_delivery(typed: sb.Database) -> None:
     kept, lost = begin(typed), begin(typed)
     for handle in (kept, lost):
         typed.send(handle, DOCUMENT, VALID)

@@ -112,7 +112,7 @@ def test_a_status_is_that_of_the_moment(database: sb.Database) -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", STOCK.upper(), STOCK + " ", "a&lt;b"])
-def test_a_service_that_is_not_there(database: sb.Database, name: str) -> None:
+def test_a_missing_service_is_unknown(database: sb.Database, name: str) -> None:
     assert ask(database, name) == described(database, name.replace("&lt;", "<"), "UNKNOWN")
 
 
@@ -172,20 +172,20 @@ WITH_ENTITY = (
 
 
 @pytest.mark.parametrize("body", ["<a>", WITH_ENTITY], ids=["open", "entity"])
-def test_what_is_no_xml_is_refused_before_anybody_reads_it(database: sb.Database, body: str) -> None:
+def test_a_query_that_is_not_xml_is_refused_at_delivery(database: sb.Database, body: str) -> None:
     handle = open_dialog(database)
     database.send(handle, QUERY, body)
     assert errors(database.receive(ORDERS_QUEUE)) == [-9615]
 
 
 @pytest.mark.parametrize("message_type", [STATUS, DESCRIPTION], ids=["status", "description"])
-def test_who_asks_does_not_answer(database: sb.Database, message_type: str) -> None:
+def test_the_asking_side_cannot_send_answers(database: sb.Database, message_type: str) -> None:
     handle = open_dialog(database)
     with refused(8432):
         database.send(handle, message_type, "<a/>")
 
 
-def test_who_may_not_send_to_it_finds_no_service(database: sb.Database, app: sb.Database) -> None:
+def test_without_send_on_the_broker_service_no_service_is_found(database: sb.Database, app: sb.Database) -> None:
     database.create_service("//test/Own", ORDERS_QUEUE)
     database.grant("CONTROL", APP, queue=ORDERS_QUEUE)
     database.alter_authorization(APP, service="//test/Own")
@@ -229,12 +229,12 @@ def lead_to_east(pair: Pair) -> UUID:
     return broker
 
 
-def test_it_is_closed_to_other_instances_at_first(pair: Pair) -> None:
+def test_the_diagnostic_service_is_closed_to_other_instances_by_default(pair: Pair) -> None:
     handle = open_dialog(pair.west.database, lead_to_east(pair))
     assert ask_east(pair, handle) == [(ERROR, ["-8494"])]
 
 
-def test_who_is_nobody_learns_what_is_open_to_everybody(pair: Pair) -> None:
+def test_an_unknown_peer_learns_only_of_public_services(pair: Pair) -> None:
     west, east = pair.west.database, pair.east.database
     handle = open_dialog(west, lead_to_east(pair))
     east.grant("SEND", "public", service=SERVICE_BROKER)
@@ -256,7 +256,7 @@ def test_who_is_nobody_learns_what_is_open_to_everybody(pair: Pair) -> None:
     assert query(east, "select state from sys.conversation_endpoints") == [("CD",)]
 
 
-def test_who_is_known_by_a_certificate_learns_what_is_open_to_that_user(pair: Pair, tmp_path: Path) -> None:
+def test_a_peer_with_a_certificate_learns_of_its_users_services(pair: Pair, tmp_path: Path) -> None:
     west, east = pair.west.database, pair.east.database
     broker = lead_to_east(pair)
     for database, other, user in ((west, east, "Orders"), (east, west, "Stock")):

@@ -41,7 +41,7 @@ def test_a_long_page(page: str, tmp_path: Path) -> None:
     follow(page, tmp_path)
 
 
-def test_what_is_not_as_printed_is_found(tmp_path: Path) -> None:
+def test_a_difference_from_the_page_is_detected(tmp_path: Path) -> None:
     """A page with each kind of mistake: commands, output, and failures."""
     wrong = ("```console\n$ echo one\ntwo\n```\n", "```console\n$ false\n```\n", "```python\n1 / 0\n```\n")
     for number, block in enumerate(wrong):
@@ -64,5 +64,5 @@ def test_what_is_not_as_printed_is_found(tmp_path: Path) -> None:
         ("one...two", "oneXtwo", True),
     ],
 )
-def test_what_may_differ(printed: str, seen: str, same: bool) -> None:
+def test_times_ids_and_ellipses_may_differ(printed: str, seen: str, same: bool) -> None:
     assert bool(pattern(printed).fullmatch(seen)) is same

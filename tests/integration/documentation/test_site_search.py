@@ -75,7 +75,7 @@ def test_words_lead_to_the_right_page_first(site: Path) -> None:
     assert {query: next(iter(pages), "").partition("#")[0] for query, pages in results.items()} == FIRST_RESULT
 
 
-def test_pages_for_those_who_change_the_product_are_not_searched(site: Path) -> None:
+def test_pages_for_contributors_are_not_searched(site: Path) -> None:
     index = json.loads((site / "search/search_index.json").read_text())
     pages = {section["location"].partition("#")[0] for section in index["docs"]}
     assert {"how-to/deploy/", "changelog/"} <= pages

@@ -419,7 +419,7 @@ def test_a_timeout_at_any_moment_of_a_process_does_each_message_once(loop: LoopB
     loop.run(test)
 
 
-def test_what_follows_a_cancellation_in_the_block_is_still_inside_the_transaction(loop: LoopBed) -> None:
+def test_statements_after_a_cancellation_in_the_block_are_in_the_transaction(loop: LoopBed) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         await make_log(database)
         await dialog(database, b"x")

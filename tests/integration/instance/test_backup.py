@@ -234,7 +234,7 @@ def test_a_copy_is_adopted_with_its_identifier_decided(copied: tuple[sb.Instance
         assert received == ([-9719] if way == "error" else [])
 
 
-def test_adopting_asks_what_to_do() -> None:
+def test_adopt_needs_a_valid_identifier_option() -> None:
     for arguments in ([], ["--identifier", "both"]):
         result = CliRunner().invoke(command, ["instance", "adopt", "--instance", "nowhere", *arguments])
         assert result.exit_code == 2

@@ -21,7 +21,7 @@ def held(instance: sb.Instance) -> int:
     return int(instance._pool.get_stats()["pool_size"])
 
 
-def test_connections_that_nobody_needs_any_more_are_closed(
+def test_idle_connections_of_the_pool_are_closed(
     make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_MAX_IDLE_S", 0.3)

@@ -160,7 +160,7 @@ def test_roles_that_do_not_exist_are_named_before_anything_is_made(of_a_role: Pa
     assert not place.parent.exists()
 
 
-def test_without_privileges_what_everybody_may_stays_as_it_was(of_a_role: Path, make_url: Callable[[], str]) -> None:
+def test_a_restore_without_privileges_keeps_the_rights_of_public(of_a_role: Path, make_url: Callable[[], str]) -> None:
     """The functions of the broker are closed in the copy, too."""
     url = make_url()
     assert "does not have" in restored(of_a_role, url)
@@ -208,7 +208,7 @@ def test_a_copy_that_is_none_leaves_no_folder(
 
 
 @pytest.mark.feature(204)
-def test_what_fails_half_way_is_taken_back_whole(copy: Path, make_url: Callable[[], str]) -> None:
+def test_a_restore_that_fails_half_way_is_rolled_back(copy: Path, make_url: Callable[[], str]) -> None:
     """A table of the copy exists already."""
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
@@ -221,7 +221,7 @@ def test_what_fails_half_way_is_taken_back_whole(copy: Path, make_url: Callable[
     goes_on(url)
 
 
-def test_a_folder_that_was_there_keeps_what_is_not_ours(copy: Path, place: Path, tmp_path: Path) -> None:
+def test_a_restore_into_a_folder_keeps_its_other_files(copy: Path, place: Path, tmp_path: Path) -> None:
     place.mkdir(parents=True)
     (place / "notes").write_text("mine")
     if os.geteuid() == 0:

@@ -234,7 +234,7 @@ def test_killed_opener_leaves_an_orphan_that_the_next_one_joins_and_stops(folder
     assert postmaster(folder) is None
 
 
-def test_a_killed_server_recovers_what_was_committed(folder: Path) -> None:
+def test_a_killed_server_recovers_committed_rows(folder: Path) -> None:
     with EmbeddedServer.start(folder) as server:
         run(server.url, "CREATE TABLE kept AS SELECT generate_series(1, 1000) AS i")
         with psycopg.connect(server.url) as busy:  # the backend outlives the postmaster for a moment
@@ -420,7 +420,7 @@ def test_any_path_will_do(tmp_path: Path, name: str) -> None:
     assert socket.exists() == (socket.parent == tmp_path / name), "a temporary socket folder goes with its server"
 
 
-def test_a_temporary_socket_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / ("l" * 150)
     monkeypatch.setattr(tempfile, "tempdir", str(short := Path(tempfile.mkdtemp())))
     try:
@@ -576,9 +576,7 @@ def test_a_full_disk_is_said_when_starting(small_disk: Callable[[int], Path]) ->
         assert ask(server.url, "SELECT 1") == 1
 
 
-def test_a_server_that_dies_is_started_again_by_those_who_have_it(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_server_is_restarted_by_its_openers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, second = EmbeddedServer.start(folder), opener(folder)
     dead = postmaster(folder)
     kill(folder)

@@ -153,7 +153,7 @@ def test_sessions_of_asyncio(make_instance_url: Callable[..., str]) -> None:
     in_asyncio(url, work)
 
 
-def test_what_cannot_be_joined_is_said_in_one_sentence(make_instance_url: Callable[..., str]) -> None:
+def test_an_unsupported_session_is_refused_in_one_sentence(make_instance_url: Callable[..., str]) -> None:
     url = make_instance_url(1)
 
     async def work(database: sb.AsyncDatabase, handle: UUID) -> None:

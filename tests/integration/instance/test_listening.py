@@ -23,7 +23,7 @@ def switches() -> int:
     return int(status.partition("nonvoluntary_ctxt_switches")[0].rpartition("voluntary_ctxt_switches:")[2])
 
 
-def test_it_sleeps_until_it_is_told(instance: Instance) -> None:
+def test_the_listener_sleeps_until_a_notification(instance: Instance) -> None:
     heard: SimpleQueue[str] = SimpleQueue()
     with listening(instance.url, ("of_a_test",), lambda notice: heard.put(notice.payload), name=NAME) as listener:
         time.sleep(0.2)

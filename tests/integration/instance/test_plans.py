@@ -255,14 +255,14 @@ def test_whether_the_queue_takes_messages_is_no_step_of_the_plan(
     assert not [step for (step,) in steps if "One-Time Filter" in step]
 
 
-def test_what_send_writes_has_no_check(filled: sb.Database) -> None:
+def test_tables_written_by_send_have_no_check_constraint(filled: sb.Database) -> None:
     """PostgreSQL reads and compiles it anew for each statement."""
     tables = ["conversation_endpoints", "transmission_queue", f"queue_{queue_number(filled, STOCK_QUEUE)}"]
     checks = "select conname from pg_constraint where contype = 'c' and conrelid = to_regclass('servicebroker.' || %s)"
     assert [found for table in tables for found in query(filled, checks, table)] == []
 
 
-def test_how_a_conversation_is_secured_is_checked_where_that_is_written(filled: sb.Database) -> None:
+def test_the_security_of_a_conversation_is_checked_by_a_trigger(filled: sb.Database) -> None:
     handle = begin(filled)
     write = "update servicebroker.conversation_endpoints set security = %s where conversation_handle = %s"
     with filled.instance.connection() as connection:

@@ -45,7 +45,7 @@ def test_a_proxy_that_lends_its_sessions_is_refused(make_url: Callable[[], str],
         assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]
 
 
-def test_who_vanishes_is_given_up(make_url: Callable[[], str]) -> None:
+def test_both_sides_give_up_a_lost_peer(make_url: Callable[[], str]) -> None:
     """The server by us, and we by the server, after half a minute or as the URL says."""
     url = make_url()
     theirs = "select reset_val from pg_settings where name = 'tcp_user_timeout'"
@@ -62,7 +62,7 @@ def test_who_vanishes_is_given_up(make_url: Callable[[], str]) -> None:
 
 @pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a network of its own")
-def test_a_network_that_is_gone_holds_nobody() -> None:
+def test_a_lost_network_blocks_no_session() -> None:
     """A statement that waits fails, and what an idle session has locked is free, though no packet comes any more."""
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o711)
@@ -108,7 +108,7 @@ def test_a_session_that_only_listens_is_not_idle_for_too_long(make_url: Callable
         assert connection.execute("show idle_session_timeout").fetchall() == [("0",)]
 
 
-def test_times_are_utc_whatever_the_server_and_the_client_have(
+def test_times_are_utc_in_any_time_zone_of_server_and_client(
     make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "America/St_Johns")
@@ -170,7 +170,7 @@ def test_a_database_of_another_encoding_is_refused_by_its_name(server: EmbeddedS
 
 
 @pytest.mark.parametrize("theirs", ["LATIN1", "SQL_ASCII", "EUC_JP"])
-def test_our_sessions_speak_utf8_whatever_the_client_has(
+def test_sessions_use_utf8_with_any_client_encoding(
     make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch, theirs: str
 ) -> None:
     url = make_instance_url()
@@ -233,7 +233,7 @@ _DISGUISE = (
         (_DISGUISE.format("owner to pg_monitor"), "belongs to pg_monitor .* see its statements"),
     ],
 )
-def test_what_an_installation_meets_is_said_in_one_sentence(make_url: Callable[[], str], made: str, said: str) -> None:
+def test_an_unsuitable_database_is_refused_in_one_sentence(make_url: Callable[[], str], made: str, said: str) -> None:
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(made)  # type: ignore[call-overload]
@@ -258,7 +258,7 @@ def test_row_security_that_an_event_trigger_sets_is_switched_off(make_url: Calla
 @pytest.mark.parametrize(
     "arguments", [["doctor"], ["status"], ["check"], ["poison", "list"], ["serve"], ["route", "list"]]
 )
-def test_a_command_makes_no_instance_in_somebody_s_database(make_url: Callable[[], str], arguments: list[str]) -> None:
+def test_commands_create_no_instance_in_a_plain_database(make_url: Callable[[], str], arguments: list[str]) -> None:
     url = make_url()
     result = CliRunner().invoke(command, [*arguments, "--instance", url])
     assert "There is no instance in the PostgreSQL database" in str(result.exception)

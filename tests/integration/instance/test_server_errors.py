@@ -38,7 +38,7 @@ def test_a_lock_timeout_under_a_verb(database: sb.Database) -> None:
     assert caught.value.__cause__.__notes__ == ["Statement: conversation.send"]
 
 
-def test_what_runs_is_seen_by_its_name(database: sb.Database) -> None:
+def test_pg_stat_activity_shows_the_statement_name(database: sb.Database) -> None:
     """Of the statements of the library alone: the application's stay as they are."""
     handle, _ = open_dialog(database)
     with database.transaction() as transaction:

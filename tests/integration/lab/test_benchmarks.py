@@ -96,7 +96,7 @@ def test_ratios_are_ours_over_theirs(report: Report) -> None:
         assert line.goal == SCENARIOS[line.scenario].goals.get(line.system)
 
 
-def test_the_bound_stands_beside_what_commits_each_message(report: Report, scenarios: list[str]) -> None:
+def test_scenarios_with_a_commit_per_message_have_a_bound(report: Report, scenarios: list[str]) -> None:
     bounded = {line.scenario: line.figures for line in report.lines if line.system == BARE}
     single = ["send-one", "receive-one", "worker", "workers", "dialog-begin", "dialog-answer", "dialog-end"]
     committing = [*single, "request-one", "request", "cpu-receive-one"]
@@ -151,7 +151,7 @@ def test_processes_share_the_work_and_processor_time_is_seen(stand_in: Path) -> 
 
 
 @pytest.mark.usefixtures("few_systems")
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_cannot_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     real_import = builtins.__import__
 
     def without_peers(name: str, *rest: Any, **named: Any) -> Any:
@@ -279,7 +279,7 @@ def test_by_how_many_cores_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(map(int, busy.values())) > 0
 
 
-def test_how_many_cores_are_measured() -> None:
+def test_core_counts_are_powers_of_two_up_to_16() -> None:
     assert [core_counts(cores) for cores in (1, 2, 3, 4, 16, 20)] == [
         [1],
         [2],

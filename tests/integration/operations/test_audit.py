@@ -135,7 +135,7 @@ def test_each_definition_is_noted_with_names(database: sb.Database) -> None:
     assert {entry.principal for entry in acts(database) if entry.number > last} == {"dbo"}
 
 
-def test_what_is_undone_or_refused_is_not_there(database: sb.Database) -> None:
+def test_rolled_back_and_refused_actions_are_not_audited(database: sb.Database) -> None:
     with pytest.raises(ZeroDivisionError), database.defining() as defining:
         defining.create_queue("Never")
         raise ZeroDivisionError
@@ -144,7 +144,7 @@ def test_what_is_undone_or_refused_is_not_there(database: sb.Database) -> None:
     assert acts(database, "Never") == []
 
 
-def test_nothing_secret_is_written(database: sb.Database) -> None:
+def test_the_audit_contains_no_secrets(database: sb.Database) -> None:
     with Session(database) as session:
         session.execute("CREATE MASTER KEY ENCRYPTION BY PASSWORD = 'sesame-1-open'")
         session.execute("CREATE PROCEDURE MakesKeys AS CREATE MASTER KEY ENCRYPTION BY PASSWORD = N'sesame-2-open'")
@@ -161,7 +161,7 @@ def test_nothing_secret_is_written(database: sb.Database) -> None:
     assert {entry.act for entry in acts(database, "MyCert")} == {"CREATE CERTIFICATE"}
 
 
-def test_what_operators_do_with_conversations_and_messages(database: sb.Database) -> None:
+def test_actions_of_operators_are_audited(database: sb.Database) -> None:
     url = database.instance.url
     handle, _ = open_dialog(database)
     group = group_of(database, begin(database))
@@ -207,7 +207,7 @@ def test_replayed_and_discarded_messages_without_their_bodies(database: sb.Datab
     assert "secret" not in json.dumps([entry._asdict() for entry in entries.values()], default=str)
 
 
-def test_it_is_searched_and_told(database: sb.Database) -> None:
+def test_the_audit_can_be_searched_and_shown(database: sb.Database) -> None:
     url = database.instance.url
     database.create_queue("<b>Marked</b>")
     database.drop_queue("<b>Marked</b>")

@@ -264,7 +264,7 @@ def watched(make_instance_url: Callable[[], str]) -> Iterator[sb.Database]:
 
 
 @pytest.mark.parametrize(("statement", "said"), CHANGED, ids=[text[:50] for text, _ in CHANGED])
-def test_what_a_superuser_has_changed_is_noticed(watched: sb.Database, statement: str, said: str) -> None:
+def test_changes_by_a_superuser_are_detected(watched: sb.Database, statement: str, said: str) -> None:
     values = {"view": "test_dbo.stockqueue", "queue": queue_number(watched, STOCK_QUEUE)}
     with psycopg.connect(watched.instance.url) as connection:
         assert run(connection, changed(100)) == []
@@ -314,7 +314,7 @@ def test_an_unchanged_queue_is_not_compared_again(fresh_database: sb.Database) -
     assert touched(fresh_database) == set()
 
 
-def test_what_somebody_has_changed_is_not_trusted_since_something_else_was_made(fresh_database: sb.Database) -> None:
+def test_a_later_definition_does_not_hide_a_change(fresh_database: sb.Database) -> None:
     number = queue_number(fresh_database, STOCK_QUEUE)
     with psycopg.connect(fresh_database.instance.url, autocommit=True) as connection:
         connection.execute(f"alter table servicebroker.queue_{number} add column x integer".encode())
@@ -334,7 +334,7 @@ def test_the_fingerprint_of_a_queue_is_of_all_that_it_has(watched: sb.Database) 
         assert f"format('{stem}', queue)" in text
 
 
-def test_what_can_be_made_anew_is_mended(make_instance_url: Callable[[], str]) -> None:
+def test_mend_recreates_views_and_functions(make_instance_url: Callable[[], str]) -> None:
     url = make_instance_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("drop view sys.events; drop trigger refuse on msdb_dbo.servicebrokerqueue")

@@ -52,7 +52,7 @@ def test_status_makes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_is_not_there_is_said_in_one_sentence() -> None:
+def test_an_unreachable_server_is_reported_in_one_sentence() -> None:
     result = servicebroker("status", "--instance", "postgresql://127.0.0.1:1/none")
     assert result.returncode == 1
     assert result.stderr.startswith("servicebroker: Cannot connect to PostgreSQL")

@@ -80,7 +80,7 @@ def test_signing_in(browse: Callable[..., Browser]) -> None:
     assert browser.get("/").url.path == "/login"
 
 
-def test_who_guesses_has_to_wait(browse: Callable[..., Browser]) -> None:
+def test_failed_sign_ins_are_limited(browse: Callable[..., Browser]) -> None:
     browser = browse(Role.SEE, token="the token")
     statuses = [
         browser.send_form("/login", {"token": str(number)}).status_code for number in range(MAX_FAILURES_PER_NAME)
@@ -89,7 +89,7 @@ def test_who_guesses_has_to_wait(browse: Callable[..., Browser]) -> None:
     assert browser.send_form("/login", {"token": "the token"}).status_code == 429
 
 
-def test_each_signs_in_by_name_and_may_what_the_file_says_now(
+def test_users_sign_in_by_name_with_their_role_in_the_file(
     database: sb.Database, browse: Callable[..., Browser], people: Path
 ) -> None:
     file = ("--people", str(people))
@@ -139,7 +139,7 @@ def test_guesses_of_one_name_close_the_door_for_that_name(browse: Callable[..., 
     assert browser.send_form("/login", {**right, "name": "bob"}).url.path == "/"
 
 
-def test_what_is_wrong_with_people_is_said(people: Path) -> None:
+def test_invalid_users_and_files_are_refused(people: Path) -> None:
     file = ("--people", str(people))
     assert "create it by servicebroker people add" in told("show", *file, code=1)
     assert "Use a password of 10 to 1000 characters." in told("add", "ann", *file, typed="short\n", code=1)
@@ -169,9 +169,7 @@ def request_through_proxy(browser: Browser, address: str, name: str | None, path
     return answer
 
 
-def test_a_proxy_says_who_it_is_and_nobody_else_does(
-    database: sb.Database, browse: Callable[..., Browser], people: Path
-) -> None:
+def test_only_the_proxy_may_name_the_user(database: sb.Database, browse: Callable[..., Browser], people: Path) -> None:
     told("add", "ann", "--proxied", "--role", "bodies", "--people", str(people))
     sent(database, (ORDER, b"secret body"))
     queue = f"/i/0/queue?{urlencode({'database': database.name, 'queue': f'dbo.{STOCK_QUEUE}'})}"
@@ -197,7 +195,9 @@ def test_a_proxy_says_who_it_is_and_nobody_else_does(
     assert "; Secure" in spoken.headers["set-cookie"]
 
 
-def test_an_act_by_the_proxy_is_of_who_it_names(database: sb.Database, browse: Callable[..., Browser]) -> None:
+def test_an_action_through_the_proxy_is_audited_for_the_named_user(
+    database: sb.Database, browse: Callable[..., Browser]
+) -> None:
     browser = browse(Role.ACT, proxy=PROXY)
     client = Browser(browser.app, base_url=HERE, client=("10.1.2.3", 1), headers={"x-user": "dora"})
     assert "is OFF" in client.press(
@@ -211,7 +211,7 @@ def test_an_act_by_the_proxy_is_of_who_it_names(database: sb.Database, browse: C
     assert client.send_form(form.action, fields, **{"x-user": "eve"}).status_code == 403  # the form belongs to dora
 
 
-def test_what_other_sites_make_a_browser_ask_is_refused(database: sb.Database, browser: Browser) -> None:
+def test_cross_site_requests_are_refused(database: sb.Database, browser: Browser) -> None:
     form = browser.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}").xpath(
         "//form[contains(@action, 'switch')]"
     )[0]
@@ -235,7 +235,7 @@ def test_what_other_sites_make_a_browser_ask_is_refused(database: sb.Database, b
         database.receive(STOCK_QUEUE)
 
 
-def test_every_answer_forbids_what_is_not_ours(browser: Browser) -> None:
+def test_every_response_has_a_strict_content_security_policy(browser: Browser) -> None:
     for path in (*PAGES, "static/dashboard.css", "static/dashboard.js", "static/icon.svg", "nothing"):
         headers = browser.get(f"/{path}").headers
         assert "default-src 'none'; script-src 'self'" in headers["content-security-policy"]
@@ -249,7 +249,7 @@ def test_every_answer_forbids_what_is_not_ours(browser: Browser) -> None:
         pass
 
 
-def test_the_command_refuses_what_others_could_read() -> None:
+def test_the_command_refuses_insecure_options() -> None:
     for options in (
         ("--host", "0.0.0.0"),
         ("--host", "::"),

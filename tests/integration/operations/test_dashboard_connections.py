@@ -143,7 +143,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("is_secured", [False, True])
-def test_silent_sockets_close_the_dashboard_to_nobody(
+def test_silent_connections_do_not_block_the_dashboard(
     tmp_path: Path, certified: tuple[str, ...], is_secured: bool
 ) -> None:
     with served(tmp_path, *(certified if is_secured else ())) as site, ExitStack() as held:
@@ -154,7 +154,7 @@ def test_silent_sockets_close_the_dashboard_to_nobody(
         assert time.monotonic() - begun < ANSWER_TIMEOUT_S
 
 
-def test_requests_that_do_not_end_close_it_to_nobody(site: Site) -> None:
+def test_unfinished_requests_do_not_block_the_dashboard(site: Site) -> None:
     with ExitStack() as held:
         for number in range(400):
             unfinished = site.post("/login", {"token": "x"})[:-1] if number % 2 else site.get("/login")[:-1]
@@ -182,7 +182,7 @@ def test_a_second_signal_ends_the_dashboard_without_a_traceback(tmp_path: Path) 
         assert dashboard.stderr.read() == ""
 
 
-def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_used_port_is_reported_with_a_remedy(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(command, ["dashboard", "--instance", str(tmp_path), "--port", str(port)])
@@ -277,7 +277,7 @@ def processor_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def test_who_reads_no_answers_is_ended(hurried: Site) -> None:
+def test_a_client_that_reads_no_responses_is_disconnected(hurried: Site) -> None:
     with closing(hurried.send("")) as connected:
         connected.setblocking(False)
         asked = hurried.get("/static/dashboard.css").replace("\n", "\r\n").encode() * 100
@@ -289,7 +289,7 @@ def test_who_reads_no_answers_is_ended(hurried: Site) -> None:
                 time.sleep(0.01)
 
 
-def test_who_looks_at_a_page_is_not_hurried(hurried: Site) -> None:
+def test_an_event_stream_has_no_deadline(hurried: Site) -> None:
     with closing(hurried.stream(hurried.sign_in())) as opened:
         assert status(head(opened)) == 200
         time.sleep(1.5)
@@ -304,7 +304,7 @@ def test_one_viewer_does_not_take_all_streams(site: Site) -> None:
         assert status(head(held.enter_context(closing(site.stream(other))))) == 200
 
 
-def test_who_has_most_streams_gives_way(site: Site) -> None:
+def test_the_oldest_stream_of_the_busiest_viewer_is_closed(site: Site) -> None:
     with ExitStack() as held:
         many = [site.sign_in() for _ in range(5)]
         opened = [held.enter_context(closing(site.stream(cookie))) for cookie in many for _ in range(10)]

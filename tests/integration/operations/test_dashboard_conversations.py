@@ -144,7 +144,7 @@ def test_each_act_on_a_conversation(database: sb.Database, browser: Browser) -> 
     assert "must be a UUID" in press(other, "move", group="x")
 
 
-def test_what_is_on_the_way_and_why(database: sb.Database, browser: Browser) -> None:
+def test_waiting_messages_are_shown_with_their_reason(database: sb.Database, browser: Browser) -> None:
     database.send(begin(database, "//nowhere/Stock"), ORDER, b"1")
     text = browser.text("i/0/way")
     assert "//nowhere/Stock" in text

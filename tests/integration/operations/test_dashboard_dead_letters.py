@@ -95,7 +95,7 @@ def by_two(browse: Callable[..., Browser], act: str, path: str, **asked: object)
 @pytest.mark.parametrize(
     ("act", "done", "left"), [("replay", "is in its queue again.", [b"bad"]), ("discard", "is discarded.", [])]
 )
-def test_of_two_people_who_act_on_one_message_one_does(
+def test_only_one_of_two_concurrent_actions_on_a_dead_letter_succeeds(
     database: sb.Database, browse: Callable[..., Browser], act: str, done: str, left: list[bytes]
 ) -> None:
     poisoned(database, b"bad")
@@ -107,7 +107,7 @@ def test_of_two_people_who_act_on_one_message_one_does(
     assert bodies(database.receive(STOCK_QUEUE)) == left
 
 
-def test_of_two_people_who_end_a_conversation_one_does(database: sb.Database, browse: Callable[..., Browser]) -> None:
+def test_only_one_of_two_concurrent_ends_succeeds(database: sb.Database, browse: Callable[..., Browser]) -> None:
     said = by_two(browse, "end", "i/0/conversation", handle=sent(database, (ORDER, b"1")))
     assert [sum(text in answer for answer in said) for text in ("The conversation has ended", "is not found")] == [
         1,

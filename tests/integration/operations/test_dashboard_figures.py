@@ -32,7 +32,7 @@ def test_rates_are_of_the_last_seconds(database: sb.Database, browser: Browser) 
     assert row.xpath("td[@data-label='Messages']")[0].text_content() == "50"
 
 
-def test_a_rate_is_what_has_risen_by_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_is_the_increase_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([100.0, 102.0, 111.0, 200.0])
     monkeypatch.setattr(snapshot_cache.time, "monotonic", lambda: next(times))
     rates = snapshot_cache.Rates()
@@ -52,7 +52,7 @@ def test_many_viewers_are_one_question(database: sb.Database, monkeypatch: pytes
     observed.close()
 
 
-def test_what_is_slow_to_see_is_shown_as_it_was_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_facts_are_cached_while_they_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading takes a sixth of the time at most. A failure is reported to the next viewer."""
     monkeypatch.setattr(snapshot_cache, "SLOW_S", 0.01)
     watched, going, asked = snapshot_cache.CachedSource("slow"), threading.Event(), []

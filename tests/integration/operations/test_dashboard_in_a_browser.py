@@ -180,7 +180,7 @@ def test_a_page_that_cannot_be_read_is_found(chromium: Any) -> None:
     }
 
 
-def test_what_comes_is_seen_within_two_seconds(signed_in: Any, address: str, database: sb.Database) -> None:
+def test_a_new_message_is_shown_within_two_seconds(signed_in: Any, address: str, database: sb.Database) -> None:
     signed_in.get(f"{address}/i/0/queue?{urlencode({'database': database.name, 'queue': f'dbo.{STOCK_QUEUE}'})}")
     text = "comes while somebody looks"
     assert text not in signed_in.find_element("tag name", "main").text

@@ -31,7 +31,7 @@ from support import ORDER, ORDERS_QUEUE, STOCK, STOCK_QUEUE, bodies, eventually,
 pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
-def test_the_overview_says_what_doctor_finds_and_how_much_there_is(database: sb.Database, browser: Browser) -> None:
+def test_the_overview_shows_the_findings_of_doctor_and_counts(database: sb.Database, browser: Browser) -> None:
     sent(database, (ORDER, b"1"), (ORDER, b"2"))
     database.alter_queue(ORDERS_QUEUE, status=False)
     text = browser.text("")
@@ -49,7 +49,7 @@ def growing(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servicebroker.engine.diagnosis.queue_findings.UNEXPLAINED_WAIT", timedelta(0))
 
 
-def test_a_queue_that_nobody_reads_stands_out_as_doctor_judges(
+def test_a_queue_without_readers_is_marked_as_by_doctor(
     database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def row() -> html.HtmlElement:
@@ -221,7 +221,7 @@ def test_while_the_database_is_down_the_last_figures_stay(
         time.sleep(0.2)
 
 
-def test_an_instance_that_is_not_there_is_said(browse: Callable[..., Browser], tmp_path: Any) -> None:
+def test_an_unreachable_instance_is_reported(browse: Callable[..., Browser], tmp_path: Any) -> None:
     browser = browse(url=f"{tmp_path}/nothing")
     assert "does not answer" in browser.text("")
     assert not (tmp_path / "nothing").exists()
@@ -310,7 +310,9 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     assert "--pipeline" in browse().text("pipelines", status=404)
 
 
-def test_it_judges_as_doctor_does(database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overview_uses_the_judgement_of_doctor(
+    database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("servicebroker.cli.examination.judge", lambda facts: [Finding("the moon", "is full", "wait")])
     assert "1 problem" in browser.text("")
     assert "the moon : is full wait" in browser.text("")

@@ -71,7 +71,7 @@ def test_a_queue_is_searched_by_type_and_text(database: sb.Database, browser: Br
     assert len(browser.page("i/0/queues", name="stock").xpath(row)) < len(browser.page("i/0/queues").xpath(row))
 
 
-def test_who_has_locked_groups_is_shown_and_does_not_stop_the_page(database: sb.Database, browser: Browser) -> None:
+def test_sessions_with_locked_groups_are_shown_without_waiting(database: sb.Database, browser: Browser) -> None:
     handle = far_handle(database, sent(database, (ORDER, b"1")))
     assert "No group of the first" in browser.queue(database)
     with database.transaction() as transaction:
@@ -175,7 +175,7 @@ def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: B
     )  # the form posts the name unescaped
 
 
-def test_of_a_large_body_the_beginning_is_fetched(database: sb.Database, browser: Browser) -> None:
+def test_only_the_beginning_of_a_large_body_is_fetched(database: sb.Database, browser: Browser) -> None:
     handle = sent(database, (ORDER, b"y" * 20_000_000))
     answer = browser.get("/i/0/conversation", params={"handle": str(far_handle(database, handle))})
     assert "text, 20.0 MB, only the beginning is shown" in answer.text
@@ -186,7 +186,7 @@ def test_of_a_large_body_the_beginning_is_fetched(database: sb.Database, browser
 
 
 @pytest.mark.full
-def test_of_a_body_of_500_mb_too(database: sb.Database, browser: Browser) -> None:
+def test_only_the_beginning_of_a_body_of_500_mb_is_fetched(database: sb.Database, browser: Browser) -> None:
     handle = sent(database, (ORDER, b"y" * 500_000_000))
     far = str(far_handle(database, handle))
     begun = time.monotonic()
@@ -214,7 +214,7 @@ def test_bodies_of_a_multicast_are_shown(database: sb.Database, browser: Browser
         ("X", b"\x1b<a/>", 5, "XML", "\ufffd<a/>"),
     ],
 )
-def test_how_a_body_is_shown(validation: str, head: bytes | None, size: int, kind: str, text: str) -> None:
+def test_a_body_is_shown_by_its_kind(validation: str, head: bytes | None, size: int, kind: str, text: str) -> None:
     view = shown(validation, head, size)
     assert (view.kind, view.omitted_bytes) == (kind, size - len(head or b""))
     assert text in view.text

@@ -13,7 +13,7 @@ from support import ORDER
 pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
-def test_what_is_not_there_is_said(database: sb.Database, browser: Browser) -> None:
+def test_missing_pages_and_objects_are_reported(database: sb.Database, browser: Browser) -> None:
     assert "is not found" in browser.text("i/0/conversation", 404, handle=uuid4())
     assert "no such page" in browser.text("i/0/nothing", 404)
     for beyond in (1, 7):  # only one instance is observed: number 0

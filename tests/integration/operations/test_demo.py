@@ -162,7 +162,7 @@ def refused(run: subprocess.CompletedProcess[str]) -> str:
     return run.stderr
 
 
-def test_what_cannot_work_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_an_impossible_demo_is_refused_in_one_sentence(tmp_path: Path) -> None:
     source = tmp_path / "input.log"
     source.write_text("line\n")
     assert "does not exist" in refused(demo(tmp_path / "missing", tmp_path / "a"))
@@ -175,7 +175,7 @@ def test_what_cannot_work_is_said_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of somebody else's")
-def test_a_data_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_data_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "input.log"
     source.write_text("line\n")
     (tmp_path / "out" / "instance").mkdir(parents=True)

@@ -71,7 +71,7 @@ def primary() -> Iterator[Server]:
 
 
 @pytest.mark.timeout(60)
-def test_nothing_waits_for_a_standby_that_has_gone(primary: Server) -> None:
+def test_diagnosis_and_close_do_not_wait_for_a_lost_standby(primary: Server) -> None:
     """Neither diagnosis nor close waits. A SEND does, and doctor reports it and its cause."""
     url = primary.url
     with sb.open(url, upkeep=None) as instance:

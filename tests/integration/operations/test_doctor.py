@@ -164,7 +164,7 @@ def test_a_transaction_that_holds_the_group(database: sb.Database) -> None:
     assert database.receive(ORDERS_QUEUE) == []
 
 
-def test_who_brings_something_is_nobody_who_receives(database: sb.Database) -> None:
+def test_a_sender_is_not_counted_as_a_reader(database: sb.Database) -> None:
     handle = begin(database)
     database.send_batch(handle, ORDER, [b"1", b"2"])
     with database.instance.connection() as connection:

@@ -137,7 +137,7 @@ def test_a_key_sends_once() -> None:
         assert said in refused(*wrong)
 
 
-def test_purge_takes_everything_and_ends_what_has_ended() -> None:
+def test_purge_deletes_all_messages_and_ends_ended_conversations() -> None:
     handles = [run("send", "x", *DIALOG, "--type", ORDER).strip() for _ in range(3)]
     assert run("queue", "purge", STOCK_QUEUE, given="y\n").endswith("3 messages are deleted.\n")
     with sb.open(os.environ["SERVICEBROKER_INSTANCE"], upkeep=None) as instance:

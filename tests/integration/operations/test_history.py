@@ -75,7 +75,7 @@ def total(rates: list[float | None], history: RateHistory) -> int:
     return round(sum(rate or 0.0 for rate in rates) * history.part_s)
 
 
-def test_what_came_what_left_and_what_was_there(database: sb.Database) -> None:
+def test_the_history_has_arrivals_departures_and_lengths(database: sb.Database) -> None:
     handle = begin(database)
     send(database, handle, 1)
     take_sample(database)
@@ -114,7 +114,7 @@ def test_a_depth_is_that_of_its_part(database: sb.Database) -> None:
     assert max(depth for depth in coarse.depths if depth is not None) == 1
 
 
-def test_what_is_idle_takes_no_row_and_a_sample_is_taken_once(database: sb.Database) -> None:
+def test_an_idle_queue_needs_no_rows_and_a_sample_is_taken_once(database: sb.Database) -> None:
     take_sample(database)
     for _ in range(12):  # rows of a longer interval exist by now
         take_sample(database)

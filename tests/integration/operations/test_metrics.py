@@ -30,7 +30,7 @@ def parsed(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^([^#\s].*?) (\S+)$", text, flags=re.MULTILINE)}
 
 
-def test_what_postgresql_holds(fresh_database: sb.Database) -> None:
+def test_metrics_read_from_postgresql(fresh_database: sb.Database) -> None:
     database, url = fresh_database, fresh_database.instance.url
     of = f'{{database="{database.name}",queue="dbo.{STOCK_QUEUE}"}}'
     before = scraped(url)
@@ -91,7 +91,7 @@ def _handle(database: sb.Database) -> Any:
     return row[0] if row else None
 
 
-def test_what_the_daemon_counts() -> None:
+def test_metrics_counted_by_the_daemon() -> None:
     def value(name: str, **labels: str) -> float:
         return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
 

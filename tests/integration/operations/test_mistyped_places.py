@@ -66,7 +66,7 @@ def said(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("target", SLIPS)
-def test_what_looks_like_a_url_is_no_folder(here: Path, target: str) -> None:
+def test_a_mistyped_url_is_not_used_as_a_folder(here: Path, target: str) -> None:
     with pytest.raises(sb.InstanceError, match="is no URL of PostgreSQL"):
         sb.open(target)
     assert "is no URL of PostgreSQL" in said("init", "--instance", target)
@@ -99,7 +99,7 @@ def test_a_password_is_not_repeated() -> None:
         *((f"./{slip}", False) for slip in SLIPS),
     ],
 )
-def test_what_is_a_folder_and_what_a_server(target: str, is_server: bool) -> None:
+def test_folders_and_urls_are_distinguished(target: str, is_server: bool) -> None:
     assert is_url(target) is is_server
 
 

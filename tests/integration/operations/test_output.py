@@ -91,7 +91,7 @@ def unsafe(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_no_command_prints_what_steers_a_terminal(evil: sb.Instance, *, terminal: bool) -> None:
+def test_no_command_prints_terminal_control_sequences(evil: sb.Instance, *, terminal: bool) -> None:
     for arguments in COMMANDS:
         colours = {"FORCE_COLOR": "1", "TERM": "xterm-256color"} if terminal else {}
         result = CliRunner().invoke(command, arguments, env={"COLUMNS": "200", **colours})
@@ -157,7 +157,7 @@ def test_a_file_is_written_as_it_is_to_a_pipe_only(tmp_path: Path) -> None:
     assert unsafe(shown) == set()
 
 
-def test_what_rich_draws(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_escape_markup_and_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     table = Listing("[red]x[/red]", title=LINK)
     table.row([LINK, EVIL])
     Terminal(width=200).print(table)
@@ -195,7 +195,7 @@ def test_the_linter_refuses_every_other_way(line: str) -> None:
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_is_told_what_a_command_waits_for(
+def test_a_waiting_command_prints_its_reason_on_a_terminal(
     is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "SILENCE_S", 0.01)
@@ -208,7 +208,7 @@ def test_a_terminal_is_told_what_a_command_waits_for(
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_program_is_told_what_it_waits_for(
+def test_a_waiting_program_logs_its_reason(
     is_terminal: bool,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,

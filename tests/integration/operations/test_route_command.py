@@ -59,7 +59,7 @@ def test_routes_are_created_shown_altered_and_dropped(database: sb.Database) -> 
 
 
 @pytest.mark.usefixtures("url")
-def test_what_waits_goes_when_the_route_is_created(database: sb.Database) -> None:
+def test_route_create_delivers_waiting_messages(database: sb.Database) -> None:
     database.drop_route("AutoCreatedLocal")
     database.send(begin(database), ORDER, b"1")
     said("create", "Here", "--database", database.name, "--address", "LOCAL")
@@ -74,7 +74,7 @@ def test_a_refusal_has_its_number(database: sb.Database) -> None:
 
 
 @pytest.mark.usefixtures("url")
-def test_it_explains_where_a_message_goes(database: sb.Database) -> None:
+def test_route_explain_shows_the_destination(database: sb.Database) -> None:
     name = database.name
     here = said("explain", "--from-database", name, "--service", STOCK)
     assert "Chosen is AutoCreatedLocal" in here
@@ -92,7 +92,7 @@ def test_it_explains_where_a_message_goes(database: sb.Database) -> None:
 
 
 @pytest.mark.usefixtures("url")
-def test_the_explanation_says_what_happens(database: sb.Database) -> None:
+def test_the_explanation_agrees_with_a_send(database: sb.Database) -> None:
     """Compare the explanation for a service with the status of a SEND to it."""
     explained = database.explain_route(NOWHERE)
     handle = database.begin_dialog(ORDERS, NOWHERE)

@@ -34,7 +34,7 @@ def send(url: str, messages: int) -> None:
             database.send(handle, ORDER, b"x")
 
 
-def test_processes_add_up_what_they_have_run(make_instance_url: Callable[..., str]) -> None:
+def test_totals_add_up_over_processes(make_instance_url: Callable[..., str]) -> None:
     url = make_instance_url(1)
     calls, _ = totals(url).get("conversation.send", (0, 0))
     other = multiprocessing.get_context("spawn").Process(target=send, args=(url, 20))
@@ -51,7 +51,7 @@ def test_processes_add_up_what_they_have_run(make_instance_url: Callable[..., st
     assert re.search(rf"conversation\.send +{after} ", result.stdout)
 
 
-def test_what_fails_is_counted_too(make_instance_url: Callable[..., str]) -> None:
+def test_failed_statements_are_counted(make_instance_url: Callable[..., str]) -> None:
     url = make_instance_url(1)
     with sb.open(url) as instance:
         database = instance.database("Test")
@@ -64,7 +64,7 @@ def test_what_fails_is_counted_too(make_instance_url: Callable[..., str]) -> Non
     assert totals(url)["conversation.send"][1] >= 50_000
 
 
-def test_what_an_application_does_on_its_own_connection_counts(make_instance_url: Callable[..., str]) -> None:
+def test_statements_on_a_joined_connection_are_counted(make_instance_url: Callable[..., str]) -> None:
     url = make_instance_url(1)
     with sb.open(url) as instance, psycopg.connect(url) as connection:
         database = instance.database("Test")
@@ -75,7 +75,7 @@ def test_what_an_application_does_on_its_own_connection_counts(make_instance_url
         assert sum(calls for calls, _ in counts.take().values()) > 0
 
 
-def test_what_could_not_be_written_counts_again() -> None:
+def test_counts_that_could_not_be_stored_are_put_back() -> None:
     counts = StatementCounts()
     counts.add("a", 1.0)
     counts.add("a", 0.5)

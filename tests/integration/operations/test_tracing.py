@@ -235,7 +235,7 @@ def test_a_refused_send_is_seen_and_leaves_nothing(database: sb.Database, traced
     assert kept(database) == 0
 
 
-def test_what_is_not_sampled_and_what_nobody_traces(database: sb.Database, traced: Traced) -> None:
+def test_unsampled_messages_have_no_trace_context(database: sb.Database, traced: Traced) -> None:
     handle = begin(database)
     database.send(handle, ORDER, b"under no span")
     hidden = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(0)))
@@ -247,7 +247,7 @@ def test_what_is_not_sampled_and_what_nobody_traces(database: sb.Database, trace
     assert traced.spans() == {}
 
 
-def test_nothing_is_asked_without_a_tracer(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_adds_no_statement_without_a_tracer(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tracer no statement is added, although opentelemetry is imported here."""
 
     def refuse(*_: object) -> None:
@@ -259,7 +259,7 @@ def test_nothing_is_asked_without_a_tracer(database: sb.Database, monkeypatch: p
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
 
 
-def test_contexts_that_nobody_takes_go_after_an_hour(database: sb.Database, clock: Clock, traced: Traced) -> None:
+def test_unused_trace_contexts_are_deleted_after_an_hour(database: sb.Database, clock: Clock, traced: Traced) -> None:
     with traced.tracer.start_as_current_span("order"):
         database.send(begin(database), ORDER, b"x")
     with database.instance.connection() as connection:
@@ -271,7 +271,7 @@ def test_contexts_that_nobody_takes_go_after_an_hour(database: sb.Database, cloc
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
 
 
-def test_an_activated_procedure_and_what_it_calls(database: sb.Database, traced: Traced) -> None:
+def test_spans_of_an_activated_procedure_belong_to_the_trace(database: sb.Database, traced: Traced) -> None:
     @sb.procedure("usp_Traced", wait=0.05)
     def usp_traced(transaction: sb.Transaction, message: sb.Message) -> None:
         with traced.tracer.start_as_current_span("look into the stock"):
@@ -336,7 +336,7 @@ def test_between_instances(pair: Pair, traced: Traced) -> None:
     assert kept(west) == kept(east) == 0
 
 
-def test_contexts_are_what_the_sender_says(pair: Pair, traced: Traced) -> None:
+def test_trace_contexts_come_from_the_sender(pair: Pair, traced: Traced) -> None:
     """The peer may send no context, or one of a trace unknown here."""
     west, east = pair.west.database, pair.east.database
     handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)

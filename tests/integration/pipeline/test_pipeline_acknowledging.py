@@ -170,7 +170,7 @@ def test_the_body_of_a_multicast_is_read_and_goes_with_its_last_reader(feed, rea
 
 @pytest.mark.feature(198)
 @pytest.mark.parametrize("worth", [1, 50_000])
-def test_a_queue_with_retention_keeps_what_was_acknowledged(feed, reader, worth, monkeypatch):
+def test_a_queue_with_retention_keeps_acknowledged_messages(feed, reader, worth, monkeypatch):
     monkeypatch.setattr("servicebroker.pipeline.stream.acknowledgement.MIN_TRUNCATE_ROWS", worth)
     feed.database.alter_queue(feed.queue, retention=True)
     handle = feed.dialog(b"a", b"b")
@@ -252,7 +252,7 @@ def test_an_archive_goes_with_its_queue(database):
         assert connection.execute("select to_regclass(%s)", (name,)).fetchone() == (None,)
 
 
-def test_a_conversation_is_not_moved_while_it_is_read_and_an_end_takes_what_is_not_read(feed, reader, database):
+def test_a_conversation_being_read_cannot_be_moved_and_an_end_drops_unread_messages(feed, reader, database):
     feed.dialog(b"a", b"b")
     feed.dialog(b"c")
     queue = QueueReader(source_options(feed.options))
@@ -277,7 +277,7 @@ def test_a_conversation_is_not_moved_while_it_is_read_and_an_end_takes_what_is_n
     assert feed.left() == 0
 
 
-def test_what_is_acknowledged_is_not_asked_for_again(feed, reader, monkeypatch):
+def test_an_acknowledgement_reads_no_position_unless_it_is_the_last(feed, reader, monkeypatch):
     feed.dialog(b"a", b"b")
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadMaxRows(1))
@@ -314,7 +314,7 @@ def test_a_large_batch_is_acknowledged_while_the_next_one_is_read(feed, reader, 
 
 
 @pytest.mark.parametrize("told", ["by the next batch", "at the end"])
-def test_what_fails_beside_the_next_batch_is_told_and_done_again(feed, reader, beside, monkeypatch, told, caplog):
+def test_a_failed_background_deletion_is_reported_and_repeated(feed, reader, beside, monkeypatch, told, caplog):
     feed.dialog(b"a", b"b", b"c")
     start = reader.initialOffset()
     first = reader.latestOffset(start, ReadMaxRows(1))
@@ -342,7 +342,7 @@ def test_what_fails_beside_the_next_batch_is_told_and_done_again(feed, reader, b
 
 
 @pytest.mark.parametrize("why", ["the next window", "an end", "archive", "retention", "multicast"])
-def test_what_is_more_than_rows_and_the_last_of_a_window_goes_before_the_next_batch(feed, beside, why):
+def test_ends_and_the_last_batch_of_a_window_are_acknowledged_in_the_foreground(feed, beside, why):
     """The offset of another window does not cover this one, and an END takes rows of the next batch."""
     handle = feed.dialog(b"a")
     if why == "an end":
@@ -386,7 +386,7 @@ def test_rows_that_are_deleted_beside_are_waited_for_before_another_window(feed,
     assert (feed.left(), len(beside)) == (1, 1)
 
 
-def test_where_there_is_no_second_connection_one_does(feed, reader, beside, monkeypatch, caplog):
+def test_without_a_second_connection_rows_are_deleted_on_the_first(feed, reader, beside, monkeypatch, caplog):
     feed.dialog(b"a", b"b")
     first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
 
@@ -400,7 +400,7 @@ def test_where_there_is_no_second_connection_one_does(feed, reader, beside, monk
     assert "too many clients" in caplog.text
 
 
-def test_our_own_deletion_is_not_told_as_what_holds_the_stream_back(feed, reader, beside, monkeypatch):
+def test_the_background_deletion_is_not_reported_as_blocking(feed, reader, beside, monkeypatch):
     feed.dialog(b"a", b"b")
     first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
     begun, over = threading.Event(), threading.Event()
@@ -433,7 +433,7 @@ def test_a_query_that_ends_by_itself_has_acknowledged_everything(feed, reader, b
     later.stop()
 
 
-def test_where_a_window_ends_is_looked_up_once(feed, reader, monkeypatch):
+def test_the_end_of_a_window_is_looked_up_once(feed, reader, monkeypatch):
     """The look passes over all that has come since, and at its end over all that is left in the queue."""
     looks = []
     find_rows = QueueLease._find_extremes

@@ -63,9 +63,7 @@ def rows(path, table):
 
 @pytest.mark.spark
 @pytest.mark.parametrize("goes_on", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and_read_again(
-    database, feed, write, goes_on
-):
+def test_queues_are_written_to_one_warehouse_and_quarantine_is_replayed(database, feed, write, goes_on):
     """Each command starts Spark: the short form has the first run."""
     other = Feed(database)
     feed.dialog(*(b'{"id": %d}' % number for number in range(20)))
@@ -131,7 +129,7 @@ def in_json(text):
 
 @pytest.mark.full
 @pytest.mark.spark
-def test_what_goes_into_quarantine_is_told_and_fails_the_run_where_it_is_to(feed, write):
+def test_quarantined_messages_are_reported_and_can_fail_the_run(feed, write):
     feed.dialog(*(b'{"id": %d}' % number for number in range(10)), *[b"?"] * 50)
     path = write(feed)
     done = pipeline("run", path, "--once", "--json", "--fail-on-quarantine", code=3)
@@ -363,7 +361,7 @@ def test_a_pipeline_on_a_cluster_ends_conversations_with_bad_messages(feed, writ
 
 @pytest.mark.full
 @pytest.mark.spark
-def test_it_goes_on_until_ctrl_c_with_metrics_and_the_next_run_continues(feed, write, unused_port):
+def test_a_continuous_run_ends_on_ctrl_c_and_the_next_continues(feed, write, unused_port):
     feed.dialog(b'{"id": 1}')
     path = write(feed, head="trigger_seconds = 0.1")
     run = subprocess.Popen(
@@ -407,7 +405,7 @@ def test_a_rule_that_says_stop_ends_the_run_with_one_sentence(feed, write):
     assert feed.left() == 1
 
 
-def test_what_cannot_work_is_said_before_spark_starts(feed, write, tmp_path):
+def test_invalid_pipelines_are_refused_before_spark_starts(feed, write, tmp_path):
     assert "there is no key 'colour'" in pipeline("check", write(feed, rule='colour = "red"'), code=1).stderr
     assert "cannot be read: No such file" in pipeline("run", tmp_path / "none.toml", code=1).stderr
     away = write(feed, rule='registry = "http://127.0.0.1:9"')

@@ -53,7 +53,7 @@ def test_another_query_has_its_own_batches(tmp_path):
     assert numbers(tmp_path) == [1, 2]
 
 
-def test_of_two_writers_of_one_batch_one_lands_it(tmp_path):
+def test_only_one_of_concurrent_writers_writes_a_batch(tmp_path):
     for round_ in range(10):
         together, results = threading.Barrier(4), []
 
@@ -176,12 +176,12 @@ def test_a_table_whose_rows_are_not_those_of_its_files_is_refused(tmp_path, give
         commit_batch(DeltaLocation(folder), pa.schema([("n", pa.int64())]), files, ("q", 0))
 
 
-def test_what_a_table_may_have_and_does_not_use_is_no_reason(tmp_path):
+def test_unused_table_features_are_accepted(tmp_path):
     folder = made_by_others(tmp_path / "t", "deletionVectors", "columnMapping", "v2Checkpoint")
     assert read_back(folder) == [{"n": 1}, {"n": 2}]
 
 
-def test_a_constraint_that_nobody_would_check_is_refused(tmp_path):
+def test_a_table_with_a_constraint_is_refused(tmp_path):
     write_deltalake(tmp_path, pa.table({"n": [1]}))
     DeltaTable(tmp_path).alter.add_constraint({"positive": "n > 0"})
     files = write_parquet(iter([pa.record_batch({"n": [-3]})]), tmp_path, pa.schema([("n", pa.int64())]))
@@ -197,7 +197,7 @@ def test_a_column_that_others_compute_is_refused(tmp_path):
         commit_batch(DeltaLocation(tmp_path), pa.schema([("n", pa.int64())]), [], ("q", 0))
 
 
-def test_what_deltalake_refuses_is_no_conflict(tmp_path):
+def test_a_refusal_of_deltalake_is_not_retried(tmp_path):
     """Such an error had been retried a hundred times, and then blamed on many writers."""
     folder = made_by_others(tmp_path / "t", "typeWidening")
     files = write_parquet(iter([pa.record_batch({"n": [3]})]), folder, pa.schema([("n", pa.int64())]))
@@ -311,7 +311,7 @@ def test_partitions_new_columns_and_merged_files_are_read_back(tmp_path):
         ({"versionAsOf": "9"}, "cannot"),
     ],
 )
-def test_what_cannot_be_read_back_is_said(tmp_path, options, complaint):
+def test_an_unreadable_table_is_reported(tmp_path, options, complaint):
     if options:
         commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
     with pytest.raises(InstanceError, match=complaint):

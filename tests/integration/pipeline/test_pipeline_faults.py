@@ -148,7 +148,7 @@ def other_options(chance):
 
 
 @pytest.mark.timeout(7200)  # --kills 50; each wait in here has a limit of its own
-def test_whatever_is_killed_every_message_lands_once_and_in_order(tmp_path, request, seeded_random, record_property):
+def test_every_message_is_written_once_and_in_order_despite_kills(tmp_path, request, seeded_random, record_property):
     kills = request.config.option.kills
     targets = [TARGETS[number % len(TARGETS)] for number in range(kills)]
     seeded_random.shuffle(targets)

@@ -413,7 +413,7 @@ def life(instance, tmp_path, seeded_random, monkeypatch):
     return life
 
 
-def test_whatever_happens_every_message_lands_once_and_in_order(life, request, record_property):
+def test_every_message_is_written_once_and_in_order(life, request, record_property):
     world, life.wanted = life.world, request.config.option.ledger_batches
     while life.batches < life.wanted:
         world.begin()

@@ -81,7 +81,7 @@ def test_a_start_before_the_acknowledged_offset_is_refused(feed, stream):
 
 
 @pytest.mark.parametrize("lenient", ["true", "false"])
-def test_an_offset_ahead_of_what_was_given_deletes_nothing(feed, stream, lenient):
+def test_an_offset_ahead_of_the_read_messages_deletes_none(feed, stream, lenient):
     """As after a restored server, or edited by hand: what nobody has read stays in the queue."""
     said(feed, *range(5))
     reader = stream(failOnDataLoss=lenient)
@@ -157,7 +157,7 @@ def test_a_checkpoint_that_is_up_to_date_goes_on(feed, stream):
         at = end
 
 
-def test_a_new_query_goes_on_after_its_first_batch_whatever_was_acknowledged_before(feed, stream):
+def test_a_new_query_continues_after_its_first_batch_despite_earlier_acknowledgements(feed, stream):
     said(feed, 1)
     reader = stream()
     at = reader.latestOffset(reader.initialOffset(), ALL)

@@ -66,7 +66,7 @@ def test_one_source_reads_several_queues(feeds):
     successor.stop()
 
 
-def test_a_limit_is_divided_among_the_queues_and_what_one_leaves_is_for_those_behind_it(feeds):
+def test_a_limit_is_divided_among_queues_and_unused_parts_are_passed_on(feeds):
     for feed, count in zip(feeds, (30, 8), strict=True):
         feed.dialog(*[b"%d" % number for number in range(count)])
     reader, seen = attach_to(feeds), []
@@ -203,7 +203,7 @@ def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, asked, end
     loose.stop()
 
 
-def test_a_queue_that_is_not_asked_for_any_more_gets_what_has_landed_acknowledged_and_is_let_go(feeds):
+def test_a_removed_queue_is_acknowledged_and_released(feeds):
     stays, leaves = feeds
     handle = stays.dialog(b"a")
     leaves.dialog(b"b")

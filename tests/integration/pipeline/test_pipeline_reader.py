@@ -133,7 +133,7 @@ def test_a_limit_of_none_reads_all(feed, reader):
     assert len(bodies(reader, start, reader.latestOffset(start, ALL))) == 30
 
 
-def test_an_unfinished_transaction_holds_back_only_what_came_later(feed, reader):
+def test_an_open_transaction_holds_back_only_later_messages(feed, reader):
     first, second = feed.dialog(b"a"), feed.dialog(b"b")
     start = reader.initialOffset()
     with feed.database.transaction() as slow:
@@ -166,7 +166,7 @@ def test_committed_messages_that_an_open_transaction_holds_back_are_counted_and_
         assert lease.find_held_back(held) == left
 
 
-def test_available_now_stops_at_what_was_there(feed, reader):
+def test_available_now_stops_at_the_messages_present_at_its_start(feed, reader):
     handle = feed.dialog(b"before")
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
@@ -336,7 +336,7 @@ def test_an_offset_is_json_of_plain_values(reader):
     assert (offset.lo, offset.hi, offset.queuing_order) == (0, 0, 0)
 
 
-def test_a_stream_that_begins_with_the_latest_leaves_what_is_there(feed):
+def test_a_stream_from_the_latest_offset_skips_older_messages(feed):
     handle = feed.dialog(b"before")
     reader = attach(feed, startingOffsets="latest")
     start = reader.initialOffset()
@@ -398,7 +398,7 @@ def test_a_checkpoint_of_another_server_begins_anew_where_that_is_wanted(feed, r
     assert caplog.text.count("starts over") == 1
 
 
-def test_a_server_that_has_lost_messages_is_refused_and_keeps_what_it_has(feed, reader):
+def test_a_server_that_lost_messages_is_refused_and_keeps_its_messages(feed, reader):
     """Its transactions have caught up, and new messages would stand where the checkpoint has read."""
     feed.dialog(b"new", b"unread")
     start = reader.initialOffset()
@@ -441,7 +441,7 @@ def test_an_offset_of_an_earlier_version_learns_its_database(feed, reader):
     assert reader.latestOffset(end, ALL)["database_oid"] == start["database_oid"] > 0
 
 
-def test_the_progress_says_how_far_behind_and_who_holds_it_back(feed, reader):
+def test_the_progress_reports_the_lag_and_the_blocking_session(feed, reader):
     handle = feed.dialog(b"a")
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)

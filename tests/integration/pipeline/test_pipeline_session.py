@@ -16,7 +16,7 @@ from servicebroker.pipeline import spark_session as spark_session_module
 from servicebroker.pipeline.spark_session import check_java, check_modules
 
 
-def test_a_client_of_spark_connect_is_told_what_to_do(monkeypatch):
+def test_spark_connect_is_refused_with_a_remedy(monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "sc://elsewhere")
     with pytest.raises(InstanceError, match="A pipeline cannot run over Spark Connect"):
         spark_session_module.spark_session("orders")
@@ -53,7 +53,7 @@ def test_a_new_java_is_taken(monkeypatch, tmp_path, text):
     check_java()
 
 
-def test_what_workers_are_forked_from_has_our_modules_and_one_thread():
+def test_the_fork_server_has_our_modules_and_one_thread():
     module = "servicebroker.pipeline.workers.worker_daemon"
     look = f"import os, sys, {module}; print(len(os.listdir('/proc/self/task')), *sys.modules)"
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
@@ -112,7 +112,7 @@ def test_a_pyspark_that_is_only_in_archives_keeps_them_on_the_path(monkeypatch):
     assert spark_session_module._worker_python(is_local=True) == sys.executable
 
 
-def test_what_spark_only_asks_for_its_name_loads_no_driver():
+def test_naming_a_data_source_loads_no_driver():
     """Spark starts a process each time it asks."""
     modules = ", ".join(
         f"servicebroker.pipeline.{name}" for name in ("source", "writer", "sinks.delta", "sinks.warehouse")

@@ -135,7 +135,7 @@ def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, 
     assert DeltaTable(tmp_path / "table").version() == version
 
 
-def test_the_progress_of_spark_says_what_holds_the_stream_back(feed, land):
+def test_the_progress_of_spark_reports_the_blocking_session(feed, land):
     feed.dialog(b"a")
     with feed.database.transaction() as slow:
         slow.send(feed.dialog(), LINE, b"slow")
@@ -201,7 +201,7 @@ def test_a_delta_table_is_read_back(feed, land, spark, tmp_path):
 
 
 @pytest.mark.full
-def test_a_pipeline_in_a_session_of_somebody_else_leaves_it_running(feed, spark, tmp_path):
+def test_a_pipeline_leaves_a_foreign_spark_session_running(feed, spark, tmp_path):
     feed.dialog(b"a", b"b")
     queue = QueueRule(feed.options["instance"], feed.options["database"], feed.queue)
     with running(Pipeline("theirs", tmp_path, (queue,)), once=True) as run:
@@ -317,7 +317,7 @@ def test_the_formats_are_found_by_themselves(spark):
     assert pyspark_servicebroker_delta.DefaultSource.name() == "servicebroker_delta"
 
 
-def test_nothing_but_the_session_is_left(spark):
+def test_a_spark_session_has_no_ui_and_no_warehouse_folder(spark):
     assert spark.conf.get("spark.ui.enabled") == "false"
     assert spark_session("another name") is spark
     assert not Path("spark-warehouse").exists()

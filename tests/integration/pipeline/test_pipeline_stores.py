@@ -98,7 +98,7 @@ def test_a_batch_is_in_the_tables_of_a_store_once(pipe, seen):
 
 
 @pytest.mark.full
-def test_what_else_is_done_with_tables_is_done_in_a_store(pipe, seen):
+def test_maintenance_and_replay_work_in_an_object_store(pipe, seen):
     make(pipe)
     land_some(pipe)
     wrong = replace(pipe, messages=(replace(ORDER, columns=(Column("id", "json"), *ORDER.columns[1:])), STOCK, DAYS))
@@ -126,7 +126,7 @@ def test_what_else_is_done_with_tables_is_done_in_a_store(pipe, seen):
     assert seen("analytics", "messages") == [(6,)]
 
 
-def test_of_two_who_write_the_same_version_one_does(lake):
+def test_only_one_of_concurrent_writers_writes_a_version(lake):
     """By a put on the condition that nothing is there: each lands, and no version is written over."""
     writers, batches = 3, 2
     refused: list[str] = []

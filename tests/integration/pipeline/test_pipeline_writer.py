@@ -447,7 +447,7 @@ def test_types_of_rows_go_as_they_are_named(feed):
     assert [m.message_type_name for m in everything(feed)] == [LINE, END_OF_STREAM]
 
 
-def test_a_queue_that_is_off_keeps_what_was_sent_waiting(feed):
+def test_messages_for_a_disabled_queue_wait(feed):
     feed.database.alter_queue(feed.queue, status=False)
     write(feed, rows(b"a", b"b"), writer="off", conversations="1")
     feed.database.alter_queue(feed.queue, status=True)

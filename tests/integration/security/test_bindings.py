@@ -114,7 +114,7 @@ def sides(database: sb.Database, tmp_path: Path) -> Sides:
 
 @pytest.mark.both_faces
 @pytest.mark.feature(158, 163)
-def test_with_a_full_binding_it_acts_as_the_user_who_has_the_certificate(sides: Sides) -> None:
+def test_a_full_binding_acts_as_the_user_of_the_certificate(sides: Sides) -> None:
     near, far = sides.near, sides.far
     assert sides.talk() == f"You do not have permission to access the service '{sides.service}'."
     far.grant("SEND", "Seller", service=sides.service)  # everything it needs
@@ -134,7 +134,7 @@ def test_with_a_full_binding_it_acts_as_the_user_who_has_the_certificate(sides: 
 
 
 @pytest.mark.feature(158, 162)
-def test_whatever_is_missing_it_acts_as_public(sides: Sides) -> None:
+def test_an_incomplete_binding_acts_as_public(sides: Sides) -> None:
     """The Error names the missing part. SEND for public is enough then; SEND for the user is not."""
     near, far, folder = sides.near, sides.far, sides.folder
     far.create_user("Other")
@@ -265,7 +265,7 @@ def test_in_one_database_a_binding_says_nothing(sides: Sides) -> None:
 
 
 @pytest.mark.feature(163, 165)
-def test_it_is_proved_once_and_the_permission_asked_again(sides: Sides, clock: Clock) -> None:
+def test_a_binding_is_proved_once_and_the_permission_checked_again(sides: Sides, clock: Clock) -> None:
     near, far = sides.near, sides.far
     far.grant("SEND", "Seller", service=sides.service)
     handle = sides.begin()
@@ -284,7 +284,7 @@ def test_it_is_proved_once_and_the_permission_asked_again(sides: Sides, clock: C
 
 @pytest.mark.feature(163)
 @pytest.mark.parametrize("waits", [False, True])
-def test_who_it_acts_as_may_be_dropped(sides: Sides, waits: bool) -> None:
+def test_the_user_of_a_binding_may_be_dropped(sides: Sides, waits: bool) -> None:
     near, far = sides.near, sides.far
     far.grant("SEND", "Seller", service=sides.service)
     handle = sides.begin()
@@ -304,7 +304,7 @@ def test_who_it_acts_as_may_be_dropped(sides: Sides, waits: bool) -> None:
 
 @pytest.mark.feature(163)
 @pytest.mark.parametrize("owner", ["Seller", "dbo"])
-def test_what_waits_is_judged_when_its_target_is_made(sides: Sides, owner: str) -> None:
+def test_a_waiting_message_is_authorized_when_its_target_is_created(sides: Sides, owner: str) -> None:
     near, far = sides.near, sides.far
     if owner == "dbo":
         sides.belongs_to_dbo()
@@ -328,7 +328,7 @@ def test_what_waits_is_judged_when_its_target_is_made(sides: Sides, owner: str) 
 
 
 @pytest.mark.feature(52, 163)
-def test_one_message_to_several_of_whom_each_acts_as_somebody(sides: Sides) -> None:
+def test_a_multicast_acts_as_the_user_of_each_binding(sides: Sides) -> None:
     near, far = sides.near, sides.far
     far.create_service(f"{sides.service}/unbound", STOCK_QUEUE, [CONTRACT])
     far.grant("SEND", "Seller", service=sides.service)
@@ -372,7 +372,7 @@ def test_a_process_without_the_service_master_key_leaves_it_to_one_that_has_it(
 
 
 @pytest.mark.feature(163)
-def test_what_the_server_s_own_send_has_put_down(sides: Sides, clock: Clock) -> None:
+def test_messages_of_the_sql_function_send_use_the_binding(sides: Sides, clock: Clock) -> None:
     near, far = sides.near, sides.far
     far.grant("SEND", "Seller", service=sides.service)
     with sb.open(near.instance.url, upkeep=0.1, clock=clock):

@@ -57,7 +57,7 @@ def scraped(shop: sb.Database) -> dict[str, float]:
     return {name.removeprefix("servicebroker_"): float(value) for name, value in lines}
 
 
-def test_those_of_the_transport(shop: sb.Database) -> None:
+def test_expiring_transport_certificates_are_reported(shop: sb.Database) -> None:
     instance = shop.instance
     assert (doctor(shop), scraped(shop)) == ({}, {"expiring_certificates": 0})
     instance.create_certificate("mine", expiry_date=NOW + 29 * DAY)
@@ -78,7 +78,7 @@ def test_those_of_the_transport(shop: sb.Database) -> None:
     assert {*doctor(shop)} == {"certificate next", "certificate gone"}
 
 
-def test_those_that_the_endpoint_does_not_ask_for(shop: sb.Database) -> None:
+def test_certificates_that_the_endpoint_does_not_use_are_not_reported(shop: sb.Database) -> None:
     shop.instance.create_certificate("mine", expiry_date=NOW + DAY)
     shop.instance.create_endpoint("e", listener_port=4022, authentication="WINDOWS")
     assert doctor(shop) == {}
@@ -86,7 +86,7 @@ def test_those_that_the_endpoint_does_not_ask_for(shop: sb.Database) -> None:
     assert {*doctor(shop)} == {"certificate mine"}
 
 
-def test_those_of_dialog_security(shop: sb.Database) -> None:
+def test_expiring_dialog_certificates_are_reported(shop: sb.Database) -> None:
     """Only users of conversations count, each with the certificate that would be used."""
     shop.create_master_key("Pa55 of the shop")
     for user in ("Owner", "Far", "Sender", "Idle", "Well"):
@@ -113,7 +113,7 @@ def test_those_of_dialog_security(shop: sb.Database) -> None:
     assert used == {"Owner1": True, "Far1": True, "Sender1": True, "Idle1": True, "Well1": False, "Well2": True}
 
 
-def test_that_of_a_domain_only_when_it_is_not_renewed(shop: sb.Database) -> None:
+def test_a_domain_certificate_is_reported_only_if_it_is_not_renewed(shop: sb.Database) -> None:
     def tell(days: float, problem: str = "") -> None:
         with shop.instance.connection() as connection:
             told = ToldMembership("CORP\\shop", b"", NOW, NOW + days * DAY, problem)
@@ -128,7 +128,7 @@ def test_that_of_a_domain_only_when_it_is_not_renewed(shop: sb.Database) -> None
     assert "is not renewed: Start servicebroker serve" in doctor(shop)["domain member CORP\\shop"]
 
 
-def test_which_one_is_shown_is_told(shop: sb.Database) -> None:
+def test_the_list_marks_the_presented_certificate(shop: sb.Database) -> None:
     instance = shop.instance
     instance.create_certificate("early", start_date=NOW + 9 * DAY)
     instance.create_certificate("locked", encryption_password="Pa55 of the key")

@@ -68,7 +68,9 @@ def test_from_create_to_drop(fresh_instance: sb.Instance, terminal: Terminal, tm
     assert (told["name"], told["is_own"]) == ("peer", False)
 
 
-def test_what_is_refused(fresh_instance: sb.Instance, terminal: Terminal, tmp_path: Path) -> None:
+def test_invalid_certificate_commands_are_refused(
+    fresh_instance: sb.Instance, terminal: Terminal, tmp_path: Path
+) -> None:
     terminal("create", "west")
     before = terminal.files()
     assert "15232" in terminal("create", "West", code=1)
@@ -89,7 +91,7 @@ def test_what_is_refused(fresh_instance: sb.Instance, terminal: Terminal, tmp_pa
     terminal("drop", "west")
 
 
-def test_an_instance_that_is_not_there(make_url: Callable[[], str], tmp_path: Path) -> None:
+def test_a_missing_instance_is_reported(make_url: Callable[[], str], tmp_path: Path) -> None:
     said = Terminal(str(tmp_path / "nowhere"), tmp_path / "keys")("create", "west", code=1)
     assert "There is no instance" in said
     assert not (tmp_path / "nowhere").exists()

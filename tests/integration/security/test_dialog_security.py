@@ -327,7 +327,7 @@ def with_exchange(**fields: Any) -> Callable[[Header], Header]:
 
 @pytest.mark.feature(166, 167)
 @pytest.mark.parametrize("subclass", ["No Security Header", "No Certificate", "Bad Signature", "Run As Target Failure"])
-def test_what_is_not_believed_is_audited_dropped_and_sent_again(
+def test_unverified_messages_are_audited_dropped_and_sent_again(
     pair: Pair, tmp_path: Path, subclass: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     introduce(pair, tmp_path)
@@ -529,7 +529,7 @@ def test_every_changed_message_is_dropped_and_sent_again(
 
 
 @pytest.mark.feature(161)
-def test_nobody_else_s_key_is_taken_for_a_conversation(
+def test_the_key_of_another_conversation_is_refused(
     pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An exchange of another conversation is refused, as is a second one in the same conversation (11233)."""
@@ -647,7 +647,7 @@ def test_a_key_that_was_not_acknowledged_is_wrapped_anew_when_certificates_are_r
 
 
 @pytest.mark.feature(161, 165)
-def test_it_says_why_when_no_certificate_is_left_to_wrap_it_for(pair: Pair, tmp_path: Path) -> None:
+def test_the_status_reports_a_missing_certificate_of_the_target(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
     handle = talk(pair, "one")
     pair.west.round([])

@@ -90,7 +90,7 @@ def test_execute_as_is_taken_back_one_by_one(session: Session) -> None:
     assert who(session) == "dbo"
 
 
-def test_who_may_act_as_whom(session: Session) -> None:
+def test_execute_as_needs_impersonate(session: Session) -> None:
     for user, other, number in [
         ("Clerk", "dbo", 15517),
         ("Boss", "Clerk", 15517),
@@ -200,7 +200,7 @@ def test_execute_as_caller_outside_of_a_module_does_nothing(session: Session) ->
 # ---------------------------------------------------------------- modules
 
 
-def test_what_a_module_works_as_ends_with_it(session: Session) -> None:
+def test_execute_as_of_a_module_ends_with_the_module(session: Session) -> None:
     session.execute("EXECUTE AS USER = 'Clerk'")
     assert column(session, "EXEC Caller") == ["Clerk"]
     assert column(session, "EXEC AsOwner") == ["dbo"]  # REVERT in it has reverted nothing
@@ -216,7 +216,7 @@ def test_what_a_module_works_as_ends_with_it(session: Session) -> None:
     assert who(session) == "Clerk"
 
 
-def test_what_a_module_uses_is_its_owners_but_not_what_its_texts_use(session: Session) -> None:
+def test_ownership_chaining_excludes_dynamic_sql(session: Session) -> None:
     session.execute("EXECUTE AS USER = 'Clerk'")
     with refused(229, "SELECT", "Seen"):
         session.execute("SELECT * FROM Seen")
@@ -268,7 +268,7 @@ def test_a_user_as_which_a_module_works_stays(shop: sb.Database, session: Sessio
 # ---------------------------------------------------------------- other databases
 
 
-def test_a_user_is_nobody_in_another_database(shop: sb.Database, session: Session) -> None:
+def test_a_user_without_a_login_has_no_access_to_another_database(shop: sb.Database, session: Session) -> None:
     session.execute("EXECUTE AS USER = 'Clerk'")
     for script in (
         "USE Annex",
@@ -295,7 +295,7 @@ def test_a_user_is_nobody_in_another_database(shop: sb.Database, session: Sessio
     assert who(session) == "dbo"
 
 
-def test_guest_has_what_it_is_granted(shop: sb.Database, session: Session) -> None:
+def test_guest_has_its_granted_permissions(shop: sb.Database, session: Session) -> None:
     session.execute("USE Annex GRANT CONNECT TO guest GRANT SELECT ON Things TO guest USE Shop")
     session.execute("EXECUTE AS USER = 'Clerk'")
     assert session.execute("SELECT COUNT(*) FROM Annex.dbo.Things").rows == [(0,)]
@@ -401,7 +401,7 @@ def test_impersonate_on_a_login(shop: sb.Database, session: Session) -> None:
     session.execute("REVERT DROP USER Chief")
 
 
-def test_what_a_login_is_granted_on_the_instance(shop: sb.Database, session: Session) -> None:
+def test_server_permissions_of_a_login(shop: sb.Database, session: Session) -> None:
     for permission, script, number, undo in [
         ("CREATE ANY DATABASE", "CREATE DATABASE Fresh", 262, "DROP DATABASE Fresh"),
         ("ALTER ANY LOGIN", "CREATE LOGIN fresh WITH PASSWORD = 'x'", 15247, "DROP LOGIN fresh"),
@@ -432,7 +432,7 @@ def test_what_a_login_is_granted_on_the_instance(shop: sb.Database, session: Ses
     session.execute("USE Shop")
 
 
-def test_who_makes_a_database_is_db_owner_of_it(session: Session) -> None:
+def test_the_creator_of_a_database_is_its_db_owner(session: Session) -> None:
     session.execute("USE master GRANT CREATE ANY DATABASE TO visitor EXECUTE AS LOGIN = 'visitor' CREATE DATABASE Mine")
     session.execute("USE Mine CREATE QUEUE Q CREATE TABLE T (n INT) INSERT T VALUES (1)")
     assert column(session, "SELECT USER_NAME() SELECT IS_MEMBER('db_owner')") == ["visitor", 1]
@@ -461,7 +461,7 @@ def test_impersonate_is_granted_by_the_api_too(shop: sb.Database) -> None:
     shop.drop_user("Temp")
 
 
-def test_what_was_granted_on_a_table_is_shown_and_goes_with_it(shop: sb.Database, session: Session) -> None:
+def test_permissions_on_a_table_are_shown_and_dropped_with_it(shop: sb.Database, session: Session) -> None:
     session.execute("CREATE TABLE Kept (n INT)")
     shop.grant("SELECT", "Boss", tsql_object="Kept")
     shop.grant("EXECUTE", "Boss", tsql_object="dbo.Caller")
@@ -550,7 +550,9 @@ def two_shops(fresh_instance: sb.Instance) -> Iterator[Session]:
 
 @pytest.mark.parametrize("there", ["Other.dbo.Secrets", "Other..Secrets", "Far"])
 @pytest.mark.parametrize("kind", READERS)
-def test_what_reads_another_database_is_asked_of_who_makes_it(two_shops: Session, kind: str, there: str) -> None:
+def test_a_module_that_reads_another_database_needs_the_creators_permission(
+    two_shops: Session, kind: str, there: str
+) -> None:
     made, read = (text.format(there=there) for text in READERS[kind])
     two_shops.execute("EXECUTE AS USER = 'Mallory'")
     with pytest.raises(sb.BrokerError) as caught:
@@ -566,7 +568,7 @@ def test_what_reads_another_database_is_asked_of_who_makes_it(two_shops: Session
 
 
 @pytest.mark.parametrize("kind", ["VIEW Look AS", "FUNCTION Look () RETURNS TABLE AS RETURN"])
-def test_a_queue_of_somebody_else_is_asked_of_who_makes_what_shows_it(two_shops: Session, kind: str) -> None:
+def test_a_view_of_a_queue_needs_the_creators_permission(two_shops: Session, kind: str) -> None:
     two_shops.execute("ALTER ROLE db_owner DROP MEMBER Mallory GRANT CREATE VIEW, CREATE FUNCTION TO Mallory")
     two_shops.execute("GRANT ALTER ON SCHEMA::dbo TO Mallory EXECUTE AS USER = 'Mallory'")
     with pytest.raises(sb.BrokerError) as caught:

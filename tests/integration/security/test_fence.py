@@ -306,7 +306,7 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
     assert waits.counts[True] <= _MOST_WAITS * waits.counts.total(), told
 
 
-def test_shadows_of_what_we_call(town: Town) -> None:
+def test_shadowed_names_in_the_search_path_are_never_called(town: Town) -> None:
     """The caller's own tables, types, functions and operators, in any schema of its search path."""
     with psycopg.connect(town.mallory, autocommit=True) as mallory:
         mallory.execute("create schema shadows")
@@ -433,7 +433,7 @@ def test_members_of_a_role_are_it_only_after_set_role(town: Town) -> None:
         owner.execute("drop role member")
 
 
-def test_nothing_is_done_on_old_snapshots(town: Town) -> None:
+def test_isolation_levels_above_read_committed_are_refused(town: Town) -> None:
     with psycopg.connect(town.mallory) as mallory:
         mallory.execute("set transaction isolation level repeatable read")
         with pytest.raises(psycopg.errors.InvalidTransactionState, match="READ COMMITTED"):

@@ -90,14 +90,14 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("function", "name", "value"), IMPOSSIBLE)
-def test_what_cannot_be_is_refused(fence: Fence, function: str, name: str, value: object) -> None:
+def test_impossible_values_are_refused(fence: Fence, function: str, name: str, value: object) -> None:
     with pytest.raises(psycopg.Error, match="Wrong argument: ") as refusal:
         getattr(fence, function)(**{name: value})
     assert refusal.value.sqlstate == "S0402"
     assert stored(fence) == ([], [])
 
 
-def test_what_has_failed_has_failed_by_now(fence: Fence) -> None:
+def test_failure_times_are_not_in_the_future(fence: Fence) -> None:
     """The caller's clock may be fast."""
     fence.track(first="2345-01-01", failures=MAX_FAILURE_COUNT, after="3155759999", number=2**63 - 1)
     fence.set_aside(first="2345-01-01", enqueued="2345-01-01", error="e" * 10_000, traceback="t" * 300_000)
@@ -122,7 +122,7 @@ def test_counting_is_bounded(fence: Fence, most: int | None) -> None:
 
 
 @pytest.mark.parametrize(("first", "many"), [(None, 1), (0, None), (-5, 3), (2**63 - 1, 2**31 - 1), (0, -1), (0, 0)])
-def test_traces_are_left_for_what_was_sent(fence: Fence, first: int | None, many: int | None) -> None:
+def test_trace_contexts_are_stored_only_for_sent_messages(fence: Fence, first: int | None, many: int | None) -> None:
     left = "delete from servicebroker.trace_contexts returning message_sequence_number"
     fence.call("leave_traces", fence.database.database_id, [fence.handle], [first], many, b"x" * 25)
     assert query(fence.database, left) == []

@@ -21,7 +21,7 @@ from servicebroker.store.statement_counts import counts_of
 from support import blocked, eventually, group_of, in_thread, query, queue_number, refused, state, wait_until_blocked
 
 
-def test_nobody_joins_or_locks_the_group_of_another_by_a_new_conversation(town: Town) -> None:
+def test_a_new_conversation_cannot_join_or_lock_a_foreign_group(town: Town) -> None:
     begin = (
         "select handle, refusal from servicebroker_fence.begin_conversation(%s, '//bank/Mallory', '//bank/Den', "
         "'//bank/Contract', 60, null, %s, %s, false, null, null, null)"
@@ -154,7 +154,7 @@ def test_a_group_that_a_role_and_another_leave_at_once_is_removed(town: Town, ho
     assert query(database, text, group) == []
 
 
-def test_what_was_sent_before_an_expired_side_ended_does_not_reach_it(town: Town) -> None:
+def test_a_message_sent_before_an_expired_side_ended_is_not_delivered(town: Town) -> None:
     """The sender uses the time of its call, and then waits for a connection."""
     database = town.database
     mallory, den = conversation(town, "Mallory", "Den", b"x")

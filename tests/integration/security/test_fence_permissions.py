@@ -185,7 +185,7 @@ def test_a_new_queue_is_nobodys_either(town: Town) -> None:
         ("alter table servicebroker.queues enable row level security", "queues has row level security"),
     ],
 )
-def test_check_notices_what_a_superuser_has_changed(town: Town, change: str, said: str) -> None:
+def test_check_detects_changed_rights(town: Town, change: str, said: str) -> None:
     with town.database.instance.connection() as connection, connection.transaction(force_rollback=True):
         assert run(connection, tampered()) == []
         connection.execute(change)  # type: ignore[call-overload]

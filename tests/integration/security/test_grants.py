@@ -34,7 +34,7 @@ def permissions(database: sb.Database) -> set[tuple[str, str, str, str]]:
 
 
 @pytest.mark.feature(26)
-def test_the_creator_owns_what_it_makes_and_may_do_everything_with_it(database: sb.Database, app: sb.Database) -> None:
+def test_the_creator_owns_its_objects_and_has_all_permissions(database: sb.Database, app: sb.Database) -> None:
     for what in ("MESSAGE TYPE", "CONTRACT", "QUEUE", "SERVICE"):
         database.grant(f"CREATE {what}", APP)
     app.create_message_type("t")
@@ -140,7 +140,7 @@ def test_alter_authorization(database: sb.Database, app: sb.Database, kind: str,
     database.drop_user("Other")
 
 
-def test_what_cannot_change_its_owner(database: sb.Database, app: sb.Database) -> None:
+def test_invalid_changes_of_owner_are_refused(database: sb.Database, app: sb.Database) -> None:
     for on in ({"service": "x"}, {"queue": "x"}, {"contract": "x"}, {"message_type": "x"}, {"route": "x"}):
         with refused(15151, "find the", "'x'"):
             database.alter_authorization(APP, **on)
@@ -213,7 +213,7 @@ def test_grant_deny_and_revoke_on_each_kind(
                 verb(wrong, APP, **on)
 
 
-def test_whom_nothing_is_granted_to(database: sb.Database, app: sb.Database) -> None:
+def test_invalid_grantees_are_refused(database: sb.Database, app: sb.Database) -> None:
     for verb in (database.grant, database.deny, database.revoke):
         with refused(4624):
             verb("SEND", "dbo", service=STOCK)
@@ -233,7 +233,7 @@ def test_whom_nothing_is_granted_to(database: sb.Database, app: sb.Database) -> 
             verb("SEND", APP, service=STOCK)
 
 
-def test_who_may_not_grant(database: sb.Database, app: sb.Database) -> None:
+def test_a_user_without_grant_option_cannot_grant(database: sb.Database, app: sb.Database) -> None:
     database.grant("SEND", APP, service=STOCK)
     for verb in (app.grant, app.deny, app.revoke):
         with refused(15151, STOCK):
@@ -278,7 +278,7 @@ def test_grant_option_and_cascade(database: sb.Database, app: sb.Database) -> No
     assert permissions(database) == set()
 
 
-def test_who_has_only_the_option_takes_back_only_its_own(database: sb.Database, app: sb.Database) -> None:
+def test_a_user_with_grant_option_revokes_only_its_own_grants(database: sb.Database, app: sb.Database) -> None:
     database.create_user("B")
     database.grant("SEND", APP, service=STOCK, with_grant_option=True)
     database.deny("SEND", "B", service=STOCK)

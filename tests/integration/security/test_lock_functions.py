@@ -263,7 +263,7 @@ def test_a_restricted_role_keeps_the_lock_of_no_group_that_it_has_not(town: Town
 # ---------------------------------------------------------------- owner without superuser rights
 
 
-def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town) -> None:
+def test_doctor_names_roles_that_can_take_locks_and_a_superuser_revokes_them(plain: Town) -> None:
     (able,) = of_locks(run_doctor(plain))
     assert STRANGER in able.problem
     assert "servicebroker rights locks --sql" in able.advice
@@ -304,7 +304,7 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
     round_trip(plain.database, "Closed")
 
 
-def test_who_cannot_connect_is_not_named(plain: Town) -> None:
+def test_roles_that_cannot_connect_are_not_named(plain: Town) -> None:
     with superuser(plain) as connection:
         give_functions(connection, to="public")
         assert of_locks(run_doctor(plain))
@@ -316,7 +316,7 @@ def test_who_cannot_connect_is_not_named(plain: Town) -> None:
         connection.execute(said(plain.database.instance.url, "rights", "locks", "--sql"))  # type: ignore[call-overload]
 
 
-def test_an_owner_without_the_functions_is_told_what_to_do(plain: Town) -> None:
+def test_an_owner_without_the_lock_functions_gets_a_remedy(plain: Town) -> None:
     """This happens after ALTER SCHEMA ... OWNER TO, or if the database held another instance before."""
     with superuser(plain) as connection:
         printed = said(plain.database.instance.url, "rights", "locks", "--sql")
@@ -332,7 +332,9 @@ def test_an_owner_without_the_functions_is_told_what_to_do(plain: Town) -> None:
     round_trip(plain.database, "Again")
 
 
-def test_a_new_instance_without_the_functions_is_told_what_to_do(roles: None, make_url: Callable[[], str]) -> None:
+def test_a_new_instance_without_the_lock_functions_is_refused_with_a_remedy(
+    roles: None, make_url: Callable[[], str]
+) -> None:
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
         for name in TAKING:
@@ -367,7 +369,7 @@ def test_an_upgrade_and_check_mend_close_them(make_url: Callable[[], str], monke
         assert not is_open(connection)
 
 
-def test_they_are_closed_while_a_stranger_holds_every_lock(town: Town) -> None:
+def test_lock_functions_are_revoked_while_a_stranger_holds_every_lock(town: Town) -> None:
     with superuser(town) as connection, psycopg.connect(town.stranger, autocommit=True) as stranger:
         give_functions(connection, to="public")
         for number in FAMILIES.values():
@@ -381,7 +383,7 @@ def test_they_are_closed_while_a_stranger_holds_every_lock(town: Town) -> None:
     assert of_locks(run_doctor(town)) == []
 
 
-def test_who_has_our_tables_keeps_its_verbs_and_a_grant_by_name_stays(town: Town) -> None:
+def test_a_role_with_our_tables_and_a_grant_by_name_keep_their_rights(town: Town) -> None:
     with superuser(town) as connection:
         direct = (
             "usage on schema servicebroker",
@@ -423,7 +425,7 @@ def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None
             restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG_CHANGE,))
 
 
-def test_what_a_function_of_the_owners_locks_for_a_stranger_is_no_strangers_lock(town: Town) -> None:
+def test_locks_of_a_security_definer_function_are_not_a_strangers(town: Town) -> None:
     """A trigger with SECURITY DEFINER takes such a lock for any user who changes its table."""
     with superuser(town) as connection, psycopg.connect(town.stranger) as stranger:
         connection.execute(
@@ -455,7 +457,7 @@ def test_a_copy_holds_no_rights_on_the_functions(town: Town, make_url: Callable[
         assert not is_open(connection)
 
 
-def test_an_owner_who_is_no_superuser_restores_a_copy(
+def test_an_owner_without_superuser_rights_restores_a_copy(
     town: Town, plain: Town, make_url: Callable[[], str], tmp_path: Path
 ) -> None:
     """The original's functions are closed. In the copy they are open to all, and doctor reports it."""
@@ -501,7 +503,7 @@ def test_a_prepared_transaction_that_holds_a_lock_is_named(small: str) -> None:
         owner.execute("rollback prepared 'kept for ever'")
 
 
-def test_who_fills_the_servers_room_for_locks_is_named(small: str) -> None:
+def test_doctor_names_a_session_that_exhausts_the_lock_table(small: str) -> None:
     """Any session can exhaust the lock table, in any database, with locks that are not the broker's."""
     elsewhere = as_role(small.replace("/postgres?", "/template1?"), STRANGER)
     with (

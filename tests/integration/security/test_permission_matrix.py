@@ -408,7 +408,7 @@ def test_every_statement_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.script[:70])
-def test_who_may_what(session: Session, handle: str, row: Row) -> None:
+def test_each_statement_needs_its_permission(session: Session, handle: str, row: Row) -> None:
     script = row.script.replace("{handle}", handle)
     grants = [f"GRANT {grant} TO {{}}" for grant in row.grants]
 

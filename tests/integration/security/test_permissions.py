@@ -209,7 +209,7 @@ def test_the_usual_send_and_receive_are_one_statement(
         assert counted.of(lambda: transaction.receive(STOCK_QUEUE)) == 1
 
 
-def test_what_was_remembered_ends_with_a_revoke(database: sb.Database, app: sb.Database) -> None:
+def test_a_revoke_invalidates_cached_permissions(database: sb.Database, app: sb.Database) -> None:
     database.grant("RECEIVE", APP, queue=STOCK_QUEUE)
     database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
     handle, far = open_dialog(database)
@@ -258,7 +258,7 @@ def test_a_service_that_moves_to_another_queue_takes_its_senders_along(database:
 
 
 @pytest.mark.slow
-def test_nothing_that_begins_after_a_revoke_is_done(
+def test_statements_after_a_revoke_are_refused(
     database: sb.Database, app: sb.Database, seeded_random: random.Random
 ) -> None:
     """Threads of one process keep the shared cache warm while dbo grants and revokes."""

@@ -149,9 +149,7 @@ def test_each_ddl_statement_needs_its_permissions(database: sb.Database, app: sb
     statement()
 
 
-def test_an_activation_runs_as_somebody_else_only_by_who_may_act_as_them(
-    database: sb.Database, app: sb.Database
-) -> None:
+def test_activation_as_another_user_needs_impersonate(database: sb.Database, app: sb.Database) -> None:
     database.grant("ALTER", APP, queue=STOCK_QUEUE)
     database.create_user("Other")
     ids = dict(
@@ -176,7 +174,7 @@ def test_an_activation_runs_as_somebody_else_only_by_who_may_act_as_them(
     database.alter_queue(STOCK_QUEUE, activation="DROP")
 
 
-def test_who_may_not_switch_a_database_ends_nobody(database: sb.Database, app: sb.Database) -> None:
+def test_a_refused_switch_ends_no_session(database: sb.Database, app: sb.Database) -> None:
     handle = begin(database)
     with database.transaction() as transaction:
         transaction.send(handle, ORDER, b"at work")

@@ -84,7 +84,7 @@ def test_names_of_principals(database: sb.Database, wrong: Any) -> None:
         database.grant("SEND", wrong, service=STOCK)
 
 
-def test_roles_bring_what_they_have_to_their_members(database: sb.Database, app: sb.Database) -> None:
+def test_members_have_the_permissions_of_their_roles(database: sb.Database, app: sb.Database) -> None:
     database.create_role("Inner")
     database.create_role("Outer")
     database.add_role_member("Inner", APP)
@@ -155,7 +155,7 @@ def test_a_member_of_db_ddladmin_defines_and_takes_no_messages(database: sb.Data
             verb()
 
 
-def test_who_may_manage_principals(database: sb.Database, app: sb.Database) -> None:
+def test_managing_principals_needs_permission(database: sb.Database, app: sb.Database) -> None:
     database.create_user("Other")
     database.create_role("Readers")
     refusals: list[tuple[int, Callable[[], None]]] = [

@@ -150,7 +150,7 @@ def test_a_schema_where_another_database_stands_is_refused(shop: sb.Database) ->
         shop.instance.database("Shop_Wide", create=True)
 
 
-def test_what_has_a_queues_name_elsewhere_is_allowed(shop: sb.Database) -> None:
+def test_a_queues_name_is_free_in_other_schemas_and_for_types(shop: sb.Database) -> None:
     """A name is unique within its schema, and types have a namespace of their own."""
     shop.execute_tsql("CREATE SCHEMA Annex")
     shop.execute_tsql("CREATE TABLE Annex.Inbox (n INT) CREATE TYPE Inbox FROM INT CREATE TABLE #Inbox (n INT)")

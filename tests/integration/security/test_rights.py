@@ -144,7 +144,7 @@ def test_a_role_requests_and_its_late_answers_are_its_own(shop: sb.Database, url
             app.wait_for_answer(late)
 
 
-def test_what_the_permissions_refuse(shop: sb.Database, url: str) -> None:
+def test_a_restricted_role_without_permissions_is_refused(shop: sb.Database, url: str) -> None:
     with sb.open(url) as instance:
         app = instance.database("Shop")
         with refused(229, "StockQueue"):
@@ -161,7 +161,7 @@ def test_what_the_permissions_refuse(shop: sb.Database, url: str) -> None:
     assert shop.instance.database("Shop").user.is_dbo
 
 
-def test_what_a_restricted_role_does_not_have_says_so(shop: sb.Database, url: str) -> None:
+def test_operations_that_a_restricted_role_lacks_are_refused(shop: sb.Database, url: str) -> None:
     with sb.open(url) as instance:
         app = instance.database("Shop")
         pool = sb.ConversationPool(app, "//shop/Orders", "//shop/Stock", contract="//shop/Contract")
@@ -272,7 +272,7 @@ def test_rights_are_shown_taken_and_given_again(shop: sb.Database, url: str) -> 
         assert instance.database("Shop").receive("OrdersQueue") == []
 
 
-def test_who_cannot_be_restricted_and_who_is_nobody(shop: sb.Database) -> None:
+def test_owners_and_missing_roles_cannot_be_restricted(shop: sb.Database) -> None:
     instance = shop.instance
     with pytest.raises(sb.InstanceError, match="nothing restricts it"):
         instance.grant_rights(OWNER)
@@ -364,7 +364,7 @@ def test_doctor_tells_a_restricted_role_of_its_own(shop: sb.Database, url: str) 
         shop.end_conversation(each_handle, cleanup=True)
 
 
-def test_a_role_that_is_nobody_is_guest(shop: sb.Database, url: str) -> None:
+def test_a_role_without_a_user_is_guest(shop: sb.Database, url: str) -> None:
     other = shop.instance.database("Other", create=True)
     with sb.open(url) as instance:
         with refused(916, "guest", "Other"):

@@ -166,7 +166,7 @@ def test_a_conversation_between_two_instances_as_the_tutorial_begins_it(
 
 
 @pytest.mark.feature(146, 148)
-def test_members_who_joined_with_a_token_need_connect_until_they_are_revoked(two: Two, tmp_path: Path) -> None:
+def test_members_that_joined_with_a_token_need_connect_until_revoked(two: Two, tmp_path: Path) -> None:
     west, east = two.west, two.east
     corp = ("--folder", str(tmp_path / "corp"))
     domain(east, "create", *corp, "--name", "CORP")
@@ -218,7 +218,7 @@ def test_a_certificate_that_is_renewed_is_shown_at_once_and_nothing_is_lost(two:
 
 
 @pytest.mark.feature(148)
-def test_connect_for_public_lets_in_certificates_that_nobody_has_imported(two: Two, tmp_path: Path) -> None:
+def test_connect_for_public_admits_certificates_that_are_not_imported(two: Two, tmp_path: Path) -> None:
     for site in (two.west, two.east):
         site.certificate("create", site.name)
         site.endpoint(authentication="CERTIFICATE")
@@ -238,7 +238,7 @@ def test_connect_for_public_lets_in_certificates_that_nobody_has_imported(two: T
     eventually(lambda: authenticated(two.east) == [])
 
 
-def test_which_of_several_certificates_is_shown_is_told(two: Two) -> None:
+def test_the_daemon_logs_which_certificate_it_presents(two: Two) -> None:
     for name in ("first", "second"):
         two.west.certificate("create", name)
     two.west.endpoint(authentication="CERTIFICATE")

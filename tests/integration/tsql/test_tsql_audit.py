@@ -67,7 +67,7 @@ def test_xml_auto_nests_tables(clinic: sb.Database) -> None:
     )
 
 
-def test_xml_auto_nests_what_follows_each_other(clinic: sb.Database) -> None:
+def test_for_xml_auto_nests_consecutive_rows(clinic: sb.Database) -> None:
     query = """
     SELECT Room, v.VisitID, v.VisitID * 2 AS Twice, ClientName = c.FullName
     FROM Visits v, Clients AS c WHERE c.ClientID = v.ClientID ORDER BY v.VisitID FOR XML AUTO, ELEMENTS, ROOT('all')"""

@@ -81,7 +81,7 @@ def disagreement(script: str, found: list[Finding], numbers: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("source", ["grammar", "snippets", "listings", pytest.param("strings", marks=pytest.mark.full)])
-def test_check_says_what_the_run_does(instance: sb.Instance, source: str) -> None:
+def test_check_agrees_with_the_run(instance: sb.Instance, source: str) -> None:
     judged = instance.database("Judged", create=True)
     scripts = [script for script in dict.fromkeys(SOURCES[source]()) if not _WAITS.search(script)]
     wrong = []

@@ -120,7 +120,7 @@ def test_a_script_may_be_one_of_sqlcmd(make_instance_url, tmp_path: Path):
     assert run("sql", "-v", "nothing", "-Q", "PRINT 1").exit_code == 2
 
 
-def test_check_says_what_runs(tmp_path: Path):
+def test_tsql_check_reports_statements_and_a_summary(tmp_path: Path):
     script = tmp_path / "old.sql"
     script.write_text(
         TWO_SIDES
@@ -158,7 +158,7 @@ def test_check_reads_a_block_twice_and_its_variables_once(tmp_path: Path):
     ]
 
 
-def test_check_leaves_to_the_run_what_other_scripts_make(tmp_path: Path):
+def test_check_accepts_objects_of_other_scripts(tmp_path: Path):
     script = tmp_path / "part.sql"
     script.write_text("""
     CREATE PROCEDURE Part @price dbo.Money9, @rows dbo.Rows READONLY AS
@@ -182,5 +182,5 @@ def test_check_leaves_to_the_run_what_other_scripts_make(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "runs"), [("SELECT 1", False), ("SELECT 1\nGO", True), ("go 3", True), ("exit;", True), (":r x.sql", True)]
 )
-def test_the_prompt_runs_what_go_ends(text, runs):
+def test_the_prompt_runs_a_batch_at_go(text, runs):
     assert is_complete(text) is runs

@@ -101,7 +101,9 @@ def test_rows_are_updated_through_it(work: sb.Database) -> None:
         ("SELECT Id FROM Work", "UPDATE x SET Tries = 1", 4406),
     ],
 )
-def test_what_cannot_be_changed_says_why(work: sb.Database, inside: str, change: str, wanted: int) -> None:
+def test_common_table_expressions_that_cannot_be_changed_are_refused(
+    work: sb.Database, inside: str, change: str, wanted: int
+) -> None:
     assert error_number(work, f"WITH x AS ({inside}) {change}") == wanted
     assert rows(work, "SELECT COUNT(*) FROM Work") == [(6,)]
 

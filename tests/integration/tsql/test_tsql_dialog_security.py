@@ -249,7 +249,9 @@ def test_anonymous_between_two_databases(fresh_instance: sb.Instance, tmp_path: 
         ("DROP MASTER KEY", 15580),
     ],
 )
-def test_what_such_scripts_are_refused(fresh_instance: sb.Instance, tmp_path: Path, step: str, number: int) -> None:
+def test_invalid_steps_of_security_scripts_are_refused(
+    fresh_instance: sb.Instance, tmp_path: Path, step: str, number: int
+) -> None:
     script = Script(fresh_instance, fresh_instance, tmp_path)
     script.set_up()
     with pytest.raises(TsqlError) as refused:

@@ -65,13 +65,13 @@ def test_conversions_that_overflow(numbers: sb.Database, script: str, number: in
     assert (error.number, text in error.text) == (number, True), error
 
 
-def test_what_has_no_range_to_leave(numbers: sb.Database) -> None:
+def test_try_conversions_and_years_have_no_range_errors(numbers: sb.Database) -> None:
     assert rows(numbers, "SELECT TRY_CAST('20240231' AS datetime), TRY_CAST(300 AS tinyint)") == [(None, None)]
     assert rows(numbers, "SELECT YEAR('0001-01-01'), YEAR(CAST('00010101' AS datetime2))") == [(1, 1)]
     assert rows(numbers, "SELECT CONVERT(datetime, '31/12/2024', 103), ISDATE('20240231')")[0][1] == 0
 
 
-def test_alter_database_of_none_and_what_follows(numbers: sb.Database) -> None:
+def test_alter_database_of_a_missing_database(numbers: sb.Database) -> None:
     assert output_of(numbers, "ALTER DATABASE Nowhere SET ENABLE_BROKER PRINT @@ERROR") == [5011, 5069, "5069"]
     assert output_of(numbers, "ALTER DATABASE Nowhere SET RECOVERY SIMPLE") == [5011, 5069]
     caught = "BEGIN TRY ALTER DATABASE Nowhere SET NEW_BROKER END TRY BEGIN CATCH SELECT ERROR_NUMBER() END CATCH"
@@ -166,7 +166,7 @@ def test_guids_that_are_text(db: sb.Database) -> None:
     ]
 
 
-def test_names_that_nobody_has_given(db: sb.Database) -> None:
+def test_generated_names_of_constraints(db: sb.Database) -> None:
     db.execute_tsql("""
         CREATE TABLE Customers (Id int PRIMARY KEY, Mail nvarchar(20) UNIQUE, Age int CHECK (Age > 0))
         CREATE TABLE OrderDetails (Id int CONSTRAINT PK_Mine PRIMARY KEY, Customer int REFERENCES Customers (Id),
@@ -225,7 +225,7 @@ def test_a_trigger_sees_the_columns_that_were_set(db: sb.Database) -> None:
     ]
 
 
-def test_a_bit_belongs_to_a_column_whatever_was_dropped_before_it(db: sb.Database) -> None:
+def test_columns_updated_keeps_its_bits_after_dropped_columns(db: sb.Database) -> None:
     output_of(
         db,
         """

@@ -103,7 +103,7 @@ def test_the_sign_of_an_escape_is_one(db: sb.Database) -> None:
         ) == [506]
 
 
-def test_what_is_not_there_says_what_it_is(db: sb.Database) -> None:
+def test_errors_name_the_kind_of_a_missing_object(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Above (id int PRIMARY KEY); CREATE TABLE Below (id int REFERENCES Above (id))")
     for script, number, text in (
         ("DROP DATABASE nope", 3701, "the database 'nope'"),
@@ -233,7 +233,7 @@ def test_apply_takes_a_table_too(db: sb.Database) -> None:
     assert rows(db, made + "SELECT size, n.a FROM Sizes CROSS APPLY @none AS n") == []
 
 
-def test_a_temporary_table_may_be_called_as_what_reads_itself(db: sb.Database) -> None:
+def test_a_temporary_table_may_be_named_like_a_recursive_expression(db: sb.Database) -> None:
     assert rows(db, """SELECT id, boss INTO #Staff FROM (VALUES (1, NULL), (2, 1), (3, 2)) v(id, boss);
     WITH Staff AS (SELECT id, 0 AS depth FROM #Staff WHERE boss IS NULL
         UNION ALL SELECT s.id, Staff.depth + 1 FROM #Staff s JOIN Staff ON s.boss = Staff.id)
@@ -319,7 +319,7 @@ def test_a_query_that_was_prepared_follows_its_table(db: sb.Database) -> None:
     """) == [[(7,)], [(7,)], [("7",)], [("7", None), ("b", None)], []]  # fmt: skip
 
 
-def test_a_column_becomes_no_shorter_than_what_it_holds(db: sb.Database) -> None:
+def test_a_column_cannot_become_shorter_than_its_values(db: sb.Database) -> None:
     db.execute_tsql(
         "CREATE TABLE Narrow (a varchar(20), b bit, c int, d datetime); INSERT Narrow VALUES ('abcdef', 1, 12345, '20240203')"
     )
@@ -373,7 +373,7 @@ def test_the_last_moment_of_all_is_kept(db: sb.Database) -> None:
         ("DROP DATABASE master", 3708),
     ],
 )
-def test_what_is_refused_has_its_number(db: sb.Database, script: str, number: int) -> None:
+def test_refused_idioms_have_sql_servers_error_number(db: sb.Database, script: str, number: int) -> None:
     with pytest.raises(TsqlError) as refused:
         db.execute_tsql(script)
     assert refused.value.number == number
@@ -424,7 +424,7 @@ def test_a_compound_assignment_is_of_the_column_that_is_set(db: sb.Database) -> 
     SELECT Qty FROM Held""") == [[(-9,)]]  # fmt: skip
 
 
-def test_there_is_no_moment_behind_the_last(db: sb.Database) -> None:
+def test_dates_after_the_last_overflow(db: sb.Database) -> None:
     assert output_of(db, "SELECT DATEADD(year, 150, CAST('99001226' AS datetime))") == [517]
     assert output_of(db, "SELECT CAST('10000-01-01' AS datetime2)") == [242]
 
@@ -486,7 +486,7 @@ def test_a_statement_that_fails_has_touched_no_row(db: sb.Database) -> None:
         ("SELECT o.name FROM sys.objects AS o JOIN sys.columns AS c ON [x].[object_id] = c.object_id", "x.object_id"),
     ],
 )
-def test_what_belongs_to_no_table_is_not_bound(db: sb.Database, query: str, name: str) -> None:
+def test_unbound_identifiers_are_refused(db: sb.Database, query: str, name: str) -> None:
     with pytest.raises(TsqlError, match=f'The multi-part identifier "{name}" could not be bound') as refused:
         db.execute_tsql(query)
     assert refused.value.number == 4104
@@ -533,7 +533,7 @@ def test_a_temporary_table_hides_that_of_the_caller(db: sb.Database) -> None:
     """) == [[(2,)], [(7,)], [(2,)], [(7,)], [(9, 5)], [], [], [(2,)]]  # fmt: skip
 
 
-def test_words_of_changes_in_what_makes_a_temporary_table(db: sb.Database) -> None:
+def test_keywords_of_changes_in_statements_that_create_temporary_tables(db: sb.Database) -> None:
     assert output_of(db, """
     CREATE TABLE #kept (a int PRIMARY KEY, [update] varchar(9)); SELECT a FROM #kept
     SELECT 'insert' AS w INTO #words; SELECT w FROM #words;

@@ -63,7 +63,7 @@ def test_one_seat_is_not_booked_twice(shop: sb.Database, level: str, seat: int) 
     assert count(shop, seat) == 1
 
 
-def test_what_a_serializable_transaction_has_read_nobody_changes(sessions: tuple[Session, Session]) -> None:
+def test_rows_read_by_a_serializable_transaction_are_locked(sessions: tuple[Session, Session]) -> None:
     reader, writer = sessions
     reader.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE BEGIN TRANSACTION SELECT COUNT(*) FROM Taken")
     with pytest.raises(sb.TsqlError) as caught:
@@ -74,7 +74,7 @@ def test_what_a_serializable_transaction_has_read_nobody_changes(sessions: tuple
     writer.execute("INSERT Bookings VALUES (10)")
 
 
-def test_under_read_committed_others_change_what_was_read(sessions: tuple[Session, Session]) -> None:
+def test_rows_read_under_read_committed_can_be_changed(sessions: tuple[Session, Session]) -> None:
     reader, writer = sessions
     reader.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED BEGIN TRANSACTION SELECT COUNT(*) FROM Bookings")
     writer.execute("INSERT Bookings VALUES (11)")
@@ -121,7 +121,7 @@ SEND ON CONVERSATION @h ('one');
 
 
 @pytest.mark.parametrize("level", ["READ UNCOMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-def test_receive_sees_what_came_after_the_transaction_began(
+def test_receive_sees_messages_sent_after_the_transaction_began(
     shop: sb.Database, sessions: tuple[Session, Session], level: str
 ) -> None:
     reader, _ = sessions

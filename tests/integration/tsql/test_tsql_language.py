@@ -158,12 +158,12 @@ REFUSED_BY_ITS_TEXT = [
 
 
 @pytest.mark.parametrize("script", REFUSED_BY_ITS_TEXT)
-def test_check_refuses_what_the_run_refuses(db: sb.Database, script: str) -> None:
+def test_check_refuses_the_statements_that_the_run_refuses(db: sb.Database, script: str) -> None:
     wanted = error_number(db, script)
     assert [(one.verdict, one.note.split(":")[0]) for one in check(script)] == [(Verdict.REFUSED, str(wanted))]
 
 
-def test_check_goes_on_behind_what_cannot_be_read() -> None:
+def test_check_continues_after_an_unreadable_statement() -> None:
     script = """
 PRINT 'a'
 IF 1 = 1
@@ -213,7 +213,7 @@ def test_a_procedure_that_can_never_run_is_not_made(db: sb.Database, body: str, 
         assert db.execute_tsql("SELECT OBJECT_ID('Never')").rows == [(None,)]
 
 
-def test_a_procedure_may_name_what_comes_later(db: sb.Database) -> None:
+def test_a_procedure_may_name_objects_that_do_not_exist_yet(db: sb.Database) -> None:
     db.execute_tsql(
         """
         CREATE TYPE Pairs AS TABLE (a int, b int)
@@ -296,7 +296,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("script", "wanted", "words"), REFUSED)
-def test_refusals_have_their_number_and_name_what_is_meant(
+def test_refusals_have_sql_servers_number_and_name_the_object(
     db: sb.Database, script: str, wanted: int, words: str
 ) -> None:
     db.execute_tsql("CREATE OR ALTER VIEW Shown AS SELECT 1 AS a")
@@ -380,7 +380,7 @@ def test_a_query_may_group_in_several_ways_at_once(db: sb.Database, query: str, 
     assert [one.verdict for one in check(query)] == [Verdict.RUNS]
 
 
-def test_grouping_is_of_what_is_grouped(db: sb.Database) -> None:
+def test_grouping_needs_a_grouped_expression(db: sb.Database) -> None:
     types = ", ".join(
         f"SQL_VARIANT_PROPERTY({each}, 'BaseType')" for each in ("GROUPING(Kind)", "GROUPING_ID(Kind, Day)")
     )
@@ -403,7 +403,7 @@ INSERT Beside VALUES (1)
 """
 
 
-def test_what_a_join_sets_to_null_has_the_type_of_its_column(db: sb.Database) -> None:
+def test_null_set_by_an_update_with_a_join_has_the_columns_type(db: sb.Database) -> None:
     db.execute_tsql(CURED)
     join = "FROM Moved m JOIN Beside b ON b.Id = m.Id"
     db.execute_tsql(f"UPDATE m SET At = NULL, Who = '6F9619FF-8B86-D011-B42D-00C04FC964FF', Price = NULL {join}")
@@ -440,7 +440,7 @@ def test_what_a_join_sets_to_null_has_the_type_of_its_column(db: sb.Database) ->
         ("SELECT a.name FROM sys.databases a JOIN sys.objects b", 102),
     ],
 )
-def test_what_is_wrong_is_not_taken(db: sb.Database, script: str, number: int) -> None:
+def test_invalid_values_are_refused(db: sb.Database, script: str, number: int) -> None:
     with pytest.raises(sb.TsqlError) as caught:
         db.execute_tsql(script)
     assert caught.value.number == number
@@ -498,7 +498,7 @@ def test_a_type_of_the_system_is_no_table(db: sb.Database) -> None:
         ("OUTER APPLY #Nobody y", 2),
     ],
 )
-def test_apply_takes_what_from_takes(db: sb.Database, source: str, found: int) -> None:
+def test_apply_accepts_the_sources_of_from(db: sb.Database, source: str, found: int) -> None:
     script = f"""CREATE TABLE #Nobody (a int) DROP TABLE IF EXISTS Applied CREATE TABLE Applied (a int)
     INSERT Applied VALUES (1), (2) SELECT COUNT(*) FROM Applied x {source}"""
     assert output_of(db, script.replace("Languages", db.name)) == [[(found,)]]
@@ -595,7 +595,7 @@ def test_top_is_an_expression_wherever_rows_are_changed(db: sb.Database) -> None
         assert error_number(db, f"DECLARE @m INT = {said} SELECT n FROM Cut ORDER BY n OFFSET @m ROWS") == offset
 
 
-def test_what_nothing_asks_for_is_told_by_what_it_is_on(db: sb.Database) -> None:
+def test_permissions_without_effect_are_reported_by_scope(db: sb.Database) -> None:
     db.execute_tsql("CREATE USER Granted WITHOUT LOGIN")
     for given in ("VIEW SERVER STATE", "SHOWPLAN", "SHOWPLAN ON DATABASE::Db", "UNMASK ON SCHEMA::dbo"):
         (told_of,) = texts(db, f"GRANT {given} TO Granted")
@@ -663,7 +663,7 @@ def test_a_temporary_procedure_is_of_its_session(db: sb.Database) -> None:
     assert output_of(db, "EXEC #q") == [2812]
 
 
-def test_a_temporary_procedure_may_what_its_caller_may(db: sb.Database) -> None:
+def test_a_temporary_procedure_has_the_callers_permissions(db: sb.Database) -> None:
     script = """CREATE USER Small WITHOUT LOGIN CREATE TABLE Hidden (a int)
     EXECUTE AS USER = 'Small'
     GO

@@ -112,7 +112,7 @@ def test_two_databases_authenticate_each_other(db: sb.Database, tmp_path: Path) 
     assert any(said.text.startswith("229: The RECEIVE permission was denied") for said in results.messages)
 
 
-def test_what_is_stuck_is_seen_and_cleaned(db: sb.Database) -> None:
+def test_a_monitoring_script_finds_and_cleans_stuck_conversations(db: sb.Database) -> None:
     results = run(db, "monitoring")
     assert results.errors == []
     health, waiting, bodies, old, tables, report, messages, refused, nothing = rows(results)
@@ -145,7 +145,7 @@ def test_an_installation_runs_and_runs_again(db: sb.Database) -> None:
         assert [one.text for one in results.messages if one.number != 5701][:-1] == said
 
 
-def test_what_is_defined_is_audited_but_for_the_window_in_which_nothing_is(db: sb.Database) -> None:
+def test_ddl_is_audited_except_while_the_audit_is_off(db: sb.Database) -> None:
     results = run(db, "ddl_audit")
     scopes, log, strangers, problems, rights, function, counts, flag, refused, unpaid, invoices, left, endpoints = rows(
         results
@@ -199,7 +199,7 @@ def test_files_are_imported_with_cursors_and_answered(db: sb.Database) -> None:
     assert [one.text for one in results.messages if one.number != 5701] == ["lines with a problem: 2", "2 answers"]
 
 
-def test_what_belongs_to_a_claim_is_one_group(db: sb.Database) -> None:
+def test_messages_of_a_claim_are_in_one_group(db: sb.Database) -> None:
     results = run(db, "claims_desk")
     assert [error.number for error in results.errors] == [547]
     priorities, refused, claims, opinions, history, endpoints, urgent, stamp = rows(results)
@@ -271,7 +271,7 @@ def test_readings_are_taken_out_of_json(db: sb.Database) -> None:
     assert (alarms, left) == ([("ROOT/HALL/HALL-T2", Decimal(61))], [(0,)])
 
 
-def test_a_release_alters_what_is_in_use_and_runs_again(db: sb.Database) -> None:
+def test_a_release_script_alters_objects_in_use_and_can_be_repeated(db: sb.Database) -> None:
     for waiting, orders in ((3, ["order 1", "order 2"]), (2, ["order 3", "new"])):
         results = run(db, "release")
         assert [error.text[:25] for error in results.errors] == ["Step 6 failed with 547: T"]
@@ -310,7 +310,7 @@ def test_seats_are_sold_once(db: sb.Database) -> None:
     assert said == ["Lea pays; Max pays; ", "given back: 1"]
 
 
-def test_keepers_do_what_they_may(db: sb.Database) -> None:
+def test_a_permission_script_runs_with_the_rights_of_its_users(db: sb.Database) -> None:
     results = run(db, "keepers")
     assert results.errors == []
     who, labels, robot, again, total, chief, boxes, heavy, body, refused, ledger, looked, signed, *others = rows(

@@ -112,7 +112,7 @@ def let_in_late(sides: tuple[Side, Side], before: str, after: str) -> None:
     assert rows == [("from afar",)]
 
 
-def test_what_master_has_and_what_it_refuses(sides: tuple[Side, Side]) -> None:
+def test_certificates_of_master_and_refused_changes(sides: tuple[Side, Side]) -> None:
     west, east = sides
     west.run(IDENTITY)
     east.run(IDENTITY)
@@ -150,7 +150,7 @@ def test_what_master_has_and_what_it_refuses(sides: tuple[Side, Side]) -> None:
         ("CERTIFICATE WINDOWS NTLM", "CERTIFICATE, NTLM"),
     ],
 )
-def test_how_an_endpoint_authenticates(master: sb.Database, method: str, shown: str) -> None:
+def test_authentication_methods_of_an_endpoint(master: sb.Database, method: str, shown: str) -> None:
     statement = (
         "CREATE ENDPOINT e STATE = STARTED AS TCP (LISTENER_PORT = 4022) "
         f"FOR SERVICE_BROKER (AUTHENTICATION = {method}, ENCRYPTION = REQUIRED)"
@@ -165,7 +165,7 @@ def test_how_an_endpoint_authenticates(master: sb.Database, method: str, shown: 
 
 @pytest.mark.feature(146)
 @pytest.mark.parametrize("method", ["WINDOWS WINDOWS", "NTLM", "CERTIFICATE a CERTIFICATE b", "WINDOWS NTLM NTLM", ""])
-def test_what_is_no_authentication(master: sb.Database, method: str) -> None:
+def test_invalid_authentication_methods_are_refused(master: sb.Database, method: str) -> None:
     statement = (
         f"CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER (AUTHENTICATION = {method}, "
         "ENCRYPTION = REQUIRED)"

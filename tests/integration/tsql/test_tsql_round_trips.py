@@ -49,7 +49,7 @@ def test_a_procedure_that_receives_and_answers_waits_three_times(database: sb.Da
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"%d" % number for number in range(8)]
 
 
-def test_what_no_longer_holds_is_found_out_within_the_transaction(database: sb.Database) -> None:
+def test_a_stale_cache_is_detected_within_the_transaction(database: sb.Database) -> None:
     """Another session alters the queue: the SEND that has COMMIT behind it does nothing, and is done the other way."""
     begin_with(database, b"1", b"2", b"3")
     database.execute_tsql(ANSWER)
@@ -153,7 +153,7 @@ def test_a_new_conversation_waits_once(database: sb.Database, trips: list[None])
     assert received == [[body] for body in (b"0", b"0", b"0", b"0", b"1", b"2", b"3", b"4")]
 
 
-def test_a_new_conversation_leaves_before_what_looks_for_it(database: sb.Database) -> None:
+def test_a_deferred_conversation_is_sent_before_a_query_for_it(database: sb.Database) -> None:
     ask = f"BEGIN DIALOG @h FROM SERVICE [{ORDERS}] TO SERVICE N'{STOCK}' ON CONTRACT [{CONTRACT}]; "
     send = f"SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (0x31); "
     look = "SELECT state FROM sys.conversation_endpoints WHERE conversation_handle = @h; "
@@ -171,7 +171,7 @@ def test_a_new_conversation_leaves_before_what_looks_for_it(database: sb.Databas
     assert sum(len(database.receive(STOCK_QUEUE)) for _ in range(20)) == 7
 
 
-def test_what_was_dropped_meanwhile_is_refused_by_commit(database: sb.Database) -> None:
+def test_commit_refuses_a_conversation_of_a_dropped_service(database: sb.Database) -> None:
     database.execute_tsql(ASK)
     with database.tsql_session() as session:
         for _ in range(2):

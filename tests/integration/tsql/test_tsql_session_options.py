@@ -17,7 +17,7 @@ def db(instance: sb.Instance) -> sb.Database:
     return create_database(instance, f"Options{next(_COUNT)}", script)
 
 
-def test_rowcount_limits_what_is_seen(db: sb.Database) -> None:
+def test_rowcount_limits_selected_rows(db: sb.Database) -> None:
     said = output_of(
         db,
         """
@@ -38,7 +38,7 @@ def test_rowcount_limits_what_is_seen(db: sb.Database) -> None:
     assert said == [[(5,), (4,)], [(1, 1, 2), (2, 2, 3)], [(1,), (2,)], [(2, 2)], [(1,)], [(5,)]]
 
 
-def test_rowcount_limits_what_is_changed(db: sb.Database) -> None:
+def test_rowcount_limits_changed_rows(db: sb.Database) -> None:
     output_of(
         db,
         """
@@ -56,7 +56,7 @@ def test_rowcount_limits_what_is_changed(db: sb.Database) -> None:
     assert output_of(db, said) == [[(0,)]]
 
 
-def test_rowcount_limits_whatever_has_rows(db: sb.Database) -> None:
+def test_rowcount_limits_every_statement_with_rows(db: sb.Database) -> None:
     said = output_of(
         db,
         """
@@ -183,11 +183,11 @@ def test_implicit_transactions(db: sb.Database) -> None:
         ("SET NOCOUNT ON", 0),
     ],
 )
-def test_what_begins_a_transaction(db: sb.Database, script: str, count: int) -> None:
+def test_statements_that_begin_an_implicit_transaction(db: sb.Database, script: str, count: int) -> None:
     assert output_of(db, f"SET IMPLICIT_TRANSACTIONS ON {script} PRINT @@TRANCOUNT")[-1] == str(count)
 
 
-def test_a_procedure_may_leave_what_began_unseen(db: sb.Database) -> None:
+def test_a_procedure_may_leave_an_implicit_transaction_open(db: sb.Database) -> None:
     db.execute_tsql("CREATE PROCEDURE Changes AS UPDATE T SET V = 0")
     db.execute_tsql("CREATE PROCEDURE Begins AS BEGIN TRANSACTION UPDATE T SET V = 0")
     db.execute_tsql("CREATE PROCEDURE Commits AS COMMIT")
@@ -198,7 +198,7 @@ def test_a_procedure_may_leave_what_began_unseen(db: sb.Database) -> None:
     assert output_of(db, "EXEC Begins") == [266]
 
 
-def test_nothing_is_done_under_noexec(db: sb.Database) -> None:
+def test_noexec_runs_no_statement(db: sb.Database) -> None:
     said = "PRINT 'a' SET NOEXEC ON PRINT 'b' DELETE T\nGO\nPRINT 'c'\nGO\nSET NOEXEC OFF PRINT 'd'"
     assert output_of(db, said) == ["a", "d"]
     assert rows(db, "SELECT COUNT(*) FROM T") == [(5,)]

@@ -261,7 +261,7 @@ def test_one_procedure_for_many_queues_finds_its_own(instance: sb.Instance, data
     assert found == [("Left_", "left"), ("Right_", "right")]
 
 
-def test_views_of_what_is_not_there_are_empty(database: sb.Database) -> None:
+def test_views_of_unsupported_features_are_empty(database: sb.Database) -> None:
     script = """
     IF EXISTS (SELECT * FROM sys.assemblies WHERE name = N'Clr') DROP ASSEMBLY Clr
     IF EXISTS (SELECT * FROM sys.asymmetric_keys WHERE name = N'Key') DROP ASYMMETRIC KEY [Key]
@@ -414,7 +414,7 @@ def test_all_columns_of_a_message_beside_others(database: sb.Database) -> None:
     assert output_of(database, "DECLARE @h UNIQUEIDENTIFIER; RECEIVE @h = conversation_handle, * FROM Q") == [8447]
 
 
-def test_the_first_of_what_data_finds(database: sb.Database) -> None:
+def test_the_first_item_of_data(database: sb.Database) -> None:
     script = """
     DECLARE @x XML = '<event><name n="1">a</name><name n="2">b</name></event>'
     SELECT @x.value('data(/event/name)[1]', 'sysname'), @x.value('data(//name/@n)[1]', 'int'),

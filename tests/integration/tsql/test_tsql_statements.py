@@ -79,13 +79,13 @@ def query(database: sb.Database, text: str) -> list[tuple[Any, ...]]:
     return database.execute_tsql(text).rows
 
 
-def test_what_is_rolled_back_was_not_told(watched: sb.Database) -> None:
+def test_rolled_back_ddl_sends_no_event(watched: sb.Database) -> None:
     told(watched, notify("n", "DATABASE", "CREATE_QUEUE"))
     told(watched, "BEGIN TRAN; CREATE QUEUE A; ROLLBACK; BEGIN TRAN; CREATE QUEUE B; COMMIT; CREATE QUEUE B")
     assert [one.object_name for one in events(watched)] == ["B"]
 
 
-def test_the_server_tells_of_every_database_and_of_what_is_in_none(watched: sb.Database) -> None:
+def test_a_server_notification_covers_databases_and_server_objects(watched: sb.Database) -> None:
     script = notify("n", "SERVER", "DDL_SERVER_LEVEL_EVENTS, CREATE_QUEUE") + (
         "CREATE DATABASE Elsewhere\nGO\nUSE Elsewhere\nGO\nCREATE QUEUE Q\nGO\nUSE master\nGO\n"
         "CREATE LOGIN Told_login WITH PASSWORD = 'x'; DROP LOGIN Told_login; DROP DATABASE Elsewhere"
@@ -140,7 +140,7 @@ def test_an_event_that_does_not_fit_is_refused(watched: sb.Database) -> None:
     assert (finding.verdict, finding.row) == (Verdict.DIFFERS, Row.TRACED)
 
 
-def test_who_may_have_them(watched: sb.Database) -> None:
+def test_event_notifications_need_permission(watched: sb.Database) -> None:
     told(watched, "CREATE USER Ann WITHOUT LOGIN")
     as_ann = "EXECUTE AS USER = 'Ann'\n"
     assert told(watched, as_ann + notify("n", "DATABASE", "CREATE_TABLE")) == [262]
@@ -150,7 +150,7 @@ def test_who_may_have_them(watched: sb.Database) -> None:
     assert told(watched, as_ann + "DROP EVENT NOTIFICATION n ON DATABASE") == [15151]
 
 
-def test_they_go_with_their_database(watched: sb.Database) -> None:
+def test_event_notifications_are_dropped_with_their_database(watched: sb.Database) -> None:
     instance = watched.instance
     other = instance.database("Gone", create=True)
     for on_server in (False, True):
@@ -188,7 +188,7 @@ BEGIN DIALOG @h FROM SERVICE S TO SERVICE 'S' WITH ENCRYPTION = OFF; SEND ON CON
         "ALTER DATABASE CURRENT SET DISABLE_BROKER",
     ],
 )
-def test_a_read_only_database_refuses_what_writes(read_only: sb.Database, statement: str) -> None:
+def test_a_read_only_database_refuses_changes(read_only: sb.Database, statement: str) -> None:
     follows = [5069] if statement.startswith("ALTER DATABASE") else []
     assert told(read_only, statement) == [3906, *follows]
 
@@ -268,7 +268,7 @@ def test_a_master_key_is_regenerated(database: sb.Database, tmp_path: Path) -> N
     assert told(database, script) == [15313, 15313, 15558]
 
 
-def test_force_loses_what_cannot_be_opened(database: sb.Database) -> None:
+def test_force_gives_up_keys_that_cannot_be_decrypted(database: sb.Database) -> None:
     told(
         database,
         "CREATE MASTER KEY ENCRYPTION BY PASSWORD = 'First#Password1' CREATE CERTIFICATE C WITH SUBJECT = 'c' "
@@ -301,7 +301,7 @@ _AS_LOW = "EXECUTE AS USER = 'Low'\nEXEC {}\n"
 _SIGN = "ADD SIGNATURE TO {} BY CERTIFICATE Signer WITH PASSWORD = 'Signer#Password1'\n"
 
 
-def test_a_signed_module_may_what_the_signers_user_may(database: sb.Database) -> None:
+def test_a_signed_module_has_the_permissions_of_the_signers_user(database: sb.Database) -> None:
     assert told(database, _SIGNED) == []
     assert told(database, _AS_LOW.format("Dynamic")) == [229]
     assert told(database, _SIGN.format("OBJECT::dbo.Dynamic")) == []

@@ -171,7 +171,7 @@ def test_insert_exec_in_a_transaction_is_undone_alone(database: sb.Database) -> 
     assert said_by(database, script) == [213, [(0, 0, 0)]]  # another number of columns ends the batch there too
 
 
-def test_nothing_ends_the_transaction_of_an_insert_exec(database: sb.Database) -> None:
+def test_the_transaction_of_an_insert_exec_cannot_be_ended(database: sb.Database) -> None:
     output_of(database, INSERT_EXEC)
     count = "INSERT Noted EXEC ('SELECT @@TRANCOUNT BEGIN TRAN COMMIT')"
     script = f"{count} SELECT n FROM Noted BEGIN TRAN {count} COMMIT SELECT n FROM Noted"

@@ -54,7 +54,7 @@ def test_a_disabled_trigger_does_not_run(house: sb.Database, script: str, left: 
     assert rung(house, script) == left
 
 
-def test_the_catalog_shows_what_is_disabled(house: sb.Database) -> None:
+def test_sys_triggers_shows_disabled_triggers(house: sb.Database) -> None:
     shown = "SELECT name, is_disabled FROM sys.triggers WHERE parent_id = OBJECT_ID('dbo.Doors') ORDER BY name"
     assert house.execute_tsql(f"DISABLE TRIGGER Bell ON Doors; {shown}").rows == [("Bell", True), ("Knocker", False)]
     house.execute_tsql("ALTER TRIGGER dbo.Bell ON dbo.Doors AFTER INSERT AS INSERT Rings VALUES (N'bell')")
@@ -78,7 +78,7 @@ def test_the_catalog_shows_what_is_disabled(house: sb.Database) -> None:
         ("INSERT Doors OUTPUT inserted.Number INTO Rings OUTPUT inserted.Number VALUES (9)", 334),
     ],
 )
-def test_what_is_not_there_is_refused_and_nothing_switched(house: sb.Database, script: str, number: int) -> None:
+def test_a_missing_trigger_is_refused_and_no_trigger_switched(house: sb.Database, script: str, number: int) -> None:
     with pytest.raises(TsqlError) as refused:
         house.execute_tsql(script)
     assert refused.value.number == number

@@ -83,7 +83,7 @@ def fail_once(function: Any, problem: Exception, applies: Any = lambda *_: True)
 
 
 @pytest.mark.parametrize("lacks", ["process", "file", "thread", "connection"])
-def test_what_the_system_lacks_once_is_tried_again(
+def test_a_reader_is_started_again_after_a_lack_of_resources(
     active: sb.Database, tmp_path: Path, lacks: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "calls").write_text("xx")  # stop killing it
@@ -211,7 +211,9 @@ def test_a_record_that_cannot_be_formatted_ends_no_process(active: sb.Database, 
 
 
 @pytest.mark.feature(176)
-def test_what_a_procedure_raises_is_logged(active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_of_a_procedure_is_logged(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
         seen.calls += 1
@@ -228,7 +230,7 @@ def test_what_a_procedure_raises_is_logged(active: sb.Database, seen: Seen, capl
 
 
 @pytest.mark.feature(176)
-def test_what_a_procedure_puts_out_is_logged(active: sb.Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_output_of_a_procedure_is_logged(active: sb.Database, caplog: pytest.LogCaptureFixture) -> None:
     class Talks:
         worker = "thread"
 

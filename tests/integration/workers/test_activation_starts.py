@@ -148,7 +148,7 @@ def test_a_procedure_that_drains_a_group_with_where_and_exits_is_called_again(
 
 
 @pytest.mark.feature(170)
-def test_which_empty_results_count(active: sb.Database) -> None:
+def test_empty_results_that_stop_activation(active: sb.Database) -> None:
     """Empty results of RECEIVE without WHERE and of GET CONVERSATION GROUP count, and no others."""
     active.send(begin(active), ORDER, b"x")
     (message,) = active.receive(STOCK_QUEUE)

@@ -155,7 +155,7 @@ def test_a_wrong_configuration_is_said(tmp_path: Path, text: str, words: str) ->
         read_config(tmp_path / "c.toml")
 
 
-def test_what_is_not_said_has_a_default(tmp_path: Path) -> None:
+def test_missing_settings_have_defaults(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(GOOD)
     config = read_config(tmp_path / "c.toml")
     assert config.instance == "servicebroker-data"

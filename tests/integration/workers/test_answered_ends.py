@@ -59,7 +59,7 @@ def rows_of(database: sb.Database, handles: list[UUID]) -> list[tuple[object, ..
     )
 
 
-def test_ends_are_answered_together_and_leave_what_single_ones_leave(database: sb.Database) -> None:
+def test_ends_answered_together_leave_the_same_rows_as_single_ends(database: sb.Database) -> None:
     singly = create_ended(database, 3)
     finish(database, Reader(answers_ends=False))
     together = create_ended(database, 20)
@@ -109,7 +109,7 @@ def test_an_error_reaches_its_handler(database: sb.Database) -> None:
     assert [state(database, target) for target in targets] == ["CD", "CD"]
 
 
-def test_what_is_retained_goes_as_with_every_end(database: sb.Database) -> None:
+def test_answered_ends_delete_retained_messages(database: sb.Database) -> None:
     database.alter_queue(STOCK_QUEUE, retention=True)
     targets = create_ended(database, 3)
     reader = Reader()

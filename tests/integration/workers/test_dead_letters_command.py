@@ -121,7 +121,7 @@ def test_bodies_are_exported_and_letters_discarded(run: Run, letters: list[int],
         (("list", "--queue", "Nowhere"), 1),
     ],
 )
-def test_what_is_refused(run: Run, words: tuple[object, ...], code: int) -> None:
+def test_invalid_dead_letter_commands_are_refused(run: Run, words: tuple[object, ...], code: int) -> None:
     run(*words, code=code)
 
 

@@ -143,7 +143,7 @@ def test_a_verb_that_finds_something_else_runs_at_once(
     assert sorted(receive_answers(warm)) == sorted(others + expected)
 
 
-def test_what_a_handler_does_between_finds_its_answer_sent(warm: sb.Database) -> None:
+def test_later_statements_of_a_handler_see_its_answer(warm: sb.Database) -> None:
     ours = begin_with(warm, b"0")
     begin_with(warm, b"1")
     seen: list[object] = []
@@ -284,7 +284,7 @@ def test_a_lost_connection_is_told_as_such(warm: sb.Database) -> None:
     assert receive_answers(warm) == ["0", "end", "1", "end"]
 
 
-def test_what_is_known_to_fail_is_not_deferred(warm: sb.Database) -> None:
+def test_answers_that_would_fail_are_not_deferred(warm: sb.Database) -> None:
     """The handler of an Error, of a peer that has ended, or of another peer than the last one runs once."""
     warm.create_queue("SecondQueue")
     warm.create_service("//test/Second", "SecondQueue")

@@ -171,7 +171,7 @@ def test_a_dead_letter_is_replayed_and_discarded(system: System) -> None:
             verb(letter.set_aside_id)
 
 
-def test_what_is_ignored_or_answered(system: System) -> None:
+def test_ignore_and_reply_in_the_double(system: System) -> None:
     send(system, b"x1")
     process(system, Handler(), lambda failure: sb.Ignore())
     send(system, b"x2")
@@ -198,7 +198,7 @@ def test_a_policy_that_fails_gives_way_to_the_default_one(system: System) -> Non
 
 
 @pytest.mark.parametrize("options", [{"top": 10}, {"top": 10, "groups": 5}], ids=["top", "groups"])
-def test_of_a_batch_only_what_fails_is_set_aside(system: System, options: dict[str, int]) -> None:
+def test_only_the_failing_message_of_a_batch_becomes_a_dead_letter(system: System, options: dict[str, int]) -> None:
     send(system, b"1", b"x2", b"3")
     send(system, b"4")
     process(system, Handler(), lambda failure: sb.SetAside(), **options)
@@ -210,7 +210,7 @@ def test_of_a_batch_only_what_fails_is_set_aside(system: System, options: dict[s
     ]
 
 
-def test_nothing_of_it_counts_as_poison(system: System) -> None:
+def test_retries_of_a_policy_do_not_count_as_rollbacks(system: System) -> None:
     send(system, b"x")
     process(system, Handler(8), lambda failure: sb.Retry())
     assert receive_answers(system) == [("Reply", b"answer to x")]

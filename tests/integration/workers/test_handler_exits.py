@@ -104,7 +104,7 @@ def is_on(database: sb.Database) -> bool:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ENDS)
-def test_a_worker_goes_on_whatever_its_handler_ends_by(database: sb.Database, name: str) -> None:
+def test_a_worker_survives_any_exception_of_its_handler(database: sb.Database, name: str) -> None:
     received: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry() if failure.count < 3 else sb.SetAside())
 
@@ -123,7 +123,7 @@ def test_a_worker_goes_on_whatever_its_handler_ends_by(database: sb.Database, na
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ENDS)
-def test_an_asyncio_worker_goes_on_whatever_its_handler_ends_by(
+def test_an_asyncio_worker_survives_any_exception_of_its_handler(
     make_instance_url: Callable[..., str], name: str
 ) -> None:
     """No blocking portal is used: it has tasks of its own between the worker and a handler."""
@@ -153,7 +153,7 @@ def test_an_asyncio_worker_goes_on_whatever_its_handler_ends_by(
 
 
 @pytest.mark.parametrize("name", sorted(ENDS.keys() - {"KeyboardInterrupt", "SystemExit"}))
-def test_process_judges_whatever_a_procedure_ends_by(database: sb.Database, name: str) -> None:
+def test_process_applies_the_policy_to_any_exception(database: sb.Database, name: str) -> None:
     """Ctrl-C and sys.exit in the main thread are different: they stop `process`. The next test has them."""
     send(database, b"bad", b"good")
     received: list[bytes | None] = []
@@ -259,7 +259,7 @@ def test_an_impossible_verdict_is_refused_where_it_is_built(code: Any) -> None:
 
 
 @pytest.mark.both_faces
-def test_a_log_that_fails_ends_nobody(database: sb.Database) -> None:
+def test_a_failing_log_handler_stops_no_worker(database: sb.Database) -> None:
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise RuntimeError("no log today")
@@ -314,13 +314,13 @@ NOT_RUN = {
 
 
 @pytest.mark.parametrize("name", NOT_RUN)
-def test_what_would_not_run_is_refused_by_process(database: sb.Database, name: str) -> None:
+def test_process_refuses_a_procedure_that_would_not_run(database: sb.Database, name: str) -> None:
     with refused(402):
         database.process(STOCK_QUEUE, NOT_RUN[name])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NOT_RUN)
-def test_what_would_not_run_is_refused_by_a_worker(database: sb.Database, name: str) -> None:
+def test_a_worker_refuses_a_handler_that_would_not_run(database: sb.Database, name: str) -> None:
     worker = sb.Worker(STOCK_QUEUE)
     with refused(402) if "await" not in name and "coroutine" not in name else pytest.raises(sb.ServiceBrokerError):  # noqa: SIM117
         with database.working(worker.on(ORDER)(NOT_RUN[name]) and worker):  # type: ignore[arg-type]

@@ -231,7 +231,7 @@ def test_poison_message_handling_is_an_option_of_the_queue(database: sb.Database
         database.alter_queue(STOCK_QUEUE, poison_message_handling="OFF")  # type: ignore[arg-type]
 
 
-def test_what_is_sent_to_a_queue_that_is_switched_off_waits(database: sb.Database) -> None:
+def test_messages_for_a_disabled_queue_wait(database: sb.Database) -> None:
     handle = begin(database)
     database.send(handle, ORDER, b"poison")
     receive_and_undo(database, 5)

@@ -104,13 +104,13 @@ def test_by_select_also_while_the_queue_is_off(database: sb.Database, run: Any) 
     assert "9617" in run("inspect", STOCK_QUEUE, "--receive", "--conversation", far, fails=True)
 
 
-def test_nothing_there(database: sb.Database, run: Any) -> None:
+def test_poison_commands_without_a_message_queue_or_conversation(database: sb.Database, run: Any) -> None:
     assert run("inspect", STOCK_QUEUE) == "No message available.\n"
     assert "15151" in run("inspect", "Nowhere", fails=True)
     assert "8426" in run("end", "7e0d4c3a-8d1c-4b61-9d3b-0a60f2a5a0a1", fails=True)
 
 
-def test_retry_switches_on_and_forgets_what_has_failed(database: sb.Database, run: Any) -> None:
+def test_poison_retry_enables_the_queue_and_forgets_failures(database: sb.Database, run: Any) -> None:
     def failing(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
         raise ValueError("no such customer")
 

@@ -196,7 +196,9 @@ def test_success_clears_the_count(database: sb.Database, table: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a timer", "a lifetime"])
-def test_what_only_a_reader_notices_is_given_up_too(database: sb.Database, table: str, clock: Clock, kind: str) -> None:
+def test_timers_and_expired_lifetimes_are_given_up_too(
+    database: sb.Database, table: str, clock: Clock, kind: str
+) -> None:
     """RECEIVE puts its message into the queue, and a rollback of the RECEIVE removes it again."""
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"x")
@@ -413,7 +415,7 @@ def test_a_message_for_an_initiator_is_replayed_beside_a_new_dialog(
     assert not database.instance.check().findings
 
 
-def test_what_cannot_be_replayed_stays_and_is_discarded(database: sb.Database, table: str) -> None:
+def test_a_dead_letter_that_cannot_be_replayed_stays_until_discarded(database: sb.Database, table: str) -> None:
     """A remote sender, or a service without the contract: the message stays whole."""
     other = database.instance.database("Elsewhere", create=True)
     other.create_message_type(ORDER)
@@ -451,13 +453,13 @@ def test_what_cannot_be_replayed_stays_and_is_discarded(database: sb.Database, t
             verb("1")  # type: ignore[arg-type]
 
 
-def test_what_was_set_aside_is_for_the_owner(database: sb.Database, app: sb.Database) -> None:
+def test_dead_letters_need_db_owner(database: sb.Database, app: sb.Database) -> None:
     for verb in (app.set_aside_messages, lambda: app.replay_message(1), lambda: app.discard_message(1)):
         with refused(5011):
             verb()
 
 
-def test_of_a_batch_that_fails_the_bad_message_is_found(database: sb.Database, table: str) -> None:
+def test_the_bad_message_of_a_failing_batch_is_found(database: sb.Database, table: str) -> None:
     begin_with(database, *[b"%d" % number for number in range(5)], b"bad", *[b"%d" % number for number in range(5, 9)])
     failed: list[bytes | None] = []
 
@@ -618,7 +620,7 @@ def test_a_cancelled_procedure_is_no_failure(instance: sb.Instance, database: sb
 
 
 @pytest.mark.feature(109)
-def test_the_initiator_sends_again_what_came_back_with_a_recoverable_error(database: sb.Database, table: str) -> None:
+def test_the_initiator_sends_a_message_again_after_a_recoverable_error(database: sb.Database, table: str) -> None:
     """The target ends with an error that means 'later'. The initiator sends the message on a new conversation."""
     kept = {begin_with(database, b"bad order"): b"bad order"}
     known: list[str] = []

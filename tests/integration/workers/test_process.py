@@ -253,7 +253,7 @@ def test_statements_are_prepared_again_after_discard_all(database: sb.Database) 
     assert handed == [b"1", b"2", b"3"]
 
 
-def test_it_waits_for_messages(database: sb.Database) -> None:
+def test_process_waits_for_messages(database: sb.Database) -> None:
     handle = begin_with(database, b"1")
     done = threading.Event()
     running = in_thread(database.process, STOCK_QUEUE, lambda transaction, messages: done.set(), wait=1.0)
@@ -333,7 +333,7 @@ def by_statement(transaction: sb.Transaction, log: str) -> None:
 @pytest.mark.parametrize(
     "write_first", [by_statement, by_executemany, by_pipeline, by_savepoint_of_the_driver, by_savepoint]
 )
-def test_whatever_comes_first_is_inside_the_transaction(
+def test_any_first_statement_is_inside_the_transaction(
     database: sb.Database, log: str, write_first: Callable[[sb.Transaction, str], None]
 ) -> None:
     with pytest.raises(Undo), database.transaction() as transaction:
@@ -364,7 +364,7 @@ def test_a_refused_argument_leaves_the_transaction_usable(database: sb.Database)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
 
 
-def test_what_an_interruption_leaves_is_not_sent_by_the_next_borrower(database: sb.Database) -> None:
+def test_a_command_left_by_an_interruption_is_not_sent(database: sb.Database) -> None:
     initiator, _ = open_dialog(database)
     with database.instance.connection() as connection:
         connection.queued.append(QueuedCommand(b"begin"))  # as __enter__ does if Ctrl-C comes before the block
@@ -403,7 +403,7 @@ def test_without_a_begin_nothing_is_done(database: sb.Database, log: str) -> Non
     assert database.receive(STOCK_QUEUE) == []
 
 
-def test_it_needs_the_permission_of_receive(database: sb.Database, app: sb.Database) -> None:
+def test_process_needs_receive(database: sb.Database, app: sb.Database) -> None:
     begin_with(database, b"1")
     with refused(229):
         app.process(STOCK_QUEUE, lambda transaction, messages: None)
@@ -490,7 +490,7 @@ def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, st
     )
 
 
-def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(
+def test_a_message_sent_just_before_the_reader_sleeps_wakes_it(
     database: sb.Database, statements: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message comes between an empty RECEIVE and the wait, also for a reader that has just processed one."""

@@ -94,7 +94,7 @@ def test_each_time_once(course: ScheduleBed, missed: Any, late: list[int]) -> No
     assert fired_times[len(late) :] == [hour + 15 * FIVE_MINUTES]
 
 
-def test_what_the_handler_gets(course: ScheduleBed) -> None:
+def test_arguments_of_a_schedules_handler(course: ScheduleBed) -> None:
     worker, got = sb.Worker(STOCK_QUEUE, batch=5), []
 
     @worker.every(timedelta(hours=1), name="plain")
@@ -212,7 +212,7 @@ def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: ScheduleBed) 
     assert sorted(fired_times) == [hour, hour + timedelta(hours=1)]
 
 
-def test_what_is_refused() -> None:
+def test_invalid_schedules_are_refused() -> None:
     worker = sb.Worker("Q")
     worker.every("@daily", name="one")(lambda tx, message: None)
     with refused(402):

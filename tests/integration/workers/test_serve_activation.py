@@ -68,7 +68,7 @@ def answer(site: Site, text: str) -> str:
 
 
 @pytest.mark.feature(168, 176)
-def test_the_daemon_starts_readers_and_logs_what_they_print(site: Site, tmp_path: Path) -> None:
+def test_the_daemon_starts_readers_and_logs_their_output(site: Site, tmp_path: Path) -> None:
     served = serve(site, tmp_path)
     assert answer(site, "teapot") == str(served.process.pid)
     served.says("Msg 9724", level="INFO")

@@ -82,7 +82,7 @@ over = threading.Event()
 
 
 @pytest.mark.parametrize("procedure", [hang_in_sql, hang_in_python, hang_in_sql_async])
-def test_what_does_not_end_is_undone(database: sb.Database, procedure: Any) -> None:
+def test_a_procedure_that_does_not_end_is_rolled_back(database: sb.Database, procedure: Any) -> None:
     """The block ends after its timeout (patience). Then the procedure does nothing in the database any more."""
     over.clear()
     sb.procedure(PROCEDURE)(procedure)
@@ -182,7 +182,9 @@ def list_processes(folder: Path) -> list[str]:
         ("usp_Process", "sql"),
     ],
 )
-def test_the_daemon_ends_in_time_whatever_hangs(serve: Serve, tmp_path: Path, procedure: str, how: str) -> None:
+def test_the_daemon_ends_in_time_despite_hanging_procedures(
+    serve: Serve, tmp_path: Path, procedure: str, how: str
+) -> None:
     daemon = serve(procedure, how, 0.2)
     begins = time.monotonic()
     assert daemon.end() == 0

@@ -138,7 +138,7 @@ def test_a_message_that_cannot_be_answered_is_set_aside_at_once(database: sb.Dat
         eventually(lambda: state(database, target) == "CD")  # its END was answered all the same
 
 
-def test_a_type_that_nobody_handles_is_poison(database: sb.Database) -> None:
+def test_a_type_without_a_handler_becomes_a_dead_letter(database: sb.Database) -> None:
     worker = sb.Worker(STOCK_QUEUE, poison=retry_at_once)
     worker.on(ORDER)(lambda tx, message: None)
     database.send(begin(database), MARK)  # either side may send it
@@ -181,7 +181,7 @@ def test_a_queue_that_is_off_ends_no_worker(
         assert replies(database, handle) == [b"1"]
 
 
-def test_the_end_of_the_block_waits_for_what_is_in_progress(database: sb.Database) -> None:
+def test_the_end_of_the_block_waits_for_handlers_in_progress(database: sb.Database) -> None:
     begun, go_on = threading.Event(), threading.Event()
     worker = sb.Worker(STOCK_QUEUE)
 
@@ -435,7 +435,7 @@ def test_an_idle_worker_stays_listed(database: sb.Database, monkeypatch: pytest.
     assert count["owner_verbs.register_reader.delete_readers"] == 1
 
 
-def test_a_worker_handles_what_only_initiators_send(database: sb.Database) -> None:
+def test_a_worker_needs_handlers_for_types_of_initiators(database: sb.Database) -> None:
     worker = sb.Worker(STOCK_QUEUE)
     worker.on("//test/Ordr")(lambda tx, message: None)
     with (

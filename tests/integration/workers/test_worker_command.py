@@ -95,7 +95,7 @@ def answer(database: sb.Database, body: bytes, **options: Any) -> list[bytes | N
 
 
 @pytest.mark.parametrize("program", [APP, ASYNC], ids=["threads", "asyncio"])
-def test_sigterm_lets_it_finish_what_it_is_at(
+def test_sigterm_lets_running_handlers_finish(
     database: sb.Database, tmp_path: Path, start: Callable[..., Started], program: str
 ) -> None:
     (tmp_path / "app.py").write_text(program)

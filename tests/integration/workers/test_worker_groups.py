@@ -114,7 +114,7 @@ def test_groups_share_a_transaction_and_each_has_a_call(database: sb.Database) -
 @pytest.mark.parametrize(
     "verdict", [sb.SetAside(), sb.Ignore(), sb.EndWithError(77, "no"), sb.Reply(REPLY, b"sorry")], ids=repr
 )
-def test_what_fails_is_undone_for_its_group_only(database: sb.Database, verdict: sb.Verdict) -> None:
+def test_a_failure_is_rolled_back_for_its_group_only(database: sb.Database, verdict: sb.Verdict) -> None:
     handles = [begin_with(database, b"%d" % number) for number in range(5)]
     handled = RecordingWorker(b"2")
     handled.verdict = verdict
@@ -141,7 +141,7 @@ def test_a_group_that_failed_keeps_its_order(database: sb.Database) -> None:
     assert [message.message_body for message in database.set_aside_messages()] == [b"a1"]
 
 
-def test_of_a_batch_that_fails_each_message_is_tried_alone(database: sb.Database) -> None:
+def test_each_message_of_a_failing_batch_is_tried_alone(database: sb.Database) -> None:
     begin_with(database, b"a0", b"a1", b"a2")
     begin_with(database, b"b0", b"b1")
     handled = RecordingWorker(b"a1", batch=10)
@@ -222,7 +222,7 @@ def test_a_handler_that_receives_from_the_next_group_has_its_messages(database: 
     assert seen == [b"0", b"1"]
 
 
-def test_process_commits_what_was_done_before_a_failure(database: sb.Database) -> None:
+def test_process_commits_the_groups_before_a_failure(database: sb.Database) -> None:
     for number in range(4):
         begin_with(database, b"%d" % number)
     handled = RecordingWorker(b"2")
@@ -248,7 +248,7 @@ def test_process_with_a_policy(database: sb.Database) -> None:
     assert len(database.set_aside_messages()) == 1
 
 
-def test_what_a_handler_begins_belongs_to_its_group(database: sb.Database) -> None:
+def test_a_conversation_begun_by_a_handler_belongs_to_its_group(database: sb.Database) -> None:
     """BEGIN DIALOG may be sent with the next statement, which belongs to the next group."""
     for number in range(4):
         begin_with(database, b"%d" % number)

@@ -67,7 +67,7 @@ def database() -> double.Database:
 @pytest.mark.parametrize(
     ("real", "ours"), [(sb.Database, double.Database), (sb.Transaction, double.Transaction)], ids=["database", "tx"]
 )
-def test_it_has_the_methods_of_the_real_one(real: type, ours: type) -> None:
+def test_the_double_has_the_methods_of_the_api(real: type, ours: type) -> None:
     names = {name for name, _ in inspect.getmembers(real, inspect.isfunction) if not name.startswith("_")}
     assert names - LACKING - set(dir(ours)) == set()
     for name in names - LACKING - {"transaction", "join", "savepoint", "pipeline", "working"}:
@@ -77,7 +77,7 @@ def test_it_has_the_methods_of_the_real_one(real: type, ours: type) -> None:
         assert [(p.name, p.kind, p.default) for p in mine] == wanted, name
 
 
-def test_it_runs_operations_and_nothing_else(database: double.Database) -> None:
+def test_run_accepts_only_operations(database: double.Database) -> None:
     handle = database.run(operations.BeginDialog(ORDERS, STOCK, contract=CONTRACT))
     with database.transaction() as tx:
         assert tx.run(operations.Send(handle, ORDER, b"a")) == 0
@@ -119,14 +119,14 @@ def test_a_conversation_that_has_failed_already_keeps_no_error_from_the_next_one
     assert "-9719" in (message.message_body or b"").decode("utf-16")
 
 
-def test_there_is_no_connection(database: double.Database) -> None:
+def test_the_double_has_no_connection(database: double.Database) -> None:
     with database.transaction() as tx:
         for missing in (lambda: tx.connection, lambda: database.connection, lambda: database.join(object())):
             with pytest.raises(sb.InstanceError, match="no PostgreSQL"):
                 missing()
 
 
-def test_what_it_lacks_is_refused(database: double.Database) -> None:
+def test_unsupported_options_are_refused(database: double.Database) -> None:
     with pytest.raises(sb.InstanceError, match="does not support AUTHORIZATION"):
         database.create_message_type("//m", authorization="dbo")
     database.create_message_type("//m", authorization=None)
@@ -168,7 +168,7 @@ def test_a_wait_takes_no_time(database: double.Database) -> None:
         database.receive(ORDERS_QUEUE, wait=-1)
 
 
-def test_what_would_wait_does_nothing(database: double.Database) -> None:
+def test_a_verb_that_would_wait_raises(database: double.Database) -> None:
     handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
     with database.transaction() as first, database.transaction() as second:
         first.send(handle, ORDER, b"1")
@@ -211,7 +211,7 @@ def test_five_rollbacks_switch_the_queue_off(database: double.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE)) == [b"poison"]
 
 
-def test_what_a_test_looks_at(database: double.Database) -> None:
+def test_tables_of_the_double_for_tests(database: double.Database) -> None:
     handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
     with database.transaction() as tx:
         tx.send(handle, ORDER, b"1")

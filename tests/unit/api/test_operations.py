@@ -78,7 +78,7 @@ def test_every_interpreter_runs_it(operation: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.__name__)
-def test_its_help_names_every_field_and_errors_that_exist(operation: type[Any]) -> None:
+def test_the_help_of_an_operation_names_its_fields_and_existing_errors(operation: type[Any]) -> None:
     told = help_of(operation)
     fields = list(inspect.signature(operation).parameters)
     told_of = re.split(r"\n(?:Returns|Raises):", told.partition("Args:")[2])[0]
@@ -88,14 +88,14 @@ def test_its_help_names_every_field_and_errors_that_exist(operation: type[Any]) 
 
 
 @pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.__name__)
-def test_its_permission_is_a_row_of_the_table(operation: type[Any]) -> None:
+def test_the_permission_of_an_operation_is_in_the_table(operation: type[Any]) -> None:
     if operation in (operations.GetTransmissionStatus, *OF_ROLES):
         assert operation.permission is None
     elif "permission" not in inspect.signature(operation).parameters:  # GRANT: the need depends on the permission
         assert operation.permission in NEEDS
 
 
-def test_it_is_a_value() -> None:
+def test_an_operation_is_a_value() -> None:
     sent = operations.Send(HANDLE, "M", b"x")
     assert sent == operations.Send(HANDLE, "M", b"x") != operations.Send(HANDLE, "M", b"y")
     assert "x" not in repr(sent).partition("M")[2]  # a body may be long or secret
@@ -121,7 +121,7 @@ def test_the_bodies_of_an_iterator_are_read_once() -> None:
         (operations.Send(HANDLE, "M", b"xx"), 8459),
     ],
 )
-def test_what_a_send_refuses_by_itself(operation: operations.Send[Any], number: int) -> None:
+def test_a_send_refuses_invalid_arguments(operation: operations.Send[Any], number: int) -> None:
     with pytest.raises(sb.BrokerError) as refused:
         operation.content(1)
     assert refused.value.number == number

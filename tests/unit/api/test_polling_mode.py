@@ -42,7 +42,7 @@ def test_notifications_that_find_all_readers_asleep_are_none() -> None:
         assert not mode.is_on
 
 
-def test_it_ends_when_some_looks_have_found_nothing() -> None:
+def test_polling_ends_after_some_empty_polls() -> None:
     """Readers are notified again, and poll a few more times until the open transactions have ended."""
     mode, now = begun_mode()
     begun, over, pauses = now, [], []
@@ -61,7 +61,7 @@ def test_it_ends_when_some_looks_have_found_nothing() -> None:
     assert not mode.is_on
 
 
-def test_what_is_found_afterwards_begins_no_new_one() -> None:
+def test_messages_found_after_the_end_start_no_new_polling() -> None:
     mode, now = begun_mode()
     while not mode.plan_poll(now):
         now = mode.next_poll
@@ -71,7 +71,7 @@ def test_what_is_found_afterwards_begins_no_new_one() -> None:
         assert not mode.is_on
 
 
-def test_it_lasts_as_long_as_readers_find_something() -> None:
+def test_polling_lasts_while_readers_find_messages() -> None:
     mode, now = begun_mode()
     for number in range(1000):
         if number % 2 == 0:
@@ -85,7 +85,7 @@ def test_it_lasts_as_long_as_readers_find_something() -> None:
         mode.plan_poll(now)
 
 
-def test_it_lasts_as_long_as_others_find_something() -> None:
+def test_polling_lasts_while_other_readers_find_messages() -> None:
     """Readers without messages poll rarely, and check at times if messages still arrive."""
     mode, now = begun_mode()
     begun, asked = now, 0
@@ -103,7 +103,7 @@ def test_it_lasts_as_long_as_others_find_something() -> None:
     assert now - begun < 0.2
 
 
-def test_it_ends_where_readers_have_gone() -> None:
+def test_polling_ends_without_readers() -> None:
     mode, now = begun_mode()
     mode.last_attended = begun = now
     for number in range(1000):

@@ -398,7 +398,7 @@ def test_no_interleaving_loses_a_message_or_sends_one_after_the_end(actors: Acto
         (sb.AsyncConversationPool, {"locks": False}, "after the end|lost"),
     ],
 )
-def test_the_explorer_finds_what_is_wrong(
+def test_the_explorer_finds_known_defects(
     pool: type[sb.AsyncConversationPool], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(Wrong, match=words):

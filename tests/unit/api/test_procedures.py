@@ -47,7 +47,7 @@ def test_a_procedure_of_one_database_goes_before_one_of_any() -> None:
 
 
 @pytest.mark.parametrize(("form", "arguments"), [("message", 2), ("batch", 2), ("transaction", 1), ("database", 1)])
-def test_a_function_that_does_not_take_what_its_form_gives(form: Form, arguments: int) -> None:
+def test_a_function_with_other_parameters_than_its_form_is_refused(form: Form, arguments: int) -> None:
     right = [lambda first: None, lambda first, second: None][arguments - 1]
     wrong = [lambda first: None, lambda first, second: None][2 - arguments]
     sb.procedure(f"usp_{form}", form=form)(right)
@@ -90,7 +90,7 @@ def test_a_module_is_loaded_by_file(tmp_path: Path) -> None:
     assert found("[dbo].[usp_file]").form == "message"
 
 
-def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_imported_is_reported(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0\n")
     for module, words in (

@@ -37,7 +37,7 @@ class World:
         return True
 
 
-def test_the_servers_time_counts_whatever_the_machine_believes() -> None:
+def test_the_servers_time_overrides_the_machines() -> None:
     world = World(ahead=3600)
     assert world.update()
     assert world.clock() == NOON
@@ -69,7 +69,7 @@ def test_the_server_is_asked_again_and_followed_when_its_clock_was_set() -> None
     assert world.clock() == world.server
 
 
-def test_who_was_never_asked_stands_in() -> None:
+def test_the_machines_time_is_used_before_the_first_measurement() -> None:
     world = World(ahead=60)
     assert world.clock() == NOON + timedelta(seconds=60)
 

@@ -35,7 +35,7 @@ def test_the_last_returned_connection_is_kept(spare: SpareConnection[Any]) -> No
     assert spare.take() is own
 
 
-def test_nothing_is_kept_while_a_caller_waits_for_the_pool(spare: SpareConnection[Any]) -> None:
+def test_no_connection_is_kept_while_a_caller_waits_for_the_pool(spare: SpareConnection[Any]) -> None:
     """A caller that waits for the pool would not get a kept connection."""
     assert spare.take() is None
     assert spare.take() is None
@@ -46,7 +46,7 @@ def test_nothing_is_kept_while_a_caller_waits_for_the_pool(spare: SpareConnectio
     assert spare.keep(returned) is None
 
 
-def test_it_returns_to_the_pool_after_a_minute(spare: SpareConnection[Any]) -> None:
+def test_a_spare_connection_returns_to_the_pool_after_a_minute(spare: SpareConnection[Any]) -> None:
     """The pool replaces old connections."""
     spare.take()
     returned = connection(due=0)

@@ -45,7 +45,7 @@ def numbers(taken: list[MessageContext]) -> list[int]:
     return [message.number for message in taken]
 
 
-def test_only_the_contexts_of_what_is_stored_are_taken() -> None:
+def test_only_trace_contexts_of_stored_messages_are_taken() -> None:
     traces, handle, other = ArrivedTraces(Budgets()), uuid4(), uuid4()
     part = Part("//type", Content.DATA, b"")
     traces.note("certificate shop", handle, traced(3, 4))  # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
@@ -56,7 +56,7 @@ def test_only_the_contexts_of_what_is_stored_are_taken() -> None:
     assert traces.take({handle: batch, other: batch}, ()) == []
 
 
-def test_contexts_of_what_is_postponed_wait_for_it() -> None:
+def test_trace_contexts_wait_with_postponed_messages() -> None:
     traces, handle = ArrivedTraces(Budgets()), uuid4()
     traces.note("certificate shop", handle, traced(0, 2))
     batch = Batch(0, 2, [Deliver(0, (Part("//type", Content.DATA, b""),) * 2)])
@@ -82,7 +82,7 @@ def test_contexts_are_bounded_for_each_conversation_and_for_each_owner() -> None
     assert len(traces.take({other: batch}, ())) == 300
 
 
-def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
+def test_messages_that_wait_for_rows_are_bounded_and_sent_again() -> None:
     """The rows of thirty conversations are locked: part of their messages is kept, and none is lost."""
     receiver = Receiver(budget=20 * 2 * (BODY_BYTES + LIMITS.message_cost))
     senders = [uuid4() for _ in range(30)]
@@ -157,7 +157,7 @@ def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: p
     assert costly.seconds == pytest.approx(3 * 0.02)  # no link back to acknowledge the message
 
 
-def test_the_time_to_store_is_divided_by_what_each_peer_has_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storing_time_is_charged_to_peers_by_their_stored_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each link brings one frame: with a small message, a large one, or a hundred small ones."""
     clock = [0.0]
     receiver = Receiver(seconds=lambda: clock[0])

@@ -81,7 +81,7 @@ def test_the_way_is_that_of_the_principal_or_a_reason() -> None:
     assert mirrors.take_changed() == set()
 
 
-def test_what_is_news_is_kept_once_and_again_when_that_failed() -> None:
+def test_a_change_is_stored_once_and_again_after_a_failure() -> None:
     world = begun()
     mirrors = world.mirrors
     ((*_, first),) = mirrors.take_news()
@@ -98,7 +98,7 @@ def test_what_is_news_is_kept_once_and_again_when_that_failed() -> None:
     assert mirrors.take_news() == [row]
 
 
-def test_who_makes_the_route_anew_begins_without_what_was_seen() -> None:
+def test_a_route_created_again_starts_without_old_observations() -> None:
     world = begun()
     mirrors = world.mirrors
     mirrors.heard(A, FIRST._replace(timeline=7))

@@ -60,7 +60,7 @@ def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch
     assert {endpoint.far_service for endpoint in tables.endpoints.values() if not endpoint.is_remote} == {"//here"}
 
 
-def test_what_is_read_in_a_later_round_is_sent_in_that_round() -> None:
+def test_messages_read_in_a_later_round_are_sent_in_that_round() -> None:
     """The budget holds bodies of two conversations. No acknowledgement arrives, and no timer fires."""
     tables, links, passed = Tables(UUID(int=1), Random(1)), OneLink(), [0.0]
     tables.services.add("//far")
@@ -89,7 +89,7 @@ def test_what_is_read_in_a_later_round_is_sent_in_that_round() -> None:
     }
 
 
-def test_a_new_link_hastens_those_that_had_to_leave_the_memory_and_nobody_else() -> None:
+def test_a_new_link_hastens_only_conversations_dropped_from_memory() -> None:
     conversations: Any = SimpleNamespace(local_route_expiry=NEVER, is_missing=False, wanted=set())
     store: Any = SimpleNamespace(page=lambda after, count: [])
     security: Any = None

@@ -78,7 +78,7 @@ def test_a_frame_is_for_the_share_of_its_conversation() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\0", b"nonsense of a peer", bytes(100), frame(UUID(int=2))[:20], b"\0\1\xc0"])
-def test_what_cannot_be_read_is_the_first_shares(body: bytes) -> None:
+def test_unreadable_frames_go_to_the_first_share(body: bytes) -> None:
     with pytest.raises(CorruptedMessage):
         conversation_of(body)
     assert share_for(Arrival(Pipe(), body), 3) == 0
@@ -97,7 +97,7 @@ def test_a_conversation_that_is_written_in_another_way_is_the_same_one() -> None
 # ---------------------------------------------------------------- inboxes
 
 
-def test_what_was_brought_is_for_one_and_what_has_happened_for_all() -> None:
+def test_a_frame_goes_to_one_share_and_an_event_to_all() -> None:
     made, link = Inboxes(), Pipe()
     made.divide(3)
     arrival = Arrival(link, frame(of_share(2, 3)))
@@ -115,7 +115,7 @@ def test_only_the_first_one_hears_that_another_server_was_promoted() -> None:
     assert [inbox.take(10) for inbox in made.shares] == [[Outdated(KnownTimeline("c", 2))], []]
 
 
-def test_nothing_is_lost_and_every_owner_keeps_its_order_when_they_are_divided_anew() -> None:
+def test_a_new_division_keeps_all_frames_and_the_order_of_each_owner() -> None:
     made, link = Inboxes(), Pipe()
     arrivals = [Arrival(link, frame(uuid4())) for _ in range(60)]
     for arrival in arrivals:
@@ -230,7 +230,7 @@ def test_no_share_comes_for_a_moment_of_load_nor_where_python_computes_all_the_t
     assert busy.passes(30, 1.0, computing=FULL_CPU) == 1
 
 
-def test_processes_do_not_wait_for_what_the_first_one_computes() -> None:
+def test_processes_do_not_wait_for_computations_of_the_first() -> None:
     busy = Busy(in_processes=True)
     assert busy.passes(POLLS_TO_GROW + 1, 1.0, computing=1.0) == 2
     assert busy.passes(2 * POLLS_TO_SHRINK, 0.01, 0.01) == 1
@@ -322,7 +322,7 @@ def test_rounds_go_on_while_more_shares_are_opened(monkeypatch: pytest.MonkeyPat
     of.end()
 
 
-def test_what_is_opened_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_opened_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     may_open, is_closed = threading.Event(), threading.Event()
 
     def open_slowly(*_: object) -> Any:
@@ -399,7 +399,7 @@ def test_a_link_that_two_addresses_lead_to_has_its_room_once() -> None:
     assert link.room == 400
 
 
-def test_who_is_at_an_address_is_asked_when_something_else_is_known() -> None:
+def test_the_owner_at_an_address_is_cached_per_version() -> None:
     asked: Any = QuestionReceived()
     peers = worker.KnownPeers(asked)
     for version in (1, 1, 2):

@@ -97,7 +97,7 @@ def test_a_certificate_lives_seven_days_and_is_renewed_in_time(make: Make) -> No
     assert make("west").look(NOW - 30 * DAY).problem == ""  # a corrected clock does not stop it, either
 
 
-def test_nothing_is_read_again_that_has_not_changed(make: Make) -> None:
+def test_an_unchanged_membership_is_cached_for_ten_seconds(make: Make) -> None:
     membership = make("west")
     membership.look(NOW)
     assert membership.look(NOW) is membership.look(NOW + timedelta(seconds=9))
@@ -129,7 +129,7 @@ def test_a_token_has_its_time(corp: Domain, make: Make) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "00" * 47, "00" * 49, "zz" * 48])
-def test_what_is_no_token(text: str) -> None:
+def test_invalid_tokens_are_refused(text: str) -> None:
     with refused("no token"):
         Token.read(text)
 
@@ -151,7 +151,7 @@ def test_a_token_with_another_secret_is_not_answered(corp: Domain, make: Make) -
     assert make("west").join(corp.folder, token, NOW, 0).problem == ""
 
 
-def test_whoever_has_not_the_key_needs_a_token(corp: Domain, make: Make) -> None:
+def test_without_the_domains_key_a_token_is_needed(corp: Domain, make: Make) -> None:
     with Away(corp):
         for what in (
             lambda: make("west").join(corp.folder, None, NOW, 0),
@@ -172,7 +172,7 @@ def test_an_answer_that_comes_later_is_taken_with_the_same_token(corp: Domain, m
         assert make("west").join(corp.folder, token, NOW, 0).problem == ""
 
 
-def test_nobody_joins_as_an_instance_that_is_another_member_s(corp: Domain, make: Make, tmp_path: Path) -> None:
+def test_an_instance_of_another_member_cannot_join(corp: Domain, make: Make, tmp_path: Path) -> None:
     west = make("west")
     join(corp, west)
     impostor = Membership(KeyFolder(tmp_path / "impostor"), west._instance)
@@ -186,7 +186,7 @@ def test_nobody_joins_as_an_instance_that_is_another_member_s(corp: Domain, make
 # ---------------------------------------------------------------- renewal by another account
 
 
-def test_a_member_asks_and_whoever_has_the_key_answers(corp: Domain, make: Make) -> None:
+def test_a_members_renewal_is_answered_by_the_owner_of_the_key(corp: Domain, make: Make) -> None:
     west = make("west")
     first = join(corp, west)
     later = NOW + 4 * DAY
@@ -248,7 +248,7 @@ def test_a_revoked_member_is_renewed_no_more_and_known_to_all(corp: Domain, make
         make("third").join(corp.folder, token, NOW, 0)
 
 
-def test_who_can_be_revoked(corp: Domain, make: Make) -> None:
+def test_revoking_needs_a_known_name_and_not_the_owner(corp: Domain, make: Make) -> None:
     with refused("no member and no invitation of the name shop"):
         corp.revoke("shop", NOW)
     make("west").join(corp.folder, None, NOW, 0)
@@ -256,7 +256,7 @@ def test_who_can_be_revoked(corp: Domain, make: Make) -> None:
         corp.revoke(own_name().upper(), NOW)
 
 
-def test_what_was_revoked_stays_known_while_the_folder_cannot_be_read(corp: Domain, make: Make) -> None:
+def test_revoked_members_stay_known_while_the_folder_is_unreadable(corp: Domain, make: Make) -> None:
     west = make("west")
     join(corp, west)
     join(corp, make("east"), "warehouse")
@@ -304,7 +304,7 @@ def test_a_copy_of_an_instance_gets_a_certificate_of_its_own(make: Make, tmp_pat
     assert copy.member.instance != first.member.instance
 
 
-def test_where_no_domain_can_be_made(corp: Domain, tmp_path: Path) -> None:
+def test_invalid_folders_and_names_of_domains_are_refused(corp: Domain, tmp_path: Path) -> None:
     with refused("There is a domain in"):
         Domain.create(corp.folder, "CORP", NOW)
     (tmp_path / "full").mkdir()

@@ -219,7 +219,7 @@ def test_neither_form_passes_for_the_other() -> None:
 
 
 @pytest.mark.parametrize("own", [EAST.key, rsa.generate_private_key(65537, 2048)], ids=["curve", "RSA"])
-def test_what_was_made_for_nobody_is_not_opened(own: PrivateKey) -> None:
+def test_invalid_exchanges_are_not_unwrapped(own: PrivateKey) -> None:
     east = Exchanges(Clock())
     for capsule in (b"", b"x", bytes(65), bytes(256)):
         for siblings in (None, ()):
@@ -227,7 +227,7 @@ def test_what_was_made_for_nobody_is_not_opened(own: PrivateKey) -> None:
             assert east.unwrap(exchange, own, header()) is None
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_exchanges_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_REMEMBERED", 3)
     west, east = Exchanges(Clock()), Exchanges(Clock())
     for number in range(10):

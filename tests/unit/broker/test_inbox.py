@@ -50,20 +50,20 @@ def world() -> World:
     return World()
 
 
-def test_who_is_alone_is_taken_as_a_whole(world: World) -> None:
+def test_a_single_owner_is_taken_completely(world: World) -> None:
     world.brings(Of("mallory"), 1_500)
     assert world.round(each=0.01) == {"mallory": 1_500}
     assert world.inbox.wake_at == inboxes.NEVER
 
 
-def test_what_waits_for_the_next_round_does_not_hurry_it(world: World) -> None:
+def test_waiting_frames_do_not_hasten_the_next_round(world: World) -> None:
     """Rounds pause between them, so that many small transactions are transmitted together."""
     world.brings(Of("mallory"), 20)
     assert world.inbox.wake_event.is_set()
     assert world.inbox.wake_at == inboxes.NEVER
 
 
-def test_a_round_takes_what_is_enough_and_the_next_one_follows_at_once(world: World) -> None:
+def test_a_full_round_is_followed_by_the_next_at_once(world: World) -> None:
     """Stored messages are acknowledged while more are stored. New arrivals do not shorten the pause."""
     mallory, size = Of("mallory"), inboxes.ROUND_BYTES // 4
     world.brings(mallory, 9, size)
@@ -77,7 +77,7 @@ def test_a_round_takes_what_is_enough_and_the_next_one_follows_at_once(world: Wo
     assert world.inbox.wake_at == inboxes.NEVER
 
 
-def test_who_had_no_turn_before_it_was_enough_is_the_first_in_the_next_round(world: World) -> None:
+def test_an_owner_without_a_turn_is_first_in_the_next_round(world: World) -> None:
     owners = [f"shop {number}" for number in range(10)]
     for owner in owners:
         world.brings(Of(owner), 2, inboxes.ROUND_BYTES // 4)
@@ -95,7 +95,7 @@ def test_who_had_no_turn_before_it_was_enough_is_the_first_in_the_next_round(wor
     ) == sorted(owners * 2)
 
 
-def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) -> None:
+def test_rounds_follow_at_once_only_while_an_owner_has_a_turn_left(world: World) -> None:
     """An owner that had a whole turn rests. An owner without room in the round does not rest."""
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(mallory, 500, inboxes.ROUND_BYTES // 40)
@@ -110,7 +110,7 @@ def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) 
     assert world.inbox.wake_at > world.now
 
 
-def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World) -> None:
+def test_a_busy_owner_gets_one_turn_and_then_rests(world: World) -> None:
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(mallory, 1_500)
     world.brings(shop)
@@ -128,7 +128,7 @@ def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World
     assert world.round(each=1e-6)["mallory"] > 1_000  # cheap frames are taken in numbers
 
 
-def test_each_is_charged_for_what_was_measured_for_it(world: World) -> None:
+def test_each_owner_is_charged_its_measured_time(world: World) -> None:
     """A frame may cost a hundred times as much as another. Owners of such frames get fewer in, and rest longer."""
     mallory, shop, light = Of("mallory"), Of("shop"), Of("light")
     for number in range(40):
@@ -150,14 +150,14 @@ def test_each_is_charged_for_what_was_measured_for_it(world: World) -> None:
 
 
 @pytest.mark.parametrize(("waste", "rest"), [(0.0, 0.016), (0.5, 0.034), (1.0, 0.05)])
-def test_what_is_for_nothing_rests_longer(world: World, waste: float, rest: float) -> None:
+def test_an_owner_of_useless_frames_rests_longer(world: World, waste: float, rest: float) -> None:
     world.brings(Of("mallory"), 500)
     world.brings(Of("shop"))
     world.round(each=0.001, waste=waste)
     assert world.inbox.wake_at - world.now == pytest.approx(rest, abs=0.003)
 
 
-def test_who_rests_does_not_ring(world: World) -> None:
+def test_a_resting_owner_does_not_wake_the_round(world: World) -> None:
     mallory = Of("mallory")
     world.brings(mallory, 500)
     world.brings(Of("shop"))
@@ -169,7 +169,7 @@ def test_who_rests_does_not_ring(world: World) -> None:
     assert world.inbox.wake_event.is_set()
 
 
-def test_links_of_one_owner_share_a_line_and_those_of_nobody_do_not(world: World) -> None:
+def test_links_of_one_owner_share_a_line_and_anonymous_links_do_not(world: World) -> None:
     for _ in range(3):
         world.brings(Of("mallory"), 100)
     world.brings(Of("shop"))
@@ -213,7 +213,7 @@ def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -
     assert sum(taken_by_owner.values()) > 2 * inboxes.TURN_S / 0.001 + 1
 
 
-def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World) -> None:
+def test_useless_frames_get_a_turn_among_busy_owners(world: World) -> None:
     mallory, shop = Of("mallory"), Of("shop")
     for _ in range(20):
         world.brings(mallory, 100)
@@ -225,7 +225,7 @@ def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World
     assert max(world.round(each=0.001).values()) <= inboxes.TURN_S / 0.001
 
 
-def test_a_link_that_is_over_shares_with_nobody(world: World) -> None:
+def test_a_closed_link_takes_no_part_of_the_round(world: World) -> None:
     """Two instances connect to each other at the same time, and one connection is closed: the other has all."""
     first, second = Of(""), Of("")
     world.brings(first, 3)

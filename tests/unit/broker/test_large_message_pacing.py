@@ -39,7 +39,7 @@ class World:
         self.conversations.acknowledged(self.small, self.sent + 1)
 
 
-def test_it_has_all_while_nobody_else_sends() -> None:
+def test_a_large_message_has_the_whole_link_while_no_other_sends() -> None:
     world = World()
     assert world.window(world.large) is None
     world.conversations.sent_small(world.large, 0)  # of the same conversation: they queue behind it in any case
@@ -76,7 +76,7 @@ def test_the_time_is_that_of_one_message_and_not_of_the_one_after_it() -> None:
     assert world.window(world.large) == pytest.approx(0.1 * LARGE_FRAGMENTS_PER_S * FRAGMENT, abs=1)
 
 
-def test_what_is_never_acknowledged_is_not_waited_for() -> None:
+def test_pacing_does_not_wait_for_unacknowledged_messages() -> None:
     world = World()
     world.conversations.sent_small(world.entry(), 0)
     world.now += LIMITS.first_retry + 1

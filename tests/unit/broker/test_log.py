@@ -63,13 +63,13 @@ def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytes
     assert "1,980 lines like these were left out" in said.getvalue()
 
 
-def test_what_peers_have_not_caused_is_told_each_time(said: io.StringIO) -> None:
+def test_lines_not_caused_by_peers_are_never_suppressed(said: io.StringIO) -> None:
     for _ in range(3):
         logging.getLogger("servicebroker.broker").info("This process serves the instance.")
     assert len(lines(said)) == 3
 
 
-def test_what_asyncio_and_uvicorn_say_of_peers_is_bounded_as_well(said: io.StringIO) -> None:
+def test_lines_of_asyncio_and_uvicorn_about_peers_are_bounded(said: io.StringIO) -> None:
     for number in range(1_000):
         logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: <fd=%d>", number)
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")

@@ -54,7 +54,7 @@ def two() -> Iterator[tuple[Daemon, Daemon]]:
 
 
 @pytest.mark.feature(122)
-def test_who_was_asked_answers_and_says_when_that_changes(two: tuple[Daemon, Daemon]) -> None:
+def test_a_queried_broker_answers_and_announces_changes(two: tuple[Daemon, Daemon]) -> None:
     west, east = two
     assert not east.network.was_asked
     west.network.ask(east.address, KnownTimeline())
@@ -66,9 +66,7 @@ def test_who_was_asked_answers_and_says_when_that_changes(two: tuple[Daemon, Dae
 
 
 @pytest.mark.feature(122)
-def test_whoever_does_not_go_on_to_commit_is_in_doubt(
-    two: tuple[Daemon, Daemon], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_whose_rounds_stop_is_in_doubt(two: tuple[Daemon, Daemon], monkeypatch: pytest.MonkeyPatch) -> None:
     west, east = two
     monkeypatch.setattr(networks, "RELAY_TIMEOUT_S", 0.5)
     east.network.announce_role(PRINCIPAL)
@@ -91,7 +89,7 @@ def test_a_principal_hears_of_a_higher_timeline_of_its_cluster(two: tuple[Daemon
 
 
 @pytest.mark.feature(122)
-def test_who_cannot_be_reached_is_told(two: tuple[Daemon, Daemon]) -> None:
+def test_an_unreachable_broker_is_reported(two: tuple[Daemon, Daemon]) -> None:
     west, east = two
     nobody = Address("127.0.0.1", 1)
     west.network.ask(nobody, KnownTimeline())

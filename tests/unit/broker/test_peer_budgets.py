@@ -104,7 +104,7 @@ def named(number: int) -> str:
     ],
     ids=["addresses of senders", "routes to senders", "routes to targets"],
 )
-def test_what_messages_of_one_peer_have_us_do_is_bounded(
+def test_work_caused_by_one_peers_messages_is_bounded(
     routes: list[Route], make: Callable[[int], bytes], resource: str
 ) -> None:
     victim, mallory = Victim(*routes), Wire(owner=MALLORY)

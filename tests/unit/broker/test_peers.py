@@ -40,7 +40,7 @@ CASES = [  # accepted, named, learned, peers that may not claim to be SHOP
 
 
 @pytest.mark.parametrize(("accepted", "named", "learned", "refused"), CASES)
-def test_whose_an_instance_is(
+def test_the_owner_of_an_instance_by_its_claims(
     accepted: dict[UUID, str], named: dict[UUID, frozenset[str]], learned: dict[UUID, frozenset[str]], refused: set[str]
 ) -> None:
     claims = Claims(accepted, named, learned)
@@ -70,7 +70,7 @@ def test_a_greeting_teaches_nothing_and_an_answer_does() -> None:
     assert peers.take_mistrusted() == {} == peers.take_answers()
 
 
-def test_who_claims_it_where_we_connected_makes_both_unbelieved_until_one_is_accepted() -> None:
+def test_contradicting_answers_disqualify_both_until_one_is_accepted() -> None:
     peers = known()
     assert peers.answered(HERE, "shop", SHOP) is None
     assert peers.answered(THERE, "mallory", SHOP) is not None
@@ -80,7 +80,7 @@ def test_who_claims_it_where_we_connected_makes_both_unbelieved_until_one_is_acc
     assert peers.greeted("mallory", SHOP) is not None
 
 
-def test_where_a_certificate_says_it_an_answer_contests_nothing() -> None:
+def test_an_answer_does_not_contest_a_certificates_identity() -> None:
     peers = known(named=NAMED)
     assert peers.answered(THERE, "mallory", SHOP) is not None
     assert peers.take_answers() == {}
@@ -100,7 +100,7 @@ def test_an_address_stays_with_whom_it_was_found_as_long_as_that_one_has_a_certi
     assert peers.owner_at(HERE) == "mallory"
 
 
-def test_nobody_else_is_this_instance_and_without_tls_nothing_is_judged() -> None:
+def test_a_claim_of_our_own_identity_is_refused_only_with_tls() -> None:
     peers = known()
     assert peers.greeted("shop", UUID(int=9)) is not None
     peers.apply(OFF)
@@ -133,7 +133,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("routes", "expected"), WAYS)
-def test_which_addresses_routes_name_for_a_service(routes: list[Route], expected: set[Address]) -> None:
+def test_addresses_of_routes_for_a_service(routes: list[Route], expected: set[Address]) -> None:
     assert ways("//s", "b", [RoutingTable(routes)], NOW) == expected
 
 

@@ -64,7 +64,7 @@ def held(start: int, expiry: int, active: bool = True) -> Held:
         ([held(0, 1)], 0),
     ],
 )
-def test_the_latest_expiry_of_what_is_valid_and_active(certificates: list[Held], expected: int) -> None:
+def test_the_valid_active_certificate_with_the_latest_expiry_is_chosen(certificates: list[Held], expected: int) -> None:
     chosen = choose(certificates, NOW)
     assert chosen == (expected if expected > 9000 else certificates[expected])
 
@@ -121,7 +121,7 @@ def header(kind: Kind, *, is_from_initiator: bool) -> Header:
     return Header(UUID(int=1), is_from_initiator, kind, True, "//to", None, "//from", UUID(int=2))
 
 
-def test_which_key_seals_what() -> None:
+def test_the_key_for_each_kind_of_frame() -> None:
     first, second = (SessionKey(bytes([n] * 32), lambda: bytes(16)) for n in (1, 2))
     full, anonymous, beginning = SessionKeys(first, second, True), SessionKeys(first), SessionKeys(first, None, True)
     for kind in Kind:
@@ -134,7 +134,7 @@ def test_which_key_seals_what() -> None:
                 beginning.of(from_target)
 
 
-def test_what_an_exchange_is_bound_to() -> None:
+def test_an_exchange_is_bound_to_its_header() -> None:
     first_header = header(Kind.RUN, is_from_initiator=True)
     others = [
         msgspec.structs.replace(first_header, **change)

@@ -50,7 +50,7 @@ def test_a_killed_process_is_closed_before_another_one_takes_its_place() -> None
     assert performed[-1] is ShareAction.AWAIT
 
 
-def test_what_failed_is_closed_before_the_daemon_hears_of_it() -> None:
+def test_a_failed_share_is_closed_before_its_report() -> None:
     for events in ((Event.ERROR,), (Event.READY, Event.ERROR), (Event.READY, Event.EXITED_AT_END)):
         assert actions(*events)[-2:] == [ShareAction.CLOSE, ShareAction.REPORT_PROBLEM]
 
@@ -82,7 +82,7 @@ def test_an_event_that_cannot_happen_is_refused() -> None:
 # ---------------------------------------------------------------- the number of shares
 
 
-def test_nothing_is_decided_while_others_are_opened() -> None:
+def test_growth_waits_while_shares_are_opened() -> None:
     growth = Growth(Load(4, 0.0, 0.0), fixed=3)
     assert [growth.wanted_now([0.0], now, 0.0) for now in (1.0, 2.0)] == [3, None]
     growth.opened()
@@ -91,7 +91,7 @@ def test_nothing_is_decided_while_others_are_opened() -> None:
     assert growth.wanted_now([0.0] * 3, 4.0, 0.0) == 1
 
 
-def test_what_could_not_be_had_is_tried_again_after_a_minute_and_told_once() -> None:
+def test_a_share_that_cannot_open_is_retried_after_a_minute_and_logged_once() -> None:
     growth = Growth(Load(4, 0.0, 0.0), fixed=2)
     assert growth.wanted_now([0.0], 1.0, 0.0) == 2
     assert growth.failed("no room", 1.0)
@@ -159,7 +159,7 @@ def test_a_bell_makes_the_next_pauses_short() -> None:
     assert rounds(pace, 0)[0].seconds == FIRST_POLL_S
 
 
-def test_a_share_looks_often_while_nobody_is_notified() -> None:
+def test_a_share_polls_often_while_it_is_not_notified() -> None:
     pace = SharePace()
     idle = [pace.after_round(0, NEVER, 0.0, is_polling=True) for _ in range(3)]
     assert idle == [Wait(ROUND_PAUSE_S, True)] * 3
@@ -187,7 +187,7 @@ def test_a_process_proves_that_it_is_the_principal_only_with_the_lease() -> None
             assert (phase, event) == (Phase.PROVING, Served.PROVED)
 
 
-def test_who_stands_by_says_so_once_and_has_no_connections() -> None:
+def test_a_standby_daemon_logs_once_and_has_no_connections() -> None:
     performed = way(Served.PRIMARY, Served.HELD, Served.HELD, Served.HELD, Served.WON, Served.PROVED)
     assert performed.count(Do.LOG_STANDBY) == performed.count(Do.STOP_LISTENING) == 1
     assert performed.count(Do.WAIT_FOR_LEASE) == 3
@@ -206,7 +206,7 @@ def test_a_mirror_that_is_promoted_is_in_doubt_until_a_commit_went_through() -> 
     assert performed.count(Do.ANNOUNCE_DOUBT) == 2
 
 
-def test_each_phase_is_reached_and_what_cannot_happen_is_refused() -> None:
+def test_each_phase_is_reached_and_impossible_events_are_refused() -> None:
     assert {step.after for step in TAKEOVERS.values()} == set(Phase) - {Phase.ASKING}
     assert {event for _, event in TAKEOVERS} == set(Served)
     assert {act for step in TAKEOVERS.values() for act in step.actions} == set(Do)

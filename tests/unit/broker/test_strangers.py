@@ -163,7 +163,7 @@ def test_a_connection_that_is_reset_while_it_is_refused_is_gone(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-def test_who_does_not_read_the_end_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_does_not_read_the_end_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "CLOSING_TIME", 0.2)
     peer = site.peer()
     assert peer.is_online

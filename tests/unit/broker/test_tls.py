@@ -166,7 +166,7 @@ def test_a_key_is_its_owner_s_alone(make: Make, tmp_path: Path) -> None:
     assert keys.find(west.facts.thumbprint) is None
 
 
-def test_nothing_older_than_tls_1_3(make: Make) -> None:
+def test_versions_before_tls_1_3_are_refused(make: Make) -> None:
     (west, _), (_, east_file) = make("west"), make("east")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

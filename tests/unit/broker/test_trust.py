@@ -125,7 +125,7 @@ def test_a_denial_also_applies_to_the_same_account(member: Callable[..., MemberS
     assert refused(windows(member("west")), windows(member("east"), Connect(None, {account: DENY})))[0] == 28034
 
 
-def test_a_revoked_member_is_refused_whatever_was_granted(corp: Domain, member: Callable[..., MemberState]) -> None:
+def test_a_revoked_member_is_refused_despite_grants(corp: Domain, member: Callable[..., MemberState]) -> None:
     west, east = member("west", "shop"), member("east")
     east = east._replace(revoked=frozenset({"shop"}))
     lets_in = Connect(None, {f"corp\\{own_name().lower()}": GRANT})

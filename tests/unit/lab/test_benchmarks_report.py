@@ -53,7 +53,7 @@ def test_processor_time_is_told_in_microseconds_and_waits_by_their_share() -> No
     assert figures(samples) == Figures(100.0, 1.0, 50.0, 400.0, 150.0, "running 67%, WALSync 33%")
 
 
-def test_where_cost_is_compared_less_is_better() -> None:
+def test_a_lower_cost_is_better() -> None:
     scenario = SCENARIOS["cpu-receive-one"]
     lines = [
         Line("cpu-receive-one", system, figures=Figures(1.0, 1.0, 1.0, server))
@@ -75,7 +75,7 @@ def test_ratios_and_goals() -> None:
     assert [line.system for line in a_report().missed] == ["procrastinate"]
 
 
-def test_what_came_out_is_told_in_a_line_each() -> None:
+def test_the_report_has_one_line_per_system() -> None:
     assert [in_words(line) for line in some_lines()] == [
         "send-one: servicebroker send: 3,000/s",
         "send-one: pgqueuer enqueue psycopg <3>: 2,000/s, ours is 1.50x (>= 1.2x, reached)",
@@ -107,7 +107,7 @@ def test_markdown() -> None:
     assert {row.count("|") for row in rows} == {9}
 
 
-def test_a_table_that_misses_a_goal_says_what_bounds_it() -> None:
+def test_a_table_that_misses_a_goal_names_its_bound() -> None:
     report = a_report()
     assert f"What bounds it: {BOUNDS['send-one']}" in report.markdown()
     reached = replace(report, lines=tuple(line for line in report.lines if line.reached is not False))
@@ -168,7 +168,7 @@ def test_command_line_names_no_folder() -> None:
     assert found == "python -m servicebroker_lab.benchmarks send-one --pgmq-sql 'pgmq one.sql' --scale 0.5 --rounds 3"
 
 
-def test_plain_sql_drops_what_only_an_extension_needs() -> None:
+def test_plain_sql_drops_statements_of_extensions() -> None:
     script = (
         "\\echo Use CREATE EXTENSION\n\\quit\ncreate table pgmq.meta (a int);\n"
         "SELECT pg_catalog.pg_extension_config_dump('pgmq.meta',\n '');\nselect 1;\n"

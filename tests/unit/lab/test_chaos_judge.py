@@ -46,7 +46,7 @@ def test_each_once_and_in_order(tmp_path: Path) -> None:
         ([("b", 0), ("b", 1), ("a", 1), ("a", 0), ("a", 2)], "out of order"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, action: str, found: list[tuple[str, int]], words: str) -> None:
+def test_a_fault_in_the_ledgers_is_named(tmp_path: Path, action: str, found: list[tuple[str, int]], words: str) -> None:
     with pytest.raises(AssertionError, match=f"{action}.* {words}"):
         chaos.judge(world(tmp_path, **{action: found}))
 

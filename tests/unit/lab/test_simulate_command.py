@@ -21,7 +21,7 @@ def test_seeds(text: str, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "5:5", "5:3", "-2:3", "1:2:3"])
-def test_what_is_no_seeds_is_refused(text: str) -> None:
+def test_invalid_seeds_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         parse_seeds(text)
     assert CliRunner().invoke(program, ["--seeds", text]).exit_code == 2

@@ -228,7 +228,7 @@ def test_refused_codecs(given: Any) -> None:
         sb.codec(*given)
 
 
-def test_a_model_that_does_not_read_what_it_writes_is_refused() -> None:
+def test_a_model_that_cannot_read_its_own_output_is_refused() -> None:
     class Lossy(pydantic.BaseModel):
         item: str = pydantic.Field("", serialization_alias="article")
 
@@ -236,7 +236,7 @@ def test_a_model_that_does_not_read_what_it_writes_is_refused() -> None:
         sb.codec("//test/Lossy", Lossy)
 
 
-def test_the_package_says_its_version_and_what_there_is() -> None:
+def test_the_package_has_a_version_and_lists_its_names() -> None:
     assert sb.__version__ == __import__("importlib.metadata").metadata.version("servicebroker")
     assert set(sb.__all__) <= set(dir(sb))
     fresh = "import servicebroker as sb; print(sorted(set(sb.__all__) - set(dir(sb))), hasattr(sb, 'nothing'))"

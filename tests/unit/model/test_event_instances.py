@@ -10,13 +10,13 @@ from servicebroker.model.event_instances import event_body, post_time
 EVENT = sb.EventInstance("QUEUE_ACTIVATION", "t", 7, "s", "l", "dbo", "D & <E>", "dbo", "Q'é")
 
 
-def test_what_is_written_is_read() -> None:
+def test_a_written_event_is_read_back() -> None:
     assert sb.read_event(event_body(EVENT)) == EVENT
     assert event_body(EVENT)[:2] == b"\xff\xfe", "UTF-16 with its mark"
 
 
 @pytest.mark.parametrize("sign", ["\0", "\x0b", "\uffff"])
-def test_what_xml_cannot_carry_does_not_spoil_the_message(sign: str) -> None:
+def test_characters_invalid_in_xml_are_replaced(sign: str) -> None:
     event = EVENT._replace(command=f"CREATE TABLE t (a int DEFAULT '{sign}')")
     assert sb.read_event(event_body(event)).command == "CREATE TABLE t (a int DEFAULT '\ufffd')"
 

@@ -46,7 +46,7 @@ def test_an_error_body_is_utf_16_with_a_mark_and_has_code_and_description() -> N
         f'<Error xmlns="{ERROR_NAMESPACE}"><Code/></Error>'.encode(),
     ],
 )
-def test_what_is_no_error_message_raises_value_error(body: bytes | None) -> None:
+def test_read_error_refuses_other_bodies(body: bytes | None) -> None:
     with pytest.raises(ValueError, match=r"not an Error message"):
         read_error(body)  # type: ignore[arg-type]
 

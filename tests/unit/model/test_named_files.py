@@ -68,7 +68,7 @@ def large(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(30)
-def test_what_never_ends_is_refused(pipe: Path, large: Path, tmp_path: Path) -> None:
+def test_devices_pipes_and_large_files_are_refused(pipe: Path, large: Path, tmp_path: Path) -> None:
     for path, why in ((Path("/dev/zero"), "pipe or device"), (pipe, "pipe or device"), (large, "more than")):
         with pytest.raises(OSError, match=why):
             read_file(path)
@@ -141,7 +141,7 @@ def test_people_that_become_a_pipe_do_not_stop_the_dashboard(tmp_path: Path) -> 
 THUMBPRINT = bytes(20)
 
 
-def test_a_key_that_somebody_else_has_put_there_is_refused(tmp_path: Path) -> None:
+def test_a_key_of_another_user_is_refused(tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "keys")
     keys.write(THUMBPRINT, b"key")
     assert keys.find(THUMBPRINT) is not None
@@ -182,6 +182,6 @@ def readers(file: Path) -> Iterator[str]:
             yield from READERS & {node.attr}
 
 
-def test_nothing_reads_a_file_that_somebody_has_named_without_a_bound() -> None:
+def test_all_reads_of_named_files_are_bounded() -> None:
     files = {str(file.relative_to(SOURCES)): file for file in SOURCES.rglob("*.py")}
     assert {name for name, file in files.items() if [*readers(file)]} == OURS

@@ -144,7 +144,7 @@ def test_the_decision(permission: str, on: Securable, entries: list[Entry], allo
         ([entry("D", "ALTER", QUEUE)], False),
     ],
 )
-def test_what_was_denied(entries: list[Entry], denied: bool) -> None:
+def test_is_denied_by_its_entries(entries: list[Entry], denied: bool) -> None:
     assert is_denied(ME, "RECEIVE", QUEUE, entries) is denied
     assert not is_denied(ME | {OWNER_ID}, "RECEIVE", QUEUE, entries)
     assert not is_denied(ME | {DBO_ID}, "RECEIVE", QUEUE, entries)
@@ -188,7 +188,7 @@ def test_fixed_roles_of_tables() -> None:
         ([entry("G", "SEND", SERVICE), entry("W", "ALTER", SERVICE)], False),
     ],
 )
-def test_who_may_grant(entries: list[Entry], allowed: bool) -> None:
+def test_may_grant_by_its_entries(entries: list[Entry], allowed: bool) -> None:
     assert may_grant(ME, "SEND", SERVICE, entries) is allowed
 
 
@@ -225,7 +225,7 @@ def brings(kind: Kind, permission: str) -> set[tuple[Kind, str]]:
 
 
 @given(some_entries, some_right)
-def test_the_decision_is_what_each_entry_brings(entries: list[Entry], right: tuple[Kind, str]) -> None:
+def test_the_decision_agrees_with_the_implied_permissions(entries: list[Entry], right: tuple[Kind, str]) -> None:
     kind, permission = right
     on = OBJECTS[kind]
     states = {
@@ -253,7 +253,7 @@ def test_a_deny_beats_everything_but_ownership(entries: list[Entry], right: tupl
 
 
 @given(some_entries, some_right)
-def test_who_may_grant_has_the_permission(entries: list[Entry], right: tuple[Kind, str]) -> None:
+def test_a_grantor_has_the_permission_or_control(entries: list[Entry], right: tuple[Kind, str]) -> None:
     kind, permission = right
     if kind is not Kind.SERVER and may_grant(ME, permission, OBJECTS[kind], entries):
         assert is_allowed(ME, permission, OBJECTS[kind], entries) or is_allowed(ME, "CONTROL", OBJECTS[kind], entries)
@@ -281,6 +281,6 @@ def test_a_permission_that_a_kind_does_not_have(kind: Kind) -> None:
             implied_by(kind, permission)
 
 
-def test_what_nothing_asks_for_is_no_permission_here() -> None:
+def test_permissions_without_effect_are_in_no_table() -> None:
     assert UNASKED.isdisjoint(IMPLIED_BY)
     assert UNASKED.isdisjoint((need.kind, need.permission) for needs in NEEDS.values() for need in needs)

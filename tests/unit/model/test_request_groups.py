@@ -28,7 +28,7 @@ def test_groups_sort_by_time_as_bytes(seeded_random: random.Random) -> None:
     assert [by_second[group] for group in sorted(groups, key=lambda group: group.bytes)] == [int(s) for s in times]
 
 
-def test_what_is_to_be_handled_is_never_dropped() -> None:
+def test_an_answer_to_be_handled_is_never_dropped() -> None:
     handled = request_group(NOW, LateAnswers.HANDLE, uuid4())
     lowest, highest = late_groups(datetime.max.replace(tzinfo=UTC), LateAnswers.DROP)
     assert not lowest <= handled <= highest

@@ -50,7 +50,7 @@ def test_transactions_are_asked_for_when_they_may_matter() -> None:
     assert rollbacks.pending() == []
 
 
-def test_what_is_pending_is_bounded() -> None:
+def test_pending_rollbacks_are_bounded() -> None:
     rollbacks = Rollbacks()
     for transaction in range(poison._MAX_PENDING + 10):
         rollbacks.received(transaction, [QUEUE_ID])

@@ -214,7 +214,7 @@ def test_an_annotation_is_checked_at_the_start(annotation: str, codec: Any, is_r
         worker.check(is_async=False)
 
 
-def test_what_the_broker_sends_is_a_message() -> None:
+def test_messages_of_the_broker_need_the_annotation_message() -> None:
     worker = sb.Worker("Q")
     worker.on(sb.END_DIALOG)(handler_of("sb.Message[Order]", []))
     worker.check(is_async=False)

@@ -62,7 +62,7 @@ def test_xml_takes_content(body: str, encoding: str) -> None:
     assert "".join(parse_content(content).itertext()) == "".join(re.sub(r"<[^ ].*?>", "", written))
 
 
-def test_nothing_at_all_is_content() -> None:
+def test_an_empty_body_is_valid() -> None:
     assert validation_failure("X", None) is None
 
 
@@ -92,7 +92,7 @@ def test_nothing_at_all_is_content() -> None:
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-16-be"])
-def test_xml_refuses_what_is_no_content(body: str, number: int, problem: str, encoding: str) -> None:
+def test_invalid_content_is_refused(body: str, number: int, problem: str, encoding: str) -> None:
     with pytest.raises(NotXml, match=re.escape(problem)) as refused:
         parse_content(body.encode(encoding))
     assert refused.value.number == number
@@ -111,7 +111,7 @@ def test_xml_refuses_what_is_no_content(body: str, number: int, problem: str, en
         (b'<?xml version="1.0" encoding="utf-16"?><a/>', "character 39, unable to switch the encoding"),
     ],
 )
-def test_xml_refuses_what_is_not_in_its_encoding(body: bytes, problem: str) -> None:
+def test_xml_in_another_encoding_is_refused(body: bytes, problem: str) -> None:
     assert problem in (validation_failure("X", body) or "")
 
 
@@ -122,7 +122,7 @@ def test_validation_never_raises(body: bytes) -> None:
 
 
 @given(st.text("<>/!?-[]&;a \n", max_size=30))
-def test_content_is_what_an_element_may_contain(text: str) -> None:
+def test_content_is_valid_if_an_element_may_contain_it(text: str) -> None:
     """Text that would close the wrapper element is not content."""
     try:
         etree.fromstring(f"<other>{text}</other>".encode())
@@ -132,7 +132,7 @@ def test_content_is_what_an_element_may_contain(text: str) -> None:
     assert (validation_failure("X", text.encode()) is None) is fits
 
 
-def test_a_long_way_to_what_might_be_a_dtd_takes_no_time() -> None:
+def test_many_comments_before_a_possible_dtd_take_no_time() -> None:
     began = time.monotonic()
     assert validation_failure("X", b"<!---->" * 50_000 + b"<")
     assert time.monotonic() - began < 2
@@ -168,7 +168,7 @@ def test_the_encodings_of_unicode_need_no_declaration(encoding: str) -> None:
         ("klingon", "utf-8", True),
     ],
 )
-def test_what_a_document_declares_of_its_encoding(declared: str, encoded: str, fails: bool) -> None:
+def test_the_declared_encoding_must_be_the_actual_one(declared: str, encoded: str, fails: bool) -> None:
     body = f'<?xml version="1.0" encoding="{declared}"?><a>é</a>'.encode(encoded)
     assert bool(validation_failure("X", body)) is fails
 
@@ -291,7 +291,7 @@ def test_a_kept_schema_compiles_as_the_given_one() -> None:
         ("<a>" * 300 + "</a>" * 300, "depth|Excessive"),
     ],
 )
-def test_what_is_no_schema_says_why(text: str, problem: str) -> None:
+def test_an_invalid_schema_has_a_reason(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         collection(text)
 
@@ -364,7 +364,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(st.lists(DOCUMENTS, max_size=4).map("".join), st.sampled_from(["utf-8", "utf-16"]))
-def test_what_is_read_in_pieces_is_judged_as_a_tree_is(text: str, encoding: str) -> None:
+def test_streamed_validation_agrees_with_that_of_a_tree(text: str, encoding: str) -> None:
     body = text.encode(encoding)
     judged = []
     for streamed_from in (1 << 30, -1):
@@ -418,7 +418,7 @@ def test_a_large_document_of_few_parts_is_taken() -> None:
     assert validation_failure("X", b"<r>" + b"<a>%s</a>" % (b"x" * 1_000_000) * 60 + b"</r>") is None
 
 
-def test_whatever_judging_raises_is_what_breaks_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_exception_of_the_validation_refuses_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
     for problem in (MemoryError(), etree.XPathEvalError("no"), etree.XMLSchemaParseError("no"), RecursionError("no")):
         monkeypatch.setattr(xml, "check_content", lambda body, problem=problem: (_ for _ in ()).throw(problem))
         said = validation_failure("X", b"<a/>")

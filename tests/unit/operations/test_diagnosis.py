@@ -350,7 +350,7 @@ def test_all_is_well() -> None:
         ),
     ],
 )
-def test_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
+def test_findings_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
     text = "\n".join(said(**changes))
     assert [word for word in words if word not in text] == []
 
@@ -383,7 +383,7 @@ def test_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
         ({"messages": 9, "oldest": AGO, "readers": 2}, ["2 readers wait and take nothing of 9 messages", "hangs"]),
     ],
 )
-def test_of_a_queue(changes: dict[str, Any], words: list[str]) -> None:
+def test_findings_of_a_queue(changes: dict[str, Any], words: list[str]) -> None:
     (text,) = of_queue(**changes)
     assert text.startswith("queue Shop.dbo.Q: ")
     assert [word for word in words if word not in text] == []
@@ -451,7 +451,7 @@ def test_a_mistyped_service_is_asked_about() -> None:
         ({"messages": 2_000, "oldest": AGO}, ["Nobody receives its 2,000 messages in"]),
     ],
 )
-def test_of_a_conversation(changes: dict[str, Any], words: list[str]) -> None:
+def test_findings_of_a_conversation(changes: dict[str, Any], words: list[str]) -> None:
     (text,) = of_talk(**changes)
     assert [word for word in words if word not in text] == []
 
@@ -513,7 +513,7 @@ def test_versions_that_differ_are_named() -> None:
     assert said(daemon=DAEMON._replace(reports=reports)) == []
 
 
-def test_what_could_not_be_seen_is_told() -> None:
+def test_failed_queries_are_findings() -> None:
     cut, failed = judge_unseen([UnseenFacts("queues", "why.", True), UnseenFacts("peers", "it has no x", False)])
     assert (cut.problem, "pg_locks" in cut.advice) == ("The query of queues failed: why.", True)
     assert (failed.problem, "pg_locks" in failed.advice) == ("The query of peers failed: it has no x", False)

@@ -28,7 +28,7 @@ def test_rates_are_of_parts_and_depths_go_on() -> None:
     assert history.depths == [None, 4, 25, 14, None]
 
 
-def test_what_nobody_has_watched_is_not_known() -> None:
+def test_lengths_without_samples_are_unknown() -> None:
     history = history_of(SINCE, 10.0, 3, {0, 1, 2}, [])
     assert history.depths == [None, None, None]
     assert history.rates_in == [0.0, 0.0, 0.0]
@@ -80,7 +80,7 @@ NEAR, FAR = UUID(int=1), UUID(int=2)
         (NEAR, "T", "", None, (True, "", "timer fired, or was cancelled", False)),
     ],
 )
-def test_how_events_stand_in_a_timeline(
+def test_rows_of_a_timeline(
     handle: UUID, what: str, detail: str, message_type: str | None, shown: tuple[bool, str, str, bool]
 ) -> None:
     numbers = (None, None, None) if message_type is None else (0, 0, 1)

@@ -67,7 +67,7 @@ def threads(before: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nx: "], ids=["nothing", "half a request"])
-def test_silent_connections_take_a_few_threads_and_keep_nobody_out(port: int, said: bytes) -> None:
+def test_silent_connections_use_few_threads_and_block_no_client(port: int, said: bytes) -> None:
     before = threading.active_count()
     with ExitStack() as stack:
         for _ in range(200):
@@ -88,7 +88,7 @@ def test_as_many_requests_are_answered_at_a_time_as_may_be(port: int, held: Held
     assert ask(port) == 200
 
 
-def test_who_resets_a_connection_writes_nothing_on_standard_error(
+def test_a_reset_connection_writes_no_error(
     port: int, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     before = threading.active_count()

@@ -34,7 +34,7 @@ def test_panels_do_not_lie_on_each_other() -> None:
     assert max(x for x, _ in taken) < 24  # columns of a Grafana dashboard
 
 
-def test_every_alert_says_what_to_do() -> None:
+def test_every_alert_has_an_action() -> None:
     text = RULES.read_text()
     assert text.count("- alert:") == text.count("action:") == text.count("summary:") > 5
 

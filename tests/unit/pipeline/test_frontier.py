@@ -92,7 +92,7 @@ def test_a_window_is_read_in_pages_and_the_next_begins_where_it_ended():
     assert slice_between(third, third) is None
 
 
-def test_the_first_batch_is_what_its_end_says_wherever_the_stream_began():
+def test_the_first_batch_depends_only_on_its_end():
     latest = Frontier(HERE.system_identifier, HERE.queue, 800, 800)
     end = latest.opened(900).read_to(10)
     assert slice_between(Frontier(HERE.system_identifier, HERE.queue, 850, 850), end) == Slice(800, 900, 0, 10)
@@ -103,7 +103,7 @@ def test_a_slice_is_divided_without_a_gap():
     assert divide_slice(Slice(1, 2, 0, 1), 4) == [Slice(1, 2, 0, 1)]
 
 
-def test_what_is_acknowledged_is_the_window_up_to_the_offset():
+def test_an_acknowledgement_covers_the_window_up_to_the_offset():
     assert slice_read_so_far(HERE.opened(900).read_to(20)) == Slice(0, 900, 0, 20)
     assert slice_read_so_far(HERE) is None
 
@@ -190,7 +190,7 @@ def test_a_wrong_option_is_named(given, complaint):
         ((8, 20, 99), (5, 9, 1), False),
     ],
 )
-def test_an_offset_has_read_what_one_before_it_has(offset, other, is_read):
+def test_has_read_compares_offsets(offset, other, is_read):
     current, before = (Frontier("1", "q", *numbers) for numbers in (offset, other))
     assert has_read(current, before) is is_read
 
@@ -218,7 +218,7 @@ def test_a_part_comes_back_from_its_text():
         ("more", 1),
     ],
 )
-def test_a_row_of_somebody_else_is_no_part(field, value):
+def test_a_foreign_row_is_refused_as_a_part(field, value):
     """Rows of another column that reach the sink must not run SQL."""
     text = json.dumps(json.loads(PART.to_text()) | {field: value})
     with pytest.raises(InstanceError, match="does not hold a part of a queue"):

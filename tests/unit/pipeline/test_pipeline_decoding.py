@@ -107,7 +107,7 @@ def test_json_is_read_in_every_encoding_that_json_has(encoding):
         (b'{"id": 1, "price": 1, "note": "\x00"}', "malformed"),
     ],
 )
-def test_json_that_is_not_what_it_should_be(body, expected):
+def test_invalid_json_has_a_reason(body, expected):
     assert reason(json_reader(), body) == expected
 
 
@@ -198,7 +198,7 @@ def test_digits_without_a_place_are_rounded_where_that_is_wanted(kind, text, val
     assert reason(decoder("json", [Column("x", kind)]), body) == "wrong type"
 
 
-def test_what_still_has_no_place_is_refused():
+def test_values_that_do_not_fit_after_rounding_are_refused():
     assert reason(decoder("json", [Column("x", "decimal(3,1)", rounds=True)]), b'{"x": 99.95}') == "wrong type"
     assert reason(
         decoder("json", [Column("x", "timestamp", rounds=True)]), b'{"x": "9999-12-31T23:59:59.9999999"}'
@@ -282,14 +282,14 @@ def test_a_body_that_breaks_its_schema_says_where(body, said):
     assert refused.value.detail.startswith(said)
 
 
-def test_what_is_said_of_a_long_value_is_short():
+def test_the_detail_of_a_long_value_is_cut():
     with pytest.raises(Undecodable) as refused:
         schema_reader().decode(b'{"id": 1, "note": "%s"}' % (b"x" * 100_000))
     assert len(refused.value.detail) < 400
     assert refused.value.detail.endswith("is longer than 400 characters")
 
 
-def test_whatever_else_is_wrong_with_a_body_is_said_before_its_schema():
+def test_other_faults_of_a_body_are_reported_before_its_schema():
     assert reason(schema_reader(), b"[1]") == "invalid"
     assert reason(schema_reader("true"), b"[1]") == "wrong type"
     assert reason(schema_reader(), b'{"id": 1, "id": 1}') == "duplicate key"
@@ -333,7 +333,7 @@ def xml_reader(schema=None):
     return decoder("xml", columns, schema=schema)
 
 
-def test_xml_is_read_whatever_its_namespaces():
+def test_xml_is_read_in_any_namespace():
     body = b'<o:order xmlns:o="urn:o" at="2026-01-01T00:00:00Z"><o:id> 7 </o:id><o:note>a<b>b</b></o:note></o:order>'
     assert xml_reader().decode(body) == [7, "ab", datetime(2026, 1, 1, tzinfo=UTC)]
     assert xml_reader(XSD).decode("<order><id>1</id></order>".encode("utf-16")) == [1, None, None]
@@ -360,7 +360,7 @@ BOMB = (
         (b'<order><id xmlns:i="http://www.w3.org/2001/XMLSchema-instance" i:nil="true"/></order>', "missing field"),
     ],
 )
-def test_xml_that_is_not_what_it_should_be(body, expected):
+def test_invalid_xml_has_a_reason(body, expected):
     assert reason(xml_reader(), body) == expected
 
 
@@ -413,7 +413,7 @@ def test_avro_is_read():
     assert avro_reader([Column("id", "long")]).decode(avro_body()) == [1]
 
 
-def test_avro_that_is_not_what_it_should_be():
+def test_invalid_avro_has_a_reason():
     body = avro_body(note="text")
     assert reason(avro_reader(), None) == "empty"
     assert reason(avro_reader(), body + b"x") == "malformed"
@@ -502,7 +502,7 @@ def test_protobuf_is_read():
     assert proto_reader().decode(None) == [0, b"", Decimal(0), False, None, "NEW", None]
 
 
-def test_a_field_inside_a_message_of_protobuf_is_what_it_is_outside():
+def test_a_nested_protobuf_field_is_read_like_an_outer_one():
     column = Column("x", "long", True, "part.part.id")
     assert proto_reader([column]).decode(proto_message(part={"part": {"id": 2**62}}).SerializeToString()) == [2**62]
     assert proto_reader([column]).decode(proto_message(part={}).SerializeToString()) == [None]
@@ -529,7 +529,7 @@ def test_nanoseconds_of_protobuf_are_refused_or_rounded():
         read(5001)
 
 
-def test_protobuf_that_is_not_what_it_should_be():
+def test_invalid_protobuf_has_a_reason():
     assert reason(proto_reader(), b"\xff\xff") == "malformed"
     assert reason(proto_reader(refuse_extra=True), b"\x9a\x06\x01x") == "extra field"
     assert proto_reader().decode(b"\x9a\x06\x01x")[0] == 0
@@ -636,7 +636,7 @@ def test_decoders_travel_to_other_processes():
         assert pickle.loads(pickle.dumps(reader)).decode(body) == reader.decode(body)
 
 
-def test_whatever_the_bytes_are_a_decoder_reads_or_says_why(seeded_random: random.Random):
+def test_a_decoder_reads_any_bytes_or_gives_a_reason(seeded_random: random.Random):
     proto = proto_message(id=5, tags=["a", "b"], part={"id": 1}).SerializeToString()
     xml = b"<order><id>1</id></order>"
     seeds = [b'{"id": 1, "price": 2.5, "note": "x"}', xml, avro_body(note="x"), proto, b"text", b"x"]

@@ -232,7 +232,7 @@ def test_the_walk_agrees_with_the_library(seeded_random):
         limits._walk(body)
 
 
-def test_what_a_protobuf_body_costs_does_not_grow_with_columns_that_are_empty():
+def test_the_cost_of_protobuf_does_not_grow_with_empty_columns():
     files = descriptor_pb2.FileDescriptorSet()
     message = files.file.add(name="w.proto", syntax="proto3").message_type.add(name="W")
     field = descriptor_pb2.FieldDescriptorProto

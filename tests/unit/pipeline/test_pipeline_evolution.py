@@ -49,12 +49,12 @@ def body(number, text, **more):
         (pa.field("y", pa.int64(), nullable=False), pa.field("o", pa.int64()), "'y' of the table 't' must not be null"),
     ],
 )  # fmt: skip
-def test_what_a_table_cannot_become_is_said_by_the_name_of_the_column(there, wanted, complaint):
+def test_an_impossible_schema_change_names_the_column(there, wanted, complaint):
     with pytest.raises(InstanceError, match=complaint):
         plan_change("t", pa.schema([there]), pa.schema([wanted]), {"o"}, has_rows=True)
 
 
-def test_a_plan_says_what_it_does():
+def test_a_plan_lists_its_changes():
     there = pa.schema([("id", pa.int32()), ("left", TEXT), ("f", pa.float32()), ("d", pa.decimal128(5, 2))])
     wanted = pa.schema([("note", TEXT), ("d", pa.decimal128(7, 3)), ("id", LONG), ("f", pa.float64())])
     plan = plan_change("t", there, wanted, {"note"}, has_rows=True)
@@ -123,7 +123,7 @@ def test_a_batch_beside_a_change_of_the_table_is_refused_or_waits(tmp_path, monk
     assert sorted(row["id"] for row in table(after, "orders")) == [0, 1]
 
 
-def test_what_others_have_added_is_left_alone(tmp_path):
+def test_columns_of_other_programs_are_kept(tmp_path):
     pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
     land(pipe, "q", 0, batch(order(1, key=1), order(2, key=2)))
     delta_table = DeltaTable(pipe.folder("orders"))
@@ -135,7 +135,7 @@ def test_what_others_have_added_is_left_alone(tmp_path):
     assert rows == {1: ("x", None), 2: (None, "n"), 3: (None, None)}
 
 
-def test_a_table_that_somebody_else_has_made_is_used_where_it_fits(tmp_path):
+def test_a_foreign_table_is_used_if_it_fits(tmp_path):
     pipe = pipeline(tmp_path, bronze="", unconfigured="quarantine")
     write_deltalake(pipe.folder("orders"), pa.table({"ID": pa.array([1])}))
     with pytest.raises(InstanceError, match="'ID'"):
@@ -189,7 +189,7 @@ def test_a_message_that_bronze_has_twice_is_there_once_in_a_table_made_anew(tmp_
     assert sorted(row["queuing_order"] for row in table(strict, "quarantine")) == [0, 1, 2, 3, 20]
 
 
-def test_of_a_message_that_bronze_has_twice_the_last_place_counts_for_a_key(tmp_path):
+def test_the_last_place_of_a_duplicate_bronze_message_counts_for_a_key(tmp_path):
     """The result is the same as when they landed: the moved message came last."""
     pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
     land(pipe, "q", 0, batch(order(1, key=7, note="n"), order(2, key=7, note="other", handle="other")))
@@ -231,7 +231,7 @@ def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch
     assert sorted(row["id"] for row in table(pipe, "orders")) == [1, 10, 11]
 
 
-def test_what_cannot_be_made_anew_is_said_and_nothing_changes(tmp_path):
+def test_an_impossible_rebuild_is_refused_and_changes_nothing(tmp_path):
     pipe = pipeline(tmp_path, bronze="", unconfigured="quarantine")
     land(pipe, "q", 0, batch(order(1), order(2)))
     with pytest.raises(InstanceError, match="from a bronze table"):

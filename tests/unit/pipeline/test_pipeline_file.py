@@ -200,7 +200,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('format = "json"', 'format = "text"', 21, "text has one column of its own"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(write, old, new, line, complaint):
+def test_an_error_in_a_file_names_its_line(write, old, new, line, complaint):
     assert old in WHOLE
     path = write(WHOLE.replace(old, new, 1))
     with pytest.raises(InstanceError) as refused:
@@ -214,7 +214,7 @@ def test_what_is_wrong_is_said_with_its_line(write, old, new, line, complaint):
     [("9" * 5000, "a number has too many digits"), ("[" * 100_000, "it is nested too deeply")],
     ids=["digits", "depth"],
 )
-def test_what_python_does_not_read_is_no_pipeline(write, value, complaint):
+def test_toml_that_python_cannot_read_is_refused(write, value, complaint):
     path = write(f"{WHOLE}\n[other]\nn = {value}\n")
     with pytest.raises(InstanceError, match=complaint):
         read_pipeline(path)

@@ -196,7 +196,7 @@ def test_a_batch_is_in_every_table_once(make_lake, make_pipe, kind):
         assert told == {"bronze": 9, "orders": 1, "stock": 2, "days": 3, "quarantine": 1}
 
 
-def test_of_two_writers_of_one_batch_one_lands_it(lake, make_pipe):
+def test_only_one_of_concurrent_writers_writes_a_batch(lake, make_pipe):
     pipe = make_pipe()
     into = target(pipe, "orders")
     into.ensure()
@@ -273,7 +273,7 @@ def test_a_batch_is_known_when_its_snapshot_has_expired(lake, make_pipe):
     assert compact(pipe, 24) == [("bronze", 0, 0, 0), ("orders", 0, 0, 0)]
 
 
-def test_what_failed_attempts_have_left_goes_and_what_is_named_stays(lake, make_pipe):
+def test_compaction_deletes_orphans_and_keeps_named_files(lake, make_pipe):
     pipe = make_pipe()
     land(pipe, "q", 0, batch(order(0)))
     sort_rows(pipe, QUEUE, "q", iter([batch(order(1))]))  # a task whose batch never landed
@@ -325,7 +325,7 @@ def test_a_table_follows_its_rule_by_icebergs_own_evolution(lake, make_pipe):
          "The Iceberg table 'lake.shop.orders' is partitioned by nothing, not by id"),
     ],
 )  # fmt: skip
-def test_what_a_table_cannot_become_is_said(lake, make_pipe, columns, more, complaint):
+def test_an_impossible_schema_change_is_refused(lake, make_pipe, columns, more, complaint):
     land(make_pipe(), "q", 0, batch(order(1)))
     into = target(make_pipe(replace(ORDER, columns=columns, **more)), "orders")
     for look in (into.plan_schema_change, into.ensure):
@@ -382,7 +382,7 @@ def test_files_of_a_batch_beside_a_rebuild_never_count_in_other_columns(lake, ma
     assert sorted(row["id"] for row in lake.rows("orders")) == [1.0, 2.0]
 
 
-def test_what_others_have_added_is_left_alone(lake, make_pipe):
+def test_columns_of_other_programs_are_kept(lake, make_pipe):
     pipe = make_pipe(replace(ORDER, key=("id",)))
     land(pipe, "q", 0, batch(order(1, key=1), order(2, key=2)))
     lake.add_column("orders", "theirs")
@@ -402,7 +402,7 @@ def test_hours_are_counted_into_a_table_of_icebergs(lake, make_pipe):
     assert [(row["messages"], row["unreadable"]) for row in lake.rows("analytics")] == [(3, 1)]
 
 
-def test_what_a_snapshot_names_is_on_the_disk_before_the_catalog_names_it(lake, make_pipe, monkeypatch):
+def test_files_of_a_snapshot_are_on_disk_before_the_catalog_names_it(lake, make_pipe, monkeypatch):
     pipe = make_pipe()
     into = target(pipe, "orders")
     into.ensure()
@@ -463,7 +463,7 @@ def test_a_file_names_the_catalog_and_the_namespace(tmp_path):
         parse_pipeline(HEAD.replace('"iceberg"', '"delta"').format('catalog = "a"\nnamespace = "b"'), tmp_path)
 
 
-def test_a_catalog_that_nobody_has_set_up_or_that_cannot_be_reached_is_said(tmp_path, monkeypatch, make_pipe):
+def test_a_missing_or_unreachable_catalog_is_reported(tmp_path, monkeypatch, make_pipe):
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.config", {"catalog": {}})
     catalog.cache_clear()
     with pytest.raises(InstanceError, match=r"'lake' cannot be opened: .+PYICEBERG_CATALOG__LAKE__URI"):
@@ -474,7 +474,7 @@ def test_a_catalog_that_nobody_has_set_up_or_that_cannot_be_reached_is_said(tmp_
         target(make_pipe(), "orders").ensure()
 
 
-def test_without_pyiceberg_it_says_what_to_install(monkeypatch, make_pipe, capsys):
+def test_without_pyiceberg_the_error_names_the_extra(monkeypatch, make_pipe, capsys):
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
     catalog.cache_clear()
     with pytest.raises(ModuleNotFoundError) as missing:

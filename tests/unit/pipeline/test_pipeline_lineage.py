@@ -68,7 +68,7 @@ def test_a_query_is_a_run_with_its_queue_and_its_tables(tmp_path, read_events):
     assert "secret" not in json.dumps(read_events())
 
 
-def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path, read_events):
+def test_a_running_query_is_reported_once_a_minute_and_a_restart_is_no_new_run(tmp_path, read_events):
     now = [0.0]
     run = query(Lineage(pipeline(tmp_path), OpenLineageClient(), lambda: now[0]).on_event, once=True)
     for seconds, event in (
@@ -112,7 +112,7 @@ def test_tables_of_stores_and_queues_of_folders_have_their_names(tmp_path, read_
     assert event["inputs"][0]["namespace"] == f"servicebroker://{tmp_path}/data"
 
 
-def test_a_password_is_told_to_nobody_however_the_server_is_named(tmp_path, read_events):
+def test_lineage_events_contain_no_password(tmp_path, read_events):
     for instance in (
         "host=db port=5433 user=me password=secret dbname=broker",
         "postgresql://me@db:5433/broker?password=secret",
@@ -128,7 +128,7 @@ def test_a_password_is_told_to_nobody_however_the_server_is_named(tmp_path, read
     assert "secret" not in json.dumps(read_events())
 
 
-def test_who_does_not_listen_is_told_once_and_harms_nobody(tmp_path, caplog):
+def test_an_unreachable_listener_is_logged_once_and_ignored(tmp_path, caplog):
     class Deaf:
         def emit(self, event):
             raise ConnectionError("nobody is there")
@@ -143,7 +143,7 @@ def test_who_does_not_listen_is_told_once_and_harms_nobody(tmp_path, caplog):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("listener", ["sends a head forever", "sends a body forever"])
-def test_who_answers_slowly_stops_no_query(tmp_path, monkeypatch, caplog, listener):
+def test_a_slow_listener_stops_no_query(tmp_path, monkeypatch, caplog, listener):
     monkeypatch.setattr(lineage_module, "EMIT_TIMEOUT_S", 1)
     head = b"HTTP/1.1 200 OK\r\n" if "head" in listener else b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n"
     with listening(head, b"x", pause=0.05) as url:
@@ -207,7 +207,7 @@ def listening(head, again, pause):
     accepting.join(5)
 
 
-def test_nothing_is_told_where_the_environment_names_nobody(tmp_path, monkeypatch):
+def test_no_event_is_sent_without_a_configured_listener(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENLINEAGE_CONFIG", raising=False)
     monkeypatch.setattr("openlineage.client.OpenLineageClient.emit", lambda *of: pytest.fail("told"))
     run = query(lineage_listener(pipeline(tmp_path)))

@@ -34,7 +34,7 @@ from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 STRICT = replace(ORDER, columns=(Column("id", "long"), Column("note", "string")))
 
 
-def test_what_can_be_read_by_a_mended_rule_lands_and_leaves_quarantine(tmp_path):
+def test_replay_writes_messages_that_a_corrected_rule_can_read(tmp_path):
     before = pipeline(tmp_path, STRICT)
     land(before, "q", 0, batch(order(1), order(2, note=None), message(3, b"?"), message(4, b"?", "Unheard")))
     assert len(table(before, "quarantine")) == 2
@@ -79,7 +79,7 @@ def test_quarantine_of_several_types_is_read_again_and_again(tmp_path):
     assert delta_table.to_table(filter=kind == "Return").num_rows == 1
 
 
-def test_what_deltalakes_own_merge_has_left_is_read_again(tmp_path):
+def test_files_of_deltalakes_merge_can_be_replayed(tmp_path):
     """Its files store texts as views. Earlier versions and other programs write such files."""
     before = pipeline(tmp_path, STRICT)
     land(before, "q", 0, batch(order(1, note=None), order(2, note=None), message(3, b"?", "Unheard")))
@@ -102,7 +102,7 @@ def test_a_table_with_a_key_is_read_by_filters_of_arrow(tmp_path):
         assert pq.read_table(uri, filters=[("note", "==", "b")]).schema.field("note").type == pa.string()
 
 
-def test_what_cannot_be_read_again_is_said(tmp_path):
+def test_an_impossible_replay_is_refused(tmp_path):
     assert replay(pipeline(tmp_path)) == []
     with pytest.raises(InstanceError, match="no rule for 'Unheard'"):
         replay(pipeline(tmp_path), "Unheard")

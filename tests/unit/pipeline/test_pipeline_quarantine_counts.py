@@ -48,7 +48,7 @@ def bad_ones():
     ]
 
 
-def test_what_lands_in_quarantine_is_noted_by_type_and_reason(tmp_path):
+def test_quarantined_messages_are_counted_by_type_and_reason(tmp_path):
     pipe = pipeline(tmp_path, unconfigured="quarantine")
     notes = counts_path(pipe, QUEUE)
     assert read_counts(notes) == Counter()
@@ -82,7 +82,7 @@ def queue_run(counts, once=True):
     return run
 
 
-def test_a_run_tells_what_is_in_quarantine(caplog, tmp_path):
+def test_a_run_reports_quarantined_messages(caplog, tmp_path):
     caplog.set_level(logging.INFO, "servicebroker.pipeline")
     run = queue_run({("Order", "malformed"): 50})
     run._count_batch(60, 600, 1.0)
@@ -101,7 +101,7 @@ def test_a_run_tells_what_is_in_quarantine(caplog, tmp_path):
     assert metrics.registry.get_sample_value("servicebroker_pipeline_quarantined_total", labels) == 50
 
 
-def test_the_last_run_says_what_went_into_quarantine(tmp_path):
+def test_the_record_of_the_last_run_has_quarantine_counts(tmp_path):
     pipe = pipeline(tmp_path)
     run = queue_run({("Order", "malformed"): 50})
     run.update_quarantined()
@@ -135,7 +135,7 @@ def test_more_than_may_be_is_refused(limits, fails_on_any, said):
     assert "Check the table 'quarantine', correct the rule" in str(refusal.value)
 
 
-def test_nothing_in_quarantine_is_always_allowed():
+def test_an_empty_quarantine_is_always_allowed():
     check_limits(Counter(), {"Order": 0}, "quarantine", fails_on_any=True)
 
 

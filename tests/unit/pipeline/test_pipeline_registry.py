@@ -115,7 +115,7 @@ def test_each_body_is_read_by_the_schema_that_it_names(registry):
     assert [path for path, _ in registry.requests] == ["/schemas/ids/1", "/schemas/ids/70000"]
 
 
-def test_a_schema_of_the_rule_reads_what_others_have_written(registry):
+def test_a_reader_schema_reads_bodies_of_other_schemas(registry):
     written = avro_schema(("id", "int"), ("gone", "string"))
     registry.add_schema(1, "AVRO", written)
     registry.add_schema(2, "AVRO", avro_schema(("id", "string")))
@@ -174,7 +174,7 @@ def test_a_body_of_protobuf_says_which_message_it_is(registry, way, name, values
     assert rule(registry, "protobuf").decoder().decode(headed(3, proto_body([file], name, **values), way)) == row
 
 
-def test_what_is_remembered_of_schemas_that_bodies_name_is_bounded(registry, monkeypatch):
+def test_cached_decoders_are_bounded(registry, monkeypatch):
     monkeypatch.setattr(registry_decoder, "MAX_CACHED_DECODERS", 20)
     has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG_TYPE)], [])))
     reader = rule(registry, "protobuf").decoder()
@@ -184,7 +184,7 @@ def test_what_is_remembered_of_schemas_that_bodies_name_is_bounded(registry, mon
     assert reader.decode(headed(3, b"\x08\x05", b"\x00"))[0] == 5
 
 
-def test_what_protobuf_imports_is_found(registry):
+def test_imports_of_protobuf_schemas_are_found(registry):
     from google.protobuf import timestamp_pb2
 
     city = proto_file("city.proto", "geo", ("City", [("name", STRING_TYPE)], []))
@@ -226,7 +226,7 @@ def test_what_protobuf_imports_is_found(registry):
         ("protobuf", b"\0\0\0\0\x06\x00", "wrong schema"),
     ],
 )
-def test_what_cannot_be_read_says_why(registry, format_, body, expected):
+def test_an_unreadable_body_has_a_reason(registry, format_, body, expected):
     registry.add_schema(1, "AVRO", avro_schema(("id", "long")))
     registry.add_schema(2, "JSON", True)
     has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG_TYPE)], [])))
@@ -237,7 +237,7 @@ def test_what_cannot_be_read_says_why(registry, format_, body, expected):
 
 
 @pytest.mark.parametrize("format_", ["avro", "json", "protobuf"])
-def test_whatever_the_bytes_are_it_reads_or_says_why(registry, seeded_random, format_):
+def test_a_registry_decoder_reads_any_bytes_or_gives_a_reason(registry, seeded_random, format_):
     schema = avro_schema(("id", "long"), ("note", "string"))
     file = proto_file("a.proto", "", ("Order", [("id", LONG_TYPE), ("note", STRING_TYPE)], []))
     registry.add_schema(1, "AVRO", schema)
@@ -264,7 +264,7 @@ def test_whatever_the_bytes_are_it_reads_or_says_why(registry, seeded_random, fo
     assert all(refused)
 
 
-def test_a_number_that_nobody_knows_is_asked_for_once_and_read_when_it_is_known(registry, tmp_path):
+def test_an_unknown_schema_is_requested_once_and_replayed_later(registry, tmp_path):
     schema = avro_schema(("id", "long"))
     pipe = pipeline(tmp_path, rule(registry, "avro", COLUMNS[:1]))
     land(pipe, "q", 0, batch(*(message(number, avro(1, schema, {"id": number})) for number in range(3))))
@@ -303,7 +303,7 @@ def test_a_registry_that_does_not_answer_as_one_quarantines_nothing(registry, tm
     assert registry.url in str(refused.value)
 
 
-def test_a_registry_that_is_not_there_is_waited_for(registry, tmp_path):
+def test_an_unreachable_registry_is_retried(registry, tmp_path):
     with run_registry() as gone:
         pass
     pipe = pipeline(tmp_path, rule(gone, "json"))
@@ -467,7 +467,7 @@ def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, head
         ({"format_": "avro", "schema": b"{"}, "no Avro schema"),
     ],
 )
-def test_what_does_not_go_with_a_registry_is_refused(registry, given, said):
+def test_options_that_do_not_fit_a_registry_are_refused(registry, given, said):
     with pytest.raises(ValueError, match=said):
         rule(registry, **given).decoder()
     assert registry.requests == []

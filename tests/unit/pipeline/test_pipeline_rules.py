@@ -83,7 +83,7 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_examples_become_what_they_say_or_the_difference_is_told(files, monkeypatch):
+def test_examples_are_compared_with_the_expected_rows(files, monkeypatch):
     monkeypatch.setenv("PASSWORD", "a secret")
     monkeypatch.setenv("LAKE", "lake")
     pipeline = read_pipeline(files / "orders.toml")

@@ -73,7 +73,7 @@ class Queries:
         return self.run._next_start - self.now if self.run.state is QueueState.WAITING else None
 
 
-def test_it_has_ended_when_it_is_not_active():
+def test_an_inactive_query_has_ended():
     queries = Queries(Query(is_active=True))
     assert queries.poll() is None
     assert (queries.run.state, queries.cleared) == (QueueState.RUNNING, 0)
@@ -201,7 +201,7 @@ def test_an_old_checkpoint_ends_a_run_that_is_to_end_at_once(once, state):
     assert (queries.run.state, queries.run.reason) == (state, "It is older.")
 
 
-def test_one_that_fails_leaves_the_others_alone():
+def test_a_failing_query_does_not_stop_the_others():
     bad, good = Queries(Query(problem=STOP)), Queries(Query(is_active=True))
     run = Run([bad.run, good.run])
     for _ in range(3):

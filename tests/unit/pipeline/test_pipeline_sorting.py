@@ -47,7 +47,7 @@ def test_a_message_is_in_bronze_and_in_its_own_table(tmp_path):
     assert (raw["queue"], raw["message_body"], raw["landed_at"]) == ("Shop.Stock", b'{"id": 1, "note": null}', NOON)
 
 
-def test_what_cannot_be_read_is_quarantined_with_its_bytes_and_its_reason(tmp_path):
+def test_unreadable_messages_are_quarantined_with_their_bytes_and_reason(tmp_path):
     small = MessageRule("Small", "binary", "small", maximum_body=3)
     given = [
         order(1),
@@ -281,7 +281,7 @@ def test_a_character_that_ends_a_line_of_text_ends_none_of_the_log(tmp_path, key
     assert {row["note"] for row in table(pipe, "orders")} == {f"a{character}b", "c"}
 
 
-def test_what_can_be_read_after_a_cut_is_somewhere(tmp_path, monkeypatch):
+def test_readable_messages_are_written_after_an_interrupted_batch(tmp_path, monkeypatch):
     """The rule is corrected after a batch that was interrupted behind its first table, before the retry."""
     rows = batch(order(1, note="x" * 100), order(2, note="y"))
     strict = pipeline(tmp_path, replace(ORDER, maximum_body=50), bronze="", unconfigured="quarantine")
@@ -318,7 +318,7 @@ def found_in(pipe, name):
 
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
-def test_what_cannot_be_read_any_more_after_a_cut_is_in_quarantine(tmp_path, kind):
+def test_messages_unreadable_after_an_interrupted_batch_are_quarantined(tmp_path, kind):
     """The rule becomes stricter after a batch that was interrupted behind quarantine."""
     more = {"format": kind, "bronze": "", "unconfigured": "quarantine"}
     rows = batch(order(1), message(2, b"?"), order(3))
@@ -331,7 +331,7 @@ def test_what_cannot_be_read_any_more_after_a_cut_is_in_quarantine(tmp_path, kin
     assert sorted(row["queuing_order"] for row in found_in(strict, "quarantine")) == [1, 2, 3, 4]
 
 
-def test_what_the_rule_refuses_after_a_cut_is_in_the_table_that_had_it(tmp_path):
+def test_rows_written_before_an_interruption_stay_in_their_table(tmp_path):
     """The rule changes after a batch that was interrupted behind its own table: landed rows stay there."""
     more = {"bronze": "", "unconfigured": "quarantine"}
     rows = batch(order(1), message(2, b"?"), order(3))
@@ -381,7 +381,7 @@ def test_queues_that_land_at_the_same_time_all_land(tmp_path):
     assert len(table(pipe, "bronze")) == 12
 
 
-def test_what_has_landed_is_on_the_disk_before_the_queue_forgets_it(tmp_path, monkeypatch):
+def test_written_rows_are_on_disk_before_the_acknowledgement(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path, replace(ORDER, key=("id",), partition_by=("note",)), bronze="", unconfigured="quarantine")
     folder = pipe.folder("orders")
     flushed, fsync = [], os.fsync

@@ -176,7 +176,7 @@ def test_the_table(name: str) -> None:
     play(settings, *steps)
 
 
-def test_what_cannot_be_started_is_tried_every_five_seconds() -> None:
+def test_a_failed_start_is_retried_every_five_seconds() -> None:
     monitor, decision = look(NEW, READY, THREE, 100)
     assert decision == ACTIVATE
     monitor = could_not_start(monitor, THREE, 100)
@@ -185,14 +185,14 @@ def test_what_cannot_be_started_is_tried_every_five_seconds() -> None:
         assert decision == expected, now
 
 
-def test_what_died_without_a_receive_is_started_again_after_the_interval() -> None:
+def test_a_reader_that_died_without_a_receive_is_restarted_after_the_interval() -> None:
     monitor = died(look(NEW, READY, THREE, 100)[0], THREE, 100)
     for now, expected in ((100.1, NOTHING), (104.9, NOTHING), (105, ACTIVATE), (999, NOTHING)):
         monitor, decision = look(monitor, READY, THREE, now)
         assert (monitor.state, decision) == (NOTIFIED, expected), now
 
 
-def test_what_died_after_a_receive_is_started_again_at_once() -> None:
+def test_a_reader_that_died_after_a_receive_is_restarted_at_once() -> None:
     monitor = died(look(NEW, READY, THREE, 100)[0], THREE, 100)
     assert look(monitor, ready(0, receives=1), THREE, 100.1)[1] == ACTIVATE
     occurring = look(look(NEW, READY, THREE, 100)[0], ready(1, receives=1), THREE, 101)[0]
@@ -226,7 +226,7 @@ STEPS = st.lists(
 
 @given(st.integers(1, 4), STEPS)
 @settings(max_examples=300, deadline=None)
-def test_never_too_many_and_never_nobody_while_there_is_work(maximum: int, steps: list[tuple[str, float]]) -> None:
+def test_work_has_at_least_one_reader_and_at_most_the_maximum(maximum: int, steps: list[tuple[str, float]]) -> None:
     """Readers RECEIVE and may leave at any time. The monitor looks at every step and 20 ms later."""
     asked = Settings(maximum)
     monitor, now, messages = NEW, 0.0, 0

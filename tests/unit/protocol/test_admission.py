@@ -14,14 +14,14 @@ def entered(admission: Admission[str], host: str, *keys: str) -> list[str | None
     return [admission.expect(key, host, 5.0) for key in keys]
 
 
-def test_of_one_network_the_oldest_gives_way() -> None:
+def test_the_oldest_connection_of_a_full_network_is_closed() -> None:
     admission: Admission[str] = Admission(Places(in_all=10, of_network=2))
     assert entered(admission, "10.0.0.1", "a", "b", "c", "d") == [None, None, "a", "b"]
     assert entered(admission, "10.0.0.2", "e") == [None]
     assert len(admission) == 3
 
 
-def test_of_all_networks_the_one_that_has_most_gives_way() -> None:
+def test_the_oldest_connection_of_the_largest_network_is_closed() -> None:
     admission: Admission[str] = Admission(Places(in_all=6, of_network=4))
     entered(admission, "10.0.0.9", "honest")
     entered(admission, "10.0.0.1", "a", "b", "c", "d")
@@ -34,7 +34,7 @@ def test_of_all_networks_the_one_that_has_most_gives_way() -> None:
     assert admission.oldest() == "honest"  # one of each: the oldest
 
 
-def test_who_has_proved_itself_is_not_counted() -> None:
+def test_authenticated_connections_are_not_counted() -> None:
     admission: Admission[str] = Admission(Places(in_all=2, of_network=1))
     for number in range(10):
         assert entered(admission, "10.0.0.1", str(number)) == [None]

@@ -45,13 +45,11 @@ def told(*routes: Route, site: Site = NOWHERE, broker: str | None = None, outsid
         ([Route("cfg", "SQL/ServiceBroker/BrokerConfiguration", None, None, "LOCAL")], NOWHERE, "which is asked"),
     ],
 )
-def test_it_is_said_what_matched_what_was_chosen_and_where_it_goes(
-    routes: list[Route], site: Site, expected: str
-) -> None:
+def test_an_explanation_has_matches_choice_and_destination(routes: list[Route], site: Site, expected: str) -> None:
     assert expected in told(*routes, site=site)
 
 
-def test_what_was_found_out_of_a_mirrored_pair_is_said() -> None:
+def test_an_explanation_has_the_state_of_a_mirrored_pair() -> None:
     pair = Route("m", "s", "b", None, "TCP://a:1", "TCP://b:1")
     mirrors = {Elsewhere(Address("a", 1), Address("b", 1)): "TCP://b:1 is the principal: it says so."}
     explanation = explain(
@@ -64,7 +62,7 @@ def test_an_identifier_of_ours_without_the_service_fails() -> None:
     assert "fails with Error -8490: Cannot find the remote service 's'" in told(ANY_LOCAL, broker="here")
 
 
-def test_what_leads_back_here_is_explained_by_the_routes_of_msdb() -> None:
+def test_a_route_to_this_instance_is_explained_by_the_routes_of_msdb() -> None:
     back = Route("back", "s", None, None, "TCP://ME:1")
     said = told(back, site=HERE, outside=(ANY_LOCAL,))
     assert "The route leads back to this instance, so the routes for conversations from outside decide." in said
@@ -81,13 +79,13 @@ def test_every_outcome_of_chance_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_more_outcomes_than_anybody_reads_are_cut() -> None:
+def test_the_list_of_outcomes_is_cut() -> None:
     routes = [Route(f"r{n}", "s", f"b{n}", None, f"TCP://h{n}:1") for n in range(5_000)]
     explanation = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
     assert len(explanation.decisions) == MAX_OUTCOMES
 
 
-def test_what_arrives_from_outside() -> None:
+def test_the_explanation_of_an_arriving_conversation() -> None:
     explanation = explain(Conversation("s"), RoutingTable(()), RoutingTable([ANY_LOCAL]), HERE, NOW)
     assert explanation.decisions[0].destination == Local("here")
     assert words(explanation, {})[0] == "A conversation from outside to service s, no broker instance given."

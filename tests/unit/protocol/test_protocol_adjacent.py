@@ -70,7 +70,7 @@ def test_messages_go_both_ways() -> None:
     assert opener.outgoing() == b""
 
 
-def test_what_comes_behind_a_greeting_waits_for_the_arbitration() -> None:
+def test_frames_after_a_greeting_wait_for_the_arbitration() -> None:
     _, other, _ = connected_pair()
     assert other.receive(encode_frame(FrameKind.DIALOG, b"early"), 0.0) == []
     other.welcome(1, 0.0)
@@ -153,7 +153,7 @@ def test_a_peer_that_speaks_otherwise_is_refused(data: bytes, number: int) -> No
 
 
 @given(st.binary(max_size=300), st.booleans(), st.sampled_from(FrameKind))
-def test_whatever_comes_ends_in_an_event(junk: bytes, is_opener: bool, kind: FrameKind) -> None:
+def test_any_bytes_end_in_an_event(junk: bytes, is_opener: bool, kind: FrameKind) -> None:
     for data in (junk, encode_frame(kind, junk)):
         connection = Connection(ONE, is_opener=is_opener, now=0.0)
         connection.begin(1, 0.0)
@@ -164,7 +164,7 @@ def test_whatever_comes_ends_in_an_event(junk: bytes, is_opener: bool, kind: Fra
             assert all(isinstance(event, (Arrived, Alive, Closed)) for event in side.receive(data, 0.0))
 
 
-def test_who_does_not_greet_in_time_is_closed() -> None:
+def test_a_connection_without_a_greeting_is_closed_in_time() -> None:
     connection = Connection(TWO, is_opener=False, now=0.0)
     connection.begin(0, 0.0)
     assert connection.wake_at == HANDSHAKE_TIME
@@ -213,7 +213,7 @@ def test_a_peer_that_went_silent_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("fields", [[], [["one"]], [[], UUID(int=7).bytes]])
-def test_a_greeting_may_leave_out_what_an_older_version_does_not_know(fields: list[object]) -> None:
+def test_a_greeting_may_omit_fields_unknown_to_older_versions(fields: list[object]) -> None:
     connection = Connection(TWO, is_opener=False, now=0.0)
     connection.begin(0, 0.0)
     hello = [ONE.daemon_id.bytes, ONE.incarnation.bytes, 5, 1, 1, *fields]

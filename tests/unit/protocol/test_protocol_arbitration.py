@@ -49,7 +49,7 @@ def sides() -> tuple[Side, Side]:
     return Side(LOW), Side(HIGH)
 
 
-def test_one_connection_is_what_it_is(sides: tuple[Side, Side]) -> None:
+def test_a_single_connection_is_kept(sides: tuple[Side, Side]) -> None:
     low, high = sides
     assert low.take_answer("a", high.take_greeting("a", low.open("a"))) is None
     assert low.arbiter.find(Peer(NOBODY, HIGH)) == high.arbiter.find(Peer(NOBODY, LOW)) == "a"
@@ -58,7 +58,7 @@ def test_one_connection_is_what_it_is(sides: tuple[Side, Side]) -> None:
 
 
 @pytest.mark.parametrize("order", range(4))
-def test_of_two_opened_at_once_both_keep_that_of_the_lower_instance(sides: tuple[Side, Side], order: int) -> None:
+def test_both_sides_keep_the_connection_of_the_lower_instance(sides: tuple[Side, Side], order: int) -> None:
     low, high = sides
     mine, theirs = low.open("low's"), high.open("high's")
     if order == 0:  # both greetings arrive before any answer

@@ -79,7 +79,7 @@ def test_every_batch_with_every_event(storing: Storing, event: BatchEvent) -> No
 
 
 @pytest.mark.parametrize(("before", "event"), [*LEAVING])
-def test_the_acts_bring_about_what_the_stage_says(before: Stage, event: Event) -> None:
+def test_actions_agree_with_the_stage(before: Stage, event: Event) -> None:
     """A conversation has an address, a link and a claim exactly in the stages whose names say so."""
     after, actions = LEAVING[before, event]
     assert (Action.FORGET in actions) == (after is Stage.FORGOTTEN)
@@ -122,7 +122,7 @@ def test_from_everywhere_there_is_a_way_onto_a_link_and_out_of_memory(stage: Sta
 
 
 @pytest.mark.parametrize("file", sorted(BROKER.glob("*.py")), ids=lambda file: file.stem)
-def test_nobody_else_writes_what_is_remembered_of_a_conversation(file: Path) -> None:
+def test_only_one_module_writes_the_fields_of_an_entry(file: Path) -> None:
     if file.stem == conversations.__name__.rpartition(".")[2]:
         return
     fields = set(conversations.Entry.__dataclass_fields__)

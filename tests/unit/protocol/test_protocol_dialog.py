@@ -104,7 +104,7 @@ def conversing() -> tuple[Dialog, Dialog]:
     return initiator, other
 
 
-def test_nothing_to_do_at_first() -> None:
+def test_a_new_dialog_has_no_work() -> None:
     fresh = dialog()
     assert not fresh.has_work(0.0)
     assert fresh.transmit(0.0) is None
@@ -142,7 +142,7 @@ def test_the_initiator_introduces_itself_until_anything_is_acknowledged() -> Non
     assert (third.opening, third.to_broker) == (None, THERE)
 
 
-def test_a_target_says_what_its_clock_shows_until_it_has_opened_the_conversation() -> None:
+def test_a_target_sends_its_clock_until_it_has_opened_the_conversation() -> None:
     initiator, other = dialog(), target()
     initiator.offer(0, 10)
     sent = send(initiator)
@@ -336,7 +336,7 @@ def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> Non
     check_diverged(other, initiator, apart, is_here=False)
 
 
-def test_what_follows_another_message_than_is_known_is_not_taken() -> None:
+def test_a_message_after_an_unknown_one_is_refused() -> None:
     """The frames before this message were lost."""
     _, other = conversed(9)
     initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
@@ -347,7 +347,7 @@ def test_what_follows_another_message_than_is_known_is_not_taken() -> None:
     check_diverged(other, initiator, apart, is_here=False)
 
 
-def test_what_follows_another_message_than_is_kept_is_not_taken() -> None:
+def test_a_message_after_another_kept_one_is_refused() -> None:
     """The message was acknowledged beyond a gap, so the sender does not send it again."""
     initiator, other = conversed(5)
     say(initiator)
@@ -363,7 +363,7 @@ def test_what_follows_another_message_than_is_kept_is_not_taken() -> None:
     check_diverged(other, initiator, apart, is_here=False)
 
 
-def test_what_was_sent_in_an_earlier_life_is_recalled() -> None:
+def test_messages_sent_before_a_restore_are_detected() -> None:
     _, other = conversed(9)
     initiator = dialog(state=TransmissionState(5, 12, far_broker=THERE, is_acknowledged=True))
     say(initiator, 1, "b")
@@ -376,7 +376,7 @@ def test_what_was_sent_in_an_earlier_life_is_recalled() -> None:
     assert move(other, same) == [Acknowledged(9, THERE)]
 
 
-def test_a_receiver_that_went_back_learns_it_from_whatever_comes() -> None:
+def test_any_frame_tells_a_restored_receiver_of_its_loss() -> None:
     for has_message in (True, False):
         initiator, _ = conversed(9)
         other = dialog(False, TransmissionState(next=5, far_broker=HERE, token=token_of(4)))
@@ -429,7 +429,7 @@ def test_fragments_of_two_histories_make_no_message() -> None:
     check_diverged(other, initiator, apart, is_here=False)
 
 
-def test_it_is_told_once_and_answered_each_time() -> None:
+def test_a_divergence_is_reported_once_and_answered_each_time() -> None:
     initiator, other = conversed(9)
     other = dialog(False, TransmissionState(next=5, far_broker=HERE))
     say(initiator)
@@ -483,7 +483,7 @@ def test_an_end_is_the_last_that_is_sent() -> None:
     assert initiator.sending is Sending.ENDED
 
 
-def test_what_a_side_has_to_send_is_held_when_the_peer_has_ended() -> None:
+def test_pending_messages_are_held_after_the_peers_end() -> None:
     initiator, other = conversing()
     other.offer(0, 10)
     initiator.offer(1, 0, Content.END)
@@ -498,7 +498,7 @@ def test_what_a_side_has_to_send_is_held_when_the_peer_has_ended() -> None:
     assert other.status == ""
 
 
-def test_an_error_goes_past_what_was_not_acknowledged() -> None:
+def test_an_error_overtakes_unacknowledged_messages() -> None:
     initiator, other = conversing()
     initiator.offer(1, 900)
     send(initiator)
@@ -549,7 +549,7 @@ def test_a_failed_endpoint_takes_nothing_new(is_told: bool) -> None:
     assert send(other).payload == GONE
 
 
-def test_a_closed_endpoint_acknowledges_what_it_has_and_refuses_the_rest() -> None:
+def test_a_closed_endpoint_acknowledges_stored_messages_and_refuses_others() -> None:
     initiator, other = conversing()
     other.close()
     initiator.offer(1, 10)
@@ -612,7 +612,7 @@ def test_an_acknowledgement_alone_asks_for_a_link_too() -> None:
 
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([0, 10, 60, 99, 101, 250, 950]), min_size=1, max_size=12))
-def test_whatever_is_lost_or_late_all_of_it_arrives(seed: int, sizes: list[int]) -> None:
+def test_all_messages_arrive_despite_lost_and_late_frames(seed: int, sizes: list[int]) -> None:
     """Half of all frames are lost for two minutes. Then two of the longest retry delays must be enough."""
     random, initiator, other = Random(seed), dialog(), target()
     under_way: list[tuple[float, Dialog, Transmission]] = []
@@ -637,7 +637,7 @@ def test_whatever_is_lost_or_late_all_of_it_arrives(seed: int, sizes: list[int])
     assert unpack(other.save()).next == len(sizes)
 
 
-def test_it_is_saved_only_at_rest_and_goes_on_from_there() -> None:
+def test_a_saved_dialog_continues_after_a_restart() -> None:
     initiator, other = conversing()
     assert initiator.dirty
     saved = initiator.save()
@@ -705,7 +705,7 @@ def test_a_state_is_packed_and_unpacked(state: TransmissionState, progress: tupl
     assert unpack(pack(state), LIMITS) == state
 
 
-def test_what_a_saved_state_keeps_beyond_the_limits_is_sent_again() -> None:
+def test_kept_messages_beyond_the_limits_are_sent_again() -> None:
     possible = Kept(3, (0, 1), LIMITS.fragment_size, Content.DATA)
     state = TransmissionState(next=5, kept={5: possible, 6: possible._replace(bounds=(0, 2))})
     assert unpack(pack(state), LIMITS).kept == {5: possible}
@@ -765,7 +765,7 @@ def test_kept_fragments_are_not_forgotten_while_something_is_stored() -> None:
     other.forget_kept()
 
 
-def test_of_a_run_that_was_taken_in_part_the_rest_is_taken() -> None:
+def test_the_rest_of_a_partly_stored_run_is_accepted() -> None:
     initiator, other = dialog(), target()
     for number in range(3):
         initiator.offer(number, 10)

@@ -194,7 +194,7 @@ def test_a_secured_conversation_takes_no_unsecured_message_and_the_other_way_rou
         (header(Kind.FAILURE), BrokerFailure(8462, "not below zero"), 11235),
     ],
 )
-def test_what_no_broker_sends(sent: Header, payload: Payload, number: int) -> None:
+def test_impossible_frames_are_refused(sent: Header, payload: Payload, number: int) -> None:
     with pytest.raises(CorruptedMessage, match=f"Msg {number}"):
         open_payload(parse(encode(sent, payload, CHECKSUM)), CHECKSUM)
 
@@ -237,7 +237,7 @@ def test_fields_out_of_bounds(changes: dict[str, Any]) -> None:
         ({"is_from_initiator": False, "to_broker": None}, 11220),
     ],
 )
-def test_who_talks_to_whom_is_said(changes: dict[str, Any], number: int) -> None:
+def test_missing_or_long_addresses_are_refused(changes: dict[str, Any], number: int) -> None:
     with pytest.raises(Undeliverable, match=f"Msg {number}") as refused:
         check_addresses(parse(encode(header(**changes), (DATA,), CHECKSUM)).header)
     assert len(refused.value.text) < 600

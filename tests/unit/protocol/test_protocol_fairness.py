@@ -60,7 +60,7 @@ def test_a_low_priority_under_a_flood_gets_its_turns_and_no_more() -> None:
     assert elevated == 20
 
 
-def test_nobody_is_elevated_without_a_wait() -> None:
+def test_an_entry_that_has_not_waited_is_not_elevated() -> None:
     line: FairQueue[str] = FairQueue()
     for _ in range(3 * MAX_TURNS_WAITED):
         line.add("high", 10)

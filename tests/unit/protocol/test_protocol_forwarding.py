@@ -69,7 +69,7 @@ def test_the_hops_come_to_an_end() -> None:
     assert (number_of(refusal), hops) == (11285, MAX_HOPS)
 
 
-def test_who_says_how_far_it_may_go_gets_no_more_than_others() -> None:
+def test_claimed_hops_and_lifetimes_are_limited() -> None:
     claimed, forwarder = Passage(MESSAGE, 255, 2**31 - 1), Forwarder[str](MEGABYTE_BYTES)
     forwarder.take_in(header(), b"", unwrap(wrap(claimed, b""))[0], "next", 0.0)
     assert forwarder.wake_at == TIME_TO_LIVE
@@ -80,7 +80,7 @@ def test_who_says_how_far_it_may_go_gets_no_more_than_others() -> None:
 
 
 @pytest.mark.feature(155)
-def test_what_has_used_up_its_time_is_dropped() -> None:
+def test_an_expired_message_is_dropped() -> None:
     forwarder: Forwarder[str] = Forwarder(1_000)
     late = Passage(MESSAGE, 3, 60, 60.0)
     refusal = forwarder.take_in(header(), b"", late, "next", 5.0)
@@ -106,7 +106,7 @@ def test_memory_has_its_limit_and_is_free_again() -> None:
     assert forwarder.take_in(header(2), b"", FRESH, "other", 0.0) is None
 
 
-def test_what_is_held_already_is_not_held_twice() -> None:
+def test_a_duplicate_is_not_held_twice() -> None:
     forwarder: Forwarder[str] = Forwarder(10_000)
     assert forwarder.take_in(header(7), b"once", FRESH, "next", 0.0) is None
     assert number_of(forwarder.take_in(header(7), b"again", FRESH, "next", 1.0)) == 11288
@@ -153,7 +153,7 @@ Step = tuple[Any, ...]
 
 
 @given(st.lists(st.tuples(_steps, st.floats(0, 40)), max_size=60))
-def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
+def test_memory_is_bounded_and_expired_messages_are_not_passed_on(
     steps: list[tuple[tuple[Any, ...], float]],
 ) -> None:
     forwarder: Forwarder[str] = Forwarder(5 * MESSAGE_OVERHEAD_BYTES)
@@ -184,7 +184,7 @@ def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
 
 
 @pytest.mark.feature(153)
-def test_who_fills_the_memory_gives_way_to_others() -> None:
+def test_the_owner_with_the_most_memory_gives_way() -> None:
     forwarder: Forwarder[str] = Forwarder(10 * MESSAGE_OVERHEAD_BYTES)
     for number in range(10):
         assert forwarder.take_in(header(number), b"", FRESH, "dead", 0.0, "Mallory") is None
@@ -220,7 +220,7 @@ def test_no_message_is_dropped_for_one_that_is_refused_anyway() -> None:
     assert forwarder.take_in(header(10), three, FRESH, "dead", 0.0, "Carol") is None
 
 
-def test_what_is_held_can_be_listed_while_another_thread_holds_and_drops() -> None:
+def test_held_messages_can_be_listed_during_changes_by_another_thread() -> None:
     """The daemon lists the messages of every partition for sys.dm_broker_forwarded_messages."""
     forwarder: Forwarder[str] = Forwarder(100_000_000)
     is_over = threading.Event()

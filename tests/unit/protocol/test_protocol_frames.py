@@ -29,9 +29,7 @@ def read_all(reader: FrameReader) -> list[Frame]:
 
 
 @given(frames, st.data())
-def test_frames_come_out_as_they_went_in_whatever_the_portions(
-    sent: list[tuple[FrameKind, bytes]], data: st.DataObject
-) -> None:
+def test_frames_are_read_in_any_portions(sent: list[tuple[FrameKind, bytes]], data: st.DataObject) -> None:
     stream = b"".join(encode_frame(kind, body) for kind, body in sent)
     reader, received = FrameReader(), []
     while stream:

@@ -25,14 +25,12 @@ def test_the_age_at_which_an_opening_is_taken(minutes: float, expected: bool) ->
 
 
 @pytest.mark.parametrize("sealed_at", [0, 2**40])
-def test_a_date_that_nobody_means(sealed_at: int) -> None:
+def test_impossible_dates_are_not_fresh(sealed_at: int) -> None:
     assert not is_fresh(sealed_at, NOW)
 
 
 @given(behind=st.integers(-int(CLOCK_ALLOWANCE.total_seconds()), 10**6), kept=MINUTES, on_its_way=st.floats(0, 300))
-def test_what_has_opened_a_conversation_is_too_old_once_that_is_forgotten(
-    behind: int, kept: int, on_its_way: float
-) -> None:
+def test_an_opening_is_too_old_once_its_conversation_is_forgotten(behind: int, kept: int, on_its_way: float) -> None:
     """`behind`: seconds by which the initiator's clock is behind the target's; at least minus the allowance."""
     sealed = NOW - timedelta(seconds=behind)
     closed = NOW + timedelta(seconds=on_its_way)

@@ -70,7 +70,7 @@ def test_fragments_in_any_order_make_the_message() -> None:
     assert commit(into).steps == [*(Keep(0, fragment, 3, data()) for fragment in (2, 0, 1)), Complete(0)]
 
 
-def test_nothing_is_acknowledged_before_its_commit() -> None:
+def test_messages_are_acknowledged_after_their_commit() -> None:
     into = incoming()
     whole(into, 0)
     assert (into.is_ack_due, into.stored.acknowledgement().below) == (False, 0)
@@ -118,7 +118,7 @@ def test_after_a_rollback_everything_may_come_again() -> None:
     assert commit(into).reached == 2
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_messages_kept_ahead_are_bounded() -> None:
     into = Incoming(Progress(limits=LIMITS._replace(fragment_size=20)))
     assert whole(into, 5) is Verdict.TOO_FAR
     assert whole(into, 1, data(b"x" * 15)) is Verdict.NEW
@@ -141,7 +141,7 @@ def test_fragments_that_do_not_fit_together() -> None:
     assert into.arrived(0, 1, 3, PIECE_OF_ERROR) is Verdict.INCONSISTENT
 
 
-def test_nothing_comes_after_the_end() -> None:
+def test_messages_after_the_end_are_refused() -> None:
     into = incoming()
     whole(into, 1, END)
     assert whole(into, 2) is Verdict.AFTER_END
@@ -152,7 +152,7 @@ def test_nothing_comes_after_the_end() -> None:
     assert into.stored.is_closed
 
 
-def test_an_error_takes_the_place_of_what_is_missing() -> None:
+def test_an_error_replaces_missing_messages() -> None:
     into = incoming()
     whole(into, 2)
     whole(into, 99, ERROR)
@@ -244,7 +244,7 @@ def test_every_fragment_but_the_last_is_full(fragment: int, size: int, verdict: 
     assert into.arrived(0, fragment, 3, data(b"x" * size)) is verdict
 
 
-def test_what_is_kept_counts_for_more_than_its_body() -> None:
+def test_a_kept_message_costs_more_than_its_body() -> None:
     limits = Limits(ahead_messages=10**6)
     into = Incoming(Progress(limits=limits))
     verdicts = [whole(into, number) for number in range(1, 20_000)]
@@ -275,7 +275,7 @@ def test_the_ranges_are_those_of_a_set(fragments: list[int]) -> None:
 
 
 @given(st.permutations([(number, fragment) for number in range(1, 4) for fragment in range(4)]), st.integers(0, 12))
-def test_what_was_kept_within_the_limits_may_be_read_again(order: list[tuple[int, int]], count: int) -> None:
+def test_messages_kept_within_the_limits_are_possible(order: list[tuple[int, int]], count: int) -> None:
     limits = Limits(fragment_size=2)
     into = Incoming(Progress(limits=limits))
     for number, fragment in order[:count]:
@@ -301,11 +301,11 @@ FRAGMENT_BYTES = 32_768
     Kept(1, (1, 2), 0, Content.DATA),
     Kept(130, tuple(range(130)), 65 * FRAGMENT_BYTES, Content.DATA),
 ])  # fmt: skip
-def test_what_cannot_have_been_kept_is_found(kept: Kept) -> None:
+def test_impossible_kept_messages_are_found(kept: Kept) -> None:
     assert impossible(5, {5: kept}) == [5]
 
 
-def test_what_was_kept_too_far_or_in_too_great_numbers_is_found() -> None:
+def test_messages_kept_too_far_ahead_are_found() -> None:
     kept = Kept(1, (0, 1), 1_000_000, Content.DATA)
     assert impossible(5, {20: kept, 5: kept, 7: kept, 6: kept, 8: kept, 9: kept, 5 + 16_384: kept}) == [20, 5 + 16_384]
     assert impossible(5, {5 + 16_384: kept._replace(size=1)}) == [5 + 16_384]

@@ -73,7 +73,7 @@ def test_the_tables_are_whole() -> None:
         (None, None, None),
     ],
 )
-def test_who_is_chosen_of_two_that_were_asked(
+def test_the_principal_of_a_pair_is_chosen(
     first: RoleReport | None, second: RoleReport | None, chosen: int | None
 ) -> None:
     assert pair_after(first, second).chosen == chosen
@@ -110,7 +110,7 @@ def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(report:
     assert heard(pair, 1, principal(2), 5.1).chosen == 1
 
 
-def test_the_principal_is_back_before_anybody_took_over() -> None:
+def test_a_principal_that_returns_before_a_failover_is_chosen() -> None:
     pair = unreachable(pair_after(principal(), MIRROR), 0, "cut", 5.0)
     pair = heard(pair, 1, MIRROR, 5.1)
     assert heard(pair, 0, principal(), 6.0).chosen == 0
@@ -129,19 +129,19 @@ def test_a_timeline_that_was_seen_before_is_not_forgotten() -> None:
     assert pair_after(principal(1, "made anew"), None, known=known).chosen == 0
 
 
-def test_a_claim_of_another_cluster_makes_nobody_forget_the_timeline_of_the_chosen_one() -> None:
+def test_a_claim_of_another_cluster_keeps_the_known_timeline() -> None:
     pair = pair_after(principal(3), MIRROR)
     pair = heard(heard(pair, 1, principal(1, "other"), 5.0), 1, principal(1), 6.0)
     assert (pair.chosen, pair.known, pair.statuses[1]) == (0, KnownTimeline("c", 3), BrokerStatus.OUTDATED)
 
 
-def test_who_is_in_doubt_or_a_mirror_of_another_cluster_teaches_nothing() -> None:
+def test_doubtful_reports_do_not_change_the_known_timeline() -> None:
     assert KnownTimeline("c", 2).after(RoleReport(Role.IN_DOUBT, "c", 9)) == KnownTimeline("c", 2)
     assert KnownTimeline("c", 2).after(RoleReport(Role.MIRROR, "d", 9)) == KnownTimeline("c", 2)
     assert KnownTimeline("c", 2).after(RoleReport(Role.MIRROR, "c", 3)) == KnownTimeline("c", 3)
 
 
-def test_it_is_said_which_was_chosen_and_why() -> None:
+def test_the_choice_is_explained() -> None:
     assert explained(pair_after(principal(2), MIRROR), ADDRESSES) == (
         "TCP://a:4022 is the principal: it says so, on timeline 2, and its commits wait for a standby."
     )
@@ -160,7 +160,7 @@ steps = st.tuples(st.sampled_from(["hear", "lose", "wait"]), st.integers(0, 1), 
 
 
 @given(st.lists(steps, max_size=40))
-def test_whoever_is_chosen_has_claimed_it_on_the_highest_timeline(
+def test_the_chosen_broker_has_claimed_the_role_on_the_highest_timeline(
     reports: list[tuple[str, int, RoleReport, float]],
 ) -> None:
     pair, now = first_use(KnownTimeline(), 0.0), 0.0

@@ -107,7 +107,7 @@ def test_a_cumulative_acknowledgement_frees_everything_below_it() -> None:
     assert not out.acknowledged(Acknowledgement(1))  # the acknowledgement was overtaken
 
 
-def test_what_was_never_sent_cannot_be_acknowledged() -> None:
+def test_acknowledgements_of_unsent_messages_are_contradictions() -> None:
     out = outgoing(10)
     assert out.contradicts(Acknowledgement(2), None) == "The messages 1 to 1 were acknowledged, and never sent."
     assert out.contradicts(Acknowledgement(1), None) is None
@@ -167,7 +167,7 @@ def test_another_message_than_was_sent_cannot_be_acknowledged() -> None:
     assert (out.token(3), out.token(4)) == (None, b"message4")
 
 
-def test_what_a_peer_had_kept_and_lacks_now_travels_again() -> None:
+def test_messages_that_a_restored_peer_lacks_are_sent_again() -> None:
     """The peer had acknowledged messages beyond a gap, and went back to a copy: all pieces are there, the message is
     not.
     """
@@ -180,7 +180,7 @@ def test_what_a_peer_had_kept_and_lacks_now_travels_again() -> None:
     assert [cut.fragment for cut in cuts(out)] == [0, 1, 2]
 
 
-def test_who_is_not_answered_twice_knows_it() -> None:
+def test_two_unanswered_attempts_are_noticed() -> None:
     out = outgoing(10)
     out.cut(0.0)
     out.tick(100.0)
@@ -199,7 +199,7 @@ def test_after_a_restart_the_peer_may_know_more_than_was_offered() -> None:
     assert out.next_number == 8
 
 
-def test_acknowledgements_beyond_what_is_known_are_left_alone() -> None:
+def test_acknowledgements_of_unknown_messages_are_ignored() -> None:
     out = outgoing(250)
     cuts(out)
     assert not out.acknowledged(Acknowledgement(0, ((5, 2**62),), ((7, 0, 3),)))
@@ -235,7 +235,7 @@ def test_a_link_sets_it_going_at_once_and_an_acknowledgement_forgets_the_failure
     assert out.attempts == 0
 
 
-def test_a_resent_frame_joins_only_what_is_missing() -> None:
+def test_a_resent_frame_joins_only_missing_messages() -> None:
     out = outgoing(*[10] * 6)
     cuts(out)
     out.acknowledged(Acknowledgement(1, ((3, 3),)))
@@ -251,7 +251,7 @@ def test_an_acknowledgement_that_comes_between_a_retry_and_its_frame() -> None:
     assert cuts(out, 4.0) == [Cut(1, 1, 0, 1, 0, 10), Cut(3, 3, 0, 1, 0, 10)]
 
 
-def test_skipping_drops_what_waits() -> None:
+def test_skipping_drops_waiting_messages() -> None:
     out = outgoing(10, 500)
     cuts(out)
     out.skip_to(5)
@@ -261,7 +261,7 @@ def test_skipping_drops_what_waits() -> None:
     assert out.acknowledged(Acknowledgement(6))
 
 
-def test_after_a_lost_link_what_was_acknowledged_stays_at_home() -> None:
+def test_acknowledged_messages_are_not_sent_again_after_a_lost_link() -> None:
     out = outgoing(10, 250, 10)
     cuts(out)
     out.acknowledged(Acknowledgement(1, ((2, 2),), ((1, 0, 1),)))

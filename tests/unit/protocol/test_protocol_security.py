@@ -24,7 +24,7 @@ def protection(request: pytest.FixtureRequest) -> Protection:
     return SessionKey(KEY, counting()) if request.param == "key" else CHECKSUM
 
 
-def test_what_is_sealed_opens_with_its_header_only(protection: Protection) -> None:
+def test_a_sealed_payload_opens_only_with_its_header(protection: Protection) -> None:
     sealed = protection.seal(b"header", b"payload")
     assert protection.open(b"header", sealed) == b"payload"
     with pytest.raises(CorruptedMessage, match="11230"):

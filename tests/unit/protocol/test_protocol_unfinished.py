@@ -41,7 +41,7 @@ def fill(messages: UnfinishedMessages, owner: str = MALLORY, *, now: float = 0.0
         messages.note(owner, conversation(number), begun(200, fragments=6), now)
 
 
-def test_what_fits_the_quota_is_free(messages: UnfinishedMessages) -> None:
+def test_messages_within_the_quota_are_free(messages: UnfinishedMessages) -> None:
     messages.note(SHOP, conversation(1), begun(900, fragments=10), 0.0)
     messages.note(SHOP, conversation(2), begun(900, fragments=100), 0.0)
     messages.note(SHOP, conversation(3), begun(ahead=99), 0.0)
@@ -49,7 +49,7 @@ def test_what_fits_the_quota_is_free(messages: UnfinishedMessages) -> None:
         assert messages.allowance(SHOP, conversation(number), 6) == FREE
 
 
-def test_a_peer_that_has_used_up_its_quota_finishes_what_came_first(messages: UnfinishedMessages) -> None:
+def test_a_peer_over_its_quota_finishes_its_oldest_message(messages: UnfinishedMessages) -> None:
     fill(messages)
     assert messages.allowance(MALLORY, conversation(0), 6) == CURRENT
     for number in range(1, 11):
@@ -84,7 +84,7 @@ def test_a_message_larger_than_the_quota_is_finished_when_it_is_the_first(messag
     assert [messages.allowance(SHOP, conversation(number), 6) for number in (2, 3)] == [CURRENT, NOTHING]
 
 
-def test_what_comes_before_its_turn_is_never_reserved(messages: UnfinishedMessages) -> None:
+def test_messages_ahead_of_their_turn_get_no_reserve(messages: UnfinishedMessages) -> None:
     messages.note(SHOP, conversation(1), begun(100, fragments=6, ahead=999), 0.0)
     assert messages.allowance(SHOP, conversation(1), 6) == FREE
     messages.note(SHOP, conversation(1), begun(100, fragments=6, ahead=1_000), 0.0)
@@ -104,7 +104,7 @@ def test_several_shares_divide_the_quota() -> None:
     assert messages.allowance(SHOP, conversation(1), 6) == CURRENT
 
 
-def test_what_is_idle_is_found(messages: UnfinishedMessages) -> None:
+def test_idle_messages_are_found(messages: UnfinishedMessages) -> None:
     messages.note(SHOP, conversation(1), begun(100, fragments=6), 0.0)
     messages.note(SHOP, conversation(2), begun(100, fragments=6), 1_000.0)
     assert messages.idle(3_599.0) == []
@@ -113,7 +113,7 @@ def test_what_is_idle_is_found(messages: UnfinishedMessages) -> None:
     assert messages.idle(4_600.0) == [conversation(2)]
 
 
-def test_of_a_peer_that_has_used_up_its_quota_it_is_found_sooner(messages: UnfinishedMessages) -> None:
+def test_idle_messages_of_a_peer_over_its_quota_are_found_sooner(messages: UnfinishedMessages) -> None:
     fill(messages)
     messages.note(SHOP, conversation(20), begun(100, fragments=6), 0.0)
     messages.note(MALLORY, conversation(5), begun(200, fragments=6), 200.0)
@@ -136,7 +136,7 @@ def test_when_to_look(messages: UnfinishedMessages) -> None:
     assert messages.wake_at == NEVER
 
 
-def test_a_start_begins_with_what_is_stored(messages: UnfinishedMessages) -> None:
+def test_a_restart_loads_stored_messages(messages: UnfinishedMessages) -> None:
     rows = [Stored(conversation(number), MALLORY, begun(200, fragments=6), float(number)) for number in range(10)]
     messages.load(rows, 1_000.0)
     assert messages.owner(conversation(3)) == MALLORY
@@ -165,7 +165,7 @@ steps = st.tuples(
 
 
 @given(st.lists(steps, max_size=60))
-def test_the_accounts_are_the_sum_of_what_is_kept(taken: list[tuple[str, int, int, int, int]]) -> None:
+def test_the_accounts_are_the_sum_of_kept_messages(taken: list[tuple[str, int, int, int, int]]) -> None:
     messages, kept = UnfinishedMessages(LIMITS, BUDGETS), {}
     for now, (owner, number, fragments, current, ahead) in enumerate(taken):
         handle = conversation(number)

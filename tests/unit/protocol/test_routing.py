@@ -120,7 +120,7 @@ def test_without_a_route_the_conversation_is_delayed(routes: list[Route], instan
 
 
 @pytest.mark.feature(111)
-def test_of_several_identifiers_one_is_picked_and_only_its_routes() -> None:
+def test_routes_of_one_of_several_identifiers_are_chosen() -> None:
     routes = [route(HOST1, SERVICE, THERE), route(HOST2, SERVICE, OTHER), route(HOST3, SERVICE, OTHER)]
     assert decide(routes, pick=FIRST).matched == (routes[0],)
     assert decide(routes, pick=LAST).matched == tuple(routes[1:])
@@ -191,7 +191,7 @@ def test_precedence_of_addresses(routes: list[Route], is_here: bool, expected: o
 
 
 @pytest.mark.feature(114)
-def test_a_transport_route_dials_what_the_service_is_called() -> None:
+def test_a_transport_route_takes_the_address_from_the_service_name() -> None:
     assert decide([DIALLED], service="tcp://Host9:5000/orders").destination == Elsewhere(Address("host9", 5000))
     assert decide([DIALLED, AUTO], service="tcp://host9:5000/orders").destination == Elsewhere(Address("host9", 5000))
 
@@ -268,7 +268,7 @@ def test_a_database_that_is_named_and_has_no_such_service_is_an_error() -> None:
 
 
 @pytest.mark.feature(110)
-def test_what_arrives_follows_msdb_and_what_begins_here_its_database() -> None:
+def test_arriving_conversations_use_msdbs_routes_and_local_ones_their_databases() -> None:
     site = here({SERVICE: [HERE]}, forwards=True)
     own, msdb = [HOME], [route(HOST2, SERVICE)]
     conversation = Conversation(SERVICE, database=HERE)
@@ -279,7 +279,7 @@ def test_what_arrives_follows_msdb_and_what_begins_here_its_database() -> None:
 
 
 @pytest.mark.feature(110)
-def test_without_forwarding_only_what_is_for_here_is_taken() -> None:
+def test_without_forwarding_only_local_destinations_are_accepted() -> None:
     assert decide(outside=[route(HOST2, SERVICE)]).destination == Dropped(9792)
     assert decide(outside=[AUTO, route(HOST2)]).destination == Dropped(9792)
     assert decide(outside=[AUTO, route(HOST2)], site=here({SERVICE: [HERE]})).destination == Local(HERE)

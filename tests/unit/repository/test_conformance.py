@@ -42,7 +42,7 @@ def test_the_page_has_a_line_for_each_row_of_four_cells() -> None:
     assert line(page, 3).endswith("|  | open |")
 
 
-def test_only_what_passed_is_proved(pytester: pytest.Pytester) -> None:
+def test_only_passed_tests_prove_a_feature(pytester: pytest.Pytester) -> None:
     page = run(
         pytester,
         """
@@ -107,7 +107,7 @@ def test_a_test_that_was_left_out_proves_nothing(pytester: pytest.Pytester) -> N
 
 
 @pytest.mark.slow
-def test_workers_tell_what_they_have(pytester: pytest.Pytester) -> None:
+def test_features_are_collected_from_workers(pytester: pytest.Pytester) -> None:
     """Workers report features without a test run, too."""
     tests = """
         @pytest.mark.feature(1)
@@ -125,7 +125,7 @@ def test_workers_tell_what_they_have(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("rows", ["213", "0", "'1'", ""])
-def test_a_row_that_is_not_there_cannot_be_claimed(pytester: pytest.Pytester, rows: str) -> None:
+def test_a_missing_row_cannot_be_claimed(pytester: pytest.Pytester, rows: str) -> None:
     pytester.makepyfile(f"import pytest\n\n@pytest.mark.feature({rows})\ndef test_it(): pass")
     result = pytester.runpytest_inprocess("-p", "conformance", "--conformance", str(pytester.path / "page.md"))
     assert result.ret == pytest.ExitCode.USAGE_ERROR

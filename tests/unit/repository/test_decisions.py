@@ -37,7 +37,7 @@ def test_status(number: int) -> None:
     assert numbers(status["later"]) <= DECISIONS.keys() - {number}
 
 
-def test_there_are_few_records() -> None:
+def test_the_number_of_records_is_limited() -> None:
     assert len(DECISIONS) <= MOST_RECORDS, "merge records of one subject"
 
 
@@ -79,7 +79,7 @@ def numbers(text: str | None) -> set[int]:
 
 
 @every_decision
-def test_what_it_names_is_there(number: int) -> None:
+def test_identifiers_named_by_a_record_exist(number: int) -> None:
     """Identifiers have an underscore or more than one capital. Names of rejected alternatives need not exist."""
     named = {name for code in quoted(number) for name in re.findall(r"[A-Za-z_]\w*", code)}
     ours = {name for name in named if "_" in name.strip("_") or re.fullmatch(r"(?:[A-Z]+[a-z0-9]+){2,}", name)}

@@ -28,9 +28,7 @@ def read_all(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
         (b"\x00\xff\n", [b"\x00\xff"], 3),
     ],
 )
-def test_a_line_is_what_stands_before_its_line_feed(
-    tmp_path: Path, content: bytes, lines: list[bytes], end: int
-) -> None:
+def test_a_line_ends_before_its_line_feed(tmp_path: Path, content: bytes, lines: list[bytes], end: int) -> None:
     path = tmp_path / "input"
     path.write_bytes(content)
     assert read_all(path) == (lines, end)
@@ -103,7 +101,7 @@ def test_another_file_under_the_name_starts_anew(tmp_path: Path) -> None:
     assert again(path, known) == 0
 
 
-def test_where_no_log_is_readable_a_text_of_the_library_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_readable_log_the_librarys_text_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_LOGS", ())
     assert default_source().is_file()
     assert default_source().read_bytes().count(b"\n") > 100

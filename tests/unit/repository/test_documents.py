@@ -41,7 +41,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title in titles}
 
 
-def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
+def test_only_files_of_the_repository_are_cited() -> None:
     folders = [ROOT / name for name in ("src", "docs", "tests", "tools", "examples")]
     sources = [path for folder in folders for end in ("py", "sql", "md") for path in folder.rglob(f"*.{end}")]
     elsewhere = re.compile(r"\b(reference \d\d\b|[Ss]eed 0\d\d\b|(?<!shared/)seeds/)")
@@ -61,6 +61,6 @@ def test_sizing_quotes_the_benchmarks() -> None:
         assert f"| {figure} |" in section[0], (scenario, figure)
 
 
-def test_the_page_of_what_breaks_has_every_scenario() -> None:
+def test_the_page_on_reliability_has_every_scenario() -> None:
     page = (ROOT / "docs/reliability.md").read_text()
     assert [scenario.name for scenario in SCENARIOS if f"| {scenario.name} |" not in page] == []

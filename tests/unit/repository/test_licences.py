@@ -39,7 +39,7 @@ def test_the_locked_versions_fit_the_requirements() -> None:
     assert all(version[0].isdigit() for version in locked.values())
 
 
-def test_a_release_lists_what_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sbom_lists_all_dependencies(capsys: pytest.CaptureFixture[str]) -> None:
     assert dependencies.sbom() == 0
     document = json.loads(capsys.readouterr().out)
     names = {component["name"] for component in document["components"]}

@@ -66,11 +66,11 @@ def test_the_engine_loads_no_driver() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+def test_the_list_of_commands_has_the_help_of_each(name: str) -> None:
     assert " ".join(load(name).help.split()) == COMMANDS[name].help
 
 
-def test_a_command_that_is_not_there_is_refused() -> None:
+def test_a_missing_command_is_refused() -> None:
     refused = CliRunner().invoke(app, ["statu"])
     assert refused.exit_code == 2
     assert "Did you mean 'status'" in refused.stderr
@@ -102,7 +102,7 @@ def test_a_missing_extra_is_said_in_one_sentence(
     assert result.stderr.count("\n") == 1
 
 
-def test_what_an_extra_brings_is_known_to_who_says_that_it_is_missing() -> None:
+def test_every_module_of_an_extra_is_named_by_the_error_for_it() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     modules: dict[str, set[str]] = {}
     for module, distributions in packages_distributions().items():

@@ -21,25 +21,25 @@ def test_the_made_files_are_up_to_date() -> None:
     assert checked.returncode == 0, f"run `make sync`:\n{checked.stdout}{checked.stderr}"
 
 
-def test_the_page_of_permissions_says_what_the_table_says() -> None:
+def test_the_page_of_permissions_is_up_to_date() -> None:
     written = make_permissions.PAGE.read_text()
     assert make_permissions.page(written) == written, "run python tools/make_permissions.py"
 
 
-def test_the_page_of_functions_says_what_the_table_says() -> None:
+def test_the_page_of_functions_is_up_to_date() -> None:
     assert make_functions.PAGE.read_text() == make_functions.page(), "run python tools/make_functions.py"
 
 
-def test_the_page_of_what_is_stuck_says_what_doctor_says() -> None:
+def test_the_page_of_remedies_is_up_to_date() -> None:
     written = make_remedies.PAGE.read_text()
     assert make_remedies.page(written) == written, "run python tools/make_remedies.py"
 
 
-def test_the_reference_says_what_docstrings_and_options_say() -> None:
+def test_the_reference_is_up_to_date() -> None:
     assert make_reference.main(["--check"]) == 0, "run python tools/make_reference.py"
 
 
-def test_the_pictures_show_what_their_texts_say() -> None:
+def test_the_pictures_are_up_to_date() -> None:
     assert make_pictures.main(["--check"]) == 0, "run python tools/make_pictures.py"
 
 
@@ -70,5 +70,5 @@ def test_every_asyncio_module_has_a_blocking_one() -> None:
         ("async def __aenter__(self): ...\n", "def __enter__(self): ...\n"),
     ],
 )
-def test_what_is_made(asyncio_form: str, blocking_form: str) -> None:
+def test_blocking_code_is_made_from_asyncio_code(asyncio_form: str, blocking_form: str) -> None:
     assert make_sync.blocking(asyncio_form) == blocking_form

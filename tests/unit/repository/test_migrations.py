@@ -32,7 +32,7 @@ def test_a_table_is_made_in_one_place() -> None:
     assert not re.search(r"\b(?:drop|or replace) ", CODE)
 
 
-def test_a_comment_says_what_a_table_holds() -> None:
+def test_every_table_of_the_baseline_has_a_comment() -> None:
     lines = migrations.migrations()[0].text.splitlines()
     bare = [
         line

@@ -43,11 +43,11 @@ def runs_data(tree):
 
 
 @pytest.mark.parametrize(("source", "what"), FOUND)
-def test_what_runs_data_is_found(source, what):
+def test_code_that_runs_data_is_found(source, what):
     assert what in [*runs_data(ast.parse(source))]
 
 
-def test_nothing_in_the_product_runs_data():
+def test_the_product_never_runs_data():
     files = [*SOURCES.glob("servicebroker/**/*.py"), *SOURCES.glob("pyspark_servicebroker*.py")]
     assert len(files) > 500
     found = {(file.name, what) for file in files for what in runs_data(ast.parse(file.read_bytes()))}

@@ -84,7 +84,7 @@ def call(row: Function, count: int) -> str:
     return word if not word.endswith("(") else word + ", ".join(SAMPLES[each] for each in letters[:count]) + ")"
 
 
-def test_every_row_has_what_does_its_work() -> None:
+def test_every_function_row_has_an_implementation() -> None:
     assert not set(CODE) - set(SPECIAL)
     assert set(SESSION_FUNCTIONS) - set(SESSION) == {"cursor states", "session context"}
     assert not set(SESSION) - set(SESSION_FUNCTIONS)
@@ -100,7 +100,7 @@ def test_a_plain_call_is_translated_and_its_type_is_that_of_the_table(row: Funct
 
 
 @pytest.mark.parametrize("row", SESSION.values(), ids=lambda row: row.name)
-def test_what_the_session_knows_has_the_type_of_the_table(row: Function) -> None:
+def test_session_functions_have_the_type_of_the_table(row: Function) -> None:
     assert translate_expression(call(row, 0), scope()).types == (row.type,)
 
 
@@ -128,7 +128,7 @@ def test_a_window_function_needs_its_window(row: Function) -> None:
 
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=lambda row: row.name)
-def test_what_is_not_here_is_refused_by_its_name_with_what_to_do_instead(row: Function) -> None:
+def test_unsupported_functions_are_refused_with_an_alternative(row: Function) -> None:
     word = row.name if row.name.startswith("@@") else f"{row.name}(1)"
     (finding,) = check(f"SELECT {word}")
     assert finding.verdict is Verdict.REFUSED

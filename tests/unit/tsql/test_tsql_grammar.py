@@ -45,7 +45,7 @@ def test_no_valid_sentence_is_a_syntax_error(file: Path) -> None:
     ] == []
 
 
-def test_what_differs_is_a_row_of_the_differences() -> None:
+def test_every_difference_is_a_row_of_the_page() -> None:
     page = FOLDER.parent.parent / "docs" / "reference" / "t-sql.md"
     table = page.read_text().split("## Differences")[1].split("\n\n## ")[0]
     cells = [line[2:].split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]

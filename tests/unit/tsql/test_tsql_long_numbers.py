@@ -63,7 +63,7 @@ def test_a_whole_number_has_38_digits() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-", "+", "--5", "-+5", "5-", "1_000", " 5", "\u0663", "\u00b2", "1.5", "1e5"])
-def test_what_is_no_whole_number(text: str) -> None:
+def test_other_texts_are_not_whole_numbers(text: str) -> None:
     assert not is_whole(text)
 
 

@@ -110,7 +110,7 @@ def test_receive_with_assignments_and_with_names():
         ("END", 102),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_number(text, number):
+def test_invalid_statements_are_refused_with_their_number(text, number):
     assert refused(text).number == number
 
 

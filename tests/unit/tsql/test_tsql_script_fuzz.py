@@ -78,7 +78,7 @@ def test_pieces_of_a_script_in_any_order(pieces: list[list[str]], between: str) 
     assert all(found.line and found.statement for found in findings)
 
 
-def test_what_sqlglot_thinks_of_a_text_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_of_sqlglot_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     (found,) = check("WITH x AS (CREATE QUEUE q) SELECT 1")
     assert found.note.startswith("102")
     assert not caplog.records

@@ -145,7 +145,7 @@ def test_the_tables_of_a_statement_are_told() -> None:
         ("SELECT Name, FROM Items", 102),
     ],
 )
-def test_what_cannot_be_done_says_so(text: str, number: int) -> None:
+def test_untranslatable_queries_are_refused(text: str, number: int) -> None:
     with pytest.raises(TsqlError) as refused:
         translated(text)
     assert refused.value.number == number

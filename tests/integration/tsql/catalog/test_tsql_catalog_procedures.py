@@ -78,7 +78,7 @@ def test_sp_help_of_a_table_shows_its_columns_and_indexes(shop: sb.Database) -> 
         ("EXEC sp_helptrigger 'Depot.Shelf', 'insert'", ("Put", "dbo", 0, 1, 1, 1, 0, "Depot")),
     ],
 )  # fmt: skip
-def test_what_is_shown(shop: sb.Database, script: str, first: tuple[Any, ...]) -> None:
+def test_catalog_procedures_return_rows(shop: sb.Database, script: str, first: tuple[Any, ...]) -> None:
     shown = list(sets(shop, script)[0].rows[0])
     if "sp_columns" in script and first[4] == "decimal":
         shown[6] = 0  # the size of a decimal in bytes is not the subject
@@ -178,7 +178,7 @@ def test_an_error_in_one_of_them_lets_the_others_run(shop: sb.Database) -> None:
         ("EXEC Depot.sp_lock", 2812),
     ],
 )
-def test_what_is_refused(shop: sb.Database, script: str, number: int) -> None:
+def test_invalid_calls_of_catalog_procedures_are_refused(shop: sb.Database, script: str, number: int) -> None:
     with pytest.raises(sb.BrokerError) as refused:
         shop.execute_tsql(script)
     assert refused.value.number == number

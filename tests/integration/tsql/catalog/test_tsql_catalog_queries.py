@@ -32,7 +32,7 @@ def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
     assert rows(db, asked + "WHERE object_id = OBJECT_ID('Asked')") == []
 
 
-def test_monitoring_scripts_find_what_they_join(db: sb.Database) -> None:
+def test_monitoring_scripts_can_join_the_views(db: sb.Database) -> None:
     texts = "SELECT t.text FROM sys.dm_exec_requests r CROSS APPLY sys.dm_exec_sql_text(r.sql_handle) AS t WHERE r.session_id = @@SPID"
     assert "dm_exec_sql_text" in str(one(db, texts))
     assert rows(db, "SELECT c.protocol_type FROM sys.dm_exec_connections c JOIN sys.dm_exec_sessions s "
@@ -133,7 +133,7 @@ def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:
         ("SELECT * FROM sys.all_parameters", "This view of SQL Server is not supported"),
     ],
 )
-def test_what_the_catalog_of_sql_server_has_besides_is_known(db: sb.Database, query: str, shown: str) -> None:
+def test_unsupported_views_of_sql_server_are_named(db: sb.Database, query: str, shown: str) -> None:
     with pytest.raises(TsqlError, match="208") as caught:
         rows(db, query)
     assert shown in caught.value.text
@@ -142,7 +142,7 @@ def test_what_the_catalog_of_sql_server_has_besides_is_known(db: sb.Database, qu
     assert shown in found.note
 
 
-def test_a_procedure_may_speak_of_what_is_not_there(db: sb.Database) -> None:
+def test_a_procedure_may_name_an_unsupported_view(db: sb.Database) -> None:
     db.execute_tsql(
         "CREATE PROCEDURE AsksServer @all BIT AS IF @all = 1 SELECT * FROM sys.dm_os_tasks ELSE PRINT 'little'"
     )
@@ -155,7 +155,7 @@ def test_a_procedure_may_speak_of_what_is_not_there(db: sb.Database) -> None:
     )
 
 
-def test_a_function_reads_what_statements_cost(db: sb.Database) -> None:
+def test_a_function_reads_statement_statistics(db: sb.Database) -> None:
     """The view has no rows, but its columns exist."""
     db.execute_tsql("""CREATE FUNCTION PlanOf (@handle VARBINARY(64)) RETURNS TABLE AS RETURN
     (SELECT TOP 1 s.query_hash, s.query_plan_hash AS plan_hash, s.max_elapsed_time, p.query_plan
@@ -209,7 +209,7 @@ def test_tools_ask_the_views_of_the_standard(db: sb.Database) -> None:
         )
 
 
-def test_who_works_has_a_sid(db: sb.Database) -> None:
+def test_the_current_login_has_a_sid(db: sb.Database) -> None:
     assert rows(db, "SELECT COUNT(*) FROM sys.server_principals WHERE sid = SUSER_SID() AND name = SUSER_SNAME()") == [
         (1,)
     ]

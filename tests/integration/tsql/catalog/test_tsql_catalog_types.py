@@ -125,7 +125,7 @@ def test_every_value_is_one_of_its_type(filled: sb.Database, view: str) -> None:
             assert (fitted.rstrip() if isinstance(value, str) and of.name == "char" else fitted) == value, one
 
 
-def test_an_owner_asks_who_and_what_as_sql_server_says_it(filled: sb.Database) -> None:
+def test_ids_types_and_procedures_have_sql_servers_values(filled: sb.Database) -> None:
     def one(text: str) -> tuple[object, ...]:
         return tuple(filled.execute_tsql(text).rows[0])
 

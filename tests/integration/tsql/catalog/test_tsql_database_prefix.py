@@ -183,7 +183,7 @@ def test_a_statement_changes_the_database_that_it_names(here: sb.Database, state
 
 
 @pytest.mark.parametrize("statement", REFUSED)
-def test_what_may_not_name_another_database_changes_none(shared_here: sb.Database, statement: str) -> None:
+def test_refused_database_prefixes_change_no_database(shared_here: sb.Database, statement: str) -> None:
     text, number = REFUSED[statement]
     before = both(shared_here)
     assert output_of(shared_here, text) == [number]
@@ -299,7 +299,7 @@ def test_a_rollback_inside_leaves_the_caller_here(here: sb.Database) -> None:
     assert said == [[("There",)], 266, [("Here", 0, 2, 2)]]
 
 
-def test_a_text_there_works_as_who_the_caller_is_there(here: sb.Database) -> None:
+def test_dynamic_sql_in_another_database_runs_as_the_callers_user_there(here: sb.Database) -> None:
     """A login has another user in each database; a module's owner does not reach beyond its own."""
     here.execute_tsql(
         "CREATE LOGIN porter WITH PASSWORD = 'x'; CREATE USER PorterHere FOR LOGIN porter; USE There; "
@@ -347,7 +347,7 @@ def test_a_module_owns_nothing_in_another_database(here: sb.Database, statement:
     assert after == before
 
 
-def test_a_login_that_is_nobody_there_gets_nothing_done(here: sb.Database) -> None:
+def test_a_login_without_a_user_in_the_other_database_is_refused(here: sb.Database) -> None:
     here.execute_tsql("CREATE LOGIN stranger WITH PASSWORD = 'x'; CREATE USER Stranger FOR LOGIN stranger")
     for call in ("sys.sp_executesql N'DELETE dbo.Both'", ".sp_helptext 'dbo.Tells'", ".sp_help 'dbo.Both'"):
         assert output_of(here, f"EXECUTE AS LOGIN = 'stranger'; EXEC There.{call}") == [916]

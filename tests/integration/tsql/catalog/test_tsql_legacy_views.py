@@ -90,6 +90,6 @@ def test_each_is_there_under_all_its_names(db: sb.Database, name: str) -> None:
         ),
     ],
 )
-def test_they_answer_what_old_scripts_ask(db: sb.Database, query: str, wanted: list[tuple[object, ...]] | None) -> None:
+def test_legacy_views_answer_old_scripts(db: sb.Database, query: str, wanted: list[tuple[object, ...]] | None) -> None:
     found = rows(db, query)
     assert found == wanted if wanted is not None else len(found) == 1

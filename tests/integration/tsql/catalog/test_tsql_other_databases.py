@@ -152,7 +152,7 @@ def hall(instance: sb.Instance) -> Iterator[sb.Database]:
 @pytest.mark.parametrize(
     ("begin", "user"), [("", "dbo"), ("EXECUTE AS LOGIN = 'clerk';", "ClerkThere")], ids=["dbo", "clerk"]
 )
-def test_a_trigger_works_as_who_the_caller_is_in_its_database(hall: sb.Database, begin: str, user: str) -> None:
+def test_a_trigger_runs_as_the_callers_user_in_its_database(hall: sb.Database, begin: str, user: str) -> None:
     """The owner's chain and EXECUTE AS are those of the trigger's database; afterwards all is as it was."""
     found = hall.execute_tsql(
         f"{begin} INSERT HallThere.dbo.Doors (V) VALUES (0); SELECT SCOPE_IDENTITY(), @@IDENTITY, DB_NAME(), USER_NAME()"
@@ -168,7 +168,7 @@ def test_a_trigger_works_as_who_the_caller_is_in_its_database(hall: sb.Database,
 @pytest.mark.parametrize(
     ("value", "number"), [(1, 50001), (2, 3609), (3, 229), (4, 229)], ids=["throw", "rollback", "text", "other-table"]
 )
-def test_what_fails_in_a_trigger_there_leaves_the_caller_here(hall: sb.Database, value: int, number: int) -> None:
+def test_an_error_in_a_foreign_trigger_keeps_the_callers_context(hall: sb.Database, value: int, number: int) -> None:
     """A dynamic text there has the clerk's own rights, and so has a table of the caller's database."""
     hall.execute_tsql("INSERT HallThere.dbo.Doors (V) VALUES (0)")
     said = output_of(
@@ -188,7 +188,7 @@ def test_triggers_of_two_databases_fire_each_other(hall: sb.Database) -> None:
     assert rows(hall, "SELECT What FROM dbo.Seen") == [("here HallHeredbo",)]
 
 
-def test_a_login_that_is_nobody_there_fires_nothing(hall: sb.Database) -> None:
+def test_a_login_without_a_user_in_the_other_database_fires_no_trigger(hall: sb.Database) -> None:
     assert output_of(hall, "CREATE LOGIN stray WITH PASSWORD = 'x'; CREATE USER Stray FOR LOGIN stray") == []
     assert output_of(hall, "EXECUTE AS LOGIN = 'stray'\nINSERT HallThere.dbo.Doors (V) VALUES (0)") == [916]
     assert one(hall, "SELECT COUNT(*) FROM HallThere.dbo.Doors") == 0

@@ -53,13 +53,15 @@ def shop(instance: sb.Instance) -> sb.Database:
         ("'sys.all_parameters', 'OBJECT', 'SELECT'", None, None, None),
     ],
 )
-def test_who_may(shop: sb.Database, asked: str, dbo: int | None, clerk: int | None, writer: int | None) -> None:
+def test_has_perms_by_name_agrees_with_the_grants(
+    shop: sb.Database, asked: str, dbo: int | None, clerk: int | None, writer: int | None
+) -> None:
     query = f"SELECT HAS_PERMS_BY_NAME({asked})"
     said = output_of(shop, f"{query} EXECUTE AS USER = 'Clerk' {query} REVERT EXECUTE AS USER = 'Writer' {query}")
     assert said == [[(dbo,)], [(clerk,)], [(writer,)]]
 
 
-def test_it_answers_what_the_statement_does(shop: sb.Database) -> None:
+def test_has_perms_by_name_agrees_with_the_statement(shop: sb.Database) -> None:
     """By variables, in a transaction, and beside tables."""
     said = output_of(
         shop,
@@ -79,7 +81,7 @@ def test_it_answers_what_the_statement_does(shop: sb.Database) -> None:
     assert said == ["no", 229, 8134, [(1, 1)]]
 
 
-def test_what_is_mine_is_listed(shop: sb.Database) -> None:
+def test_fn_my_permissions_lists_the_permissions_of_the_user(shop: sb.Database) -> None:
     mine = "SELECT entity_name, permission_name FROM fn_my_permissions(N'Inbox', N'OBJECT') ORDER BY 2"
     every = sorted(name for kind, name in IMPLIED_BY if kind is Kind.QUEUE)
     assert rows(shop, mine) == [("Inbox", name) for name in every]
@@ -102,7 +104,7 @@ def test_what_is_mine_is_listed(shop: sb.Database) -> None:
         ("SELECT HAS_PERMS_BY_NAME(@no, 'OBJECT', 'SELECT')", 137),
     ],
 )
-def test_what_cannot_be_asked(shop: sb.Database, query: str, number: int) -> None:
+def test_unsupported_permission_queries_are_refused(shop: sb.Database, query: str, number: int) -> None:
     assert output_of(shop, query) == [number]
     assert [one.verdict for one in check(query)] == [Verdict.REFUSED]
 
@@ -118,7 +120,7 @@ def test_what_cannot_be_asked(shop: sb.Database, query: str, number: int) -> Non
         "CREATE FUNCTION Asks () RETURNS TABLE AS RETURN SELECT HAS_PERMS_BY_NAME(NULL, NULL, 'CONTROL') AS may",
     ],
 )
-def test_what_outlives_the_session_does_not_ask(shop: sb.Database, script: str) -> None:
+def test_permission_functions_are_refused_in_stored_objects(shop: sb.Database, script: str) -> None:
     with pytest.raises(sb.TsqlError) as caught:
         shop.execute_tsql(script)
     assert caught.value.number == 40515

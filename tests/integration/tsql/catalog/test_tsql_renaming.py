@@ -68,7 +68,7 @@ def undone(shop: sb.Database, script: str) -> list[Any]:
         ("EXEC sp_rename 'Depot.Shelf', 'Board'; SELECT COUNT(*) FROM Depot.Board", [(0,)]),
     ],
 )  # fmt: skip
-def test_it_has_the_new_name(shop: sb.Database, script: str, last: list[Any]) -> None:
+def test_sp_rename_renames_objects_and_columns(shop: sb.Database, script: str, last: list[Any]) -> None:
     said = undone(shop, script)
     assert said[-1] == last
     assert any(str(each).startswith("Caution") for each in said)
@@ -106,7 +106,7 @@ def test_the_new_spelling_is_shown(shop: sb.Database) -> None:
         ("EXECUTE AS USER = 'Clerk'; EXEC sp_rename 'Orders.Amount', 'x', 'COLUMN'", 1088),
     ],
 )
-def test_what_is_refused(shop: sb.Database, script: str, number: int) -> None:
+def test_invalid_renames_are_refused(shop: sb.Database, script: str, number: int) -> None:
     assert number in [each for each in output_of(shop, script) if isinstance(each, int)]
     assert rows(shop, "SELECT Id, Amount FROM Orders") == [(1, 5)]
 

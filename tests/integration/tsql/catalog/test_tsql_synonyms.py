@@ -72,7 +72,7 @@ def filled(depot: sb.Database) -> sb.Database:
         ("DECLARE @x NVARCHAR(50) = N'Counted'; EXEC @x", [[(2,)]]),
     ],
 )  # fmt: skip
-def test_a_synonym_is_what_it_stands_for(filled: sb.Database, script: str, said: list[Any]) -> None:
+def test_a_synonym_is_used_like_its_base_object(filled: sb.Database, script: str, said: list[Any]) -> None:
     assert [each for each in output_of(filled, script) if not isinstance(each, str)] == said
 
 
@@ -143,7 +143,7 @@ def test_the_catalog_shows_synonyms(depot: sb.Database) -> None:
         ("ALTER SYNONYM P FOR dbo.Heavy", 102),
     ],
 )  # fmt: skip
-def test_what_is_refused(depot: sb.Database, script: str, number: int) -> None:
+def test_invalid_uses_of_synonyms_are_refused(depot: sb.Database, script: str, number: int) -> None:
     before = rows(depot, "SELECT COUNT(*) FROM sys.objects")
     with pytest.raises(sb.BrokerError) as refused:
         depot.execute_tsql(script)

@@ -49,7 +49,7 @@ def depot(instance: sb.Instance) -> sb.Database:
         ("ALTER SCHEMA Depot TRANSFER dbo.Parcels; EXECUTE AS USER = 'Clerk'; SELECT Id FROM Depot.Parcels", 229),
     ],
 )  # fmt: skip
-def test_it_stands_in_the_other_schema(depot: sb.Database, script: str, last: list[Any] | int) -> None:
+def test_alter_schema_transfer_moves_the_object(depot: sb.Database, script: str, last: list[Any] | int) -> None:
     assert output_of(depot, f"BEGIN TRAN;\n{script};\nREVERT; ROLLBACK")[-1] == last
     assert rows(depot, "SELECT Id FROM dbo.Parcels") == [(1,)]
 
@@ -70,7 +70,7 @@ def test_it_stands_in_the_other_schema(depot: sb.Database, script: str, last: li
         ("EXECUTE AS USER = 'Clerk'; ALTER SCHEMA Depot TRANSFER dbo.Parcels", 15151),
     ],
 )
-def test_what_is_refused(depot: sb.Database, script: str, number: int) -> None:
+def test_invalid_transfers_are_refused(depot: sb.Database, script: str, number: int) -> None:
     with pytest.raises(sb.BrokerError) as refused:
         depot.execute_tsql(script)
     assert refused.value.number == number

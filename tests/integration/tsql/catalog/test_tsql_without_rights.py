@@ -420,7 +420,7 @@ def test_a_user_without_rights_changes_nothing(
     assert writers(office) == wrote or everything(office) == before
 
 
-def test_that_would_be_seen(nobody: Session, office: sb.Database, before: list[object]) -> None:
+def test_the_comparison_detects_a_change(nobody: Session, office: sb.Database, before: list[object]) -> None:
     assert everything(office) == before
     wrote = writers(office)
     office.execute_tsql("UPDATE Parcels SET Place = N'x'")

@@ -185,7 +185,7 @@ def test_the_values_are_those_of_sql_server(shop: sb.Database) -> None:
         ("JSON_PATH_EXISTS('{', '$')", 13609),
     ],
 )
-def test_what_an_argument_may_not_be_has_its_number(shop: sb.Database, text: str, number: int) -> None:
+def test_invalid_arguments_have_sql_servers_error_number(shop: sb.Database, text: str, number: int) -> None:
     with pytest.raises(TsqlError) as refused:
         shop.execute_tsql(f"SELECT {text}")
     assert refused.value.number == number
@@ -250,7 +250,7 @@ def test_names_and_properties(instance: sb.Instance) -> None:
     assert {text: got for (text, wanted), got in zip(asked.items(), row, strict=True) if got != wanted} == {}
 
 
-def test_what_a_session_remembers(shop: sb.Database) -> None:
+def test_context_info_and_cursor_status_of_a_session(shop: sb.Database) -> None:
     rows = shop.execute_tsql("SET CONTEXT_INFO 0x0102 SELECT CONTEXT_INFO(), DATALENGTH(CONTEXT_INFO())").rows
     assert rows == [(b"\1\2" + bytes(126), 128)]
     states = shop.execute_tsql(

@@ -44,7 +44,7 @@ def db(instance: sb.Instance) -> sb.Database:
 
 @pytest.mark.parametrize(("script", "number", *"abc"), CASES, ids=[script for script, *_ in CASES])
 @pytest.mark.parametrize("around", ["{}", "BEGIN TRAN {} ROLLBACK"])
-def test_what_a_constraint_refuses(
+def test_violations_of_constraints_are_refused(
     db: sb.Database, script: str, number: int, a: str, b: str, c: str, around: str
 ) -> None:
     with pytest.raises(sb.TsqlError) as caught:

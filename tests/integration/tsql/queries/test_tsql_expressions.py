@@ -123,7 +123,7 @@ def beside(values: list[str], conditions: list[str]) -> str:
     return "\n".join(script)
 
 
-def test_an_expression_is_what_postgresql_makes_of_it(
+def test_random_expressions_agree_with_postgresql(
     db: sb.Database, seeded_random: random.Random, request: pytest.FixtureRequest
 ) -> None:
     made, left, wrong = seeded_random, request.config.option.tsql_expressions, []
@@ -152,7 +152,7 @@ def test_an_expression_is_what_postgresql_makes_of_it(
         "DECLARE @s VARCHAR(9) = '9.996' DECLARE @a DECIMAL(3, 2) = @s",
     ],
 )
-def test_what_does_not_fit_its_type_overflows(db: sb.Database, script: str) -> None:
+def test_values_beyond_their_type_overflow(db: sb.Database, script: str) -> None:
     with pytest.raises(sb.TsqlError) as caught:
         db.execute_tsql(script)
     assert caught.value.number == 8115
@@ -295,7 +295,7 @@ def test_numbers_end_where_sql_server_ends_them_in_python_and_in_postgresql(db: 
         ("SELECT PARSE('x' AS int)", 9819),
     ],
 )
-def test_what_is_no_money_has_its_number(db: sb.Database, script: str, number: int) -> None:
+def test_money_overflows_and_conversions_are_refused(db: sb.Database, script: str, number: int) -> None:
     with pytest.raises(sb.TsqlError) as caught:
         db.execute_tsql(script)
     assert caught.value.number == number

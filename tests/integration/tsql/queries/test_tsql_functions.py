@@ -284,7 +284,7 @@ REFUSED = [
 ]
 
 
-def test_what_cannot_be_is_refused_and_leaves_nothing(orders: sb.Database) -> None:
+def test_invalid_functions_are_refused_and_not_created(orders: sb.Database) -> None:
     for script, wanted in REFUSED:
         assert (script, error_number(orders, script)) == (script, wanted)
     assert rows(orders, "SELECT OBJECT_ID('dbo.Bad')") == [(None,)]
@@ -312,7 +312,7 @@ def test_check_judges_the_body() -> None:
 
 
 @pytest.mark.parametrize("in_try", [False, True])
-def test_what_is_refused_leaves_nothing_in_an_open_transaction(orders: sb.Database, in_try: bool) -> None:
+def test_a_refused_function_leaves_no_trace_in_an_open_transaction(orders: sb.Database, in_try: bool) -> None:
     """Neither its text nor what stood there before it in another form."""
     begin, end = ("BEGIN TRY ", " END TRY BEGIN CATCH PRINT ERROR_NUMBER() END CATCH") if in_try else ("", "")
     orders.execute_tsql("CREATE FUNCTION Kept () RETURNS int AS BEGIN RETURN 1 END")

@@ -40,7 +40,7 @@ def test_identity_goes_on_elsewhere(db: sb.Database) -> None:
     assert one(db, "SELECT MAX(id) FROM Counted") == 91
 
 
-def test_identity_goes_on_behind_what_was_written_for_it(db: sb.Database) -> None:
+def test_identity_continues_after_inserted_values(db: sb.Database) -> None:
     assert output_of(db, """
     CREATE TABLE Seeded (Id int IDENTITY PRIMARY KEY, a int); CREATE TABLE #down (Id smallint IDENTITY(100, -1), a int)
     SET IDENTITY_INSERT Seeded ON; INSERT Seeded (Id, a) VALUES (10, 1), (4, 1); INSERT Seeded (Id, a) SELECT 7, 1
@@ -63,7 +63,7 @@ def test_identity_goes_on_behind_the_rows_that_were_written_not_behind_those_tha
     """)[-3:] == [[(31,)], [(45,)], [(75,)]]  # fmt: skip
 
 
-def test_identity_goes_on_behind_what_merge_has_written_for_it(db: sb.Database) -> None:
+def test_identity_continues_after_values_inserted_by_merge(db: sb.Database) -> None:
     assert output_of(db, """
     CREATE TABLE Merged (Id int IDENTITY PRIMARY KEY, a int); SET IDENTITY_INSERT Merged ON
     MERGE Merged AS t USING (VALUES (7, 1), (5000, 2)) AS s (Id, a) ON t.Id = s.Id

@@ -47,7 +47,7 @@ def rows(store: sb.Database, script: str) -> list[tuple[Any, ...]]:
     return sorted(store.execute_tsql(script).rows, key=str)
 
 
-def test_output_tells_what_was_done(store: sb.Database) -> None:
+def test_output_of_merge_returns_actions_and_values(store: sb.Database) -> None:
     found = store.execute_tsql(
         MERGE + "OUTPUT $action, inserted.Item, deleted.Item AS Was, deleted.Amount AS Before, "
         "inserted.Amount AS [After], s.Note;"
@@ -111,7 +111,7 @@ def test_triggers_run_as_well(store: sb.Database) -> None:
         ("SELECT $action FROM Shelf", 40515),
     ],
 )
-def test_what_cannot_be_is_refused(store: sb.Database, script: str, number: int) -> None:
+def test_invalid_merge_statements_are_refused(store: sb.Database, script: str, number: int) -> None:
     with pytest.raises(TsqlError) as refused:
         store.execute_tsql(script)
     assert refused.value.number == number

@@ -87,7 +87,7 @@ def test_offsets_and_zones(db: sb.Database) -> None:
         (f"FORMATMESSAGE({', '.join(['1'] * 22)})", 189),
     ],
 )
-def test_what_offsets_and_gzip_refuse(db: sb.Database, text: str, number: int) -> None:
+def test_invalid_arguments_of_offsets_and_gzip_are_refused(db: sb.Database, text: str, number: int) -> None:
     assert error_number(db, f"SELECT {text}") == number
 
 

@@ -313,7 +313,7 @@ def test_xml_references_are_decoded_once(session: Session, text: str, value: str
         ("<a/><?b", "S9451"),
     ],
 )
-def test_what_is_not_closed_is_no_xml(session: Session, text: str, state: str) -> None:
+def test_unclosed_xml_is_refused(session: Session, text: str, state: str) -> None:
     with pytest.raises(psycopg.Error) as refused:
         session.connection.execute("select tsql.xml_tree($1)", [text])
     assert refused.value.sqlstate == state
@@ -333,7 +333,7 @@ def test_rows_are_inserted_changed_and_deleted(items: Session) -> None:
     assert items.run("SELECT COUNT(*), MAX(Price) FROM Items") == [(1, 2)]
 
 
-def test_output_returns_what_was_and_what_is(items: Session) -> None:
+def test_output_returns_old_and_new_values(items: Session) -> None:
     assert items.run("INSERT Items (Name) OUTPUT inserted.Id, inserted.Name AS N VALUES ('a'), ('b')") == [
         (10, "a", 10),
         (15, "b", 15),
@@ -357,7 +357,7 @@ def test_output_returns_what_was_and_what_is(items: Session) -> None:
     items.run("DROP TABLE #gone")
 
 
-def test_a_join_decides_what_is_changed(items: Session) -> None:
+def test_update_and_delete_use_a_join(items: Session) -> None:
     items.run("INSERT Items (Name) VALUES ('a'), ('b'), ('c')")
     changed = "UPDATE i SET Price = v.p FROM Items AS i INNER JOIN (VALUES ('a', 5), ('b', 6)) v(n, p) ON v.n = i.Name"
     assert items.run(changed) == 2
@@ -579,7 +579,7 @@ def test_two_first_inserters_under_holdlock_make_one_row(items: Session, instanc
     assert items.run("SELECT COUNT(*) FROM Items") == [(1,)]
 
 
-def test_readpast_takes_what_nobody_holds(items: Session, instance: sb.Instance) -> None:
+def test_readpast_skips_locked_rows(items: Session, instance: sb.Instance) -> None:
     items.run("INSERT Items (Name) VALUES ('a'), ('b')")
     other = Session(instance.url, "Shop")
     other.connection.execute("begin")

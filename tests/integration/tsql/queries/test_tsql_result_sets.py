@@ -116,7 +116,7 @@ def test_a_condition_of_several_lines_is_switched_on_again(db: sb.Database) -> N
     db.execute_tsql("DROP TABLE Cases")
 
 
-def test_a_procedure_that_is_not_there_is_told_once(db: sb.Database) -> None:
+def test_a_missing_procedure_is_reported_once(db: sb.Database) -> None:
     assert output_of(db, "EXEC dbo.NoSuch WITH RESULT SETS ((a int))") == [2812]
 
 
@@ -127,7 +127,7 @@ PRINT 'after'
 """
 
 
-def test_what_the_caller_does_not_take_ends_the_call(db: sb.Database) -> None:
+def test_an_unexpected_result_set_ends_the_call(db: sb.Database) -> None:
     db.execute_tsql(_CAREFUL)
     call = "EXEC Careful WITH RESULT SETS ((a int))"
     assert output_of(db, f"{call} PRINT 'next'") == [[(1,)], 11535, "next"]
@@ -157,7 +157,7 @@ def test_a_message_that_the_caller_does_not_take_stays(db: sb.Database) -> None:
         assert rows(db, "SELECT COUNT(*) FROM Q") == [(1,)]
 
 
-def test_a_key_that_is_off_shows_what_it_refers_to(instance: sb.Instance) -> None:
+def test_a_disabled_foreign_key_shows_its_referenced_columns(instance: sb.Instance) -> None:
     db = instance.database("Referring", create=True)
     db.execute_tsql("""
         CREATE TABLE [Odd (name)] (a int, [b, c] nvarchar(5), CONSTRAINT PK_Odd PRIMARY KEY ([b, c], a))
@@ -232,7 +232,7 @@ CREATE PROCEDURE TakeQuietly AS BEGIN TRY EXEC Take END TRY BEGIN CATCH PRINT 'c
         ("EXEC ('DELETE Jobs OUTPUT deleted.Id') WITH RESULT SETS ((a int, b int))", 11537),
     ],
 )
-def test_rows_that_nobody_was_told_of_are_there_still(instance: sb.Instance, call: str, number: int) -> None:
+def test_rows_of_a_refused_result_set_are_not_deleted(instance: sb.Instance, call: str, number: int) -> None:
     db = instance.database("Takes", create=True)
     db.execute_tsql("DROP TABLE IF EXISTS Jobs DROP PROCEDURE IF EXISTS Take, Add_, Change, TakeQuietly")
     db.execute_tsql(_TAKES)
@@ -248,7 +248,7 @@ def test_rows_that_nobody_was_told_of_are_there_still(instance: sb.Instance, cal
     ]
 
 
-def test_what_is_switched_off_follows_what_is_renamed(instance: sb.Instance) -> None:
+def test_disabled_constraints_follow_renamed_objects(instance: sb.Instance) -> None:
     db = instance.database("SwitchedRenamed", create=True)
     db.execute_tsql("""
     CREATE TABLE Goods (Id int PRIMARY KEY, [Odd, name] int UNIQUE)

@@ -24,7 +24,7 @@ def drawn(db: sb.Database, sequence: str, times: int = 1) -> list[object]:
     return [db.execute_tsql(f"SELECT NEXT VALUE FOR {sequence}").rows[0][0] for _ in range(times)]
 
 
-def test_it_counts_as_it_was_made(db: sb.Database) -> None:
+def test_a_sequence_counts_by_its_options(db: sb.Database) -> None:
     db.execute_tsql("""
         CREATE SEQUENCE dbo.Orders AS int START WITH 10 INCREMENT BY 5 CACHE 20
         CREATE SEQUENCE Low AS smallint
@@ -49,7 +49,7 @@ def test_a_number_that_becomes_text_is_drawn_once(db: sb.Database) -> None:
     assert error_number(db, "INSERT T (Code) VALUES (NEXT VALUE FOR Ids)") == 8115
 
 
-def test_where_it_may_stand(db: sb.Database) -> None:
+def test_next_value_for_in_statements_and_defaults(db: sb.Database) -> None:
     db.execute_tsql("""
         CREATE SEQUENCE dbo.Ids AS int START WITH 1
         CREATE TABLE dbo.T (Id int PRIMARY KEY DEFAULT NEXT VALUE FOR dbo.Ids, Other int DEFAULT (NEXT VALUE FOR Ids),
@@ -144,7 +144,7 @@ def test_merge_draws_by_default_alone(db: sb.Database) -> None:
         assert error_number(db, f"{source} WHEN {action};") == 11742
 
 
-def test_it_is_exhausted_and_restarted(db: sb.Database) -> None:
+def test_a_sequence_is_exhausted_and_restarted(db: sb.Database) -> None:
     db.execute_tsql("CREATE SEQUENCE Tiny AS tinyint START WITH 254")
     assert drawn(db, "Tiny", 2) == [254, 255]
     assert error_number(db, "SELECT NEXT VALUE FOR Tiny") == 11728
@@ -196,7 +196,7 @@ def test_sys_sequences_is_there_without_any(db: sb.Database) -> None:
         ("SELECT NEXT VALUE FOR S FROM T ORDER BY Id", 11723),
     ],
 )
-def test_what_is_refused_changes_nothing(refusing: sb.Database, script: str, expected: int) -> None:
+def test_refused_sequence_statements_change_no_sequence(refusing: sb.Database, script: str, expected: int) -> None:
     seen = "SELECT name, increment, minimum_value, maximum_value, current_value, last_used_value FROM sys.sequences"
     before = refusing.execute_tsql(seen).rows
     assert error_number(refusing, script) == expected

@@ -103,7 +103,7 @@ def test_a_parameter_is_read_only(shop: sb.Database, change: str) -> None:
         ("DECLARE @b Basket; INSERT @b (Cost) VALUES (1)", 515),
     ],
 )
-def test_what_cannot_be_is_refused(shop: sb.Database, script: str, number: int) -> None:
+def test_invalid_types_are_refused(shop: sb.Database, script: str, number: int) -> None:
     assert error_number(shop, script) == number
 
 

@@ -31,7 +31,7 @@ def shop(instance: sb.Instance) -> sb.Database:
     return create_database(instance, "Variants", MADE)
 
 
-def test_a_column_gives_back_what_was_put_into_it(shop: sb.Database) -> None:
+def test_a_variant_column_returns_the_inserted_values(shop: sb.Database) -> None:
     found = dict(shop.execute_tsql("SELECT Name, Value FROM dbo.Settings").rows)
     assert found == {
         "number": 5,
@@ -48,7 +48,7 @@ def test_a_column_gives_back_what_was_put_into_it(shop: sb.Database) -> None:
     assert shop.execute_tsql("SELECT DISTINCT Fallback FROM dbo.Settings").rows == [(7,)]
 
 
-def test_its_properties(shop: sb.Database) -> None:
+def test_properties_of_a_variant(shop: sb.Database) -> None:
     asked = "SELECT Name, " + ", ".join(
         f"SQL_VARIANT_PROPERTY(Value, '{one}')" for one in ("BaseType", "Precision", "Scale", "TotalBytes", "MaxLength")
     )
@@ -62,7 +62,7 @@ def test_its_properties(shop: sb.Database) -> None:
     assert shop.execute_tsql("SELECT SQL_VARIANT_PROPERTY(N'abc', 'BaseType')").rows == [("nvarchar",)]
 
 
-def test_it_is_converted_by_what_it_is(shop: sb.Database) -> None:
+def test_a_variant_is_converted_by_its_base_type(shop: sb.Database) -> None:
     text = """
     DECLARE @v sql_variant = 46279.6, @s sql_variant = N'12'
     DECLARE @d sql_variant = CAST('20200102 03:04:05' AS datetime), @n sql_variant
@@ -110,7 +110,7 @@ def test_values_of_one_family_are_compared_and_the_higher_family_wins(shop: sb.D
         ("SELECT CAST(Value AS varbinary(8)) FROM dbo.Settings WHERE Name = N'when'", 529),
     ],
 )
-def test_what_a_variant_is_not_taken_for(shop: sb.Database, text: str, number: int) -> None:
+def test_invalid_uses_of_a_variant_are_refused(shop: sb.Database, text: str, number: int) -> None:
     with pytest.raises(TsqlError) as refused:
         shop.execute_tsql(text)
     assert refused.value.number == number

@@ -90,7 +90,7 @@ def test_columns_are_changed(db: sb.Database) -> None:
         ('delete /o/i[@n=sql:variable("@nobody")]', 137),
     ],
 )
-def test_what_cannot_be_changed_says_why(db: sb.Database, change: str, wanted: int) -> None:
+def test_invalid_xml_changes_have_sql_servers_error_number(db: sb.Database, change: str, wanted: int) -> None:
     with pytest.raises(TsqlError) as caught:
         db.execute_tsql(f"{DECLARED.format(DOCUMENT)} SET @d.modify('{change}')")
     assert caught.value.number == wanted

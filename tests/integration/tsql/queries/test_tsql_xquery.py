@@ -170,7 +170,7 @@ def test_attributes_keep_their_order(db: sb.Database) -> None:
         ("query('/p:root[1]/text()[last()]')", 2229),
     ],
 )
-def test_what_is_no_xquery_says_so(db: sb.Database, call: str, wanted: int) -> None:
+def test_invalid_xqueries_have_sql_servers_error_number(db: sb.Database, call: str, wanted: int) -> None:
     with pytest.raises(TsqlError) as caught:
         told(db, call)
     assert caught.value.number == wanted

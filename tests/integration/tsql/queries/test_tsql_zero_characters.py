@@ -154,7 +154,7 @@ def test_variables_are_compared_here_as_in_postgresql(zeros: sb.Database) -> Non
     assert zeros.execute_tsql(script).rows == [(1011, 11)]
 
 
-def test_whatever_takes_a_string_takes_it(zeros: sb.Database) -> None:
+def test_u0000_is_accepted_wherever_a_string_is(zeros: sb.Database) -> None:
     """Parameters, columns, OUTPUT, cursors, procedures, functions, PRINT, RAISERROR, session context."""
     zeros.execute_tsql("""
         CREATE TABLE dbo.Kept (id int IDENTITY PRIMARY KEY, v varchar(3) UNIQUE, n nvarchar(max), c nchar(2),
@@ -243,7 +243,7 @@ def test_locks_whose_names_differ_in_it_are_two(zeros: sb.Database) -> None:
         ("SELECT JSON_VALUE(N'{\"a\":\"' + NCHAR(0) + N'\"}', '$.a')", 13609),
     ],
 )  # fmt: skip
-def test_where_it_cannot_stand_it_is_refused(zeros: sb.Database, text: str, number: int) -> None:
+def test_u0000_is_refused_in_xml_and_names(zeros: sb.Database, text: str, number: int) -> None:
     with pytest.raises(TsqlError) as refused:
         zeros.execute_tsql(text)
     assert refused.value.number == number
