@@ -48,8 +48,11 @@ from servicebroker.protocol.envelope import (
 )
 from servicebroker.protocol.forwarding import Passage, wrap
 from servicebroker.protocol.frames import FrameKind, encode_frame
+from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 from support import CONTRACT, ORDER, REPLY
+
+LARGE_COUNT = 100  # conversations with a message of 2 GB, of which fragments are sent
 
 
 class Talk(NamedTuple):
@@ -380,6 +383,18 @@ class Attacker:
         self.links: list[Hostile] = []
         self.heard: list[bytes] = []
         self.deeds: dict[str, int] = {}
+        # conversations with a large message, and its next fragment
+        self.large = [(UUID(int=self.chance.getrandbits(128)), 0) for _ in range(LARGE_COUNT)]
+        self.attacks = (
+            self.noise,
+            self.lies,
+            self.pass_on,
+            self.claim,
+            self.ask,
+            self.open,
+            self.fragment,
+            self.crowd,
+        )
         self.may, self.over = threading.Event(), threading.Event()
         self.welcomed: list[Hostile] = []
 
@@ -407,7 +422,7 @@ class Attacker:
                 if not self.links:
                     continue
 
-                attack = self.chance.choice((self.noise, self.lies, self.pass_on, self.claim, self.ask, self.crowd))
+                attack = self.chance.choice(self.attacks)
                 attack(self.chance.choice(self.links))
                 self.deeds[attack.__name__] = self.deeds.get(attack.__name__, 0) + 1
         self.heard += [body for link in (*self.links, *self.welcomed) for body in link.heard]
@@ -455,6 +470,37 @@ class Attacker:
     def ask(self, link: Hostile) -> None:
         link.ask(KnownTimeline("c", 10**6))
         link.pretend()
+
+    def open(self, link: Hostile) -> None:
+        """Send parts of conversations whose first message never comes: later messages with a trace, or fragments."""
+        for _ in range(20):
+            header = _header(self.own._replace(conversation_id=uuid4()), is_initiator=True)
+            opening = Opening(CONTRACT, 10**6, encryption=False)
+            if self.chance.random() < 0.5:
+                header = _with(header, Kind.RUN, self.chance.randrange(1, 64), opening=opening)
+                header, body = replace(header, traces=((0, bytes(25)),)), b"x"
+            else:
+                header = replace(
+                    _with(header, Kind.FRAGMENT, 0, opening=opening), fragment=1, fragments=LIMITS.most_fragments
+                )
+                body = bytes(LIMITS.fragment_size)
+            link.say(encode(header, (Part(ORDER, Content.DATA, body, bytes(8)),), UNSECURED.first))
+        link.flush()
+        link.read()
+
+    def fragment(self, link: Hostile) -> None:
+        """Send the next fragments of messages of 2 GB, in order, on many conversations."""
+        for place in self.chance.sample(range(len(self.large)), 20):
+            conversation, fragment = self.large[place]
+            self.large[place] = conversation, fragment + 1
+            header = _header(self.own._replace(conversation_id=conversation), is_initiator=True)
+            header = _with(header, Kind.FRAGMENT, 0, opening=Opening(CONTRACT, 10**6, encryption=False))
+            header = replace(header, fragment=fragment, fragments=LIMITS.most_fragments)
+            link.say(
+                encode(header, (Part(ORDER, Content.DATA, bytes(LIMITS.fragment_size), bytes(8)),), UNSECURED.first)
+            )
+        link.flush()
+        link.read()
 
     def crowd(self, link: Hostile) -> None:
         """Begin 50 conversations that it may begin."""

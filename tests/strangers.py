@@ -1,11 +1,13 @@
-"""Hold many connections to a port: `python strangers.py PORT COUNT HEX`, until standard input ends.
+"""Hold many connections to a port: `python strangers.py PORT COUNT RATE HEX`, until standard input ends.
 
-Each connection sends the bytes HEX and then nothing. A connection that the peer closes is opened again. This is a
-process of its own, because select() in the test's process cannot handle so many descriptors.
+Each connection sends the bytes HEX and then nothing. A connection that the peer closes is opened again; at most RATE
+connections are opened in a second. This is a process of its own, because select() in the test's process cannot handle
+so many descriptors.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import subprocess
@@ -20,13 +22,22 @@ PAUSE_S = 0.002  # between two polls
 class Strangers:
     """The connections of the process."""
 
-    def __init__(self, port: int, said: bytes) -> None:
-        self._address, self._said = ("127.0.0.1", port), said
+    def __init__(self, port: int, count: int, rate: float, said: bytes) -> None:
+        self._address, self._count, self._rate, self._said = ("127.0.0.1", port), count, rate, said
+        self._allowance, self._then = 0.0, time.monotonic()
         self._poll = select.epoll()
         self._held: dict[int, socket.socket] = {}
 
-    def open(self) -> None:
-        """Open a connection."""
+    def open_missing(self) -> None:
+        """Open as many connections as are missing, and as the rate allows."""
+        now = time.monotonic()
+        self._allowance = min(self._allowance + (now - self._then) * self._rate, self._rate)
+        self._then = now
+        while len(self._held) < self._count and self._allowance >= 1:
+            self._allowance -= 1
+            self._open()
+
+    def _open(self) -> None:
         connection = socket.socket()
         connection.setblocking(False)
         with suppress(BlockingIOError):
@@ -35,14 +46,13 @@ class Strangers:
         self._poll.register(connection, select.EPOLLOUT if self._said else select.EPOLLIN)
 
     def go_on(self) -> None:
-        """Send pending bytes, and open closed connections again."""
-        for number, event in self._poll.poll(0.1):
+        """Send pending bytes, and forget closed connections."""
+        for number, event in self._poll.poll(0.01):
             connection = self._held[number]
             if event & ~select.EPOLLOUT:
                 self._poll.unregister(connection)
                 del self._held[number]
                 connection.close()
-                self.open()
             else:
                 with suppress(OSError):
                     connection.send(self._said)
@@ -50,9 +60,10 @@ class Strangers:
 
 
 @contextmanager
-def strangers(port: int, count: int, said: bytes = b"") -> Iterator[None]:
-    """Hold `count` connections while the block runs."""
-    process = subprocess.Popen([sys.executable, __file__, str(port), str(count), said.hex()], stdin=subprocess.PIPE)
+def strangers(port: int, count: int, said: bytes = b"", rate: float = 1e9) -> Iterator[None]:
+    """Hold `count` connections while the block runs, and open at most `rate` in a second."""
+    arguments = (str(port), str(count), str(rate), said.hex())
+    process = subprocess.Popen([sys.executable, __file__, *arguments], stdin=subprocess.PIPE)
     try:
         yield
     finally:
@@ -60,14 +71,14 @@ def strangers(port: int, count: int, said: bytes = b"") -> Iterator[None]:
         process.communicate()
 
 
-def main(port: int, count: int, said: bytes) -> None:
-    held = Strangers(port, said)
-    for _ in range(count):
-        held.open()
+def main(port: int, count: int, rate: float, said: bytes) -> None:
+    os.nice(19)  # a real attacker has a processor of its own
+    held = Strangers(port, count, rate, said)
     while not select.select([sys.stdin], [], [], 0)[0]:
+        held.open_missing()
         held.go_on()
         time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), bytes.fromhex(sys.argv[4]))

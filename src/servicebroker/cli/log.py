@@ -1,7 +1,8 @@
 """The log of a serving process, on standard error: its format, and a limit on lines that peers can cause.
 
 Peers cause the records of broker/journal.py, and those of asyncio and uvicorn. A repeated line of these is logged once
-a minute. From one kind of record and one host, the first twenty different lines in a minute are logged. The lines left
+a minute. From one kind of record and one host, the first twenty different lines in a minute are logged. The lines of
+one peer have a budget of bytes for each minute; beyond it, only the first line of each kind is logged. The lines left
 out are counted, and one line reports their number.
 """
 
@@ -11,6 +12,7 @@ import atexit
 import json
 import logging
 import threading
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from servicebroker.overriding import override
 
 REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
 MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
+MAX_SOURCE_BYTES = 4_000  # of the lines of one peer in one interval: a peer is seen as host, as owner and as neither
 MAX_KINDS = 500  # counted separately in one interval: bounds memory
 BROKER_LOG = "servicebroker.broker"  # the logger of broker/journal.py, whose records peers cause
 LIBRARIES = ("asyncio", "uvicorn")  # libraries that serve peers: their lines are limited, too
@@ -78,6 +81,7 @@ class Repeats(logging.Filter):
         self._handler = handler
         self._lock = threading.Lock()
         self._kinds: dict[Kind, _Recent] = {}
+        self._bytes: Counter[str] = Counter()  # logged in this interval, by source
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
@@ -93,17 +97,21 @@ class Repeats(logging.Filter):
                 timer.start()
             if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
                 kind = Kind("Broker", "", "")
-            recent = self._kinds.setdefault(kind, _Recent())
-            if text in recent.logged or len(recent.logged) >= MAX_DIFFERENT_LINES:
+            recent, source = self._kinds.setdefault(kind, _Recent()), _source(record, kind)
+            has_many = len(recent.logged) >= MAX_DIFFERENT_LINES
+            is_over = bool(recent.logged) and self._bytes[source] >= MAX_SOURCE_BYTES
+            if text in recent.logged or has_many or is_over:
                 recent.left_out += 1
                 return False
             recent.logged.add(text)
+            self._bytes[source] += len(self._handler.format(record).encode(errors="replace"))
             return True
 
     def report_left_out(self) -> None:
         """Log how many records of each kind were left out, and begin a new interval."""
         with self._lock:
             kinds, self._kinds = self._kinds, {}
+            self._bytes.clear()
         for kind, recent in kinds.items():
             if recent.left_out:
                 self._handler.emit(_left_out_record(kind, recent.left_out))
@@ -120,6 +128,12 @@ def _kind(record: logging.LogRecord, text: str) -> Kind | None:
     if fields is None or record.name != BROKER_LOG:
         return None
     return Kind(fields["event"], fields.get("subclass", ""), fields.get("peer", "").rpartition(":")[0])
+
+
+def _source(record: logging.LogRecord, kind: Kind) -> str:
+    """Return whose budget a record uses: the owner of the peer's certificate, else its host, else the library."""
+    owner: str = getattr(record, "fields", {}).get("peer_owner", "")
+    return owner or kind.host or (record.name if record.name != BROKER_LOG else "")
 
 
 def _left_out_record(kind: Kind, times: int) -> logging.LogRecord:

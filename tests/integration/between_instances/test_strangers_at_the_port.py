@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from attacks import MIN_JUDGED_S, SLICE_S, Costs, Times, log_size
 from daemons import Served, Two, two_sites
 from strangers import strangers
-from support import eventually
+from support import STOCK_QUEUE, bodies, eventually, waiting_messages
 
+CONNECTIONS_PER_S = 100.0  # a new connection costs the daemon some milliseconds
 HANDSHAKE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of a TLS client
 
 
@@ -27,6 +30,46 @@ def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathF
         both.send("0")
         both.arrives("0")
         yield both
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "said",
+    [HANDSHAKE, pytest.param(b"GET / HTTP/1.1\r\n\r\n", marks=pytest.mark.full)],
+    ids=["half a handshake", "no handshake"],
+)
+def test_strangers_cost_little_and_delay_nobody(
+    two: Two, said: bytes, request: pytest.FixtureRequest, record_property: Callable[..., None]
+) -> None:
+    """100 new connections in each second, and 300 at a time, beside single messages of a peer."""
+    east, times, sent = two.east.daemon, Times(), list[str]()
+    handle = two.send("first")
+    two.arrives("first")
+
+    def measure(seconds: float) -> list[float]:
+        taken, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            sent.append(str(len(sent)))
+            began = time.monotonic()
+            two.send(sent[-1], handle=handle)
+            assert bodies(two.east.database.receive(STOCK_QUEUE, wait=30)) == [sent[-1].encode()]
+            taken.append(time.monotonic() - began)
+            time.sleep(0.005)
+        return taken
+
+    measure(SLICE_S)
+    costs = Costs(east.process.pid, log_size(east.lines))
+    duration_s = request.config.getoption("--hostile-seconds")
+    end = time.monotonic() + duration_s
+    while time.monotonic() < end:
+        times.quiet += measure(SLICE_S)
+        with strangers(two.east.port, 300, said, CONNECTIONS_PER_S):
+            times.harmed += measure(2 * SLICE_S)
+        time.sleep(SLICE_S / 2)
+    told = [times.wait_until_restored(measure), times.check(are_judged=duration_s >= MIN_JUDGED_S), costs.check()]
+    record_property("strangers", f"{told}, {len(sent)} messages")
+    eventually(lambda: waiting_messages(two.west.database) == 0)
+    assert two.east.database.receive(STOCK_QUEUE) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from typer.testing import CliRunner
 
+from attacks import MIN_JUDGED_S, SLICE_S, Costs, Times
 from forked import Command
+from http_strangers import http_strangers
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, server
 from servicebroker.store.keys import x509_certificates
@@ -40,8 +42,10 @@ FORM = "application/x-www-form-urlencoded"
 class Site:
     """A listening dashboard, with requests as browsers and strangers send them."""
 
-    def __init__(self, port: int, token: str, *, is_secured: bool = False, pid: int = 0) -> None:
-        self.port, self.token, self.is_secured, self.pid = port, token, is_secured, pid
+    def __init__(
+        self, port: int, token: str, *, is_secured: bool = False, pid: int = 0, errors: Iterable[str] = ()
+    ) -> None:
+        self.port, self.token, self.is_secured, self.pid, self.errors = port, token, is_secured, pid, errors
         self.origin = f"{'https' if is_secured else 'http'}://127.0.0.1:{port}"
 
     def connect(self) -> socket.socket:
@@ -119,7 +123,7 @@ def served(folder: Path, *options: str) -> Iterator[Site]:
         try:
             address = dashboard.stdout.readline()
             ((scheme, port, token),) = re.findall(r"(\w+)://127.0.0.1:(\d+)/login#(\S+)", address)
-            yield Site(int(port), token, is_secured=scheme == "https", pid=dashboard.pid)
+            yield Site(int(port), token, is_secured=scheme == "https", pid=dashboard.pid, errors=dashboard.stderr)
         finally:
             dashboard.terminate()
             dashboard.wait(20)
@@ -160,6 +164,42 @@ def test_unfinished_requests_do_not_block_the_dashboard(site: Site) -> None:
             unfinished = site.post("/login", {"token": "x"})[:-1] if number % 2 else site.get("/login")[:-1]
             held.enter_context(closing(site.send(unfinished)))
         assert status(site.ask(site.get("/login"))) == 200
+
+
+@pytest.mark.slow
+def test_strangers_cost_the_dashboard_little(
+    site: Site, request: pytest.FixtureRequest, record_property: Callable[..., None]
+) -> None:
+    """Random requests and held connections of strangers, beside a person who loads a page."""
+    cookie, times, said = site.sign_in(), Times(), list[str]()
+    threading.Thread(target=lambda: said.extend(site.errors), daemon=True).start()
+
+    def measure(seconds: float) -> list[float]:
+        taken, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            began = time.monotonic()
+            assert status(site.ask(site.get("/i/0/audit", cookie=cookie))) == 200
+            taken.append(time.monotonic() - began)
+            time.sleep(0.005)
+        return taken
+
+    measure(SLICE_S)
+    costs = Costs(site.pid, lambda: sum(map(len, list(said))))
+    duration_s = request.config.getoption("--hostile-seconds")
+    end = time.monotonic() + duration_s
+    seed = 0
+    while time.monotonic() < end:
+        times.quiet += measure(SLICE_S)
+        with http_strangers(site.port, seed):
+            time.sleep(SLICE_S)  # the process starts
+            times.harmed += measure(2 * SLICE_S)
+        seed += 1
+        time.sleep(SLICE_S / 2)
+    record_property(
+        "strangers",
+        [times.wait_until_restored(measure), times.check(are_judged=duration_s >= MIN_JUDGED_S), costs.check()],
+    )
+    assert "Traceback" not in "".join(said)
 
 
 def test_a_dashboard_that_runs_out_of_descriptors_answers(tmp_path: Path, certified: tuple[str, ...]) -> None:

@@ -63,6 +63,18 @@ def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytes
     assert "1,980 lines like these were left out" in said.getvalue()
 
 
+def test_the_lines_of_one_host_have_a_budget_of_bytes(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 60)
+    kinds = ("Accept", "Connected", "Closing", "Closed", "Connect Failed")
+    for number in range(process_log.MAX_DIFFERENT_LINES):
+        for kind in kinds:
+            journal.connection(kind, f"127.0.0.1:{number}", "\u2028" * 200)
+    journal.connection("Closed", "10.0.0.7:4022", "of another host")
+    assert len(said.getvalue().encode()) < 2 * process_log.MAX_SOURCE_BYTES
+    assert "of another host" in said.getvalue()
+    assert all(f"subclass={kind}" in said.getvalue() for kind in kinds[:4])  # the first line of each kind
+
+
 def test_lines_not_caused_by_peers_are_never_suppressed(said: io.StringIO) -> None:
     for _ in range(3):
         logging.getLogger("servicebroker.broker").info("This process serves the instance.")
