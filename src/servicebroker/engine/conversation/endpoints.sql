@@ -25,8 +25,8 @@ select from servicebroker.transmission_queue where conversation_handle = $1 and 
 -- name: remove_closed
 delete from servicebroker.conversation_endpoints where conversation_handle = any (array(select e.conversation_handle from servicebroker.conversation_endpoints e
 join servicebroker.conversation_groups g using (conversation_group_id)
-where e.security_timestamp <= $1 and e.database_id <> all
-(array(select database_id from servicebroker.databases where is_read_only))
+where e.security_timestamp <= $1
+and not exists (select from servicebroker.databases d where d.database_id = e.database_id and d.is_read_only)
 order by e.security_timestamp limit $2 for update of e, g skip locked))
 returning conversation_group_id
 
