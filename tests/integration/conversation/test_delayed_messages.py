@@ -257,6 +257,30 @@ def test_cancel(course: Course, number: int | None) -> None:
         database.cancel_delayed(handle, -1)
 
 
+def test_cancel_renumbers_retained_messages_and_drops_trace_contexts(database: sb.Database) -> None:
+    database.alter_queue(ORDERS_QUEUE, retention=True)
+    handle = begin(database)
+    for delay in (60, None, 60, None):
+        database.send(handle, ORDER, str(delay), delay=delay)
+    contexts = (
+        "select message_sequence_number from servicebroker.trace_contexts "
+        "join servicebroker.conversation_endpoints using (conversation_id) where conversation_handle = %s"
+    )
+    with database.instance.connection() as connection:
+        connection.execute(
+            "insert into servicebroker.trace_contexts select conversation_id, true, generate_series(0, 3), %s, now() "
+            "from servicebroker.conversation_endpoints where conversation_handle = %s",
+            (bytes(25), handle),
+        )
+    assert database.cancel_delayed(handle, 1) == 1
+    assert query(database, f"select message_sequence_number {contexts} where conversation_handle = %s", handle) == [
+        (0,)
+    ]
+    assert database.cancel_delayed(handle) == 2
+    sent = "select message_sequence_number from test_dbo.OrdersQueue where status = 3"
+    assert query(database, sent) == [(0,)]
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_the_end_behind_a_cancelled_message_arrives(course: Course, is_open: bool) -> None:
     database, handle = course.database, opened(course, is_open=is_open)

@@ -78,13 +78,18 @@ def test_each_service_and_principal_has_its_own_keys(database: sb.Database) -> N
     database.create_service("//test/Second", ORDERS_QUEUE, [])
     database.create_user("Alice")
     database.add_role_member("db_owner", "Alice")
-    handles = {
-        begin(database, idempotency_key=KEY),
-        begin(database, idempotency_key=KEY + "8"),
-        database.begin_dialog("//test/Second", STOCK, contract=CONTRACT, idempotency_key=KEY),
-        begin(as_user(database, "Alice"), idempotency_key=KEY),
-    }
-    assert len(handles) == 4
+
+    def begin_all() -> list[UUID]:
+        return [
+            begin(database, idempotency_key=KEY),
+            begin(database, idempotency_key=KEY + "8"),
+            database.begin_dialog("//test/Second", STOCK, contract=CONTRACT, idempotency_key=KEY),
+            begin(as_user(database, "Alice"), idempotency_key=KEY),
+        ]
+
+    handles = begin_all()
+    assert len({*handles}) == 4
+    assert begin_all() == handles  # each gets its own handle again
     assert keys(database) == 4
 
 
@@ -172,13 +177,14 @@ def fenced(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iter
 def test_keys_of_a_restricted_role(fenced: tuple[sb.Database, sb.Database]) -> None:
     owner, clerk = fenced
     owner.grant("REFERENCES", "public", contract=CONTRACT)
+    of_owner = begin(owner, idempotency_key=KEY)
     first = begin(clerk, idempotency_key=KEY, priority=7)
     assert priorities(owner, first)[0] == 7
     for _ in range(2):
         second = begin(clerk, idempotency_key=KEY)
         assert isinstance(second, sb.RepeatedHandle)
         assert second == first
-    assert begin(owner, idempotency_key=KEY) != first
+    assert begin(owner, idempotency_key=KEY) == of_owner != first
     with undone(clerk) as tx:
         tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, idempotency_key="lost")
     assert not isinstance(begin(clerk, idempotency_key="lost"), sb.RepeatedHandle)

@@ -40,10 +40,12 @@ from support import (
 pytestmark = pytest.mark.both_faces
 
 
-def two_dialogs_in_one_initiator_group(database: sb.Database) -> tuple[UUID, UUID]:
+def two_dialogs_in_one_initiator_group(
+    database: sb.Database, *, priorities: tuple[int | None, int | None] = (None, None)
+) -> tuple[UUID, UUID]:
     """Begin two conversations whose initiators share a group, which receives the replies."""
-    first = begin(database)
-    second = begin(database, related_conversation=first)
+    first = begin(database, priority=priorities[0])
+    second = begin(database, related_conversation=first, priority=priorities[1])
     for handle in (first, second):
         database.send(handle, ORDER, b"open")
     while database.receive(STOCK_QUEUE):
@@ -88,8 +90,11 @@ def test_top_takes_at_most_so_many(database: sb.Database) -> None:
 
 
 @pytest.mark.feature(59)
-def test_top_stays_in_one_group_and_takes_whole_conversations_first(database: sb.Database) -> None:
-    handles = two_dialogs_in_one_initiator_group(database)
+@pytest.mark.parametrize("priorities", [(None, None), (7, 9)])
+def test_top_stays_in_one_group_and_takes_whole_conversations_first(
+    database: sb.Database, priorities: tuple[int | None, int | None]
+) -> None:
+    handles = two_dialogs_in_one_initiator_group(database, priorities=priorities)
     for handle in handles:
         database.send_batch(far_handle(database, handle), REPLY, [b"1", b"2"])
     alone, _ = open_dialog(database)

@@ -106,4 +106,9 @@ def test_the_second_half_asks_for_the_right_too(shop: tuple[sb.Database, str]) -
             connection.execute("select servicebroker_fence.take(%s, %s, %s, %s)", place)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute(f"select servicebroker.take_{number}(%s, %s, %s)".encode(), place[1:])
+    with owner.transaction() as holder:
+        assert holder.get_conversation_group("SafeQueue") == message.conversation_group_id
+        with owner.instance.connection() as connection:  # another session does not have the lock of the group
+            text = f"select servicebroker.take_{number}(%s, %s, %s)".encode()
+            assert connection.execute(text, place[1:]).fetchall() == [(0,)]
     assert len(owner.receive("SafeQueue", groups=9)) >= 1

@@ -35,6 +35,7 @@ from support import (
     refused,
     state,
     together,
+    undone,
 )
 
 pytestmark = pytest.mark.both_faces
@@ -302,6 +303,24 @@ def test_retry_later_holds_the_group_and_lets_others_pass(database: sb.Database,
     assert failure_rows(database) == []
 
 
+def test_each_group_is_held_until_its_own_time(database: sb.Database, table: str, clock: Clock) -> None:
+    for seconds in (600, 60):
+        begin_with(database, b"bad %d" % seconds)
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        return sb.Retry(after=int((failure.message.message_body or b"").split()[1]))
+
+    database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy)
+    assert len(failure_rows(database)) == 2
+    clock.jump(seconds=61)
+    with undone(database) as transaction:
+        assert bodies(transaction.receive(STOCK_QUEUE, groups=9)) == [b"bad 60"]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"bad 60"]
+    assert database.receive(STOCK_QUEUE) == []
+    clock.jump(seconds=600)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"bad 600"]
+
+
 def test_ignore_commits_the_receive(database: sb.Database, table: str) -> None:
     handle = begin_with(database, b"bad", b"2")
     assert database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.Ignore()) == 2
@@ -445,6 +464,9 @@ def test_a_dead_letter_that_cannot_be_replayed_stays_until_discarded(database: s
     assert database.replay_message(kept.set_aside_id, from_service=ORDERS) is not None
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
+    for verb in (other.replay_message, other.discard_message):  # it is a message of this database
+        with refused(402, "of a message that is set aside"):
+            verb(kept.set_aside_id)
     database.discard_message(kept.set_aside_id)
     for verb in (database.replay_message, database.discard_message):
         with refused(402, "of a message that is set aside"):
