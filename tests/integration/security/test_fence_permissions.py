@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from datetime import timedelta
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import psycopg
 import pytest
 
+import hostile_role
 import servicebroker as sb
 from fence_support import Town, conversation
 from servicebroker.engine.diagnosis.consistency import tampered
@@ -35,7 +38,7 @@ from servicebroker.model.security.permissions import (
 from servicebroker.store import locks
 from servicebroker.store.running import run
 from servicebroker.store.sql_verbs import FENCED_STATEMENTS
-from support import eventually, in_thread, query, queue_number, refused
+from support import eventually, group_of, in_thread, query, queue_number, refused
 
 
 def test_the_verbs_for_triggers_ask_for_permissions_too(town: Town) -> None:
@@ -157,6 +160,150 @@ def test_each_function_of_the_fence_is_pinned_and_nobodys(town: Town) -> None:
         "and proname not in ('rows_here', 'readers_here', 'approximate_count', 'shown_number')",
     )
     assert rows == []
+
+
+# Calls on objects of Alice, valid but for the permission. The values are those of `alices_objects`.
+FOREIGN_CALLS = {
+    "answer_queue": "{database}, {handle}",
+    "answered": "{queue}, array[{handle}]",
+    "begin_and_send": "{database}, gen_random_uuid(), gen_random_uuid(), '//bank/Alice', '//bank/Vault', "
+    "'//bank/Contract', 60, null, false, array['//bank/Order'], array[bytea 'x']",
+    "begin_conversation": "{database}, '//bank/Alice', '//bank/Vault', '//bank/Contract', 60, null, null, null, false, "
+    "null, null, null",
+    "begin_conversation_timer": "{database}, {handle}, 5",
+    "begin_dialog": "'Bank', '//bank/Alice', '//bank/Vault', '//bank/Contract'",
+    "cancel_delayed": "{database}, {late}, null",
+    "delayed_messages": "{database}, {late}",
+    "disable_queue": "{queue}",
+    "drawn": "{queue}",
+    "end_conversation": "{database}, {handle}, null, null, false",
+    "expected_types": "{queue}",
+    "failures": "{database}, {handle}, 0, 1",
+    "find_schedule": "{queue}, 'daily'",
+    "forget_failures": "{database}, array[{handle}]",
+    "get_conversation_group": "{queue}",
+    "labels": "{database}",
+    "late_answers": "{queue}, '00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff'",
+    "leave_traces": "{database}, array[{handle}], array[0], 1, decode(repeat('00', 25), 'hex')",
+    "move_conversation": "{database}, {handle}, {late_group}",
+    "own_conversation": "{database}, {handle}, 10",
+    "own_queues": "10",
+    "own_waits": "10",
+    "receivable": "{queue}, {handle}, {group}",
+    "receive": "{queue}, 1, null, null",
+    "receive_groups": "{queue}, 1, 2, false",
+    "schedule_of": "{stuck}",
+    "send": "{handle}, '//bank/Order', 'x'",
+    "send_all": "{database}, array[{handle}], '//bank/Order', array[bytea 'x'], null, null",
+    "service_changes": "{queue}",
+    "set_aside": "{database}, {handle}, 0, 1, 'x', now(), 1, now(), 'e', 't'",
+    "set_next_time": "{stuck}, now()",
+    "set_schedule": "{queue}, 'weekly', {stuck}, 'r', 'UTC', 'skip', now()",
+    "settle_place": "{queue}, 1",
+    "sweep_failures": "{queue}",
+    "take": "{queue}, {group}, array[{priority}]::smallint[], array[{number}]",
+    "take_place": "{queue}, 1",
+    "take_slot": "{queue}, 1",
+    "take_traces": "{database}, array[{handle}], array[0]",
+    "track_failure": "{database}, {handle}, 0, 1, 1, now(), 'e', 'e', 0",
+    "transmission_status": "{database}, {stuck}",
+    "wait_for": "array[{queue}]",
+}
+LISTS = {"labels", "own_queues", "own_waits"}  # of objects that the caller may use
+# names and numbers that everybody may ask for; locks that the session has already
+UNCHECKED = {"database", "home", "is_there", "keep_lock", "me", "migrations", "principal", "queue", "release_slot"}
+
+
+def alices_objects(town: Town) -> dict[str, object]:
+    """Make conversations, messages, a schedule, a failure and a trace context of Alice. Return SQL of their values."""
+    database = town.database
+    handle, _ = conversation(town, "Alice", "Vault", b"")
+    late, stuck = (
+        database.begin_dialog("//bank/Alice", far, contract="//bank/Contract")
+        for far in ("//bank/Vault", "//bank/Nobody")
+    )
+    database.send(late, "//bank/Order", b"", delay=3600)
+    database.send(stuck, "//bank/Order", b"")
+    if not query(database, "select from servicebroker.service_contracts where name = '//bank/Reports'"):
+        database.create_contract("//bank/Reports", {"//bank/Order": "INITIATOR"})
+        database.alter_service("//bank/Alice", add_contracts=["//bank/Reports"])
+    number = queue_number(database, "Alice")
+    with database.instance.connection() as owner:
+        owner.execute("select servicebroker.set_schedule(%s, 'daily', %s, 'r', 'UTC', 'skip', now())", (number, stuck))
+        owner.execute(
+            "insert into servicebroker.failed_messages select conversation_handle, queue_id, conversation_group_id, "
+            "priority, 0, 1, 1, now(), now(), 'e', 'e', null from servicebroker.conversation_endpoints "
+            "where conversation_handle = %s",
+            (handle,),
+        )
+        owner.execute(
+            "insert into servicebroker.trace_contexts select conversation_id, false, 0, %s, now() "
+            "from servicebroker.conversation_endpoints where conversation_handle = %s",
+            (bytes(25), handle),
+        )
+        ((priority, arrival),) = owner.execute(
+            f"select priority, queuing_order from servicebroker.queue_{number} where conversation_handle = %s",  # type: ignore[call-overload]
+            (handle,),
+        ).fetchall()
+    uuids = {
+        "handle": handle,
+        "late": late,
+        "stuck": stuck,
+        "group": group_of(database, handle),
+        "late_group": group_of(database, late),
+    }
+    numbers = {"database": database.database_id, "queue": number, "priority": priority, "number": arrival}
+    return {**{name: f"'{value}'::uuid" for name, value in uuids.items()}, **numbers}
+
+
+class Outcome(NamedTuple):
+    """What a call has returned, as JSON, or the SQLSTATE of its error."""
+
+    rows: list[Any]
+    sqlstate: str = ""
+
+    @property
+    def values(self) -> list[Any]:
+        """The values beside refusals."""
+        columns = [row.values() if isinstance(row, dict) else [row] for row in self.rows]
+        return [value for row in columns for value in row if value and not isinstance(value, list)]
+
+
+def outcome_of(connection: psycopg.Connection[Any], call: str, *, is_void: bool) -> Outcome:
+    text = f"select {call}" if is_void else f"select to_jsonb(f) from {call} f"
+    try:
+        with connection.transaction():
+            return Outcome([row[0] for row in connection.execute(text).fetchall()])  # type: ignore[call-overload]
+    except psycopg.Error as problem:
+        return Outcome([], problem.sqlstate or "")
+
+
+def test_each_function_refuses_the_objects_of_others_and_only_those(town: Town) -> None:
+    database = town.database
+    functions = "select proname::text, prorettype = 'void'::regtype from pg_proc where pronamespace = %s::regnamespace"
+    voids = dict(query(database, functions, "servicebroker_fence"))
+    assert voids.keys() - UNCHECKED == FOREIGN_CALLS.keys()
+    values = alices_objects(town)
+    calls = {name: f"servicebroker_fence.{name}({given.format(**values)})" for name, given in FOREIGN_CALLS.items()}
+    with database.instance.connection() as owner, psycopg.connect(town.mallory, autocommit=True) as mallory:
+        before = hostile_role.digest(owner, ["waiting_readers"])
+        mallorys = {name: outcome_of(mallory, call, is_void=voids[name]) for name, call in calls.items()}
+        after = hostile_role.digest(owner, ["waiting_readers"])
+        readers = "select from servicebroker.waiting_readers where queue_id = %s"
+        assert owner.execute(readers, (values["queue"],)).fetchall() == []
+    assert {name for name in before if before[name] != after[name]} == set()
+    for name, outcome in mallorys.items():
+        assert name in LISTS or outcome.values == [], (name, outcome)
+        assert name not in LISTS or not re.search("Alice|Nobody", str(outcome)), (name, outcome)
+    with psycopg.connect(town.alice, autocommit=True) as alice:
+        for name, call in calls.items():
+            with alice.transaction(force_rollback=True):
+                outcome = outcome_of(alice, call, is_void=voids[name])
+            assert outcome.sqlstate == "", (name, outcome)
+            assert voids[name] or outcome != mallorys[name], (name, outcome)
+        alice.execute(f"select {calls['leave_traces'].replace(', 1, ', ', 1000, ')}")  # type: ignore[call-overload]
+    contexts = "select count(*) from servicebroker.trace_contexts where is_from_initiator"
+    assert query(database, contexts) == [(1,)]  # as many as the conversation has messages
 
 
 def test_a_new_queue_is_nobodys_either(town: Town) -> None:
