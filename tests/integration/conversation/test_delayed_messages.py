@@ -342,10 +342,13 @@ def test_the_target_delays_its_replies(course: Course) -> None:
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"!"]
 
 
-def test_a_waiting_receive_of_the_double_advances_its_clock() -> None:
+def test_the_double_delivers_what_is_due_in_each_statement_that_looks() -> None:
     course = of_double()
     course.database.send(begin(course.database), ORDER, b"late", delay=60)
     assert bodies(course.database.receive(STOCK_QUEUE, wait=90)) == [b"late"]
+    course.database.send(begin(course.database), ORDER, b"later", delay=60)
+    course.database.instance.clock.jump(seconds=61)
+    assert course.database.get_conversation_group(STOCK_QUEUE) is not None
 
 
 def test_random_courses(database: sb.Database, clock: Clock, request: pytest.FixtureRequest) -> None:

@@ -288,3 +288,7 @@ def test_a_user_with_grant_option_revokes_only_its_own_grants(database: sb.Datab
     app.grant("SEND", "B", service=STOCK)
     database.revoke("SEND", "B", service=STOCK)  # CONTROL: from any grantor
     assert permissions(database) == {(APP, "dbo", "SEND", "W")}
+    for grantor in (database, app):
+        grantor.grant("SEND", "B", service=STOCK, with_grant_option=True)
+    app.revoke("SEND", "B", service=STOCK, grant_option_for=True, cascade=True)
+    assert permissions(database) == {(APP, "dbo", "SEND", "W"), ("B", "dbo", "SEND", "W"), ("B", APP, "SEND", "G")}

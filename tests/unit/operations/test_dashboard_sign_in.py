@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlencode
 
 import httpx2 as httpx
 import pytest
 
 from servicebroker.cli import people_file
-from servicebroker.dashboard import Dashboard, People, Role
+from servicebroker.dashboard import Dashboard, People, Role, access
 
 HERE = "http://127.0.0.1"
 PASSWORD = "a long secret"
@@ -105,3 +106,13 @@ def test_a_guess_that_could_not_be_judged_is_none(dashboard: Dashboard, tmp_path
 def test_impossible_names_are_counted_together(dashboard: Dashboard) -> None:
     answers = sign_in(dashboard, [(f"{'x' * 10_000}{number}", "a guess") for number in range(11)])
     assert Counter(answers) == {403: 10, 429: 1}
+
+
+def test_a_session_ends_after_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = access.Sessions("a token")
+    session = sessions.begin("anna")
+    begun = time.monotonic()
+    for seconds, name in ((access.SESSION_LIFETIME_S - 60, "anna"), (access.SESSION_LIFETIME_S + 60, None)):
+        monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda seconds=seconds: begun + seconds))
+        person = sessions.person(session)
+        assert (person and person.name) == name

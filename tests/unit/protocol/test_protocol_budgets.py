@@ -66,6 +66,8 @@ def test_the_budget_of_route_requests_refills_within_an_hour() -> None:
     assert requests.may_ask(SHOP, "a", 0.0)
     assert not requests.may_ask(MALLORY, "b", HOUR_S / 60 - 1)
     assert [requests.may_ask(MALLORY, text, HOUR_S / 60 + 1) for text in "cd"] == [True, False]
+    asked = [requests.may_ask(SHOP, f"at {second}", float(second)) for second in range(1, 2 * int(HOUR_S), 10)]
+    assert sum(asked) == 178  # 59 at once, then 1 a minute
 
 
 def test_a_route_request_counts_once_while_it_is_pending() -> None:
