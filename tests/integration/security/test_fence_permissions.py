@@ -257,7 +257,7 @@ def alices_objects(town: Town) -> dict[str, object]:
 
 
 class Outcome(NamedTuple):
-    """What a call has returned, as JSON, or the SQLSTATE of its error."""
+    """The rows of a call, as JSON, or the SQLSTATE of its error."""
 
     rows: list[Any]
     sqlstate: str = ""

@@ -464,7 +464,7 @@ def test_a_dead_letter_that_cannot_be_replayed_stays_until_discarded(database: s
     assert database.replay_message(kept.set_aside_id, from_service=ORDERS) is not None
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
-    for verb in (other.replay_message, other.discard_message):  # it is a message of this database
+    for verb in (other.replay_message, other.discard_message):  # the message is not theirs
         with refused(402, "of a message that is set aside"):
             verb(kept.set_aside_id)
     database.discard_message(kept.set_aside_id)
