@@ -32,7 +32,13 @@ from servicebroker.pipeline.quarantine_counts import (
 from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.queue_run import QueueRun, QueueState, Started
 from servicebroker.pipeline.sinks.target import target
-from servicebroker.pipeline.spark_session import how_java_ended, is_running, register_formats, spark_session
+from servicebroker.pipeline.spark_session import (
+    check_settings,
+    how_java_ended,
+    is_running,
+    register_formats,
+    spark_session,
+)
 from servicebroker.pipeline.stream.planners import end_planners, planners
 
 if TYPE_CHECKING:
@@ -142,22 +148,26 @@ def running(
     master: str | None = None,
     fails_on_quarantine: bool = False,
     wait_s: float = DEFAULT_WAIT_S,
+    config: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
     """Run the pipeline's queries during the `with` block, and stop them at its end.
 
     With `once` the queries end when they have read the messages that were available. Before, they wait up to `wait_s`
     seconds for an open transaction that holds back committed messages. At the end, the Spark session stops only if this
-    function has started it. The state of the run is recorded beside the checkpoints (`LastRun`).
+    function has started it. The state of the run is recorded beside the checkpoints (`LastRun`). `config` has further
+    settings for a Spark session that this function starts.
 
     Raises:
-        InstanceError: Spark does not start, a queue cannot be found, or a table does not fit its rule.
+        InstanceError: Spark does not start, or runs already and gets a `config`; a queue cannot be found; or a table
+            does not fit its rule.
     """
+    check_settings(config or {})
     with LastRun.recording(pipeline) as last_run:
         for table in pipeline.table_names():
             target(pipeline, table).ensure()
         _check_queues(pipeline)
         is_foreign_session = is_running()
-        spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master)
+        spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master, config=config)
         checkpoints = Checkpoints(pipeline)
         starts = [partial(_start, spark, pipeline, checkpoints, queue, once=once) for queue in pipeline.queues]
         on_event = lineage_listener(pipeline)

@@ -100,6 +100,19 @@ def is_running() -> bool:
     return SparkContext._active_spark_context is not None
 
 
+def check_settings(config: Mapping[str, str]) -> None:
+    """Check that further settings have an effect: `spark_session` will start Java.
+
+    Raises:
+        InstanceError: Spark runs already, or `spark-submit` starts it.
+    """
+    if config and (is_running() or "PYSPARK_GATEWAY_PORT" in os.environ):
+        raise InstanceError(
+            f"Spark runs already and keeps its settings, so '{min(config)}' has no effect: give it to spark-submit, or "
+            "to the session that runs."
+        )
+
+
 def _settings(cores: int | None, memory: str) -> dict[str, str]:
     tasks = cores or os.cpu_count() or 2
     logging = (resources.files(__package__) / "log4j2.properties").joinpath()

@@ -343,6 +343,8 @@ def test_a_spark_that_does_not_start_says_why(feed, write):
     done = pipeline("run", write(feed), "--master", "mars", code=1)
     assert "Spark does not start: org.apache.spark.SparkException: " in done.stderr
     assert "mars" in done.stderr
+    done = pipeline("run", write(feed), "--conf", "spark.driver.memory=8k", code=1)
+    assert "Spark does not start: " in done.stderr
 
 
 @pytest.mark.full
@@ -406,6 +408,8 @@ def test_a_rule_that_says_stop_ends_the_run_with_one_sentence(feed, write):
 
 
 def test_invalid_pipelines_are_refused_before_spark_starts(feed, write, tmp_path):
+    wrong = pipeline("run", write(feed), "--conf", "executor.memory=1g", code=2)
+    assert "'executor.memory=1g' is no setting of Spark" in wrong.stderr
     assert "there is no key 'colour'" in pipeline("check", write(feed, rule='colour = "red"'), code=1).stderr
     assert "cannot be read: No such file" in pipeline("run", tmp_path / "none.toml", code=1).stderr
     away = write(feed, rule='registry = "http://127.0.0.1:9"')

@@ -239,12 +239,12 @@ def test_a_table_that_has_got_a_column_is_read_in_those_that_spark_knows(tmp_pat
         DeltaSink({"path": str(tmp_path)}).reader(StructType().add("other", "string")).partitions()
 
 
-@pytest.mark.parametrize("name", ["timestampAsOf", "mergeSchema", "owner", "location"])
+@pytest.mark.parametrize("name", ["mergeSchema", "owner", "location"])
 def test_an_option_that_would_not_be_heeded_is_refused(tmp_path, name):
     with pytest.raises(InstanceError, match=f"has no option '{name}'; it has path, versionAsOf"):
         DeltaSink({"path": str(tmp_path), name: "x"})
     assert DeltaSink({"path": str(tmp_path), "checkpointLocation": "x", "queryName": "y"})
-    with pytest.raises(InstanceError, match="'versionAsOf' is for reading"):
+    with pytest.raises(InstanceError, match="only for reading"):
         DeltaSink({"path": str(tmp_path), "versionAsOf": "1"}).streamWriter(StructType(), overwrite=False)
 
 
@@ -290,6 +290,10 @@ def test_a_table_is_read_back_in_any_version(tmp_path):
     assert read_back(tmp_path) == [{"n": n, "name": f"n{n}", "body": bytes([n]), "at": NOON} for n in (1, 2)]
     assert [row["n"] for row in read_back(tmp_path, versionAsOf="1")] == [1]
     assert read_back(tmp_path, versionAsOf="0") == []
+    second = DeltaTable(tmp_path).history()[1]["timestamp"]
+    moment = datetime.fromtimestamp(second / 1000, UTC)
+    assert [row["n"] for row in read_back(tmp_path, timestampAsOf=moment.isoformat())] == [1]
+    assert len(read_back(tmp_path, timestampAsOf="2100-01-01")) == 2
     assert DeltaSink({"path": str(tmp_path)}).schema().fieldNames() == ["n", "name", "body", "at"]
 
 
@@ -309,6 +313,9 @@ def test_partitions_new_columns_and_merged_files_are_read_back(tmp_path):
         ({}, "There is no Delta table in"),
         ({"versionAsOf": "x"}, "whole number from 0"),
         ({"versionAsOf": "9"}, "cannot"),
+        ({"timestampAsOf": "noon"}, "must be a time of ISO 8601"),
+        ({"timestampAsOf": "2020-01-01"}, "has no version as old as that: the oldest is of 2"),
+        ({"timestampAsOf": "2100-01-01", "versionAsOf": "0"}, "exclude each other"),
     ],
 )
 def test_an_unreadable_table_is_reported(tmp_path, options, complaint):

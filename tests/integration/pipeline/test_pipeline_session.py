@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import spark_session as spark_session_module
-from servicebroker.pipeline.spark_session import check_java, check_modules
+from servicebroker.pipeline.spark_session import check_java, check_modules, check_settings
 
 
 def test_spark_connect_is_refused_with_a_remedy(monkeypatch):
@@ -51,6 +51,13 @@ def test_a_new_java_is_taken(monkeypatch, tmp_path, text):
     java_that_says(tmp_path, text)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     check_java()
+
+
+def test_a_setting_without_effect_is_refused(monkeypatch):
+    check_settings({})
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # as spark-submit sets it
+    with pytest.raises(InstanceError, match=r"'spark\.x' has no effect: give it to spark-submit"):
+        check_settings({"spark.x": "1"})
 
 
 def test_the_fork_server_has_our_modules_and_one_thread():

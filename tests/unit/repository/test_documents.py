@@ -61,6 +61,18 @@ def test_sizing_quotes_the_benchmarks() -> None:
         assert f"| {figure} |" in section[0], (scenario, figure)
 
 
+def test_each_feature_of_a_pipeline_names_tests_that_exist() -> None:
+    page = (ROOT / "docs/reference/pipeline-features.md").read_text()
+    rows = [row.strip("| ").split(" | ") for row in page.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) > 20
+    for feature, _, here, verdict in rows:
+        assert verdict in ("has", "better", "less"), feature
+        named = re.findall(r"`((?:unit|integration)/[\w/]+\.py)::(\w+)`", here)
+        assert named, feature
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), (feature, test)
+
+
 def test_the_page_on_reliability_has_every_scenario() -> None:
     page = (ROOT / "docs/reliability.md").read_text()
     assert [scenario.name for scenario in SCENARIOS if f"| {scenario.name} |" not in page] == []

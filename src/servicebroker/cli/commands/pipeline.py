@@ -58,6 +58,10 @@ def run(
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="The master URL of Spark: local[4], spark://host:7077 ...")
     ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A setting of Spark, such as spark.executor.memory=4g. Repeatable."),
+    ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Serve metrics for Prometheus on this port.")
     ] = None,
@@ -86,6 +90,7 @@ def run(
     A terminal shows a status line; without one each start, batch, restart and end is a line of the log. Exit code 3 if
     more messages go into quarantine than the limits allow, 4 if an open transaction has held back committed messages.
     """
+    config = _spark_settings(conf or [])
     console = Terminal(error=True)
     has_status_line = console.is_terminal and not as_json
     if has_status_line:
@@ -120,7 +125,7 @@ def run(
             else served(make_wsgi_app(metrics.registry), metrics_host, metrics_port),
             console.status("Starting Spark") if has_status_line else nullcontext() as status_line,
             running(
-                pipeline, once=once, master=master, fails_on_quarantine=fails_on_quarantine, wait_s=wait
+                pipeline, once=once, master=master, fails_on_quarantine=fails_on_quarantine, wait_s=wait, config=config
             ) as pipeline_run,
         ):
             metrics.queues = pipeline_run.queues
@@ -139,6 +144,23 @@ def run(
     if stop_requested.is_set():
         print_line("Stopped. Nothing is lost: run the same command again to go on.")
         raise typer.Exit(130)
+
+
+def _spark_settings(conf: list[str]) -> dict[str, str]:
+    """Return the settings of Spark in the values of --conf.
+
+    Raises:
+        typer.BadParameter: a value is no KEY=VALUE, or no setting of Spark.
+    """
+    settings = {}
+    for setting in conf:
+        key, is_pair, value = setting.partition("=")
+        if not is_pair or not key.startswith("spark."):
+            raise typer.BadParameter(
+                f"'{setting}' is no setting of Spark: write spark.KEY=VALUE.", param_hint="'--conf'"
+            )
+        settings[key] = value
+    return settings
 
 
 def _log_above_status(console: Terminal) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import unquote
@@ -18,6 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.wording import shown
 from servicebroker.overriding import override
 from servicebroker.pipeline.options import known_options, whole_number, without_spark_options
 from servicebroker.pipeline.sinks.delta_reader import (
@@ -29,6 +31,7 @@ from servicebroker.pipeline.sinks.delta_reader import (
     open_table,
     read_file,
     table_schema,
+    version_at,
 )
 from servicebroker.pipeline.sinks.parquet import DataFile, partition_values, write_divided, write_parquet
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, flush, folder_at, has_table, now, plain
@@ -56,18 +59,23 @@ class DeltaSink(DataSource):
 
     The table is created if it is missing. Its columns are those of the query, with timestamps in UTC; for a query that
     delivers parts, those of the source. `spark.read` with the same format and path reads a Delta table
-    (`delta_reader.py`), an older version with `versionAsOf`.
+    (`delta_reader.py`), an older version with `versionAsOf` or `timestampAsOf`.
 
     Raises:
-        InstanceError: no path, an invalid path, an unknown option, or another output mode.
+        InstanceError: no path, an invalid path, an unknown option, an invalid version or time, or another output mode.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        values = known_options("delta sink", without_spark_options(options), ("path", "versionAsOf"), ())
+        names = ("path", "versionAsOf", "timestampAsOf")
+        values = known_options("delta sink", without_spark_options(options), names, ())
         self._folder = _folder(values.get("path"))
         version = whole_number(values, "versionAsOf", -1, 0)
         self._version = None if version < 0 else version
+        if moment := values.get("timestampasof"):
+            if self._version is not None:
+                raise InstanceError("The options 'versionAsOf' and 'timestampAsOf' exclude each other.")
+            self._version = version_at(self._folder, _time(moment))
 
     @override
     @classmethod
@@ -91,7 +99,7 @@ class DeltaSink(DataSource):
         if overwrite:
             raise InstanceError("The servicebroker_delta sink only appends: use outputMode('append').")
         if self._version is not None:
-            raise InstanceError("The option 'versionAsOf' is for reading: new rows follow the newest version.")
+            raise InstanceError("An older version is only for reading: new rows follow the newest version.")
         return DeltaWriter(self._folder, schema)
 
 
@@ -422,6 +430,17 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def _time(text: str) -> datetime:
+    """Return the time for an option; without a zone it is UTC, without a time midnight."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise InstanceError(
+            f"The option 'timestampAsOf' must be a time of ISO 8601, such as 2026-01-31T12:00:00Z, not {shown(text)}."
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _folder(path: str | None) -> Folder:

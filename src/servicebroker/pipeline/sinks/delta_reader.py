@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -85,6 +86,23 @@ def open_table(folder: Folder, version: int | None = None) -> DeltaTable:
     except (DeltaError, OSError, ValueError) as problem:
         raise InstanceError(f"The Delta table '{folder}' cannot be read: {plain(problem)}.") from None
     return table
+
+
+def version_at(folder: Folder, moment: datetime) -> int:
+    """Return the newest version of a table that was committed at `moment` or before.
+
+    Raises:
+        InstanceError: there is no table, or its log has no version as old as that.
+    """
+    times: dict[int, datetime] = {
+        entry["version"]: datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
+        for entry in open_table(folder).history()
+    }
+    versions = [version for version, committed in times.items() if committed <= moment]
+    if not versions:
+        oldest = f"{min(times.values()):%Y-%m-%dT%H:%M:%SZ}"
+        raise InstanceError(f"The Delta table '{folder}' has no version as old as that: the oldest is of {oldest}.")
+    return max(versions)
 
 
 def check_readable(folder: Folder, table: DeltaTable) -> None:
