@@ -121,7 +121,9 @@ _DUPLICATE_KEY_TEXT = (
     "The duplicate key value is {key}."
 )
 _UNKNOWN_FUNCTION = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
-_UNKNOWN_COLUMN = re.compile(r'column (?:[^".]+\.)?"?(.+?)"? does not exist')  # the alias has no quotes
+_UNKNOWN_COLUMN = re.compile(
+    r'column (?:[^".]+\.)?"?(.+?)"?(?: of relation ".+")? does not exist'
+)  # the alias has no quotes
 _UNKNOWN_ALIAS = re.compile(r'(?:missing|invalid reference to) FROM-clause entry for table "([^"]+)"')
 _UNKNOWN_CONSTRAINT = re.compile(r'constraint "(.+)" of relation "(.+)" does not exist')
 _WRONG_OBJECT_KIND = re.compile(r'"([^"]+)" is not a (table|view|sequence)')

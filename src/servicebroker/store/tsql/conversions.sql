@@ -199,6 +199,19 @@ return substr(tsql.scaled_text(date '2000-01-01' + moment, scale), 12);
 create or replace function tsql.scaled_text(moment timestamptz, scale integer) returns text language sql immutable strict parallel safe
 return tsql.scaled_text(moment at time zone 'UTC', scale) || ' +00:00';
 
+-- datetime2 and time as text of a style, with `scale` digits of a second where a datetime has milliseconds.
+create or replace function tsql.scaled_style(moment timestamp, scale integer, style integer) returns text language sql immutable strict parallel safe
+return case when style in (9, 13, 14, 21, 25, 109, 113, 114, 121, 126, 127)
+            then regexp_replace(tsql.moment_text(moment, style), '(:\d\d)[.:]\d{3}(?=[APZ]|$)',
+                                '\1' || substr(tsql.scaled_text(moment, scale), 20))
+            else tsql.moment_text(moment, style) end;
+create or replace function tsql.scaled_style(moment time, scale integer, style integer) returns text language sql immutable strict parallel safe
+return case when style in (0, 100) then to_char(timestamp '1900-01-01' + moment, 'FMHH12:MIAM')
+            when style in (9, 109) then substr(tsql.scaled_style(timestamp '1900-01-01' + moment, scale, style), 13)
+            when style in (8, 20, 24, 108, 120) or style in (126, 127) and date_trunc('second', moment) = moment
+            then to_char(timestamp '1900-01-01' + moment, 'HH24:MI:SS')
+            else tsql.scaled_text(moment, scale) end;
+
 do $$
 declare
     source text;

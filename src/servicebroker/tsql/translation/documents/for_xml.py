@@ -11,6 +11,7 @@ from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.documents.document_options import read_options, translate_rows
 from servicebroker.tsql.translation.queries.results import Output
 from servicebroker.tsql.translation.text_writer import Writer, quote_string
+from servicebroker.tsql.translation.values.casts import scaled_text
 from servicebroker.tsql.types import NVARCHAR, XML, SqlType
 
 _OPTIONS = frozenset(
@@ -194,8 +195,8 @@ def _write_start(name: str, members: list[Member], declared: str) -> tuple[str, 
         raise _late_attribute(late.name)
     parts = [quote_string(f"<{name}{declared}")]
     parts += [
-        f"coalesce({quote_string(f' {_xml_name(path[0][1:])}=' + chr(34))} || tsql.xml_attribute(tsql.xml_text({field})) || '\"', '')"
-        for path, field, _ in attributes
+        f"coalesce({quote_string(f' {_xml_name(path[0][1:])}=' + chr(34))} || tsql.xml_attribute({_value_text(field, output)}) || '\"', '')"
+        for path, field, output in attributes
     ]
     return " || ".join(parts), [member for member in members if not member[0][0].startswith("@")]
 
@@ -215,8 +216,14 @@ def _write_content(members: list[Member], nil: bool) -> str:
     return "(" + (" || ".join(parts) or "''") + ")"
 
 
+def _value_text(field: str, output: Output) -> str:
+    if output.type is not None and output.type.name in ("datetime2", "time"):
+        field = scaled_text(field, output.type, "126")
+    return f"tsql.xml_text({field})"
+
+
 def _write_leaf(name: str, field: str, output: Output, nil: bool) -> str:
-    inside = field if output.type == XML else f"tsql.xml_escaped(tsql.xml_text({field}))"
+    inside = field if output.type == XML else f"tsql.xml_escaped({_value_text(field, output)})"
     if name.startswith("@"):
         raise _late_attribute(name)
     if name == "data()":
@@ -226,7 +233,7 @@ def _write_leaf(name: str, field: str, output: Output, nil: bool) -> str:
     instruction = _INSTRUCTION.fullmatch(name)
     if name == "comment()" or instruction is not None:
         begin, end = ("<!--", "-->") if instruction is None else (f"<?{instruction[1]} ", "?>")
-        return f"coalesce({quote_string(begin)} || tsql.xml_text({field}) || '{end}', '')"
+        return f"coalesce({quote_string(begin)} || {_value_text(field, output)} || '{end}', '')"
     whole = f"{quote_string(f'<{_xml_name(name)}>')} || {inside} || {quote_string(f'</{_xml_name(name)}>')}"
     otherwise = quote_string(f'<{_xml_name(name)} xsi:nil="true"/>') if nil else "''"
     return f"coalesce({whole}, {otherwise})"

@@ -122,6 +122,8 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
         raise TsqlError(529, f"Explicit conversion from data type varbinary to {to.name} is not allowed.")
     if value.type is not None and value.type.name in _NEW_DATES and to.name in NUMBERS:
         raise TsqlError(529, f"Explicit conversion from data type {value.type.name} to {to.name} is not allowed.")
+    if value.type is not None and value.type.name in _SCALED and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS:
+        return _fit_size(Sql(scaled_text(source, value.type, style), to), to)
     arguments = f"({source}, {style})" if style is not None else f"({source})"
     if attempt and not (value.kind in ("number", "date", "uniqueidentifier") and to.name in STRINGS and style is None):
         tried = f"tsql.try_{_conversion_function(value, to)}{arguments}"
@@ -129,15 +131,6 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
             scale, limit = to.scale or 0, 10 ** ((to.precision or 18) - (to.scale or 0))
             return Sql(f"tsql.within({tried}, {scale}, {limit})::{postgres_type(to)}", to)
         return _fit_text(Sql(tried, to), value, to, attempt=True)
-    if (
-        value.type is not None
-        and value.type.name in _SCALED
-        and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS
-        and style is None
-    ):
-        return _fit_size(
-            Sql(f"tsql.scaled_text({source}, {7 if value.type.scale is None else value.type.scale})", to), to
-        )
     if value.type is not None and value.type.name in MONEY and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS:
         return _fit_text(Sql(f"tsql.money_text({source}, {style or 0})", to), value, to, attempt=attempt)
     if value.kind == "string" and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS and style is None:
@@ -146,6 +139,12 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
         return _fit_size(Sql(source, to), to, value.type)
     single = "_single" if style is None and _names_code_page(value, to) else ""
     return _fit_text(Sql(f"tsql.{_conversion_function(value, to)}{single}{arguments}", to), value, to, attempt=attempt)
+
+
+def scaled_text(text: str, sql_type: SqlType, style: str | None) -> str:
+    """Write a datetime2 or time as text, with the digits of its scale."""
+    scale = 7 if sql_type.scale is None else sql_type.scale
+    return f"tsql.scaled_text({text}, {scale})" if style is None else f"tsql.scaled_style({text}, {scale}, {style})"
 
 
 def constant_moment(value: Sql, to: SqlType) -> str | None:

@@ -1,0 +1,1 @@
+-- The digits of a datetime2 and time in text of a style, in store/tsql. Every migration makes the library anew.
