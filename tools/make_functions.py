@@ -13,12 +13,13 @@ _INTRODUCTION = """# Functions in T-SQL
 The built-in functions that T-SQL expressions can call. `python tools/make_functions.py` writes this page from
 `tsql/functions.tsv`, which the parser, the translation and the result types use too.
 
-A wrong number of arguments is error 174 or 189, an argument of a type that the function does not take error 8116, an
-unknown name error 195. Functions of SQL Server that are not supported are listed at the end of each section, with the
-replacement. A call of them is error 40515. `tsql check` and CREATE PROCEDURE report it too.
+An unknown name raises error 195. A wrong number of arguments raises 174 or 189, and an argument of a type that the
+function does not accept raises 8116. Functions of SQL Server that are not supported are listed at the end of each
+section, with the replacement. A call of them raises error 40515; `tsql check` and CREATE PROCEDURE report it, too.
 
 Optional arguments are in brackets. *As the first* means the type of the first argument.
 """
+_SYNTAX = {"CASE": "CASE WHEN ... THEN ... [ELSE ...] END"}  # calls that are not NAME(arguments)
 _RETURNS = {
     FIRST: "as the first",
     "second": "as the second",
@@ -45,7 +46,8 @@ def _part(group: str, rows: list[Function]) -> str:
 
 def _line(row: Function) -> str:
     is_word = row.name.startswith("@@") or "without parentheses" in row.description
-    call = row.name if is_word else f"{row.name}({row.arguments.replace('any', 'value')})"
+    arguments = row.arguments.replace("any", "value")
+    call = _SYNTAX.get(row.name, row.name if is_word else f"{row.name}({arguments})")
     return f"| `{call}` | {_RETURNS.get(row.returns, row.returns)} | {row.description} |\n".replace("*", "\\*")
 
 
