@@ -108,6 +108,7 @@ COUNTS = {
     "decoder-seconds": Count(3, 60, "how long random bodies are decoded"),
     "worker-kills": Count(3, 20, "how often test_worker_kills.py kills workers on many groups"),
     "timed-kills": Count(1, 60, "how often test_timed_kills.py kills programs with delays, schedules and keys"),
+    "timed-speed": Count(1, 100, "how many times faster than the server's the clock of these programs runs"),
     "takeovers": Count(1, 10, "how often a second daemon takes over in test_processes.py"),
 }
 

@@ -1,4 +1,7 @@
-"""Programs with delays, schedules and idempotency keys are killed by SIGKILL; everything happens once."""
+"""Programs with delays, schedules and idempotency keys are killed by SIGKILL; everything happens once.
+
+With `--timed-speed` the clock of the programs runs faster: more times of the schedule, and longer delays.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,22 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import itertools, os, sys, time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import servicebroker as sb
 
-url, over = sys.argv[1:]
-stock = sb.Worker("StockQueue", poison=lambda failure: sb.Retry(0.05))
+url, over, began, speed = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+stock = sb.Worker("StockQueue", poison=lambda failure: sb.Retry(0.05 * speed))
+keys_at_once = 1 if speed == 1 else 20
+
+
+def clock():  # the same time in each program
+    return datetime.fromtimestamp(began + (time.time() - began) * speed, UTC)
 
 
 @stock.on("//test/Order")
 def order(tx, message):
-    tx.connection.execute("insert into worked values (%s, clock_timestamp())", (int(message.message_body),))
+    tx.connection.execute("insert into worked values (%s, %s)", (int(message.message_body), clock()))
 
 
 @stock.every(timedelta(seconds=1), missed="all", name="tick")
@@ -39,37 +47,45 @@ def tick(tx, at: datetime):
     tx.connection.execute("insert into fired values (%s)", (at,))
 
 
-with sb.open(url) as instance:
+def place(tx, key):
+    names = {"contract": "//test/Contract", "idempotency_key": f"order {key}", "idempotency_ttl": 90 * 86_400}
+    handle = tx.begin_dialog("//test/Orders", "//test/Stock", **names)
+    if isinstance(handle, sb.RepeatedHandle):
+        return
+    delay = (0, 0.1 * speed, 0.4 * speed)[key % 3]
+    tx.connection.execute("insert into sent values (%s, %s)", (key, clock() + timedelta(seconds=delay)))
+    tx.send(handle, "//test/Order", str(key), delay=delay)
+
+
+with sb.open(url, clock=None if speed == 1 else clock) as instance:
     database = instance.database("Test")
     with database.working(stock, concurrency=2):
-        for key in itertools.count():  # from the first again, as a caller that does not know what it has done
+        with instance.connection() as connection:  # a caller that does not know what it has done last
+            first = max(0, connection.execute("select count(*) from sent").fetchall()[0][0] - 200)
+        for start in itertools.count(first, keys_at_once):
             if os.path.exists(over):
                 break
             with database.transaction() as tx:
-                handle = tx.begin_dialog(
-                    "//test/Orders", "//test/Stock", contract="//test/Contract", idempotency_key=f"order {key}"
-                )
-                if isinstance(handle, sb.RepeatedHandle):
-                    continue
-                delay = (0, 0.1, 0.4)[key % 3]
-                due = "insert into sent values (%s, clock_timestamp() + make_interval(secs => %s))"
-                tx.connection.execute(due, (key, delay))
-                tx.send(handle, "//test/Order", str(key), delay=delay)
+                for key in range(start, start + keys_at_once):
+                    place(tx, key)
             time.sleep(0.01)
         time.sleep(3600)
 """
 
 
 @pytest.fixture
-def start(tmp_path: Path, make_instance_url: Callable[..., str]) -> Iterator[tuple[str, Callable[[], Any]]]:
+def start(
+    tmp_path: Path, make_instance_url: Callable[..., str], pytestconfig: pytest.Config
+) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Return the URL of an instance and a function that starts a program on it."""
     url, program = make_instance_url(1), tmp_path / "program.py"
     program.write_text(PROGRAM)
     started: list[subprocess.Popen[bytes]] = []
+    arguments = [url, str(tmp_path / "over"), str(time.time()), str(pytestconfig.option.timed_speed)]
 
     def begin_one() -> subprocess.Popen[bytes]:
         with (tmp_path / "log").open("ab") as log:
-            started.append(subprocess.Popen([sys.executable, program, url, tmp_path / "over"], stderr=log))
+            started.append(subprocess.Popen([sys.executable, str(program), *arguments], stderr=log))
         return started[-1]
 
     yield url, begin_one
@@ -86,6 +102,7 @@ def test_each_happens_once(
 ) -> None:
     url, begin_one = start
     chance, kills = random.Random(pytestconfig.option.seed), pytestconfig.option.timed_kills
+    longest_pause_s = 0.2 if pytestconfig.option.timed_speed == 1 else 5  # or the programs would do little but start
     with sb.open(url, upkeep=None) as instance:
         database = instance.database("Test")
         with instance.connection() as connection:
@@ -100,7 +117,7 @@ def test_each_happens_once(
         for _ in range(kills):
             before = count("worked") + count("fired")
             eventually(lambda before=before: count("worked") + count("fired") > before + 3)  # type: ignore[misc]
-            time.sleep(chance.uniform(0, 0.2))
+            time.sleep(chance.uniform(0, longest_pause_s))
             victim = chance.randrange(2)
             assert programs[victim].poll() is None, (tmp_path / "log").read_text()
             programs[victim].kill()
@@ -108,7 +125,7 @@ def test_each_happens_once(
             programs[victim] = begin_one()
         (tmp_path / "over").touch()
         time.sleep(0.1)
-        eventually(lambda: count("worked") >= count("sent"))
+        eventually(lambda: count("worked") >= count("sent"), 300)
         for program in programs:
             program.kill()
             program.wait()
