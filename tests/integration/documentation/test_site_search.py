@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,10 @@ def test_pages_for_contributors_are_not_searched(site: Path) -> None:
     pages = {section["location"].partition("#")[0] for section in index["docs"]}
     assert {"how-to/deploy/", "changelog/"} <= pages
     assert [page for page in pages if page.startswith(("decisions/", "architecture/", "conformance/"))] == []
+
+
+def test_the_start_page_names_the_version(site: Path) -> None:
+    assert re.search(r"Version \d+\.\d+\.\d+, alpha", (site / "index.html").read_text())
 
 
 def test_a_page_shows_the_setup_that_it_takes_for_granted(site: Path) -> None:
