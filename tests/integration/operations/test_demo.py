@@ -9,6 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -25,9 +26,9 @@ def demo(source: Path, out: Path, **environment: str) -> subprocess.CompletedPro
     return ran("demo", "--input", source, "--out", out, "--json", timeout=180, env=os.environ | environment)
 
 
-def succeeded(run: subprocess.CompletedProcess[str]) -> dict[str, object]:
+def succeeded(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert run.returncode == 0, run.stderr
-    summary: dict[str, object] = json.loads(run.stdout)
+    summary: dict[str, Any] = json.loads(run.stdout)
     return summary
 
 
@@ -74,6 +75,8 @@ def test_the_lines_of_a_file_land_once_also_when_it_grows_is_rewritten_or_ends_u
     summary = succeeded(demo(source, out))
     assert (summary["lines"], summary["sent"], summary["landed"]) == (len(first),) * 3
     assert summary["conversations"] == summary["closed"]
+    assert len(first) / summary["landed_per_second"] + summary["start_seconds"] < summary["seconds"]
+    assert len(first) / summary["sent_per_second"] < summary["seconds"]
     check_exactly(summary["table"], first)
     check_closed(out)
     if not changes:

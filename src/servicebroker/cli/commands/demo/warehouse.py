@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -33,10 +35,14 @@ class Landing:
 
     Spark starts in a thread. Java inherits the descriptor `lock`, and so holds the lock of the folder until it ends:
     two queries must never share a checkpoint.
+
+    Attributes:
+        begun_at: the monotonic time at which the query began; infinite before.
     """
 
     def __init__(self, url: str, table: Path, checkpoint: Path, lock: int) -> None:
         self._url, self._table, self._checkpoint = url, table, checkpoint
+        self.begun_at = math.inf
         self._query: StreamingQuery | None = None
         self._starting = ThreadPoolExecutor(1)
         self._spark = self._starting.submit(spark_session, "servicebroker demo", inherited=[lock])
@@ -54,6 +60,7 @@ class Landing:
         """
         if self._query is None:  # in the thread that has started Spark: the session belongs to that thread
             self._query = self._starting.submit(self._start_query).result()
+            self.begun_at = time.monotonic()
 
     def _start_query(self) -> StreamingQuery:
         lines = (
