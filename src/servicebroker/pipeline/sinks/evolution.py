@@ -1,6 +1,6 @@
 """Plans schema changes: the columns to add and the types to widen when a rule has changed. Does not touch the table.
 
-The rules: "When a file changes" in docs/reference/pipeline-file.md; the reasons: decision 92.
+The rules: "Changes of the file" in docs/reference/pipeline-file.md; the reasons: decision 533.
 """
 
 from __future__ import annotations

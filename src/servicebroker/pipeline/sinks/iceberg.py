@@ -1,7 +1,7 @@
 """Iceberg tables that take each batch once: one commit adds the batch's snapshot and records the batch in a property.
 
 The catalog accepts a commit only if no other commit came after the table was read. The rules: "Iceberg" in
-docs/reference/pipeline-file.md; the reasons: decision 263.
+docs/reference/pipeline-file.md; the reasons: decision 533.
 """
 
 from __future__ import annotations

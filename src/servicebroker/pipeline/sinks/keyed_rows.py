@@ -148,7 +148,7 @@ def _is_newer(matches: pa.Table) -> Any:
     """Return for each match (a new and an old row with the same key) True if the new row is newer.
 
     Clocks may go back; positions in a queue do not, unless it was recreated. If position and time of two conversations
-    disagree, the order is unknown. The new row then wins, since batches come in the order of the queue (decision 92).
+    disagree, the order is unknown. The new row then wins, since batches come in the order of the queue (decision 533).
     """
     from pyarrow import compute
 

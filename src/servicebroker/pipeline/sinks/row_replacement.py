@@ -1,6 +1,6 @@
 """Replacement and removal of rows in a table, by rewriting the files that hold them.
 
-MERGE of deltalake does this too, but its files store texts in a form that Arrow filters refuse (decision 92).
+MERGE of deltalake does this too, but its files store texts in a form that Arrow filters refuse (decision 533).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Storage of tables: a local folder or a folder of an object store, with credentials from the environment.
 
-The rules: "Where tables live" in docs/reference/pipeline-file.md; the reasons: decision 263.
+The rules: "Location of tables" in docs/reference/pipeline-file.md; the reasons: decision 533.
 """
 
 from __future__ import annotations
