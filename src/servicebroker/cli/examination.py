@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.daemon_findings import judge_daemon_version
+from servicebroker.engine.diagnosis.disk_usage import DiskUsage, find_disk_usage, judge_disk_usage, largest
 from servicebroker.engine.diagnosis.fact_types import Facts
 from servicebroker.engine.diagnosis.facts import looks
 from servicebroker.engine.diagnosis.findings import Finding
 from servicebroker.engine.diagnosis.judgement import judge, judge_schema
 from servicebroker.engine.diagnosis.own_facts import gather_own
-from servicebroker.engine.diagnosis.server_findings import judge_hosts, judge_refused, judge_timeouts
+from servicebroker.engine.diagnosis.server_findings import judge_disk, judge_hosts, judge_refused, judge_timeouts
+from servicebroker.store.connection import is_url
 from servicebroker.store.migrations import this_version
 
 
@@ -36,6 +40,24 @@ def judge_instance(opened: DiagnosedInstance, facts: Facts) -> list[Finding]:
     if facts.daemon is not None:
         findings += judge_daemon_version(facts.daemon.reports, this_version())
     return findings
+
+
+def find_users_of_disk(opened: DiagnosedInstance) -> DiskUsage:
+    """Return the largest users of the server's disk; none for a restricted role."""
+    if opened.engine is RestrictedVerbs:
+        return DiskUsage()
+    return opened.query("users of the disk", find_disk_usage(), DiskUsage())
+
+
+def judge_disk_of(target: str, usage: DiskUsage) -> list[Finding]:
+    """Return findings about the disk: a data folder without free space, and large users."""
+    findings: list[Finding] = []
+    if not is_url(target):
+        used = shutil.disk_usage(target)
+        findings = judge_disk(target, used.free, used.total)
+    if users := largest(usage):
+        findings = [one._replace(advice=f"{one.advice} Most of it: {users}.") for one in findings]
+    return [*findings, *judge_disk_usage(usage)]
 
 
 def judge_access(opened: DiagnosedInstance) -> list[Finding]:

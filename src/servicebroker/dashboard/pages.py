@@ -7,14 +7,13 @@ its statements in one read-only transaction with a deadline. The overview gives 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance
-from servicebroker.cli.examination import gather, judge_instance
+from servicebroker.cli.examination import gather, judge_disk_of, judge_instance
 from servicebroker.dashboard.readers import Reader
 from servicebroker.dashboard.remedies import Button, QueueNames, buttons
 from servicebroker.dashboard.snapshot_cache import CounterName, ObservedInstance
@@ -35,14 +34,12 @@ from servicebroker.engine.diagnosis.judgement import judge_unseen
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals, share_of
 from servicebroker.engine.diagnosis.queue_findings import judge_queue
-from servicebroker.engine.diagnosis.server_findings import judge_disk
 from servicebroker.engine.diagnosis.totals import statement_totals
 from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.remedies import after_status
 from servicebroker.model.wording import shown
 from servicebroker.protocol.explanation import words
-from servicebroker.store.connection import is_url
 from servicebroker.store.statements import Steps
 
 MAX_QUEUES = 300  # on one page
@@ -158,7 +155,8 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader]
             dead_letters = instance.query("dead letters", dashboard_queries.count_dead_letters(), 0)
             history = instance.query("the history", total_history(*_span(facts.now, fields)), history)
         rates_in, rates_out = instance.query("rates", _rates(observed, instance), ({}, {}))
-        findings = [*reader.access, *judge_instance(instance, facts), *_disk(observed)]
+        findings = [*reader.access, *judge_instance(instance, facts)]
+        findings += judge_disk_of(observed.target, reader.disk_usage)
         names = instance.query("names of queues", _names(instance), {})
         findings += judge_unseen(instance.failed_queries)
         ages = [queue.oldest for queue in facts.queues if queue.oldest]
@@ -480,14 +478,6 @@ def _names(instance: DiagnosedInstance) -> Steps[QueueNames]:
 def _count_limit(instance: DiagnosedInstance, queues: int) -> int:
     """Return the number of messages at which the count of a queue stops. With many queues it is smaller."""
     return COUNT_LIMIT if instance.engine is RestrictedVerbs else share_of(queues)
-
-
-def _disk(observed: ObservedInstance) -> list[Finding]:
-    """Return findings about the disk of a data folder; none for a URL."""
-    if is_url(observed.target):
-        return []
-    used = shutil.disk_usage(observed.target)
-    return judge_disk(observed.target, used.free, used.total)
 
 
 def _span(now: datetime, fields: PageQuery) -> tuple[datetime, timedelta]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance
-from servicebroker.cli.examination import judge_access
+from servicebroker.cli.examination import find_users_of_disk, judge_access
 from servicebroker.cli.existing_instance import must_exist
 from servicebroker.engine.diagnosis.findings import Finding
 from servicebroker.store.connection import is_url
@@ -26,11 +26,13 @@ class Reader:
     Attributes:
         instance: the instance, open for queries.
         access: doctor's findings about access to the server, from the time when this connection was opened.
+        disk_usage: the largest users of the disk at that time.
     """
 
     def __init__(self, url: str) -> None:
         self.instance = DiagnosedInstance(url, PROGRAM, is_thorough=False)
         self.access: list[Finding] = judge_access(self.instance)
+        self.disk_usage = find_users_of_disk(self.instance)
         self._failed_at_opening = list(self.instance.failed_queries)
         self._expires_at = time.monotonic() + LIFETIME_S
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import shutil
 import time
@@ -24,7 +26,7 @@ from servicebroker.cli import diagnosed_instance
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, Role, snapshot_cache
 from servicebroker.dashboard.snapshot_cache import shown_name
-from servicebroker.engine.diagnosis import dashboard_queries
+from servicebroker.engine.diagnosis import dashboard_queries, disk_usage
 from servicebroker.engine.diagnosis.findings import Finding
 from support import ORDER, ORDERS_QUEUE, STOCK, STOCK_QUEUE, bodies, eventually, far_handle, query, queue_number
 
@@ -43,6 +45,30 @@ def test_the_overview_shows_the_findings_of_doctor_and_counts(database: sb.Datab
     assert int(messages) >= 2
 
 
+def test_the_users_of_the_disk_are_named(
+    database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue, and a replication slot without a reader, in doctor and in the overview."""
+    sent(database, *((ORDER, random.randbytes(100_000)) for _ in range(20)))
+    monkeypatch.setattr(disk_usage, "LARGE_BYTES", 1_000_000)
+    monkeypatch.setattr(disk_usage, "MAX_USERS", 100)
+    slot = f"nobody_{os.getpid()}"
+    with database.instance.connection() as connection:
+        connection.execute("select pg_create_physical_replication_slot(%s, true)", (slot,))
+        try:
+            connection.execute("select pg_logical_emit_message(false, 'x', repeat('x', 2000000))")
+            told = CliRunner().invoke(command, ["doctor", "--instance", database.instance.url]).stdout
+            page = browser.text("")
+        finally:
+            connection.execute("select pg_drop_replication_slot(%s)", (slot,))
+    for text in (told, page):
+        assert re.search(rf"queue {database.name}.dbo.{STOCK_QUEUE}\W.*It uses \d+ MB of the disk", text), text
+        assert "its owner is dbo" in text
+        assert f"replication slot {slot}" in text
+        assert "nobody reads it" in text
+
+
+@pytest.fixture
 def growing(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Create a queue whose messages have not been received for unusually long."""
     sent(database, (ORDER, b"1"))

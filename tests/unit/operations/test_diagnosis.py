@@ -11,6 +11,7 @@ import pytest
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
 from servicebroker.engine.diagnosis.daemon_findings import judge_daemon_version
+from servicebroker.engine.diagnosis.disk_usage import DiskUsage, SlotUsage, TableUsage, judge_disk_usage, largest
 from servicebroker.engine.diagnosis.fact_types import (
     CommitFacts,
     ConnectionFacts,
@@ -462,6 +463,54 @@ def test_findings_of_a_conversation(changes: dict[str, Any], words: list[str]) -
 def test_a_full_disk_is_told(free: int, size: int, is_told: bool) -> None:
     findings = judge_disk("data", free * 2**20, size * 2**20)
     assert [finding.problem for finding in findings] == [f"Its disk is full but for {free} MB."] * is_told
+
+
+BYTES_PER_GIB = 2**30
+MALLORY = UnfinishedOfPeer("certificate mallory", "mallory", 2, 3, BYTES_PER_GIB, AGO, NOW, 2 * BYTES_PER_GIB)
+
+
+@pytest.mark.parametrize(
+    ("usage", "texts"),
+    [
+        (
+            DiskUsage(
+                [TableUsage("Shop.dbo.Q", "", "dbo", BYTES_PER_GIB - 1, 9)],
+                [],
+                [SlotUsage("s", False, BYTES_PER_GIB - 1)],
+            ),
+            [],
+        ),
+        (
+            DiskUsage([TableUsage("Shop.dbo.Q", "", "alice", 3 * BYTES_PER_GIB, 12_345)]),
+            ["NOTE queue Shop.dbo.Q: It uses 3.2 GB of the disk, for about 12,345 rows; its owner is alice."],
+        ),
+        (
+            DiskUsage([TableUsage("", "set_aside_messages", "", BYTES_PER_GIB, 1)]),
+            ["NOTE dead letters: It uses 1.1 GB of the disk, for about 1 rows."],
+        ),
+        (
+            DiskUsage([], [MALLORY]),
+            ["NOTE peer certificate mallory: Its incomplete messages use 1.1 GB of 2.1 GB that it may use."],
+        ),
+        (
+            DiskUsage([], [], [SlotUsage("old", False, 5 * BYTES_PER_GIB), SlotUsage("new", True, BYTES_PER_GIB)]),
+            [
+                "WARNING replication slot old: It keeps 5.4 GB of WAL on the disk, and nobody reads it.",
+                "NOTE replication slot new: It keeps 1.1 GB of WAL on the disk, and its reader is behind.",
+            ],
+        ),
+    ],
+)
+def test_large_users_of_the_disk_are_named(usage: DiskUsage, texts: list[str]) -> None:
+    found = [f"{one.severity.name} {one.subject}: {one.problem}" for one in judge_disk_usage(usage)]
+    assert found == texts
+
+
+def test_a_full_disk_names_its_largest_users() -> None:
+    tables = [TableUsage("Shop.dbo.Q", "", "dbo", 3 * BYTES_PER_GIB, 9), TableUsage("", "made", "", 10**6, 9)]
+    assert largest(DiskUsage(tables, [], [SlotUsage("old", False, 5 * BYTES_PER_GIB)])) == (
+        "WAL kept by replication slot old (5.4 GB), queue Shop.dbo.Q (3.2 GB), table servicebroker.made (1 MB)"
+    )
 
 
 def test_short_timeouts_of_the_role_are_told() -> None:

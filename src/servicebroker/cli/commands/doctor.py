@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
@@ -10,18 +9,19 @@ from uuid import UUID
 import typer
 
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
-from servicebroker.cli.examination import gather, judge_access, judge_instance
+from servicebroker.cli.examination import find_users_of_disk, gather, judge_access, judge_disk_of, judge_instance
 from servicebroker.cli.existing_instance import is_down, kept_certificates
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import say_state
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
+from servicebroker.engine.diagnosis.disk_usage import DiskUsage
 from servicebroker.engine.diagnosis.facts import gather_conversation
 from servicebroker.engine.diagnosis.findings import Finding, Severity
 from servicebroker.engine.diagnosis.judgement import judge_unseen
 from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
-from servicebroker.engine.diagnosis.server_findings import judge_disk, judge_down, judge_log
+from servicebroker.engine.diagnosis.server_findings import judge_down, judge_log
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import is_url
 from servicebroker.store.embedded import EmbeddedServer
@@ -42,11 +42,13 @@ def doctor(
     """Diagnose an instance: print problems, each with what to do. Exit code 1 if there are problems."""
     if (conversation is None) != (database is None):
         raise typer.BadParameter("--conversation and --database go together")
+    usage = DiskUsage()
     try:
         with diagnose(instance, _PROGRAM) as opened:
             if conversation is None:
                 findings = judge_instance(opened, gather(opened))
                 findings = [*judge_access(opened), *findings]
+                usage = find_users_of_disk(opened)
             else:
                 findings = _diagnose_conversation(opened, database or "", conversation)
             findings += judge_unseen(opened.failed_queries)
@@ -58,9 +60,7 @@ def doctor(
         if not is_down(instance, problem):
             raise
         findings = judge_down(str(problem), kept_certificates(instance), datetime.now(UTC))
-    if not is_url(instance):
-        used = shutil.disk_usage(instance)
-        findings += judge_disk(instance, used.free, used.total)
+    findings += judge_disk_of(instance, usage)
     problems = sum(finding.severity > Severity.NOTE for finding in findings)
     if as_json:
         say_json({"findings": [_to_json(finding) for finding in findings]})
