@@ -53,6 +53,7 @@ from servicebroker.tsql.interpreter.procedures import (  # noqa: F401
     help_procedures,
     renaming,
     unsupported_procedures,
+    xml_documents,
 )
 from servicebroker.tsql.interpreter.queries import Queries
 from servicebroker.tsql.interpreter.table_variables import save_table_variables

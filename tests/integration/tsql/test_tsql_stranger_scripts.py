@@ -105,6 +105,14 @@ ERRORS = {
     "EXEC sp_altermessage 59000, 'WITH_LOG', 'true'": (15179, "The message number 59000 or specified language version"),
     "RAISERROR (59000, 16, 1)": (18054, "Error 59000, severity 16, state 1 was raised, but no message with that error"),
     "RAISERROR (50000, 16, 1)": (2732, "Error number 50000 is invalid."),
+    "DECLARE @h int; EXEC sp_xml_preparedocument @h OUTPUT, '<a>'": (
+        6602,
+        "The error description is 'XML parsing: line 1",
+    ),
+    "DECLARE @h int; SELECT * FROM OPENXML(@h, '/a') WITH (b int)": (8179, "Could not find prepared statement with"),
+    "EXEC sp_xml_removedocument 99": (6607, "sp_xml_removedocument: The value supplied for parameter number 1 is"),
+    "DECLARE @h int; SELECT * FROM OPENXML(@h, '/a')": (40515, "OPENXML without WITH is not supported here."),
+    "SELECT * FROM OPENXML(@h, '/a') WITH (b int)": (137, 'Must declare the scalar variable "@h".'),
     "BREAK": (135, "Cannot use a BREAK statement outside the scope of a WHILE statement."),
     "IF 1 = 1 CONTINUE": (136, "Cannot use a CONTINUE statement outside the scope of a WHILE statement."),
     "RETURN 1": (178, "A RETURN statement with a return value cannot be used in this context."),
@@ -136,6 +144,12 @@ OUTPUT: dict[str, list[Any]] = {
     "EXEC sp_dropmessage 50010, 'all'": [[(50010, 11, 3, "7 of Ann")], [("8 of Bob", None, 11)]],
     "DECLARE @l TABLE (spid int, dbid int, o bigint, i int, t varchar(9), r varchar(99), m varchar(9), s varchar(9)) "
     "INSERT @l EXEC sp_lock @@SPID; SELECT DISTINCT spid - @@SPID FROM @l": [[(0,)]],
+    'DECLARE @h int; EXEC sp_xml_preparedocument @h OUTPUT, N\'<r><c id="7" n="x"><o k="1"/><o k="2"/><t>T</t></c>'
+    "<c id=\"8\"/></r>' SELECT * FROM OPENXML(@h, '/r/c', 1) WITH (id int, n varchar(9)) "
+    "SELECT * FROM OPENXML (@h, N'r/c', 2) WITH (t varchar(9), i int '@id') a WHERE a.t LIKE 'T%' "
+    "SELECT o.k, o.i FROM OPENXML(@h, '//o') WITH (k int, i int '../@id') AS o ORDER BY k DESC "
+    "SELECT t, id, x INTO #x FROM OPENXML(@h, '/r/c[@n]', 3) WITH (t varchar(9), id int, x xml 't') SELECT * FROM #x "
+    "EXEC sp_xml_removedocument @h": [[(7, "x"), (8, None)], [("T", 7)], [(2, 7), (1, 7)], [("T", 7, "<t>T</t>")]],
     "SELECT $IDENTITY FROM N": [[(1,)]],
     "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_objects) t": [[(1000,)]],
     "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_columns) t": [[(1000,)]],

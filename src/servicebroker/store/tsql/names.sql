@@ -155,6 +155,7 @@ begin atomic
                 when 'scale' then tsql.type_scale(t.name) end
       from tsql.system_types t where t.name = lower(btrim(type, '[] '));
 end;
+-- Views of applications from earlier versions may call it.
 create or replace function tsql.col_length(database text, table_name text, column_name text) returns smallint language sql stable parallel safe
 begin atomic
     select c.max_length from tsql.every_column c

@@ -132,6 +132,8 @@ class Machine:
         context_info: the value of SET CONTEXT_INFO, 128 bytes.
         session_context: the values of sp_set_session_context by key, as sql_variant.
         read_only_context: the keys of `session_context` that may not change any more.
+        xml_documents: the documents of sp_xml_preparedocument by handle.
+        xml_document_count: the number of handles that the session has been given.
         row_limit: the value of SET ROWCOUNT, 0 for no limit.
         dates: the settings of SET DATEFORMAT, DATEFIRST and LANGUAGE.
         is_implicit: SET IMPLICIT_TRANSACTIONS is ON.
@@ -164,6 +166,8 @@ class Machine:
         self.context_info: bytes | None = None
         self.session_context: dict[str, str | None] = {}
         self.read_only_context: set[str] = set()
+        self.xml_documents: dict[int, str] = {}
+        self.xml_document_count = 0
         self.nocount = False
         self.xact_abort = False
         self.row_limit = 0

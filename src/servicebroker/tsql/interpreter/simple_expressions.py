@@ -280,21 +280,25 @@ def _compare(left: Compiled, right: Compiled, compare: Callable[[object, object]
         if first.value is None or second.value is None:
             return Value(None, None)
         left_value, right_value = _strip_trailing_blanks(first.value), _strip_trailing_blanks(second.value)
-        if SYSNAME in (first.type, second.type) or (isinstance(left_value, str) and machine.ignores_case):
-            _check_names_comparable(str(left_value), str(right_value), compare)
+        if (
+            isinstance(left_value, str)
+            and _depends_on_case(left_value, str(right_value), compare)
+            and (SYSNAME in (first.type, second.type) or machine.ignores_case)
+        ):
+            raise NotSimple
         return Value(compare(left_value, right_value), None)
 
     return result
 
 
-def _check_names_comparable(first: str, second: str, compare: Callable[[object, object], bool]) -> None:
-    """Leave the comparison of strings that ignore case to PostgreSQL, unless the result is certain.
+def _depends_on_case(first: str, second: str, compare: Callable[[object, object], bool]) -> bool:
+    """Check whether the result may be another one if case does not count. PostgreSQL then compares the strings.
 
-    It is certain for identical strings, and for ASCII strings that differ in more than case.
+    It is the same for identical strings, and for ASCII strings that differ in more than case.
     """
-    differ = first.isascii() and second.isascii() and first.lower() != second.lower()
-    if compare not in (operator.eq, operator.ne) or not (first == second or differ):
-        raise NotSimple
+    if compare not in (operator.eq, operator.ne):
+        return True
+    return first != second and not (first.isascii() and second.isascii() and first.lower() != second.lower())
 
 
 def _strip_trailing_blanks(value: object) -> object:

@@ -15,7 +15,7 @@ from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import offset_minutes
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.definitions.object_definitions import UPDATED_PREFIX
-from servicebroker.tsql.translation.text_writer import OFFSET_PREFIX
+from servicebroker.tsql.translation.text_writer import DOCUMENT_PREFIX, OFFSET_PREFIX
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -122,9 +122,22 @@ SESSION_FUNCTIONS: dict[str, Callable[[Machine], object]] = {
 }
 
 
+def _document_of(machine: Machine, variable: str) -> str:
+    """Return the document whose handle is in a variable.
+
+    Raises:
+        TsqlError: 8179 the handle is unknown.
+    """
+    handle = machine.frame.values[variable]
+    if not isinstance(handle, int) or handle not in machine.xml_documents:
+        raise TsqlError(8179, f"Could not find prepared statement with handle {handle or 0}.")
+    return machine.xml_documents[handle]
+
+
 # functions by the prefix of their names; the rest of a name is the function's argument
 PREFIXED_FUNCTIONS: dict[str, Callable[[Machine, str], object]] = {
-    OFFSET_PREFIX: lambda machine, name: offset_minutes(machine.frame.values[name])
+    OFFSET_PREFIX: lambda machine, name: offset_minutes(machine.frame.values[name]),
+    DOCUMENT_PREFIX: _document_of,
 }
 
 

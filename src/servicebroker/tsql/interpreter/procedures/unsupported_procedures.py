@@ -72,7 +72,6 @@ ADVICE = {
     **dict.fromkeys(("sp_stored_procedures", "sp_statistics", "sp_pkeys", "sp_fkeys", "sp_readerrorlog"), _VIEW_ADVICE),
     **dict.fromkeys(("sp_bindefault", "sp_unbindefault", "sp_bindrule", "sp_unbindrule"), "Use constraints."),
     **dict.fromkeys(("sp_addtype", "sp_droptype"), "Use CREATE TYPE and DROP TYPE."),
-    **dict.fromkeys(("sp_xml_preparedocument", "sp_xml_removedocument"), "Use the methods of xml."),
     **dict.fromkeys(("sp_trace_create", "sp_trace_setevent", "sp_trace_setstatus"), "Use servicebroker trail."),
     **dict.fromkeys(("sp_fulltext_catalog", "sp_fulltext_table", "sp_tableoption", "sp_indexoption"), _POSTGRES_ADVICE),
     **dict.fromkeys(("sp_prepare", "sp_execute", "sp_unprepare", "sp_cursoropen"), "Use sp_executesql."),

@@ -351,9 +351,13 @@ def _write_function(writer: Writer, node: exp.Expression, alias: exp.Expression 
     """Write a table-valued function."""
     from servicebroker.tsql.translation.documents.json_tables import open_json
     from servicebroker.tsql.translation.documents.xml_methods import write_nodes_call
+    from servicebroker.tsql.translation.documents.xml_tables import marked_pattern, open_xml
 
     inside = node.this if isinstance(node, exp.Table) else node
     if isinstance(inside, exp.OpenJSON):
+        marked = marked_pattern(inside)
+        if marked is not None:
+            return open_xml(writer, inside, marked, alias, from_clause.sources)
         return open_json(writer, inside, alias, from_clause.sources)
     of_system = (
         isinstance(inside, exp.Dot) and isinstance(inside.this, exp.Identifier) and inside.this.name.lower() == "sys"

@@ -223,6 +223,30 @@ def _parse_with_sqlglot(text: str) -> exp.Expression:
 _cached_tree = functools.lru_cache(maxsize=2000)(_parse_with_sqlglot)  # trees are shared: copy before changing one
 
 
+OPENXML_MARK = "openxml:"  # begins the path of an OPENJSON that was written as OPENXML; flags and ":" follow
+
+
+class _OpenXml(NamedTuple):
+    """OPENXML(@handle, 'pattern', flags), to be read as OPENJSON: the place of the pattern, and what stands there."""
+
+    place: int
+    path: str
+    dropped: set[int]
+
+
+def _read_openxml(tokens: Tokens, at: int, end: int) -> _OpenXml | None:
+    """Return how to read OPENXML at a place; None for another form of it."""
+    words, kinds, place = tokens.words, tokens.kinds, at + 4
+    if place + 1 >= end or words[at + 1] != "(" or kinds[at + 2] != VARIABLE or words[at + 3] != ",":
+        return None
+    has_flags = words[place + 1] == "," and place + 3 < end and kinds[place + 2] == NUMBER
+    flags = tokens.text(place + 2) if has_flags else ""
+    if kinds[place] != STRING or words[place + (3 if has_flags else 1)] != ")" or not (flags or "0").isdigit():
+        return None
+    path = f"{OPENXML_MARK}{flags}:{string_value(tokens.text(place))}".replace("'", "''")
+    return _OpenXml(place, f"'{path}'", {place + 1, place + 2} if has_flags else set())
+
+
 def _syntax_error(problem: SqlglotError) -> TsqlError:
     errors = getattr(problem, "errors", None)
     near = str(errors[0].get("highlight") or "") if errors else ""
@@ -294,6 +318,10 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             without |= {*alias}
         elif word in HINTS and at > piece.first and words[at - 1] in _BEFORE_HINT and words[at + 1] in _AFTER_HINT:
             out.append(f", {text}")  # hints may stand without commas
+        elif word == "OPENXML" and (reading := _read_openxml(tokens, at, piece.last)):
+            out.append("OPENJSON")
+            without |= reading.dropped
+            replaced[reading.place] = reading.path
         elif word in ("!<", "!>"):
             out.append(">=" if word == "!<" else "<=")
         elif word in COMPOUND_OPERATORS:

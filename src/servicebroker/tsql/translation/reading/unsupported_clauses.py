@@ -23,7 +23,7 @@ _CLAUSES = {
     "OPENROWSET (": _USE_COPY,
     "OPENQUERY (": _USE_CONVERSATION,
     "OPENDATASOURCE (": _USE_CONVERSATION,
-    "OPENXML (": "Use the methods of xml.",
+    "OPENXML (": "Write OPENXML(@handle, 'path', flags) WITH (column type 'path', ...).",
     "CONTAINSTABLE (": _USE_LIKE,
     "FREETEXTTABLE (": _USE_LIKE,
     "SEMANTICKEYPHRASETABLE (": _USE_LIKE,
