@@ -45,7 +45,7 @@ from servicebroker.model.client_kind import entered_by
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.names import short
 from servicebroker.model.states import STATE_MEANINGS, STATE_WORDS
-from servicebroker.model.wording import counted
+from servicebroker.model.wording import about_instance, counted
 from servicebroker.overriding import override
 from servicebroker.pipeline.variables import masked
 
@@ -444,6 +444,7 @@ def _environment() -> Environment:
         "amount": _amount,
         "readers": _readers,
         "number": lambda number: f"{number:,}",
+        "about_instance": about_instance,
         "clean": lambda text: printable(str(text)),
         "masked": masked,
         "size": _size,

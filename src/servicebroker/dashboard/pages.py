@@ -38,7 +38,7 @@ from servicebroker.engine.diagnosis.totals import statement_totals
 from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.remedies import after_status
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import about_instance, shown
 from servicebroker.protocol.explanation import words
 from servicebroker.store.statements import Steps
 
@@ -317,6 +317,7 @@ def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Rea
                 raise
             return {"now": now, "handle": handle, "endpoint": None, "life": timeline_rows(events, handle)}
         other = None
+        handles = [handle] if endpoint.far_handle is None else [handle, endpoint.far_handle]
         if endpoint.far_handle is not None:
             other = yield from dashboard_queries.endpoint(endpoint.far_handle)
         database_id = yield from instance.engine.find_database(endpoint.database, create=False)
@@ -331,6 +332,7 @@ def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Rea
             "advice": _advice(judge_conversation(facts), names, endpoint.database),
             "messages": (yield from dashboard_queries.conversation_heads(endpoint)),
             "sent": (yield from dashboard_queries.sent_heads(handle)),
+            "letters": [] if is_restricted else (yield from dashboard_queries.dead_letters_of(handles)),
             "life": timeline_rows(events, handle),
         }
 
@@ -353,7 +355,7 @@ def way(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dic
         certificates = yield from find_used_certificates(now)
         return {
             "now": now,
-            "waiting": [(wait, after_status(wait.status)) for wait in waiting],
+            "waiting": [(wait, about_instance(wait.status), after_status(wait.status)) for wait in waiting],
             "delayed": (yield from dashboard_queries.delayed(now)),
             "routes": (yield from dashboard_queries.routes(now)),
             "links": (yield from dashboard_queries.links()),

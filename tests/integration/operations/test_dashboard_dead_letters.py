@@ -38,6 +38,10 @@ def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, brow
     text = page.text_content()
     assert "cannot read b'bad'" in text
     assert "raise ValueError" in text
+    (letter,) = database.set_aside_messages()
+    of_conversation = browser.text("i/0/conversation", handle=letter.conversation_handle)
+    assert f"{letter.set_aside_id} {ORDER} number 0" in of_conversation
+    assert "Doctor finds no problem" not in of_conversation
     assert "again" in browser.press(page, "replay")
     assert "No dead letters." in browser.text("i/0/dead-letters")
     assert "must be" in browser.press(page, "replay")  # a viewer who has loaded the page before the replay

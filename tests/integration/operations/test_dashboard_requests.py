@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 def test_missing_pages_and_objects_are_reported(database: sb.Database, browser: Browser) -> None:
     assert "is not found" in browser.text("i/0/conversation", 404, handle=uuid4())
     assert "no such page" in browser.text("i/0/nothing", 404)
+    assert "live" not in browser.get("/i/0/nothing").text.split("<main")[1]
     for beyond in (1, 7):  # only one instance is observed: number 0
         assert "no such page" in browser.text(f"i/{beyond}/queues", 404)
     assert "no such page" in browser.text("i/0/queue", 404, database=database.name)

@@ -5,6 +5,7 @@ The server returns only the beginning of a body, because a body may have half a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -263,6 +264,20 @@ class DeadLetter(NamedTuple):
     traceback: str
 
 
+class DeadLetterOfConversation(NamedTuple):
+    """A dead letter in the list of a conversation. `sequence` is its number in the conversation."""
+
+    number: int
+    database: str
+    queue: str
+    handle: UUID
+    sequence: int
+    message_type: str
+    failures: int
+    set_aside_at: datetime
+    error: str
+
+
 def queue_look(database: str, queue: str) -> Steps[QueueLook]:
     """Return the queue of that name, as `schema.name`.
 
@@ -518,6 +533,12 @@ def dead_letters(chosen: DeadLetterFilter, before: int | None = None) -> Steps[l
         (*chosen, VARIES_IN_ERRORS, before),
     )
     return [DeadLetter(*row) for row in rows]
+
+
+def dead_letters_of(handles: Sequence[UUID]) -> Steps[list[DeadLetterOfConversation]]:
+    """Return the dead letters of a conversation by the handles of its sides, the latest first."""
+    rows = yield SQL("dead_letters_of", (list(handles), MAX_ROWS))
+    return [DeadLetterOfConversation(*row) for row in rows]
 
 
 def workers() -> Steps[list[Worker]]:

@@ -45,3 +45,9 @@ from sys.dm_broker_connections order by connect_time
 
 -- name: forwarded
 select count(*) from sys.dm_broker_forwarded_messages
+
+-- name: dead_letters_of
+select a.set_aside_id, d.name, a.queue_name, a.conversation_handle, a.message_sequence_number, a.message_type_name,
+a.failures, a.set_aside_at, a.error
+from servicebroker.set_aside_messages a join servicebroker.databases d using (database_id)
+where a.conversation_handle = any ($1::uuid[]) order by a.set_aside_id desc limit $2
