@@ -84,7 +84,7 @@ class ReaderPool:
             with self._lock:
                 reader = self._idle.pop() if self._idle else None
             if reader is None:
-                return Reader(self._url())
+                return Reader(self.url())
             if reader.is_usable:
                 return reader
             reader.instance.close()
@@ -97,8 +97,12 @@ class ReaderPool:
         if not is_kept:
             reader.instance.close()
 
-    def _url(self) -> str:
-        """Return the URL of the server. Start an embedded one unless it runs."""
+    def url(self) -> str:
+        """Return the URL of the server. Start an embedded one unless it runs.
+
+        Raises:
+            InstanceError: there is no such instance.
+        """
         must_exist(self._target)
         if is_url(self._target):
             return self._target

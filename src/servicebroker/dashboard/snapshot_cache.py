@@ -11,10 +11,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
@@ -30,6 +31,7 @@ MIN_IDLE_FACTOR = 5  # the pause after a slow query, as a multiple of its durati
 MAX_AGE_S = 15.0  # a snapshot older than this is not shown: the viewer waits for a new query
 RETRY_DELAY_S = 1.0  # after a failed query
 MAX_PAGES = 50  # in the cache
+ACTION_LOCK_TIMEOUT_MS, ACTION_STATEMENT_TIMEOUT_MS = 5_000, 60_000  # an action holds one of the 40 threads meanwhile
 RATE_WINDOW_S = 10.0  # a rate is the mean over this time
 
 ReaderQuery = Callable[[Reader], Any]
@@ -185,16 +187,23 @@ class ObservedInstance(CachedSource):
                         "The dashboard can only show this instance, because of the number of its schema. "
                         f"{finding.problem} {finding.advice}"
                     )
-                self._instance = open_instance(self.target, upkeep=None)
+                keys = None if is_url(self.target) else Path(self.target) / "keys"
+                self._instance = open_instance(_with_deadlines(self._readers.url()), upkeep=None, keys=keys)
             return self._instance
 
     def close(self) -> None:
         """Close the instance; the next query opens it again."""
-        self._readers.close()
         with self._opening:
             if self._instance is not None:
                 self._instance.close()
                 self._instance = None
+        self._readers.close()  # last: an embedded server may end with them
+
+
+def _with_deadlines(url: str) -> str:
+    """Return the URL with deadlines for the statements of actions, unless it sets its own."""
+    options = f"-c lock_timeout={ACTION_LOCK_TIMEOUT_MS} -c statement_timeout={ACTION_STATEMENT_TIMEOUT_MS}"
+    return make_conninfo(url, options=f"{options} {conninfo_to_dict(url).get('options') or ''}".rstrip())
 
 
 class Rates:

@@ -10,6 +10,7 @@ import pytest
 
 import servicebroker as sb
 from dashboard_support import MARKUP, PAGES, Browser, sent, words
+from servicebroker.dashboard import snapshot_cache
 from servicebroker.dashboard.bodies import shown
 from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.model.names import END_DIALOG
@@ -37,6 +38,17 @@ def test_system_messages_have_short_names(database: sb.Database, browser: Browse
         "//table[@class='messages']//th/span[@class='system']"
     )
     assert (name.text, name.get("title")) == ("EndDialog", END_DIALOG)
+
+
+def test_an_action_waits_for_a_lock_until_its_deadline(
+    database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_cache, "ACTION_LOCK_TIMEOUT_MS", 100)
+    page = browser.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}")
+    with psycopg.connect(database.instance.url) as holder:
+        holder.execute("select from servicebroker.queues for update")
+        assert "gave up waiting for a lock" in browser.press(page, "switch")
+    assert "OFF" in browser.press(page, "switch")
 
 
 def test_a_queue_shows_its_messages_by_their_kind_and_takes_none(database: sb.Database, browser: Browser) -> None:
