@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -416,13 +417,16 @@ class Attacker:
         link.close()
 
     def run(self) -> None:
+        due: list[Callable[[Hostile], None]] = []
         while not self.over.is_set():
             if self.may.wait(0.05):
                 self._connect()
                 if not self.links:
                     continue
 
-                attack = self.chance.choice(self.attacks)
+                if not due:
+                    due = self.chance.sample(self.attacks, len(self.attacks))  # each of them also in a short run
+                attack = due.pop()
                 attack(self.chance.choice(self.links))
                 self.deeds[attack.__name__] = self.deeds.get(attack.__name__, 0) + 1
         self.heard += [body for link in (*self.links, *self.welcomed) for body in link.heard]
