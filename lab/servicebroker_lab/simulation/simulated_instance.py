@@ -25,7 +25,7 @@ from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.broker.transport.links import Links as AnyLinks
 from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
-from servicebroker.engine.remote.departing import Settled
+from servicebroker.engine.remote.departing import AcknowledgedEndpoints
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.daemon_reports import Subject
@@ -123,7 +123,7 @@ class FaultyStore(MemoryStore):
         self._instance.seam(self._daemon, self, name)
 
     @override
-    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
+    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> AcknowledgedEndpoints:
         """Check that all messages to be removed as acknowledged have arrived at the peer."""
         for handle, event in news.items():
             if (endpoint := self._tables.endpoints.get(handle)) is not None:

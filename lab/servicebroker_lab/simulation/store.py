@@ -19,13 +19,13 @@ from servicebroker.broker.store_operations import Store
 from servicebroker.engine.conversation.failure import ConversationFailure
 from servicebroker.engine.conversation.traces import MessageContext
 from servicebroker.engine.remote.admission import Target
-from servicebroker.engine.remote.arriving import Result
+from servicebroker.engine.remote.arriving import StoreResult
 from servicebroker.engine.remote.departing import (
+    AcknowledgedEndpoints,
     Claimed,
-    Leaving,
-    OutgoingLook,
-    Reading,
-    Settled,
+    OutgoingMessages,
+    OutgoingPoll,
+    ReadRequest,
     Snapshot,
     WaitingConversation,
     route_departures,
@@ -39,7 +39,13 @@ from servicebroker.engine.remote.local_topology import (
 )
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import MadeTarget, NewTarget, Place, Unroutable, place_of
+from servicebroker.engine.remote.remote_opening import (
+    CreatedTarget,
+    NewTarget,
+    TargetLocation,
+    Unroutable,
+    locate_target,
+)
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.session_keys import Keys, UndecidedDialog
@@ -327,7 +333,7 @@ class MemoryStore(Store):
     # ---------------------------------------------------------------- waiting conversations
 
     @override
-    def look(self, seen: Snapshot | None) -> OutgoingLook:
+    def look(self, seen: Snapshot | None) -> OutgoingPoll:
         tables, waiting = self._tables, []
         for handle, endpoint in tables.endpoints.items():
             if not self.division.has(endpoint.conversation):
@@ -341,7 +347,7 @@ class MemoryStore(Store):
                 has_end = any(endpoint.rows[number].part.content is not Content.DATA for number in fresh)
                 waiting.append(WaitingConversation(handle, max(fresh), has_end))
         snapshot = Snapshot(tables.next_xact, tuple(tables.unfinished))
-        return OutgoingLook(snapshot, waiting, frozenset(), tables.routes_version, bool(tables.traces))
+        return OutgoingPoll(snapshot, waiting, frozenset(), tables.routes_version, bool(tables.traces))
 
     @override
     def page(self, after: UUID, count: int) -> list[UUID]:
@@ -403,7 +409,7 @@ class MemoryStore(Store):
         return {handle: handle for handle in handles if handle in self._tables.endpoints}
 
     @override
-    def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
+    def existing_groups(self, groups: Collection[UUID]) -> set[UUID]:
         return set(groups) & self._tables.endpoints.keys()
 
     # ---------------------------------------------------------------- routing
@@ -480,7 +486,7 @@ class MemoryStore(Store):
     # ---------------------------------------------------------------- outgoing messages
 
     @override
-    def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
+    def read(self, wanted: dict[UUID, ReadRequest], longest: int) -> dict[UUID, OutgoingMessages]:
         found = {}
         for handle, reading in wanted.items():
             endpoint = self._tables.endpoints.get(handle)
@@ -495,7 +501,7 @@ class MemoryStore(Store):
                 sizes.append(len(part.body or b""))
                 parts.append(part if sizes[-1] <= longest else Part(part.message_type, part.content, None, part.token))
             if parts:
-                found[handle] = Leaving(tuple(numbers[: len(parts)]), tuple(sizes), parts)
+                found[handle] = OutgoingMessages(tuple(numbers[: len(parts)]), tuple(sizes), parts)
         return found
 
     def _part(self, handle: UUID, number: int) -> Part | None:
@@ -520,7 +526,7 @@ class MemoryStore(Store):
         return [(number, self._tables.traces[*key, number]) for number in numbers]
 
     @override
-    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
+    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> AcknowledgedEndpoints:
         done, over = self._gone(news), []
         for handle, event in news.items():
             if (endpoint := self._to_write(handle)) is None:
@@ -533,7 +539,7 @@ class MemoryStore(Store):
             if ends and endpoint.state is EndpointState.DISCONNECTED_OUTBOUND:
                 self._tables.close(endpoint)
                 over.append(handle)
-        return Settled(done, over)
+        return AcknowledgedEndpoints(done, over)
 
     @override
     def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
@@ -585,8 +591,8 @@ class MemoryStore(Store):
     # ---------------------------------------------------------------- incoming messages
 
     @override
-    def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
-        return place_of(header, self._located(LocalInstance()), self._tables.routes, self._clock(), pick)
+    def find_place(self, header: Header, pick: Pick) -> TargetLocation | ConversationFailure | Unroutable:
+        return locate_target(header, self._located(LocalInstance()), self._tables.routes, self._clock(), pick)
 
     @override
     def new_handle(self) -> UUID:
@@ -616,14 +622,14 @@ class MemoryStore(Store):
     @override
     def store(
         self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
-    ) -> Result:
-        made: dict[UUID, MadeTarget] = {}
+    ) -> StoreResult:
+        made: dict[UUID, CreatedTarget] = {}
         for handle, target in targets.items():
             if self._tables.find((target.header.conversation_id, False)) is None:
                 self._insert_target(target)
                 shown = self._shown(self._tables.endpoints[handle])
-                made[handle] = MadeTarget(shown.priority, shown.honors_priority, shown.by_service_master_key)
-        result = Result([], [], set(self._gone(batches)), [], {}, set(), made)
+                made[handle] = CreatedTarget(shown.priority, shown.honors_priority, shown.by_service_master_key)
+        result = StoreResult([], [], set(self._gone(batches)), [], {}, set(), made)
         for handle, batch in batches.items():
             if handle in result.gone:
                 continue

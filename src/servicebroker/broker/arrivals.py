@@ -41,9 +41,9 @@ from servicebroker.engine.remote import arriving
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import (
     BEING_ALTERED,
-    MadeTarget,
+    CreatedTarget,
     NewTarget,
-    Place,
+    TargetLocation,
     Unroutable,
     lifetime_of,
 )
@@ -167,7 +167,7 @@ class _Beginning(NamedTuple):
     """An admitted first message of a conversation, with the queue of its target and its payload."""
 
     message: ReceivedMessage
-    place: Place
+    place: TargetLocation
     admitted: Admitted
     payload: Payload
 
@@ -286,7 +286,7 @@ class MessageOpener:
                 refuse(link, header, BrokerFailure(-8462, RULES[8462].text))
             return None
         place = store.find_place(header, self._chance.randrange)
-        if isinstance(place, Place):
+        if isinstance(place, TargetLocation):
             return self._admit(store, message, place, payload)
         if isinstance(place, Unroutable):
             if place == BEING_ALTERED:
@@ -304,7 +304,9 @@ class MessageOpener:
             refuse(link, header, BrokerFailure(place.code, place.description))
         return None
 
-    def _admit(self, store: Store, message: ReceivedMessage, place: Place, payload: Payload) -> _Beginning | None:
+    def _admit(
+        self, store: Store, message: ReceivedMessage, place: TargetLocation, payload: Payload
+    ) -> _Beginning | None:
         link, header = message.link, message.header
         admitted = self._security.admit(store, place.home, place.broker, header, link)
         if admitted is None:
@@ -470,7 +472,7 @@ class InboundWriter:
             self.quotas.note(link, handle, entry)
         self._conversations.halt(entry)
 
-    def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
+    def store(self, store: Store, touched: set[UUID]) -> arriving.StoreResult | None:
         """Insert received messages into their queues. Return None if there was nothing to insert."""
         late = {handle: batch for handle, batch in self._postponed.items() if self._is_current(handle)}
         batches = late.copy()
@@ -509,7 +511,7 @@ class InboundWriter:
         load = 0 if entry is None else entry.dialog.arriving
         return load + (TARGET_COST_BYTES if handle in self._targets else 0)
 
-    def _note_made(self, store: Store, made: Mapping[UUID, MadeTarget]) -> None:
+    def _note_made(self, store: Store, made: Mapping[UUID, CreatedTarget]) -> None:
         """Report the created targets. Drop the others: both sides of those conversations are in this instance."""
         groups = store.groups_of(list(made)) if made and journal.watches_conversations() else {}
         targets, self._targets = self._targets, {}
@@ -559,7 +561,7 @@ class InboundWriter:
             if entry := self._conversations.get(handle):
                 self._conversations.on_batch_event(entry, event)
 
-    def committed(self, store: Store, result: arriving.Result) -> None:
+    def committed(self, store: Store, result: arriving.StoreResult) -> None:
         """Handle the commit of the round: acknowledge stored messages with the next frame, and wake their readers."""
         metrics.ARRIVED.inc(self.stored)
         for handle, batch in zip(result.stored, self._stored, strict=True):
@@ -661,7 +663,7 @@ class InboundWriter:
             if entry := self._conversations.get(handle):
                 journal.conversed(ConversationEvent.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
         ended_groups = {groups[handle] for handle in ended if handle in groups}
-        for group in sorted(ended_groups - store.groups_left(ended_groups) if ended_groups else ()):
+        for group in sorted(ended_groups - store.existing_groups(ended_groups) if ended_groups else ()):
             journal.grouped(DROPPED, group)
 
     def schedule(self) -> None:

@@ -18,7 +18,7 @@ from uuid import UUID
 from servicebroker.broker import journal
 from servicebroker.broker.transport.links import Link, Links
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import MadeTarget
+from servicebroker.engine.remote.remote_opening import CreatedTarget
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY, Security
 from servicebroker.model.states import EndpointState
@@ -126,7 +126,7 @@ class Entry:
         """Record the target's clock, which it reports when it refuses an opening as too old."""
         self.far_clock = clock, seconds
 
-    def note_made(self, made: MadeTarget) -> None:
+    def note_made(self, made: CreatedTarget) -> None:
         """Record the created endpoint, with its handle and the priority from the database."""
         self.endpoint = self.endpoint._replace(**made._asdict())
 

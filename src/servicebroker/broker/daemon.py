@@ -55,7 +55,7 @@ from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, Ne
 from servicebroker.engine.delivery.transmission import deliver_conversation
 from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
-from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
+from servicebroker.engine.remote.domain_state import ReportedMembership, find_membership, report_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.remote.mirrored_pairs import read_role
@@ -145,7 +145,7 @@ class Daemon:
         self._missed_deadlines = Outage(_log, "A round missed its deadline, and is tried again")
         self._written_connections: list[Observed] = []
         self._written_processes: list[Serving] = []
-        self._membership: ToldMembership | None = None  # as last written into the database
+        self._membership: ReportedMembership | None = None  # as last written into the database
         self._has_written_forwarding = False  # the last round wrote forwarded messages into the database
         self._principal_check = PrincipalCheck(self._network, self._reports)
         self._server_role = IN_DOUBT  # the last answer of the server
@@ -359,7 +359,7 @@ class Daemon:
         self._save_peer_facts(connection)
         self._apply_policy(connection)
         if self._watch.membership != self._membership:
-            run_alone(connection, tell_membership(self._watch.membership))
+            run_alone(connection, report_membership(self._watch.membership))
             self._membership = self._watch.membership
         metrics.show_backlog(*self._network.backlog())
         observed = self._network.observe()

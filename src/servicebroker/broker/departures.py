@@ -16,7 +16,7 @@ from servicebroker.broker.dialog_security import DialogSecurity, Introduction
 from servicebroker.broker.inboxes import Charges
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Link
-from servicebroker.engine.remote.departing import NO_MESSAGES, Leaving, Reading, WaitingConversation
+from servicebroker.engine.remote.departing import NO_MESSAGES, OutgoingMessages, ReadRequest, WaitingConversation
 from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.dialog import SENDS
 from servicebroker.protocol.envelope import CAPABILITIES, Content, Header, Part, encode
@@ -165,7 +165,7 @@ class Readahead:
         Returns the conversations of which messages were read: of the touched ones and of those whose turn it is.
         """
         self._conversations.to_read.update(dict.fromkeys(touched))
-        wanted: dict[UUID, Reading] = {}
+        wanted: dict[UUID, ReadRequest] = {}
         budget = self._budget - self._conversations.waiting_bytes
         for handle in list(self._conversations.to_read):
             if budget <= 0:
@@ -190,7 +190,7 @@ class Readahead:
                 self._conversations.to_read[handle] = None
         return set(wanted)
 
-    def _reading(self, entry: Entry) -> Reading | None:
+    def _reading(self, entry: Entry) -> ReadRequest | None:
         """Return the messages to read of a conversation. Without a link one is enough to make the daemon connect."""
         dialog = entry.dialog
         if (
@@ -201,14 +201,14 @@ class Readahead:
         ):
             return None
         if not self._conversations.attach(entry):
-            return Reading(dialog.next_to_offer, 1, 1)
+            return ReadRequest(dialog.next_to_offer, 1, 1)
         assert entry.link is not None
         room = max(dialog.room, 1)
         if self._conversations.load(entry.link) >= self._max_in_flight(entry.link):
             room = min(room, MIN_IN_FLIGHT_BYTES)
             if entry.load:  # its acknowledgement will make it read on
                 return None
-        return Reading(dialog.next_to_offer, MAX_MESSAGES_READ, room)
+        return ReadRequest(dialog.next_to_offer, MAX_MESSAGES_READ, room)
 
     def _max_in_flight(self, link: Link) -> int:
         """Return the most bytes in flight on a link."""
@@ -216,7 +216,7 @@ class Readahead:
             return IN_FLIGHT_BYTES
         return max(self._pipeline, min(IN_FLIGHT_BYTES, self._conversations.recent_bytes(link)))
 
-    def _offer_read(self, entry: Entry, leaving: Leaving) -> None:
+    def _offer_read(self, entry: Entry, leaving: OutgoingMessages) -> None:
         """Offer read messages to the dialog as far as it has room, and the EndDialog or Error behind them."""
         dialog, (numbers, sizes, parts) = entry.dialog, leaving
         ends = bool(parts) and parts[-1].content is not Content.DATA
@@ -334,7 +334,7 @@ class Frames:
         """Return the messages of a cut, or its fragment of one message; None if they were deleted."""
         numbers = range(cut.first, cut.last + 1)
         if not entry.parts.keys() >= set(numbers):  # sent before: their bodies were freed
-            reading = Reading(cut.first, len(numbers), 2**40)
+            reading = ReadRequest(cut.first, len(numbers), 2**40)
             read = store.read({handle: reading}, self._longest).get(handle, NO_MESSAGES)
             if read.numbers != tuple(numbers):
                 return None

@@ -23,7 +23,7 @@ from servicebroker.engine.catalog.network_endpoints import (
     find_endpoint,
 )
 from servicebroker.engine.remote.departing import Snapshot
-from servicebroker.engine.remote.domain_state import ToldMembership
+from servicebroker.engine.remote.domain_state import ReportedMembership
 from servicebroker.engine.remote.known_peers import find_answers
 from servicebroker.engine.remote.local_topology import find_instance, own_addresses
 from servicebroker.engine.security.budgets import find_amounts
@@ -106,7 +106,7 @@ class PolicyWatch:
 
     def __init__(self, keys: KeyFolder | None, listener: NetworkEndpoint | None = None) -> None:
         self.listener = listener
-        self.membership: ToldMembership | None = None
+        self.membership: ReportedMembership | None = None
         self._keys = keys
         self._member: Membership | None = None
         self._basis: tuple[object, ...] | None = None
@@ -161,7 +161,7 @@ class PolicyWatch:
             membership = self._member.look(now)
             report = _to_report(membership)
         except (DomainError, InstanceError, OSError) as trouble:
-            report = ToldMembership(None, None, None, None, str(trouble))
+            report = ReportedMembership(None, None, None, None, str(trouble))
         if report.problem and (self.membership is None or self.membership.problem != report.problem):
             _log.error("AUTHENTICATION = WINDOWS: %s", report.problem)
         self.membership = report
@@ -252,12 +252,12 @@ def _accepts(endpoint: NetworkEndpoint | None, method: Method) -> bool:
     return endpoint is not None and method in endpoint.authentication.methods
 
 
-def _to_report(membership: MemberState) -> ToldMembership:
+def _to_report(membership: MemberState) -> ReportedMembership:
     account = None if membership.member is None else membership.member.account
     facts = membership.facts
     if facts is None:
-        return ToldMembership(account, None, None, None, membership.problem)
-    return ToldMembership(account, facts.thumbprint, facts.start_date, facts.expiry_date, membership.problem)
+        return ReportedMembership(account, None, None, None, membership.problem)
+    return ReportedMembership(account, facts.thumbprint, facts.start_date, facts.expiry_date, membership.problem)
 
 
 def _essence(membership: MemberState | None) -> object:

@@ -31,11 +31,24 @@ from servicebroker.engine.remote import (
     unfinished_arrivals,
 )
 from servicebroker.engine.remote.admission import Target
-from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
+from servicebroker.engine.remote.departing import (
+    AcknowledgedEndpoints,
+    Claimed,
+    OutgoingMessages,
+    OutgoingPoll,
+    ReadRequest,
+    Snapshot,
+)
 from servicebroker.engine.remote.local_topology import Database, LocalInstance, LocalService, LocalTopology
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import BEING_ALTERED, NewTarget, Place, Unroutable, place_of
+from servicebroker.engine.remote.remote_opening import (
+    BEING_ALTERED,
+    NewTarget,
+    TargetLocation,
+    Unroutable,
+    locate_target,
+)
 from servicebroker.engine.security import known_brokers, session_keys
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey, find_master_key
@@ -153,7 +166,7 @@ class PostgresStore(Store):
     # ---------------------------------------------------------------- conversations with messages
 
     @override
-    def look(self, seen: Snapshot | None) -> OutgoingLook:
+    def look(self, seen: Snapshot | None) -> OutgoingPoll:
         return self._do_lazily(departing.look(seen, self.division))
 
     @override
@@ -173,8 +186,8 @@ class PostgresStore(Store):
         return self._do(remote_endpoints.groups_of(list(handles)))
 
     @override
-    def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
-        return self._do(remote_endpoints.groups_left(groups))
+    def existing_groups(self, groups: Collection[UUID]) -> set[UUID]:
+        return self._do(remote_endpoints.existing_groups(groups))
 
     # ---------------------------------------------------------------- routes
 
@@ -219,7 +232,7 @@ class PostgresStore(Store):
     # ---------------------------------------------------------------- outgoing messages
 
     @override
-    def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
+    def read(self, wanted: dict[UUID, ReadRequest], longest: int) -> dict[UUID, OutgoingMessages]:
         return self._do_lazily(departing.read(wanted, longest))
 
     @override
@@ -235,7 +248,7 @@ class PostgresStore(Store):
         return self._do_lazily(traces.find_contexts(header.conversation_id, header.is_from_initiator, first, last))
 
     @override
-    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
+    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> AcknowledgedEndpoints:
         return self._do_lazily(departing.acknowledge(news, self._clock()))
 
     @override
@@ -263,13 +276,13 @@ class PostgresStore(Store):
     # ---------------------------------------------------------------- received messages
 
     @override
-    def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
+    def find_place(self, header: Header, pick: Pick) -> TargetLocation | ConversationFailure | Unroutable:
         service, opening, now = header.to_service, header.opening, self._clock()
         assert opening is not None
         key = ("find_place", service, header.to_broker, opening.contract)
         answers = {} if self._answers is None else self._answers
         if key in answers:
-            return cast("Place | ConversationFailure | Unroutable", answers[key])
+            return cast("TargetLocation | ConversationFailure | Unroutable", answers[key])
         if not self._once(("lock_service", service), remote_opening.lock_service(service)):
             return BEING_ALTERED
         located, outside = self._once(
@@ -283,8 +296,8 @@ class PostgresStore(Store):
             was_asked = True
             return pick(count)
 
-        place = place_of(header, located, outside, now, noted_pick)
-        if isinstance(place, Place) and place.home.queue_id in self._find_locked_queues():
+        place = locate_target(header, located, outside, now, noted_pick)
+        if isinstance(place, TargetLocation) and place.home.queue_id in self._find_locked_queues():
             return BEING_ALTERED
         if not was_asked:  # after a random choice, another conversation may get another database
             answers[key] = place
@@ -322,7 +335,7 @@ class PostgresStore(Store):
     @override
     def store(
         self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
-    ) -> arriving.Result:
+    ) -> arriving.StoreResult:
         large = LIMITS.most_fragments if self.kept is None else arriving.LARGE_FRAGMENTS
         locked = self._find_locked_queues()
         steps = arriving.store(

@@ -14,11 +14,18 @@ from servicebroker.engine.conversation.failure import ConversationFailure
 from servicebroker.engine.conversation.traces import MessageContext
 from servicebroker.engine.remote import arriving
 from servicebroker.engine.remote.admission import Target
-from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
+from servicebroker.engine.remote.departing import (
+    AcknowledgedEndpoints,
+    Claimed,
+    OutgoingMessages,
+    OutgoingPoll,
+    ReadRequest,
+    Snapshot,
+)
 from servicebroker.engine.remote.local_topology import Database, LocalInstance, LocalService, LocalTopology
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import NewTarget, Place, Unroutable
+from servicebroker.engine.remote.remote_opening import NewTarget, TargetLocation, Unroutable
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.session_keys import Keys, UndecidedDialog
@@ -46,7 +53,7 @@ class Store(Protocol):
 
     # ---------------------------------------------------------------- conversations with messages
 
-    def look(self, seen: Snapshot | None) -> OutgoingLook:
+    def look(self, seen: Snapshot | None) -> OutgoingPoll:
         """Find messages in the transmission queue that were not visible in the snapshot `seen`."""
 
     def page(self, after: UUID, count: int) -> list[UUID]:
@@ -61,7 +68,7 @@ class Store(Protocol):
     def groups_of(self, handles: Sequence[UUID]) -> dict[UUID, UUID]:
         """Return the conversation groups of these endpoints."""
 
-    def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
+    def existing_groups(self, groups: Collection[UUID]) -> set[UUID]:
         """Return the groups that still exist."""
 
     # ---------------------------------------------------------------- routes
@@ -100,7 +107,7 @@ class Store(Protocol):
 
     # ---------------------------------------------------------------- outgoing messages
 
-    def read(self, wanted: dict[UUID, Reading], longest: int) -> dict[UUID, Leaving]:
+    def read(self, wanted: dict[UUID, ReadRequest], longest: int) -> dict[UUID, OutgoingMessages]:
         """Return the waiting messages of endpoints that have any. Bodies longer than `longest` bytes are left out."""
 
     def read_fragment(self, handle: UUID, number: int, offset: int, length: int) -> bytes | None:
@@ -112,7 +119,7 @@ class Store(Protocol):
     def read_traces(self, header: Header, first: int, last: int) -> list[tuple[int, bytes]]:
         """Return the trace contexts of these messages, with their numbers."""
 
-    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
+    def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> AcknowledgedEndpoints:
         """Delete the messages below these numbers: the peers have committed them."""
 
     def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
@@ -134,7 +141,7 @@ class Store(Protocol):
 
     # ---------------------------------------------------------------- received messages
 
-    def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
+    def find_place(self, header: Header, pick: Pick) -> TargetLocation | ConversationFailure | Unroutable:
         """Find the service and the database for the target of a new conversation of another instance."""
 
     def new_handle(self) -> UUID:
@@ -142,7 +149,7 @@ class Store(Protocol):
 
     def store(
         self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
-    ) -> arriving.Result:
+    ) -> arriving.StoreResult:
         """Create targets, and store received messages: of each endpoint the whole batch, or nothing.
 
         `owners`: the owners of the peers that have sent incomplete messages. No target is created if the initiator is

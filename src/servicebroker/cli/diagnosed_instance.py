@@ -22,7 +22,7 @@ from servicebroker.cli.existing_instance import must_exist, opening
 from servicebroker.cli.output import say, waiting_for
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
-from servicebroker.engine.diagnosis.fact_types import HostFacts, UnseenFacts
+from servicebroker.engine.diagnosis.fact_types import FailedQueryFacts, HostFacts
 from servicebroker.engine.diagnosis.facts import find_timeouts
 from servicebroker.engine.remote.mirrored_pairs import read_role
 from servicebroker.model.errors import InstanceError, Unreachable
@@ -62,7 +62,7 @@ class DiagnosedInstance:
     def __init__(self, url: str, program: str, *, is_thorough: bool) -> None:
         self.url, self._program, self._is_thorough = url, program, is_thorough
         self.clock = ServerClock(time.monotonic, system_time, _LOG.warning)
-        self.failed_queries: list[UnseenFacts] = []
+        self.failed_queries: list[FailedQueryFacts] = []
         self.refusal = ""
         self.inspected: Inspected | None = None
         self._connection: DirectConnection | None = None
@@ -223,7 +223,7 @@ class DiagnosedInstance:
             self._add_failure(subject, reason, is_cut=is_lost)
 
     def _add_failure(self, subject: str, reason: str, *, is_cut: bool = False) -> None:
-        self.failed_queries.append(UnseenFacts(subject, reason, is_cut))
+        self.failed_queries.append(FailedQueryFacts(subject, reason, is_cut))
 
 
 @contextmanager

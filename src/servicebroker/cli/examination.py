@@ -9,7 +9,7 @@ from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.daemon_findings import judge_daemon_version
 from servicebroker.engine.diagnosis.disk_usage import DiskUsage, find_disk_usage, judge_disk_usage, largest
 from servicebroker.engine.diagnosis.fact_types import Facts
-from servicebroker.engine.diagnosis.facts import looks
+from servicebroker.engine.diagnosis.facts import fact_queries
 from servicebroker.engine.diagnosis.findings import Finding
 from servicebroker.engine.diagnosis.judgement import judge, judge_schema
 from servicebroker.engine.diagnosis.own_facts import gather_own
@@ -18,17 +18,17 @@ from servicebroker.store.connection import is_url
 from servicebroker.store.migrations import this_version
 
 
-def gather(opened: DiagnosedInstance, *, at_a_glance: bool = False) -> Facts:
+def gather(opened: DiagnosedInstance, *, is_quick: bool = False) -> Facts:
     """Return the facts about an instance; each query has a deadline.
 
-    `at_a_glance`: counts of messages stop early, so that the queries may run every second. A restricted role gets the
+    `is_quick`: counts of messages stop early, so that the queries may run every second. A restricted role gets the
     facts of its own queues only.
     """
     facts = Facts(opened.clock())
     if opened.engine is RestrictedVerbs:
         return opened.query("queues and conversations of the role", gather_own(facts.now), facts)
-    for look in looks(at_a_glance=at_a_glance):
-        facts = opened.query(look.subject, look.ask(facts), facts)
+    for query in fact_queries(is_quick=is_quick):
+        facts = opened.query(query.subject, query.ask(facts), facts)
     return facts
 
 

@@ -30,9 +30,9 @@ from servicebroker.engine.diagnosis.fact_types import QueueFacts
 from servicebroker.engine.diagnosis.facts import gather_conversation, queue_facts
 from servicebroker.engine.diagnosis.findings import Finding, Severity
 from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, RateHistory, queue_histories, total_history
-from servicebroker.engine.diagnosis.judgement import judge_unseen
+from servicebroker.engine.diagnosis.judgement import judge_failed_queries
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals, share_of
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, limit_for, refusals
 from servicebroker.engine.diagnosis.queue_findings import judge_queue
 from servicebroker.engine.diagnosis.totals import statement_totals
 from servicebroker.engine.security.certificate_ages import find_used_certificates
@@ -146,7 +146,7 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader]
 
     def summarize(reader: Reader) -> Summary:
         instance = reader.begin()
-        facts = gather(instance, at_a_glance=True)
+        facts = gather(instance, is_quick=True)
         links: list[Any] = []
         dead_letters = 0
         history: RateHistory | None = None
@@ -158,7 +158,7 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader]
         findings = [*reader.access, *judge_instance(instance, facts)]
         findings += judge_disk_of(observed.target, reader.disk_usage)
         names = instance.query("names of queues", _names(instance), {})
-        findings += judge_unseen(instance.failed_queries)
+        findings += judge_failed_queries(instance.failed_queries)
         ages = [queue.oldest for queue in facts.queues if queue.oldest]
         return Summary(
             facts.now,
@@ -228,7 +228,7 @@ def queue(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], d
     def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
         now = instance.clock()
         rates_in, rates_out = yield from _rates(observed, instance)
-        details = yield from dashboard_queries.queue_look(fields["database"], fields["queue"])
+        details = yield from dashboard_queries.find_queue_details(fields["database"], fields["queue"])
         facts = yield from _queue_facts(instance, details.queue_id)
         full_name = f"{details.database}.{details.name}"
         facts_of_queue = next((queue for queue in facts if queue.name == full_name), None)
@@ -466,7 +466,7 @@ def _queue_facts(instance: DiagnosedInstance, only: int | None = None) -> Steps[
     """Return the facts of all queues, or of one."""
     if instance.engine is RestrictedVerbs:
         return (yield from gather_own(instance.clock())).queues
-    return (yield from queue_facts(only, at_a_glance=True))
+    return (yield from queue_facts(only, is_quick=True))
 
 
 def _names(instance: DiagnosedInstance) -> Steps[QueueNames]:
@@ -479,7 +479,7 @@ def _names(instance: DiagnosedInstance) -> Steps[QueueNames]:
 
 def _count_limit(instance: DiagnosedInstance, queues: int) -> int:
     """Return the number of messages at which the count of a queue stops. With many queues it is smaller."""
-    return COUNT_LIMIT if instance.engine is RestrictedVerbs else share_of(queues)
+    return COUNT_LIMIT if instance.engine is RestrictedVerbs else limit_for(queues)
 
 
 def _span(now: datetime, fields: PageQuery) -> tuple[datetime, timedelta]:

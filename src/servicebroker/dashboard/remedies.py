@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from servicebroker.engine.diagnosis.findings import Act, Finding, Severity
+from servicebroker.engine.diagnosis.findings import Remedy, Finding, Severity
 
 QueueNames = Mapping[str, tuple[str, str]]  # database and `schema.name`, by doctor's name of a queue
 
@@ -28,7 +28,7 @@ def buttons(finding: Finding, names: QueueNames, database: str = "") -> list[But
     return [button for button in possible if button is not None]
 
 
-def _button(act: Act, names: QueueNames, database: str, severity: Severity) -> Button | None:
+def _button(act: Remedy, names: QueueNames, database: str, severity: Severity) -> Button | None:
     """Return the button of an act; None if its object is unknown by now."""
     subject = act.subject
     if act.name in ("retry", "restart-activation"):

@@ -136,7 +136,7 @@ def test_the_statements_of_a_round_do_not_grow_with_new_conversations(
         pair.rounds()
     assert counts[1] == counts[2]
     assert counts[2]["remote_opening.insert_with_messages"] == 1
-    assert not [name for name in counts[2] if name.startswith("arriving.advance") or name == "arriving.take_ends"]
+    assert not [name for name in counts[2] if name.startswith("arriving.advance") or name == "arriving.apply_ends"]
     assert endpoint_states(pair.east.database) == {"CO": CONVERSATION_COUNT + 3}
 
 

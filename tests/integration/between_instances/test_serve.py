@@ -20,7 +20,7 @@ from forked import ran
 from servicebroker.broker.daemon import daemon_id
 from servicebroker.broker.shares import prepare_session
 from servicebroker.engine.remote import departing
-from servicebroker.engine.remote.departing import Reading
+from servicebroker.engine.remote.departing import ReadRequest
 from servicebroker.engine.security.transport_certificates import add_certificate
 from servicebroker.store.connection import connect
 from servicebroker.store.keys import x509_certificates
@@ -70,7 +70,7 @@ def test_the_daemon_plans_a_statement_once_and_reads_by_indexes(make_instance_ur
         connection.execute("vacuum analyze")
         prepare_session(connection)
         for _ in range(2):
-            assert run_alone(connection, departing.read({uuid4(): Reading(0, 1, 1)}, 1)) == {}
+            assert run_alone(connection, departing.read({uuid4(): ReadRequest(0, 1, 1)}, 1)) == {}
         planned = "select name, generic_plans, custom_plans from pg_prepared_statements"
         ((name, *plans),) = connection.execute(planned).fetchall()
         assert plans == [2, 0]

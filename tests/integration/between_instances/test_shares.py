@@ -27,7 +27,7 @@ from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.processes import ShareProcess
 from servicebroker.broker.sharing import growth
-from servicebroker.engine.remote.arriving import Result
+from servicebroker.engine.remote.arriving import StoreResult
 from servicebroker.protocol.division import Division, share_of
 from servicebroker.protocol.incoming import Batch
 from servicebroker.store.connection import connect
@@ -275,7 +275,7 @@ def test_every_share_finds_its_own_conversations(make_instance_url: Callable[...
 class SlowStore(PostgresStore):
     """Simulates a server on other cores, which takes some time for each stored message."""
 
-    def store(self, batches: Mapping[UUID, Batch], *arguments: Any) -> Result:
+    def store(self, batches: Mapping[UUID, Batch], *arguments: Any) -> StoreResult:
         """Store the batches, and sleep in proportion to their messages."""
         result = super().store(batches, *arguments)
         time.sleep(MESSAGE_COST_S * sum(batch.reached - batch.expected for batch in batches.values()))

@@ -13,11 +13,11 @@ import pytest
 import servicebroker as sb
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.store_operations import Store
-from servicebroker.engine.remote.departing import Claimed, Reading
+from servicebroker.engine.remote.departing import Claimed, ReadRequest
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import NewTarget, Place, lifetime_of
-from servicebroker.engine.security.known_brokers import MOST_OF_CERTIFICATE, KnownBroker
+from servicebroker.engine.remote.remote_opening import NewTarget, TargetLocation, lifetime_of
+from servicebroker.engine.security.known_brokers import MAX_OF_CERTIFICATE, KnownBroker
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import error_body
 from servicebroker.model.security.dialog_security import Security
@@ -136,7 +136,7 @@ class StorePair:
     def _copy(self, one: Endpoint, content: Content, name: str, body: bytes) -> None:
         """Write the message of a SEND or END into the double, with the token that PostgreSQL has drawn."""
         number = one.send_sequence
-        part = self.real.read({one.handle: Reading(number, 1, 1)}, 100)[one.handle].parts[0]
+        part = self.real.read({one.handle: ReadRequest(number, 1, 1)}, 100)[one.handle].parts[0]
         assert part.token is not None
         xact = self.tables.begin()
         assert self.tables.send(one, content, name or part.message_type, body, part.token, xact) == number
@@ -157,7 +157,7 @@ class StorePair:
             Opening(CONTRACT, 3600, False),
         )
         place = self.real.find_place(header, lambda count: 0)
-        assert isinstance(place, Place)
+        assert isinstance(place, TargetLocation)
         now = self.instance.clock()
         handle = self.real.new_handle()
         target = NewTarget(handle, header, place.home, place.broker, lifetime_of(header, now), "N")
@@ -265,7 +265,7 @@ class StorePair:
 
     def read(self) -> None:
         wanted = {
-            handle: Reading(self.chance.randint(0, 3), self.chance.randint(1, 4), self.chance.choice((1, 8, 100)))
+            handle: ReadRequest(self.chance.randint(0, 3), self.chance.randint(1, 4), self.chance.choice((1, 8, 100)))
             for handle in self.choose_handles()
         }
         self.run_on_both(lambda store: store.read(wanted, 4))
@@ -464,7 +464,7 @@ def test_a_certificate_is_known_as_at_most_a_thousand_brokers(both: StorePair) -
     query(
         both.database,
         "insert into servicebroker.known_brokers select %s, gen_random_uuid(), '{}', 0 "
-        f"from generate_series(1, {MOST_OF_CERTIFICATE - 1}) returning 1",
+        f"from generate_series(1, {MAX_OF_CERTIFICATE - 1}) returning 1",
         number,
     )
     for broker, is_known in ((FAR, True), (UUID(int=1), False), (FAR, True)):

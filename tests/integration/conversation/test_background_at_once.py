@@ -22,7 +22,7 @@ from servicebroker.engine.activation.monitors import MonitorRow, poll_queue, sav
 from servicebroker.engine.activation.poison_detection import disable_queue
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.catalog.event_notifications import post_pending
+from servicebroker.engine.catalog.event_notifications import send_pending_events
 from servicebroker.engine.conversation.endpoints import remove_closed
 from servicebroker.engine.conversation.failed_messages import sweep as sweep_failed
 from servicebroker.engine.conversation.maintenance import expire_ended, serve_queue
@@ -91,7 +91,7 @@ JOBS: dict[str, Job] = {
     "the audit": lambda database, now: forget_old(now),
     "shared bodies": lambda database, now: remove_unread(),
     "messages that were left over": lambda database, now: deliver_left_over(Catalog(), now),
-    "events to post": lambda database, now: post_pending(now),
+    "events to post": lambda database, now: send_pending_events(now),
     "echoes": lambda database, now: answer_built_in(now),
     "answers of pools": answer_next,
     "answers of routers": lambda database, now: take_answers(Catalog(), now),

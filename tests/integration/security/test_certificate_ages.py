@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.broker import metrics
 from servicebroker.cli.main import app as command
-from servicebroker.engine.remote.domain_state import ToldMembership, tell_membership
+from servicebroker.engine.remote.domain_state import ReportedMembership, report_membership
 from servicebroker.engine.security.transport_certificates import add_certificate
 from servicebroker.store.keys import x509_certificates
 from servicebroker.store.running import run_alone
@@ -116,8 +116,8 @@ def test_expiring_dialog_certificates_are_reported(shop: sb.Database) -> None:
 def test_a_domain_certificate_is_reported_only_if_it_is_not_renewed(shop: sb.Database) -> None:
     def tell(days: float, problem: str = "") -> None:
         with shop.instance.connection() as connection:
-            told = ToldMembership("CORP\\shop", b"", NOW, NOW + days * DAY, problem)
-            run_alone(connection, tell_membership(told))
+            told = ReportedMembership("CORP\\shop", b"", NOW, NOW + days * DAY, problem)
+            run_alone(connection, report_membership(told))
 
     tell(5)
     assert (doctor(shop), scraped(shop)) == ({}, {"expiring_certificates": 0})

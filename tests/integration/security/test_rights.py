@@ -309,7 +309,7 @@ def test_the_dashboard_shows_a_restricted_role_its_own(
     shop: sb.Database, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "servicebroker.dashboard.pages.share_of", lambda queues: 0
+        "servicebroker.dashboard.pages.limit_for", lambda queues: 0
     )  # its own messages are counted completely
     dashboard = Dashboard([url], token=None)
     browser = TestClient(dashboard, base_url="http://127.0.0.1")

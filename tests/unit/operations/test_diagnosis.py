@@ -19,6 +19,7 @@ from servicebroker.engine.diagnosis.fact_types import (
     DaemonFacts,
     DisputeFacts,
     Facts,
+    FailedQueryFacts,
     HoarderFacts,
     HolderFacts,
     NeighbourFacts,
@@ -26,11 +27,10 @@ from servicebroker.engine.diagnosis.fact_types import (
     QueueFacts,
     SessionFacts,
     TableLockFacts,
-    UnseenFacts,
     WaitFacts,
 )
 from servicebroker.engine.diagnosis.findings import Severity
-from servicebroker.engine.diagnosis.judgement import judge, judge_schema, judge_unseen
+from servicebroker.engine.diagnosis.judgement import judge, judge_failed_queries, judge_schema
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.server_findings import (
@@ -42,7 +42,7 @@ from servicebroker.engine.diagnosis.server_findings import (
 )
 from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
-from servicebroker.engine.remote.domain_state import ToldMembership
+from servicebroker.engine.remote.domain_state import ReportedMembership
 from servicebroker.engine.remote.refusals import RefusalRecord
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import UsedCertificate
@@ -289,7 +289,7 @@ def test_all_is_well() -> None:
         ),
         ({"is_public": True}, ["endpoint: CONNECT is granted to public", "REVOKE CONNECT"]),
         (
-            {"membership": ToldMembership(None, None, None, None, "There is no domain.")},
+            {"membership": ReportedMembership(None, None, None, None, "There is no domain.")},
             ["in no domain: There is no domain.", "domain join"],
         ),
         (
@@ -563,7 +563,9 @@ def test_versions_that_differ_are_named() -> None:
 
 
 def test_failed_queries_are_findings() -> None:
-    cut, failed = judge_unseen([UnseenFacts("queues", "why.", True), UnseenFacts("peers", "it has no x", False)])
+    cut, failed = judge_failed_queries(
+        [FailedQueryFacts("queues", "why.", True), FailedQueryFacts("peers", "it has no x", False)]
+    )
     assert (cut.problem, "pg_locks" in cut.advice) == ("The query of queues failed: why.", True)
     assert (failed.problem, "pg_locks" in failed.advice) == ("The query of peers failed: it has no x", False)
     assert judge_refused("") == []

@@ -15,7 +15,7 @@ from servicebroker.api.aio.wrappers import operated
 from servicebroker.engine.catalog import databases, network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
-from servicebroker.engine.remote.known_peers import Accepted
+from servicebroker.engine.remote.known_peers import AcceptedClaims
 from servicebroker.engine.security import budgets, logins, transport_certificates
 from servicebroker.engine.security.budgets import RoleBudget
 from servicebroker.engine.security.transport_certificates import TransportCertificate
@@ -113,7 +113,7 @@ class AsyncNetwork(ABC):
 
     backup_certificate = operated(operations.BackupCertificate)
 
-    async def accept_certificate(self, name: str) -> Accepted:
+    async def accept_certificate(self, name: str) -> AcceptedClaims:
         """Accept the identity that the peer with this certificate claims, for all certificates of their owner.
 
         Use this if two peers claim to be the same instance, or if a peer answers at an address where another peer

@@ -22,7 +22,7 @@ import psycopg
 from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.catalog.event_notifications import post_pending
+from servicebroker.engine.catalog.event_notifications import send_pending_events
 from servicebroker.engine.conversation.begin import forget_keys
 from servicebroker.engine.conversation.endpoints import remove_closed
 from servicebroker.engine.conversation.maintenance import (
@@ -273,7 +273,7 @@ async def deliver(
         _LOG.error("%s", failure)
     for handle in answers.left:
         await in_transaction(connection, deliver_conversation(catalog(), handle, now))
-    for problem in await run_alone(connection, post_pending(now)):
+    for problem in await run_alone(connection, send_pending_events(now)):
         _LOG.error("%s", problem)
     is_left = await in_transaction(connection, deliver_left_over(catalog(), now, since))
     is_left |= await in_transaction(connection, answer_built_in(now))

@@ -19,7 +19,7 @@ from servicebroker.engine.diagnosis.conversation_findings import judge_conversat
 from servicebroker.engine.diagnosis.disk_usage import DiskUsage
 from servicebroker.engine.diagnosis.facts import gather_conversation
 from servicebroker.engine.diagnosis.findings import Finding, Severity
-from servicebroker.engine.diagnosis.judgement import judge_unseen
+from servicebroker.engine.diagnosis.judgement import judge_failed_queries
 from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
 from servicebroker.engine.diagnosis.server_findings import judge_down, judge_log
 from servicebroker.model.errors import InstanceError
@@ -51,7 +51,7 @@ def doctor(
                 usage = find_users_of_disk(opened)
             else:
                 findings = _diagnose_conversation(opened, database or "", conversation)
-            findings += judge_unseen(opened.failed_queries)
+            findings += judge_failed_queries(opened.failed_queries)
             if not is_url(instance) and (lost := EmbeddedServer.lost_log(instance)) is not None:
                 findings.append(judge_log(str(lost.path), str(lost.written or "")))
             if opened.engine is RestrictedVerbs and not as_json:

@@ -109,7 +109,7 @@ class _Queue:
     def poll(self) -> _Poll:
         """Query the queue. A figure whose query failed is None; without a depth the queue does not count as empty."""
         queue_id, name, query = self._queue_id, self._name, self._opened.query
-        details = query("the queue", dashboard_queries.queue_look(self._database, name), None)
+        details = query("the queue", dashboard_queries.find_queue_details(self._database, name), None)
         depths = query("its messages", queue_depths([queue_id]), None)
         depth = None if depths is None else depths.get(queue_id, Depth(0, None))
         in_rate, out_rate = self._rates()

@@ -19,7 +19,7 @@ SQL = SqlFile(__file__)
 
 # ms to wait for the tables, one attempt after the other. Well below the server's deadlock_timeout, so that we give up
 # before PostgreSQL chooses a victim.
-_LOCK_TIMEOUTS = (20, 20, 50, 50, 100, 100, 200, 200)
+_LOCK_TIMEOUTS_MS = (20, 20, 50, 50, 100, 100, 200, 200)
 
 
 class UserTransaction(NamedTuple):
@@ -48,7 +48,7 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
         "from servicebroker.queues where database_id = $1",
         (database_id,),
     )
-    timeout = _LOCK_TIMEOUTS[attempt % len(_LOCK_TIMEOUTS)]
+    timeout = _LOCK_TIMEOUTS_MS[attempt % len(_LOCK_TIMEOUTS_MS)]
     yield Statement("database_users.lock_database.set_timeout", f"set local lock_timeout = {timeout}", prepared=False)
     yield lock_catalog()
     yield lock_delivery()

@@ -23,7 +23,7 @@ SQL = SqlFile(__file__)
 T = TypeVar("T")
 
 SYSTEM_DATABASE = "msdb"
-_FOR_EVERYBODY = frozenset({"master", "tempdb"})  # databases in which guest may connect
+_GUEST_DATABASES = frozenset({"master", "tempdb"})  # databases in which guest may connect
 
 
 def create_database(name: str) -> Steps[int]:
@@ -51,7 +51,7 @@ def create_database(name: str) -> Steps[int]:
             [row.is_role for row in FIXED_PRINCIPALS],
         ),
     )
-    if name.lower() in _FOR_EVERYBODY:
+    if name.lower() in _GUEST_DATABASES:
         yield SQL("create_database.insert_permissions", (database_id, Kind.DATABASE.value, GUEST_ID, DBO_ID, GRANT))
     types = names.SYSTEM_MESSAGE_TYPES
     yield SQL(

@@ -86,7 +86,7 @@ def create_event_notification(definer: Definer, operation: CreateEventNotificati
     )
     inserted_id(rows, name)
     if queue_id is not None:
-        yield _tell_monitors(queue_id)
+        yield _update_monitors(queue_id)
         yield wake_monitors()
 
 
@@ -149,7 +149,7 @@ def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
     if not found:
         return []
     rows = yield SQL("post", (queue_id,))
-    return (yield from _tell(found, event_body(EventInstance(event, post_time(now), *rows[0])), now))
+    return (yield from _send_to_all(found, event_body(EventInstance(event, post_time(now), *rows[0])), now))
 
 
 def has_notification(database_id: int, event: str) -> Steps[bool]:
@@ -162,7 +162,7 @@ def has_notification(database_id: int, event: str) -> Steps[bool]:
     return bool(rows)
 
 
-def post_ddl(
+def send_ddl_event(
     database_id: int, happened: EventInstance, more: Sequence[Element], now: datetime
 ) -> Steps[list[BrokerError]]:
     """Send a DDL event of the database or the server, caused by T-SQL. Returns errors for the log.
@@ -170,15 +170,15 @@ def post_ddl(
     `happened` lacks the time and the server; `more` are elements of this type of event.
     """
     found = yield from _notifications(_OF_DDL, database_id, happened.event_type)
-    rows = yield SQL("post_ddl")
+    rows = yield SQL("send_ddl_event")
     happened = happened._replace(post_time=post_time(now), server_name=rows[0][0])
-    return (yield from _tell(found, event_body(happened, more), now))
+    return (yield from _send_to_all(found, event_body(happened, more), now))
 
 
 _OF_DDL = "$2 = any (n.events) and (n.is_of_server or n.queue_id is null and n.database_id = $1)"
 
 
-def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[list[BrokerError]]:
+def _send_to_all(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[list[BrokerError]]:
     """Send a message to each notification. Returns the errors to log.
 
     Notifications WITH FAN_IN with equal creator, service and broker identifier get one message in all.
@@ -195,11 +195,11 @@ def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[l
     return said
 
 
-def post_pending(now: datetime) -> Steps[list[BrokerError]]:
+def send_pending_events(now: datetime) -> Steps[list[BrokerError]]:
     """Send the events that restricted roles have caused, but have no permission to send. Returns the errors to log."""
     said: list[BrokerError] = []
-    if (yield SQL("post_pending.find_events_to_post")):
-        left = yield SQL("post_pending.take_events")
+    if (yield SQL("send_pending_events.find_events_to_post")):
+        left = yield SQL("send_pending_events.take_events")
         for queue_id, event in left:
             said += yield from post(event, queue_id, now)
     return said
@@ -284,13 +284,13 @@ def _drop(object_id: int, now: datetime) -> Steps[None]:
             with suppress(BrokerError):  # the conversation is gone
                 yield from end_conversation(EndConversation(handle), now=now)
         if queue_id is not None:
-            yield _tell_monitors(queue_id)
+            yield _update_monitors(queue_id)
             yield wake_monitors()
 
 
-def _tell_monitors(queue_id: int) -> Statement:
+def _update_monitors(queue_id: int) -> Statement:
     return Statement(
-        "event_notifications.tell_monitors",
+        "event_notifications.update_monitors",
         "update servicebroker.queues set notifies_activation = exists ("
         "select from servicebroker.event_notifications n where n.queue_id = $1 and $2 = any (n.events)), "
         f"{RENEW_MONITOR} where queue_id = $1",

@@ -17,13 +17,13 @@ from servicebroker.queues q join servicebroker.databases d using (database_id)
 join servicebroker.principals p on p.database_id = q.database_id and p.principal_id = q.owner_id
 where queue_id = $1
 
--- name: post_ddl
+-- name: send_ddl_event
 select current_database()::text
 
--- name: post_pending.find_events_to_post
+-- name: send_pending_events.find_events_to_post
 select from servicebroker.events_to_post limit 1
 
--- name: post_pending.take_events
+-- name: send_pending_events.take_events
 delete from servicebroker.events_to_post where (queue_id, event) in (select queue_id, event
 from servicebroker.events_to_post order by queue_id for update skip locked) returning queue_id, event
 

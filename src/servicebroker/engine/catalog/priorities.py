@@ -35,7 +35,7 @@ def create_broker_priority(definer: Definer, operation: CreateBrokerPriority) ->
     yield from authorize(definer.user, operation.permission)
     database_id = definer.database_id
     name = names.checked("conversation priority", operation.name)
-    contract, service, remote, level = yield from _resolved(database_id, criteria(operation))
+    contract, service, remote, level = yield from _find_ids(database_id, criteria(operation))
     yield from _refuse_taken(database_id, operation, 0, contract, service, remote)
     yield SQL("create_broker_priority", (database_id, name, contract, service, remote, level or DEFAULT_LEVEL))
 
@@ -45,7 +45,7 @@ def alter_broker_priority(definer: Definer, operation: AlterBrokerPriority) -> S
     yield from authorize(definer.user, operation.permission)
     database_id = definer.database_id
     priority_id, old_contract, old_service, old_remote = yield from _find("alter", database_id, operation.name)
-    contract, service, remote, level = yield from _resolved(database_id, criteria(operation))
+    contract, service, remote, level = yield from _find_ids(database_id, criteria(operation))
     contract = old_contract if operation.contract_name is None else contract
     service = old_service if operation.local_service_name is None else service
     remote = old_remote if operation.remote_service_name is None else remote
@@ -67,7 +67,7 @@ def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int | No
     return rows[0][0], rows[0][1], rows[0][2], rows[0][3]
 
 
-def _resolved(database_id: int, wanted: Criteria) -> Steps[tuple[int | None, int | None, str | None, int | None]]:
+def _find_ids(database_id: int, wanted: Criteria) -> Steps[tuple[int | None, int | None, str | None, int | None]]:
     """Return contract id, service id, name of the remote service, and level.
 
     None for ANY, and for a clause that the statement does not name.
@@ -76,7 +76,7 @@ def _resolved(database_id: int, wanted: Criteria) -> Steps[tuple[int | None, int
         BrokerError: 15151 no such contract or service.
     """
     contract, service, remote, level = wanted
-    rows = yield SQL("resolved", (database_id, contract, service))
+    rows = yield SQL("find_ids", (database_id, contract, service))
     contract_id, service_id = rows[0]
     if contract is not None and contract_id is None:
         raise BrokerError(15151, "find", "service contract", contract)

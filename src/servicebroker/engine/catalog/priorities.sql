@@ -16,7 +16,7 @@ delete from servicebroker.broker_priorities where priority_id = $1
 select priority_id, service_contract_id, local_service_id, remote_service_name
 from servicebroker.broker_priorities where database_id = $1 and lower(name) = lower($2)
 
--- name: resolved
+-- name: find_ids
 select (select service_contract_id from servicebroker.service_contracts
         where database_id = $1 and name = $2),
        (select service_id from servicebroker.services where database_id = $1 and name = $3)

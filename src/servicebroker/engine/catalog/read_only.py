@@ -29,12 +29,12 @@ def set_read_only(database_id: int, name: str) -> Steps[None]:
     if rows:
         yield renew_versions()
         yield renew_routes(database_id)  # messages parked for its services may have a route to another instance
-        yield _guard(database_id, name, True)
+        yield _set_write_triggers(database_id, name, True)
 
 
 def set_read_write(database_id: int, name: str) -> Steps[bool]:
     """Set the database to READ_WRITE. Returns True if its broker was enabled before and has to be enabled again."""
-    yield _guard(database_id, name, False)
+    yield _set_write_triggers(database_id, name, False)
     rows = yield SQL("set_read_write", (database_id,))
     return bool(rows and rows[0][0])
 
@@ -50,5 +50,5 @@ def check_writable(database_id: int) -> Steps[None]:
         raise BrokerError(3906, *rows[0])
 
 
-def _guard(database_id: int, name: str, guarded: bool) -> Statement:
-    return SQL("guard", (database_id, name, postgres_name(name, "dbo"), list(_SHARED), guarded))
+def _set_write_triggers(database_id: int, name: str, guarded: bool) -> Statement:
+    return SQL("set_write_triggers", (database_id, name, postgres_name(name, "dbo"), list(_SHARED), guarded))

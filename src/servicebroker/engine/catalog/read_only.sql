@@ -11,5 +11,5 @@ returning broker_when_writable
 -- name: check_writable
 select name from servicebroker.databases where database_id = $1 and is_read_only
 
--- name: guard
+-- name: set_write_triggers
 select servicebroker.guard_read_only($1, $2, $3, $4, $5)

@@ -57,7 +57,7 @@ def alter_service(definer: Definer, operation: AlterService) -> Steps[None]:
     if new_queue != old_queue:
         yield from _move(service_id, old_queue, new_queue)
         yield renew_versions()  # the permission to send on its conversations depends on the queue
-    yield _tell_readers(old_queue)
+    yield _raise_change_count(old_queue)
     yield wake_readers(old_queue)
 
 
@@ -71,22 +71,24 @@ def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
     if named:
         raise BrokerError(3716, "service", name, "conversation priorities")
     yield lock_begins(service_id)
-    yield from _purge(queue_id, service_id)  # first, so that we wait for readers before we hold rows they may want
-    yield from _end_all("service_id = $1", service_id, error=BrokerError(8470))
-    yield from _purge(queue_id, service_id)
+    yield from _delete_messages(
+        queue_id, service_id
+    )  # first, so that we wait for readers before we hold rows they may want
+    yield from _remove_endpoints("service_id = $1", service_id, error=BrokerError(8470))
+    yield from _delete_messages(queue_id, service_id)
     yield SQL("drop_service.delete_groups", (service_id,))
     yield rights.forget_permissions(database_id, Kind.SERVICE, service_id)
     yield SQL("drop_service.delete_services", (service_id,))
-    yield _tell_readers(queue_id)
+    yield _raise_change_count(queue_id)
     yield wake_readers(queue_id)
     yield renew_routes(database_id)  # messages parked for it may have a route to another instance
 
 
-def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[UUID]]:
+def _remove_endpoints(condition: str, number: int, *, error: BrokerError) -> Steps[list[UUID]]:
     """Remove every endpoint that meets the condition; other peers get the Error. Returns the removed handles."""
     handles = yield from lock_conversations(condition, number)
     rows = yield Statement(
-        "services.end_all",
+        "services.remove_endpoints",
         f"select conversation_handle from servicebroker.conversation_endpoints where {condition}",
         (number,),
     )
@@ -150,9 +152,9 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
     yield wake_readers(new)
 
 
-def _purge(queue_id: int, service_id: int) -> Steps[None]:
+def _delete_messages(queue_id: int, service_id: int) -> Steps[None]:
     return purge_queue(queue_id, "service_id = $1", service_id)
 
 
-def _tell_readers(queue_id: int) -> Statement:
-    return SQL("tell_readers", (queue_id,))
+def _raise_change_count(queue_id: int) -> Statement:
+    return SQL("raise_change_count", (queue_id,))

@@ -39,5 +39,5 @@ update servicebroker.services set queue_id = $2 where service_id = $1
 select quote_ident(attname) from pg_attribute where attrelid = ('servicebroker.queue_' || $1)::regclass
 and attnum > 0 and not attisdropped and attname not in ('queuing_order', 'stamp') order by attnum
 
--- name: tell_readers
+-- name: raise_change_count
 update servicebroker.queues set service_changes = service_changes + 1 where queue_id = $1

@@ -9,9 +9,9 @@ from servicebroker.engine.diagnosis.fact_types import LONG_WAIT, ConversationFac
 from servicebroker.engine.diagnosis.findings import (
     NO_REASON,
     UNEXPLAINED_WAIT,
-    Act,
     ConversationFinding,
     Finding,
+    Remedy,
     Severity,
     duration,
     end_session,
@@ -36,7 +36,7 @@ def say_why_unanswered(facts: ConversationFacts) -> str:
 
 
 def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
-    retry, end = Act("retry", facts.queue), Act("end-conversation", str(facts.handle))
+    retry, end = Remedy("retry", facts.queue), Remedy("end-conversation", str(facts.handle))
     if facts.error is not None:
         code, text = facts.error
         yield ConversationFinding(
@@ -126,7 +126,7 @@ def _unread_by_peer(facts: ConversationFacts) -> ConversationFinding:
         return ConversationFinding(
             f"The other side's queue {facts.peer_queue} is OFF, with {waits} of this conversation.",
             "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
-            acts=(Act("retry", facts.peer_queue),),
+            acts=(Remedy("retry", facts.peer_queue),),
         )
     if not facts.peer_readers and not facts.peer_is_activated:
         return ConversationFinding(

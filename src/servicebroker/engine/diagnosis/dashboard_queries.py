@@ -36,7 +36,7 @@ _BODY = (
 )
 
 
-class QueueLook(NamedTuple):
+class QueueDetails(NamedTuple):
     """A queue with its settings, and its numbers of failing messages and dead letters."""
 
     queue_id: int
@@ -152,7 +152,7 @@ class ScheduleLine(NamedTuple):
     handle: UUID
 
 
-class RouteLook(NamedTuple):
+class RouteStatus(NamedTuple):
     """A route. `until`: the end of its lifetime; `is_expired`: that time has passed."""
 
     database: str
@@ -278,16 +278,16 @@ class DeadLetterOfConversation(NamedTuple):
     error: str
 
 
-def queue_look(database: str, queue: str) -> Steps[QueueLook]:
+def find_queue_details(database: str, queue: str) -> Steps[QueueDetails]:
     """Return the queue of that name, as `schema.name`.
 
     Raises:
         BrokerError: 15151 no such queue.
     """
-    rows = yield SQL("queue_look", (database, queue))
+    rows = yield SQL("find_queue_details", (database, queue))
     if not rows:
         raise BrokerError(15151, "find", "queue", queue)
-    return QueueLook(*rows[0])
+    return QueueDetails(*rows[0])
 
 
 def queue_names() -> Steps[dict[str, tuple[str, str, list[str]]]]:
@@ -457,10 +457,10 @@ def schedules() -> Steps[list[ScheduleLine]]:
     return [ScheduleLine(*row) for row in rows]
 
 
-def routes(now: datetime) -> Steps[list[RouteLook]]:
+def routes(now: datetime) -> Steps[list[RouteStatus]]:
     """Return every route of the instance."""
     rows = yield SQL("routes", (now,))
-    return [RouteLook(*row) for row in rows]
+    return [RouteStatus(*row) for row in rows]
 
 
 def brokers() -> Steps[dict[str, str]]:

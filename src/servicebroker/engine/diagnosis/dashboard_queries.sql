@@ -1,6 +1,6 @@
 -- The statements of dashboard_queries.py.
 
--- name: queue_look
+-- name: find_queue_details
 select q.queue_id, d.name, q.schema_name || '.' || q.name, coalesce((select array_agg(s.name order by s.name)
   from servicebroker.services s where s.queue_id = q.queue_id), '{}'), q.is_receive_enabled,
 q.is_activation_enabled, q.activation_procedure, q.max_readers, q.is_retention_enabled,

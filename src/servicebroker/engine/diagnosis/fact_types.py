@@ -13,7 +13,7 @@ from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
-from servicebroker.engine.remote.domain_state import ToldMembership
+from servicebroker.engine.remote.domain_state import ReportedMembership
 from servicebroker.engine.remote.refusals import RefusalRecord
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import UsedCertificate
@@ -96,7 +96,7 @@ class HostFacts(NamedTuple):
     timeline: int
 
 
-class UnseenFacts(NamedTuple):
+class FailedQueryFacts(NamedTuple):
     """A query for facts that has failed: its subject, and the reason. `is_cut`: it was cancelled at its deadline."""
 
     subject: str
@@ -258,7 +258,7 @@ class Facts(NamedTuple):
     remote_routes: int = 0
     in_recovery: bool = False
     is_public: bool = False  # CONNECT on the endpoint is granted to public
-    membership: ToldMembership | None = None
+    membership: ReportedMembership | None = None
     neighbours: NeighbourFacts = NeighbourFacts()
     changed: tuple[str, ...] = ()  # objects of the broker's schema that were changed by other means
     is_foreign: bool = False  # True if another server has created the objects, so that they cannot be compared

@@ -34,7 +34,7 @@ from servicebroker.engine.diagnosis.fact_types import (
     WaitFacts,
 )
 from servicebroker.engine.diagnosis.publications import find_blocking
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, processes, queue_depths, share_of
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, limit_for, processes, queue_depths
 from servicebroker.engine.diagnosis.worker_limits import find_worker_limits
 from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
 from servicebroker.engine.remote.domain_state import find_membership
@@ -71,7 +71,7 @@ _SESSIONS = (
 )
 
 
-class Look(NamedTuple):
+class FactQuery(NamedTuple):
     """A part of the facts: its subject, in words, and the steps that return the facts with this part added.
 
     Each query is independent of the others. The caller may cancel it at a deadline, and run the others.
@@ -81,52 +81,52 @@ class Look(NamedTuple):
     ask: Callable[[Facts], Steps[Facts]]
 
 
-def looks(*, at_a_glance: bool = False) -> list[Look]:
-    """Return the queries for the facts about an instance. `at_a_glance` is that of `queue_facts`."""
+def fact_queries(*, is_quick: bool = False) -> list[FactQuery]:
+    """Return the queries for the facts about an instance. `is_quick` is that of `queue_facts`."""
 
-    def look_at_queues(facts: Facts) -> Steps[Facts]:
-        return facts._replace(queues=(yield from queue_facts(at_a_glance=at_a_glance)))
+    def read_queues(facts: Facts) -> Steps[Facts]:
+        return facts._replace(queues=(yield from queue_facts(is_quick=is_quick)))
 
     return [
-        Look("the server", _look_at_server),
-        Look("its commits", _look_at_commits),
-        Look("the daemon", _look_at_daemon),
-        Look("sessions", _look_at_sessions),
-        Look("locks of tables", _look_at_table_locks),
-        Look("other roles and sessions", _look_at_neighbours),
-        Look("databases", _look_at_databases),
-        Look("queues", look_at_queues),
-        Look("messages that wait", _look_at_waits),
-        Look("certificates", _look_at_certificates),
-        Look("the network", _look_at_network),
-        Look("peers", _look_at_peers),
-        Look("clocks", _look_at_clocks),
-        Look("definitions", _look_at_definitions),
-        Look("late answers", _look_at_late_answers),
+        FactQuery("the server", _read_server),
+        FactQuery("its commits", _read_commits),
+        FactQuery("the daemon", _read_daemon),
+        FactQuery("sessions", _read_sessions),
+        FactQuery("locks of tables", _read_table_locks),
+        FactQuery("other roles and sessions", _read_neighbours),
+        FactQuery("databases", _read_databases),
+        FactQuery("queues", read_queues),
+        FactQuery("messages that wait", _read_waits),
+        FactQuery("certificates", _read_certificates),
+        FactQuery("the network", _read_network),
+        FactQuery("peers", _read_peers),
+        FactQuery("clocks", _read_clocks),
+        FactQuery("definitions", _read_definitions),
+        FactQuery("late answers", _read_late_answers),
     ]
 
 
-def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
-    """Return the facts about an instance. `at_a_glance` is that of `queue_facts`."""
+def gather(now: datetime, *, is_quick: bool = False) -> Steps[Facts]:
+    """Return the facts about an instance. `is_quick` is that of `queue_facts`."""
     facts = Facts(now)
-    for look in looks(at_a_glance=at_a_glance):
+    for look in fact_queries(is_quick=is_quick):
         facts = yield from look.ask(facts)
     return facts
 
 
-def _look_at_server(facts: Facts) -> Steps[Facts]:
-    rows = yield SQL("look_at_server")
+def _read_server(facts: Facts) -> Steps[Facts]:
+    rows = yield SQL("read_server")
     return facts._replace(settings=dict(rows))
 
 
-def _look_at_commits(facts: Facts) -> Steps[Facts]:
-    rows = yield SQL("look_at_commits")
+def _read_commits(facts: Facts) -> Steps[Facts]:
+    rows = yield SQL("read_commits")
     return facts._replace(commits=CommitFacts(*rows[0]))
 
 
-def _look_at_daemon(facts: Facts) -> Steps[Facts]:
+def _read_daemon(facts: Facts) -> Steps[Facts]:
     daemons = yield Statement(
-        "facts.look_at_daemon",
+        "facts.read_daemon",
         "select l.pid, a.state, a.state_change, coalesce(a.wait_event = 'SyncRep', false) "
         "from pg_locks l left join pg_stat_activity a using (pid) "
         f"where l.locktype = 'advisory' and l.granted and {_IN_THIS_DATABASE} "
@@ -139,31 +139,31 @@ def _look_at_daemon(facts: Facts) -> Steps[Facts]:
     return facts._replace(daemon=daemon, processes=(yield from processes()))
 
 
-def _look_at_sessions(facts: Facts) -> Steps[Facts]:
+def _read_sessions(facts: Facts) -> Steps[Facts]:
     sessions = yield Statement(
-        "facts.look_at_sessions",  # without commits that wait for a standby: they cannot be rolled back
+        "facts.read_sessions",  # without commits that wait for a standby: they cannot be rolled back
         f"{_SESSIONS} and a.wait_event is distinct from 'SyncRep' order by a.xact_start limit {_MAX_ROWS}",
     )
     return facts._replace(sessions=[SessionFacts(*row) for row in sessions])
 
 
-def _look_at_table_locks(facts: Facts) -> Steps[Facts]:
-    rows = yield SQL("look_at_table_locks", (_MAX_ROWS,))
+def _read_table_locks(facts: Facts) -> Steps[Facts]:
+    rows = yield SQL("read_table_locks", (_MAX_ROWS,))
     return facts._replace(table_locks=[TableLockFacts(*row) for row in rows])
 
 
-def _look_at_neighbours(facts: Facts) -> Steps[Facts]:
+def _read_neighbours(facts: Facts) -> Steps[Facts]:
     return facts._replace(neighbours=(yield from _neighbours(facts.now)))
 
 
-def _look_at_databases(facts: Facts) -> Steps[Facts]:
-    disabled = yield SQL("look_at_databases")
+def _read_databases(facts: Facts) -> Steps[Facts]:
+    disabled = yield SQL("read_databases")
     return facts._replace(disabled=[name for (name,) in disabled])
 
 
-def _look_at_waits(facts: Facts) -> Steps[Facts]:
+def _read_waits(facts: Facts) -> Steps[Facts]:
     waits = yield Statement(
-        "facts.look_at_waits",
+        "facts.read_waits",
         "select far_service, transmission_status, count(*), min(enqueue_time), "
         "(array_agg(conversation_handle order by enqueue_time, conversation_handle))[1], "
         "(array_agg(d.name order by enqueue_time, conversation_handle))[1] from (select * from "
@@ -193,13 +193,13 @@ def find_similar_services(wanted: Iterable[str]) -> Steps[dict[str, str]]:
     return {name: found[0] for name, found in similar.items() if found}
 
 
-def _look_at_certificates(facts: Facts) -> Steps[Facts]:
+def _read_certificates(facts: Facts) -> Steps[Facts]:
     return facts._replace(certificates=(yield from find_used_certificates(facts.now)))
 
 
-def _look_at_network(facts: Facts) -> Steps[Facts]:
+def _read_network(facts: Facts) -> Steps[Facts]:
     connect, membership = (yield from find_connect()), (yield from find_membership())
-    rows = yield SQL("look_at_network")
+    rows = yield SQL("read_network")
     remote_routes, in_recovery, endpoint, encryption = rows[0]
     return facts._replace(
         is_public=connect.is_public,
@@ -211,9 +211,9 @@ def _look_at_network(facts: Facts) -> Steps[Facts]:
     )
 
 
-def _look_at_peers(facts: Facts) -> Steps[Facts]:
+def _read_peers(facts: Facts) -> Steps[Facts]:
     peers = yield Statement(
-        "facts.look_at_peers.find_mistrusted",
+        "facts.read_peers.find_mistrusted",
         "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
         "from servicebroker.transport_certificates c where c.owner = m.owner and not c.is_own "
         "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m "
@@ -222,7 +222,7 @@ def _look_at_peers(facts: Facts) -> Steps[Facts]:
         f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MAX_ROWS}",
     )
     disputes = yield Statement(
-        "facts.look_at_peers.find_disputes",
+        "facts.read_peers.find_disputes",
         "with claims as (select owner, instance_id, name from servicebroker.transport_certificates "
         "where instance_id is not null and not is_own union select p.owner, p.instance_id, c.name "
         "from servicebroker.peers p join servicebroker.transport_certificates c on c.owner = p.owner and not c.is_own "
@@ -233,7 +233,7 @@ def _look_at_peers(facts: Facts) -> Steps[Facts]:
         f"group by instance_id having count(distinct owner) > 1 limit {_MAX_ROWS}",
     )
     copies = yield Statement(
-        "facts.look_at_peers.find_old_copies",
+        "facts.read_peers.find_old_copies",
         "select coalesce(d.name, ''), o.own_broker, o.far_broker, o.is_here, o.far_service, o.times, o.last_time, "
         "o.last_detail from servicebroker.old_copies o "
         "left join servicebroker.databases d on d.service_broker_guid = o.own_broker "
@@ -248,11 +248,11 @@ def _look_at_peers(facts: Facts) -> Steps[Facts]:
     )
 
 
-def _look_at_clocks(facts: Facts) -> Steps[Facts]:
+def _read_clocks(facts: Facts) -> Steps[Facts]:
     return facts._replace(clocks=(yield from find_wrong_clocks(_MAX_ROWS)))
 
 
-def _look_at_definitions(facts: Facts) -> Steps[Facts]:
+def _read_definitions(facts: Facts) -> Steps[Facts]:
     changes = yield from changed(_MAX_ROWS)
     return facts._replace(
         changed=tuple(changes_of(*one) for one in changes),
@@ -261,7 +261,7 @@ def _look_at_definitions(facts: Facts) -> Steps[Facts]:
     )
 
 
-def _look_at_late_answers(facts: Facts) -> Steps[Facts]:
+def _read_late_answers(facts: Facts) -> Steps[Facts]:
     return facts._replace(late=(yield from count_late(facts.now - LONG_WAIT)))
 
 
@@ -514,10 +514,10 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
     )
 
 
-def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[list[QueueFacts]]:
+def queue_facts(only: int | None = None, *, is_quick: bool = False) -> Steps[list[QueueFacts]]:
     """Return depth, readers, activation and limits of workers of all application queues, or of one.
 
-    `at_a_glance`: counts of messages stop early, so that the query may run every second.
+    `is_quick`: counts of messages stop early, so that the query may run every second.
     """
     rows = yield Statement(
         "facts.queue_facts",
@@ -549,7 +549,7 @@ def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[
         "where q.queue_id >= $1 and ($2::int is null or q.queue_id = $2) order by 1",
         (names.FIRST_USER_ID, only),
     )
-    depths = yield from queue_depths((row[2] for row in rows), share_of(len(rows)) if at_a_glance else COUNT_LIMIT)
+    depths = yield from queue_depths((row[2] for row in rows), limit_for(len(rows)) if is_quick else COUNT_LIMIT)
     limits = yield from find_worker_limits()
     return [
         QueueFacts(name, is_on, *depths[queue_id][:2], *rest)._replace(

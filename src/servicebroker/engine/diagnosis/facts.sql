@@ -1,17 +1,17 @@
 -- The statements of facts.py.
 
--- name: look_at_databases
+-- name: read_databases
 select name from servicebroker.databases where not is_broker_enabled order by name
 
--- name: look_at_server
+-- name: read_server
 select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes', 'default_transaction_read_only')
 
--- name: look_at_commits
+-- name: read_commits
 select current_setting('synchronous_standby_names'), current_setting('synchronous_commit'),
 exists (select from pg_stat_replication where sync_state in ('sync', 'quorum') or sync_state is null),
 count(*), min(state_change) from pg_stat_activity where datname = current_database() and wait_event = 'SyncRep'
 
--- name: look_at_table_locks
+-- name: read_table_locks
 select a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), min('servicebroker.' || c.relname),
 count(*), a.xact_start
 from pg_locks l join pg_stat_activity a using (pid) join pg_class c on c.oid = l.relation
@@ -20,7 +20,7 @@ and l.database = (select oid from pg_database where datname = current_database()
 and c.relnamespace = 'servicebroker'::regnamespace and c.relkind in ('r', 'p') and a.pid <> pg_backend_pid()
 group by a.pid, 2, 3, a.xact_start order by a.xact_start limit $1
 
--- name: look_at_network
+-- name: read_network
 select (select count(*) from servicebroker.routes where address ilike 'tcp://%'), pg_is_in_recovery(),
 (select case state when 0 then 'STARTED' when 1 then 'STOPPED' else 'DISABLED' end
 from servicebroker.network_endpoints), (select encryption from servicebroker.network_endpoints)

@@ -19,7 +19,7 @@ class Severity(IntEnum):
     TROUBLE = 2  # messages stand still, are refused, or may be lost
 
 
-class Act(NamedTuple):
+class Remedy(NamedTuple):
     """An action that a finding advises: the name of the dashboard's action, and the object to act on.
 
     `database` is the database of a conversation, if the finding is about another object.
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
     problem: str
     advice: str
     severity: Severity = Severity.TROUBLE
-    acts: tuple[Act, ...] = ()
+    acts: tuple[Remedy, ...] = ()
 
 
 class ConversationFinding(NamedTuple):
@@ -46,12 +46,12 @@ class ConversationFinding(NamedTuple):
     problem: str
     advice: str
     severity: Severity = Severity.TROUBLE
-    acts: tuple[Act, ...] = ()
+    acts: tuple[Remedy, ...] = ()
 
 
-def end_session(pid: int) -> Act:
+def end_session(pid: int) -> Remedy:
     """Return the remedy that ends a session of the server."""
-    return Act("end-session", str(pid))
+    return Remedy("end-session", str(pid))
 
 
 def duration(time: timedelta) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from servicebroker.engine.diagnosis.daemon_findings import judge_clocks, judge_daemon, judge_network, judge_replaced
-from servicebroker.engine.diagnosis.fact_types import Facts, UnseenFacts
+from servicebroker.engine.diagnosis.fact_types import Facts, FailedQueryFacts
 from servicebroker.engine.diagnosis.findings import Finding, Severity
 from servicebroker.engine.diagnosis.peer_findings import (
     judge_certificates,
@@ -67,7 +67,7 @@ def judge_schema(schema: SchemaDifference, version: str) -> list[Finding]:
     ]
 
 
-def judge_unseen(unseen: Iterable[UnseenFacts]) -> list[Finding]:
+def judge_failed_queries(unseen: Iterable[FailedQueryFacts]) -> list[Finding]:
     """Report queries that have failed: without a finding, their subject would seem to have no problem."""
     return [
         Finding(

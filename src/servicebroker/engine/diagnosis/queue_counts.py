@@ -91,7 +91,7 @@ class Depth(NamedTuple):
     is_for_callers: bool = False
 
 
-def share_of(queues: int) -> int:
+def limit_for(queues: int) -> int:
     """Return the count limit for each queue if `queues` queues are polled every second."""
     return max(100, COUNT_LIMIT // max(1, queues))
 
@@ -106,7 +106,7 @@ def queue_depths(queue_ids: Iterable[int], counted: int = COUNT_LIMIT) -> Steps[
     lowest, highest = all_groups()
     for some in in_parts((yield from stored_queues(depths))):
         text = " union all ".join(
-            f"select {queue_id}, {_many(queue_id, counted)}, min(message_enqueue_time), "
+            f"select {queue_id}, {_count_expression(queue_id, counted)}, min(message_enqueue_time), "
             f"coalesce(bool_and(conversation_group_id between '{lowest}' and '{highest}'), false) "
             f"from (select message_enqueue_time, conversation_group_id from servicebroker.queue_{queue_id} "
             f"order by priority desc, queuing_order limit {counted}) q"
@@ -117,7 +117,7 @@ def queue_depths(queue_ids: Iterable[int], counted: int = COUNT_LIMIT) -> Steps[
     return depths
 
 
-def _many(queue_id: int, counted: int) -> str:
+def _count_expression(queue_id: int, counted: int) -> str:
     if counted >= COUNT_LIMIT:
         return "count(*)"
     known = f"pg_stat_get_live_tuples('servicebroker.queue_{queue_id}'::regclass)"
@@ -174,7 +174,7 @@ class ProcessStatus(NamedTuple):
     ending: str | None
 
 
-class Refusal(NamedTuple):
+class RefusalCount(NamedTuple):
     """The number of refusals with one error number, with the latest peer and text."""
 
     number: int
@@ -207,7 +207,7 @@ def processes() -> Steps[list[ProcessStatus]]:
     return [ProcessStatus(*row) for row in rows]
 
 
-def refusals() -> Steps[list[Refusal]]:
+def refusals() -> Steps[list[RefusalCount]]:
     """Return the number of refusals by error number."""
     rows = yield SQL("refusals")
-    return [Refusal(*row) for row in rows]
+    return [RefusalCount(*row) for row in rows]

@@ -8,7 +8,7 @@ from datetime import datetime
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.delivery.opening import NO_TRANSPORT
 from servicebroker.engine.diagnosis.fact_types import LONG_WAIT, Facts, QueueFacts, WaitFacts
-from servicebroker.engine.diagnosis.findings import NO_REASON, UNEXPLAINED_WAIT, Act, Finding, Severity, duration
+from servicebroker.engine.diagnosis.findings import NO_REASON, UNEXPLAINED_WAIT, Finding, Remedy, Severity, duration
 from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
 from servicebroker.model.remedies import after_status
 from servicebroker.model.wording import about_instance, counted
@@ -25,7 +25,7 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             subject,
             f"It is OFF, with {counted(queue.messages, 'message')}: five rollbacks in a row, or ALTER QUEUE.",
             "servicebroker poison inspect shows the message; poison end ends its conversation, poison retry goes on.",
-            acts=(Act("retry", queue.name),),
+            acts=(Remedy("retry", queue.name),),
         )
     if queue.is_activated and not queue.procedure:
         yield Finding(subject, "Its activation is on without a procedure.", "ALTER QUEUE ... PROCEDURE_NAME = ...")
@@ -53,7 +53,7 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             ),
             "servicebroker poison list shows them and their errors; poison retry tries them now.",
             Severity.WARNING,
-            (Act("retry", queue.name),),
+            (Remedy("retry", queue.name),),
         )
     if queue.limits is not None:
         yield from _limited(queue, queue.limits, now)
@@ -113,7 +113,7 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
             f"Its procedure {queue.procedure} was started {duration(now - queue.activated_at)} ago, runs no more, and "
             f"has received nothing of {waits}.",
             f"See in the log of the process that starts it why that is so.{_AGAIN if is_over else ''}",
-            acts=(Act("restart-activation", queue.name),) if is_over else (),
+            acts=(Remedy("restart-activation", queue.name),) if is_over else (),
         )
 
 
@@ -122,7 +122,7 @@ def _disabled(name: str) -> Finding:
         f"database {name}",
         "Its broker is disabled: messages from and to this database wait.",
         "Database.alter(enable_broker=True).",
-        acts=(Act("enable-broker", name),),
+        acts=(Remedy("enable-broker", name),),
     )
 
 
@@ -153,13 +153,13 @@ def _is_on_its_way(wait: WaitFacts, facts: Facts) -> bool:
 
 def _waiting(wait: WaitFacts) -> Finding:
     said, advice = about_instance(wait.status or NO_REASON), after_status(wait.status)
-    acts: tuple[Act, ...] = ()
+    acts: tuple[Remedy, ...] = ()
     if wait.similar is not None and wait.example is not None:
         handle, database = wait.example
         said = f"{said} Did you mean {wait.similar}?"
         end = f"servicebroker end {handle} --database {database} --cleanup"
         advice = f"{advice} If the name is wrong, remove each: {end}."
-        acts = (Act("remove-conversation", str(handle), database),)
+        acts = (Remedy("remove-conversation", str(handle), database),)
     return Finding(
         f"service {wait.to_service}",
         f"{counted(wait.messages, 'message to it waits', 'messages to it wait')}, "

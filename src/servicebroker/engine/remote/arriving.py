@@ -30,8 +30,8 @@ from servicebroker.engine.conversation.failure import (
 from servicebroker.engine.conversation.validation import Sender, rejection
 from servicebroker.engine.remote.remote_endpoints import find_gone, lock_alone
 from servicebroker.engine.remote.remote_opening import (
+    CreatedTarget,
     FirstMessages,
-    MadeTarget,
     NewTarget,
     insert_targets,
     insert_with_messages,
@@ -53,7 +53,7 @@ from servicebroker.store.statements import Bodies, Statement, Steps
 SQL = SqlFile(__file__)
 
 
-class Result(NamedTuple):
+class StoreResult(NamedTuple):
     """The result of `store`. Conversations are named by their handles.
 
     Attributes:
@@ -73,7 +73,7 @@ class Result(NamedTuple):
     closed: list[UUID]
     failures: dict[UUID, ConversationFailure]
     queues: set[int]
-    made: dict[UUID, MadeTarget]
+    made: dict[UUID, CreatedTarget]
     is_beside: bool = False
 
 
@@ -94,7 +94,7 @@ class ReceivingEndpoint(NamedTuple):
     is_off: bool
 
 
-class Alike(NamedTuple):
+class MessageRun(NamedTuple):
     """A run: consecutive messages of one type, from the sequence number `first` on.
 
     `is_fragmented`: a single message whose fragments are stored; its body may still be in them. `is_large`: the message
@@ -109,11 +109,11 @@ class Alike(NamedTuple):
     is_large: bool = False
 
 
-class Arrived(NamedTuple):
+class DeliverableRun(NamedTuple):
     """A run that is next in order, with the values that its rows in the queue need."""
 
     handle: UUID
-    alike: Alike
+    run: MessageRun
     message_type_id: int
     validation: str
     rank: int
@@ -130,7 +130,7 @@ class Plan(NamedTuple):
 
     endpoint: ReceivingEndpoint
     batch: Batch
-    messages: list[Arrived]
+    messages: list[DeliverableRun]
     event: Event | None = None
     failure: Rejection | None = None
     refused_type: str = ""
@@ -142,7 +142,7 @@ class Plan(NamedTuple):
         return begins or self.event is not None or self.failure is not None
 
 
-_LIVE = (
+_RECEIVING_STATES = (
     EndpointState.STARTED_INBOUND,
     EndpointState.CONVERSING,
     EndpointState.DISCONNECTED_INBOUND,
@@ -164,7 +164,7 @@ def store(
     targets: Mapping[UUID, NewTarget] = MappingProxyType({}),
     locked: Collection[int] = (),
     large: int = LIMITS.most_fragments,
-) -> Steps[Result]:
+) -> Steps[StoreResult]:
     """Store the batches of these endpoints, each of them completely or not at all.
 
     Args:
@@ -182,15 +182,15 @@ def store(
     rows = yield _TRY_PARKING
     is_free = rows[0][0]  # else a queue is being switched on, or a service moved: what waits beside queues goes first
     free = {handle: target for handle, target in targets.items() if target.home.queue_id not in locked}
-    first = (yield from _plan_first(catalog, batches, free, large)) if is_free else []
-    made = yield from _begin(first)
+    first = (yield from _plan_new_targets(catalog, batches, free, large)) if is_free else []
+    made = yield from _create_targets(first)
     handled = {one.target.conversation_handle for one in first}
     if rest := [target for handle, target in targets.items() if handle not in handled]:
         made |= yield from insert_targets(rest)
     opened = [one.plan for one in first if one.target.conversation_handle in made]
     later = {handle: batch for handle, batch in batches.items() if handle not in handled}
     if not is_free:
-        return Result([], list(later), set(), [], {}, set(), made)
+        return StoreResult([], list(later), set(), [], {}, set(), made)
     endpoints = (yield from _lock_shared(later)) if later else []
     found = {endpoint.conversation_handle for endpoint in endpoints}
     gone = yield from find_gone([handle for handle in later if handle not in found])
@@ -199,19 +199,19 @@ def store(
     plans = []
     for endpoint in endpoints:
         plans.append((yield from _plan(catalog, endpoint, batches[endpoint.conversation_handle], large)))
-    plans = yield from _lock_changing((yield from _lock_waiting(plans)))
+    plans = yield from _lock_changing((yield from _lock_beside(plans)))
     yield from _keep(plans, owners)
     yield from _advance(plans)
     yield from _deliver(plans)
-    yield from _conclude(plans, now)
+    yield from _update_endpoints(plans, now)
     stored = [plan.endpoint.conversation_handle for plan in (*opened, *plans)]
     done = gone.union(stored)
-    return Result(
+    return StoreResult(
         stored,
         [handle for handle in batches if handle not in done],
         gone,
         [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == EndpointState.CLOSED],
-        {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _told(plan)) is not None},
+        {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _error_for_peer(plan)) is not None},
         {plan.endpoint.queue_id for plan in (*opened, *plans) if plan.messages or plan.failure},
         made,
         any(plan.endpoint.waits and not plan.endpoint.is_off and plan.messages for plan in plans),
@@ -227,16 +227,16 @@ def find_locked_queues() -> Steps[dict[int, str]]:
     return dict(rows)
 
 
-class FirstPlan(NamedTuple):
+class NewTargetPlan(NamedTuple):
     """A target to create together with its first messages."""
 
     target: NewTarget
     plan: Plan
 
 
-def _plan_first(
+def _plan_new_targets(
     catalog: Catalog, batches: Mapping[UUID, Batch], targets: Mapping[UUID, NewTarget], large: int
-) -> Steps[list[FirstPlan]]:
+) -> Steps[list[NewTargetPlan]]:
     """Return plans for the new targets whose whole batch can be written into an open queue."""
     plans = []
     for handle, target in targets.items():
@@ -259,16 +259,16 @@ def _plan_first(
         )
         plan = yield from _plan(catalog, endpoint, batch, large)
         if plan.messages and plan.failure is None and plan.event is None:
-            plans.append(FirstPlan(target, plan))
+            plans.append(NewTargetPlan(target, plan))
     return plans
 
 
-def _begin(first: list[FirstPlan]) -> Steps[dict[UUID, MadeTarget]]:
+def _create_targets(first: list[NewTargetPlan]) -> Steps[dict[UUID, CreatedTarget]]:
     """Create targets with their messages, in one statement for each queue. Returns the created ones."""
-    queues: dict[int, list[FirstPlan]] = defaultdict(list)
+    queues: dict[int, list[NewTargetPlan]] = defaultdict(list)
     for one in first:
         queues[one.target.home.queue_id].append(one)
-    made: dict[UUID, MadeTarget] = {}
+    made: dict[UUID, CreatedTarget] = {}
     for queue_id, some in queues.items():
         messages = [arrived for one in some for arrived in one.plan.messages]
         made |= yield from insert_with_messages(
@@ -276,7 +276,7 @@ def _begin(first: list[FirstPlan]) -> Steps[dict[UUID, MadeTarget]]:
             [one.target for one in some],
             [FirstMessages(one.plan.batch.reached, one.plan.batch.token) for one in some],
             [run[:-1] for run in _runs(messages)],  # none has its body in fragments
-            Bodies(chain.from_iterable(arrived.alike.bodies for arrived in messages)),
+            Bodies(chain.from_iterable(arrived.run.bodies for arrived in messages)),
         )
     return made
 
@@ -291,7 +291,7 @@ def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
     return [ReceivingEndpoint(*row) for row in rows]
 
 
-def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
+def _lock_beside(plans: list[Plan]) -> Steps[list[Plan]]:
     """Lock the counters of endpoints with messages beside their queue. Returns the plans, without the blocked ones.
 
     A plan is blocked if another session is moving the stored messages into the queue: it updates the same counters.
@@ -299,7 +299,7 @@ def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
     waiting = [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.waits and plan.batch.expected > 0]
     if not waiting:
         return plans
-    rows = yield SQL("lock_waiting", (waiting,))
+    rows = yield SQL("lock_beside", (waiting,))
     blocked = set(waiting) - {handle for (handle,) in rows}
     return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
 
@@ -311,7 +311,7 @@ def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
     return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
 
 
-def _told(plan: Plan) -> ConversationFailure | None:
+def _error_for_peer(plan: Plan) -> ConversationFailure | None:
     """Return the Error to send to the peer, because of this batch or an earlier one; None without an Error."""
     if plan.failure is not None:
         return ConversationFailure.of(plan.failure.to_sender)._replace(message_type=plan.refused_type)
@@ -330,32 +330,34 @@ def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch, large: in
         catalog, endpoint.database_id, endpoint.service_contract_id, endpoint.catalog_version
     )
     sender = Sender(endpoint.conversation_id, not endpoint.is_initiator, endpoint.database_id)
-    taken: list[Arrived] = []
-    alikes = yield from _in_order(endpoint, batch, usages, large)
-    if any(alike.is_large for alike in alikes):
+    taken: list[DeliverableRun] = []
+    runs = yield from _next_messages(endpoint, batch, usages, large)
+    if any(run.is_large for run in runs):
         endpoint = endpoint._replace(waits=True)
-    for alike in alikes:
-        if alike.content is not Content.DATA:
-            alike = _readable(sender, alike)
-            event = Event.END_DIALOG_ARRIVED if alike.content is Content.END else Event.ERROR_ARRIVED
-            if endpoint.state in _LIVE:
-                taken.append(Arrived(endpoint.conversation_handle, alike, *_CONTROL[alike.content]))
+    for run in runs:
+        if run.content is not Content.DATA:
+            run = _make_readable(sender, run)
+            event = Event.END_DIALOG_ARRIVED if run.content is Content.END else Event.ERROR_ARRIVED
+            if endpoint.state in _RECEIVING_STATES:
+                taken.append(DeliverableRun(endpoint.conversation_handle, run, *_CONTROL[run.content]))
             happens = taken or (EndpointState(endpoint.state), event) in TRANSITIONS
             return Plan(endpoint, batch, taken, event if happens else None)
-        if endpoint.state in _LIVE[:2]:
-            count, failure = yield from _accepted(sender, usages, alike)
+        if endpoint.state in _RECEIVING_STATES[:2]:
+            count, failure = yield from _count_accepted(sender, usages, run)
             if count:
-                usage = usages[alike.message_type]
-                some = alike._replace(bodies=alike.bodies[:count])
+                usage = usages[run.message_type]
+                some = run._replace(bodies=run.bodies[:count])
                 taken.append(
-                    Arrived(endpoint.conversation_handle, some, usage.message_type_id, usage.validation, RANK_DATA)
+                    DeliverableRun(
+                        endpoint.conversation_handle, some, usage.message_type_id, usage.validation, RANK_DATA
+                    )
                 )
             if failure is not None:
-                return Plan(endpoint, batch, taken, None, failure, alike.message_type)
+                return Plan(endpoint, batch, taken, None, failure, run.message_type)
     return Plan(endpoint, batch, taken)
 
 
-def _readable(sender: Sender, end: Alike) -> Alike:
+def _make_readable(sender: Sender, end: MessageRun) -> MessageRun:
     """Return an EndDialog or Error with a readable body: an unreadable Error is replaced by error 9616."""
     if end.content is Content.END:
         return end._replace(message_type=names.END_DIALOG, bodies=[None], is_fragmented=False)
@@ -369,7 +371,7 @@ def _readable(sender: Sender, end: Alike) -> Alike:
     return end._replace(message_type=names.ERROR, bodies=[body], is_fragmented=False)
 
 
-def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages, large: int) -> Steps[list[Alike]]:
+def _next_messages(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages, large: int) -> Steps[list[MessageRun]]:
     """Return the messages of the batch that are next in order, as runs."""
     found = []
     for step in batch.steps:
@@ -377,33 +379,33 @@ def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages, large: 
             number = step.number
             for (message_type, content), group in groupby(step.parts, attrgetter("message_type", "content")):
                 bodies = [part.body for part in group]
-                found.append(Alike(number, message_type, content, bodies, is_fragmented=False))
+                found.append(MessageRun(number, message_type, content, bodies, is_fragmented=False))
                 number += len(bodies)
         elif isinstance(step, Complete):
-            part, fragments = yield from _put_together(endpoint, batch, step.number, usages)
+            part, fragments = yield from _assemble(endpoint, batch, step.number, usages)
             is_large = fragments > large and part.content is Content.DATA
-            found.append(Alike(step.number, part.message_type, part.content, [part.body], True, is_large))
+            found.append(MessageRun(step.number, part.message_type, part.content, [part.body], True, is_large))
     return found
 
 
-def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, Rejection | None]]:
+def _count_accepted(sender: Sender, usages: Usages, run: MessageRun) -> Steps[tuple[int, Rejection | None]]:
     """Return the number of messages before the first refused one, and the reason of the refusal."""
-    usage = usages.get(alike.message_type)
+    usage = usages.get(run.message_type)
     has_validation = usage is not None and usage.validation != "N"
-    for place, body in enumerate(alike.bodies if has_validation else alike.bodies[:1]):  # else one stands for all
-        failure = yield from rejection(sender, usages, alike.message_type, alike.first + place, body)
+    for place, body in enumerate(run.bodies if has_validation else run.bodies[:1]):  # else one stands for all
+        failure = yield from rejection(sender, usages, run.message_type, run.first + place, body)
         if failure is not None:
             return place, failure
-    return len(alike.bodies), None
+    return len(run.bodies), None
 
 
-def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Usages) -> Steps[tuple[Part, int]]:
+def _assemble(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Usages) -> Steps[tuple[Part, int]]:
     """Assemble a message from stored fragments and those in the batch. Returns the message and its fragment count.
 
     If the message needs no validation, its body stays in the fragments: the returned message has no body.
     """
     new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
-    kept = yield SQL("put_together.find_kind", (endpoint.conversation_handle, number))
+    kept = yield SQL("assemble.find_kind", (endpoint.conversation_handle, number))
     message_type, content, fragments = (
         kept[0] if kept else next((part.message_type, part.content, 0) for part in new.values())
     )
@@ -412,7 +414,7 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
         return Part(message_type, Content(content), None), fragments
     is_data = content == Content.DATA
     rows = yield SQL(
-        "put_together.find_bodies",
+        "assemble.find_bodies",
         (endpoint.conversation_handle, number, MAX_XML_BYTES, None if is_data else _ERROR_FRAGMENTS),
     )
     pieces = dict(rows) | {fragment: part.body for fragment, part in new.items()}
@@ -477,8 +479,8 @@ def _advance(plans: list[Plan]) -> Steps[None]:
 
 def _deliver(plans: list[Plan]) -> Steps[None]:
     """Insert messages into their queues, or beside queues that are off. Delete the fragments of inserted messages."""
-    queues: dict[int, list[Arrived]] = defaultdict(list)
-    beside: list[Arrived] = []
+    queues: dict[int, list[DeliverableRun]] = defaultdict(list)
+    beside: list[DeliverableRun] = []
     for plan in plans:
         (beside if plan.endpoint.waits else queues[plan.endpoint.queue_id]).extend(plan.messages)
     for queue_id, messages in queues.items():
@@ -488,43 +490,43 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
                 enqueue.insert_arrived(queue_id),
                 (
                     *map(list, zip(*_runs(messages), strict=True)),
-                    Bodies(chain.from_iterable(arrived.alike.bodies for arrived in messages)),
+                    Bodies(chain.from_iterable(arrived.run.bodies for arrived in messages)),
                 ),
             )
-    gone = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _not_kept(plan)]
+    gone = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _fragments_to_delete(plan)]
     if gone:
         yield SQL("deliver.delete_fragments", ([handle for handle, _ in gone], [number for _, number in gone]))
     whole = [
-        (arrived.handle, number, arrived.alike.message_type, int(arrived.alike.content), body)
+        (arrived.handle, number, arrived.run.message_type, int(arrived.run.content), body)
         for arrived in beside
-        for number, body in enumerate(arrived.alike.bodies, arrived.alike.first)
-        if not arrived.alike.is_fragmented
+        for number, body in enumerate(arrived.run.bodies, arrived.run.first)
+        if not arrived.run.is_fragmented
     ]
     if whole:
         *columns, bodies = zip(*whole, strict=True)
         yield SQL("deliver.keep_beside", (*map(list, columns), Bodies(bodies)))
 
 
-def _not_kept(plan: Plan) -> set[int]:
+def _fragments_to_delete(plan: Plan) -> set[int]:
     """Return the completed messages whose fragments are to be deleted: they are in the queue, or were not accepted."""
     complete = {step.number for step in plan.batch.steps if isinstance(step, Complete)}
-    waits = {one.alike.first for one in plan.messages if plan.endpoint.waits and one.alike.is_fragmented}
+    waits = {one.run.first for one in plan.messages if plan.endpoint.waits and one.run.is_fragmented}
     return complete - waits
 
 
-def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
+def _runs(messages: list[DeliverableRun]) -> list[tuple[object, ...]]:
     """Return the parameters of `enqueue.insert_arrived` for each run."""
     runs: list[tuple[object, ...]] = []
     start = 1
-    for handle, alike, *rest in messages:
-        runs.append((handle, alike.first, len(alike.bodies), start, *rest, alike.is_fragmented))
-        start += len(alike.bodies)
+    for handle, run, *rest in messages:
+        runs.append((handle, run.first, len(run.bodies), start, *rest, run.is_fragmented))
+        start += len(run.bodies)
     return runs
 
 
-def _conclude(plans: list[Plan], now: datetime) -> Steps[None]:
+def _update_endpoints(plans: list[Plan], now: datetime) -> Steps[None]:
     """Update the endpoints: their states, ends of conversations, and failures of refused messages."""
-    ends: list[Ended] = []
+    ends: list[ArrivedEnd] = []
     states: dict[UUID, EndpointState] = {}
     for plan in plans:
         endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
@@ -532,19 +534,19 @@ def _conclude(plans: list[Plan], now: datetime) -> Steps[None]:
             yield store_remote_error([handle], ConversationFailure.of(plan.failure.to_sender))
             yield from fail_endpoints([handle], plan.failure.to_receiver)
             continue
-        if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it
+        if endpoint.waits and endpoint.state in _RECEIVING_STATES:  # its turn comes with the messages before it
             continue
         state = EndpointState(endpoint.state)
         if state is EndpointState.STARTED_INBOUND and plan.messages:
             state = EndpointState.CONVERSING
         if plan.event is not None:
-            ends.append(Ended(handle, state, plan.event))
+            ends.append(ArrivedEnd(handle, state, plan.event))
         elif state != endpoint.state:
             states[handle] = state
-    yield from take_ends(ends, states, now)
+    yield from apply_ends(ends, states, now)
 
 
-class Ended(NamedTuple):
+class ArrivedEnd(NamedTuple):
     """An EndDialog or an Error that arrived on an endpoint, whose row is locked. `state` is the state before."""
 
     handle: UUID
@@ -552,7 +554,7 @@ class Ended(NamedTuple):
     event: Event
 
 
-def take_ends(ends: Sequence[Ended], states: Mapping[UUID, EndpointState], now: datetime) -> Steps[None]:
+def apply_ends(ends: Sequence[ArrivedEnd], states: Mapping[UUID, EndpointState], now: datetime) -> Steps[None]:
     """Change the states of endpoints by the ends that arrived, and close endpoints. `states` are of other endpoints."""
     after = {end.handle: TRANSITIONS.get((end.state, end.event), end.state) for end in ends}
     if failed := [end.handle for end in ends if end.event is Event.ERROR_ARRIVED]:
@@ -568,4 +570,4 @@ def take_ends(ends: Sequence[Ended], states: Mapping[UUID, EndpointState], now: 
     }
     changed.update(states)
     if changed:
-        yield SQL("take_ends", (list(changed), [state.value for state in changed.values()]))
+        yield SQL("apply_ends", (list(changed), [state.value for state in changed.values()]))

@@ -14,7 +14,7 @@ join servicebroker.databases d on d.database_id = e.database_id and d.is_broker_
 left join servicebroker.arrivals told using (conversation_handle)
 where e.conversation_handle = any ($1) for key share of e skip locked
 
--- name: lock_waiting
+-- name: lock_beside
 select conversation_handle from servicebroker.arrivals where conversation_handle = any ($1)
 for no key update skip locked
 
@@ -30,11 +30,11 @@ and c.relnamespace = 'servicebroker'::regnamespace and l.pid is distinct from pg
 and coalesce(a.backend_type, '') <> 'autovacuum worker'
 and coalesce(a.xact_start < clock_timestamp() - interval '1 second', true)
 
--- name: put_together.find_kind
+-- name: assemble.find_kind
 select message_type_name, content::int, fragments from servicebroker.arrived_fragments
 where conversation_handle = $1 and message_sequence_number = $2 limit 1
 
--- name: put_together.find_bodies
+-- name: assemble.find_bodies
 select fragment, message_body from (  select fragment, message_body, sum(octet_length(message_body)) over (order by fragment)
     - octet_length(message_body) as before
   from servicebroker.arrived_fragments where conversation_handle = $1 and message_sequence_number = $2) f where before <= $3 order by fragment limit $4
@@ -72,7 +72,7 @@ select handle, number, 0, 1, type, content, body
 from unnest($1::uuid[], $2::bigint[], $3::text[], $4::smallint[], $5::bytea[])
   m (handle, number, type, content, body)
 
--- name: take_ends
+-- name: apply_ends
 update servicebroker.conversation_endpoints e set state = s.state, can_expire = s.state not in ('ER', 'CD')
 from unnest($1::uuid[], $2::text[]) s (handle, state)
 where e.conversation_handle = s.handle

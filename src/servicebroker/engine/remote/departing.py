@@ -57,7 +57,7 @@ class WaitingConversation(NamedTuple):
     has_end: bool
 
 
-class OutgoingLook(NamedTuple):
+class OutgoingPoll(NamedTuple):
     """The result of a poll of the transmission queue.
 
     Attributes:
@@ -75,7 +75,7 @@ class OutgoingLook(NamedTuple):
     traced: bool
 
 
-class Leaving(NamedTuple):
+class OutgoingMessages(NamedTuple):
     """Messages of one endpoint to send, in order: numbers, sizes of the bodies in bytes, and parts.
 
     A part has no body if the body is empty, or longer than the limit of `read`.
@@ -86,11 +86,11 @@ class Leaving(NamedTuple):
     parts: list[Part]
 
 
-NO_MESSAGES = Leaving((), (), [])
+NO_MESSAGES = OutgoingMessages((), (), [])
 
 
-class _LookRow(NamedTuple):
-    """A row of `_LOOK`: values that are equal in all rows (`OutgoingLook`), and a conversation with new messages."""
+class _PollRow(NamedTuple):
+    """A row of `_POLL`: values that are equal in all rows (`OutgoingPoll`), and a conversation with new messages."""
 
     end: int
     unfinished: Sequence[int]
@@ -100,7 +100,7 @@ class _LookRow(NamedTuple):
     waiting: WaitingConversation | None
 
 
-def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLook]:
+def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingPoll]:
     """Return conversations with rows in the transmission queue that were invisible to the poll with snapshot `seen`.
 
     No row is missed or returned twice, whatever the order of commits. Without `seen` no conversation is returned, only
@@ -110,13 +110,13 @@ def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLoo
     end, unfinished = seen or (NO_TRANSACTION_ID, ())
     parameters = (str(end), [str(xact) for xact in unfinished])
     if division == WHOLE:
-        rows = yield Statement("departing.look", _LOOK, parameters)
+        rows = yield Statement("departing.look", _POLL, parameters)
     else:
-        rows = yield Statement("departing.look.divided", _LOOK_DIVIDED, (*parameters, *division))
-    found = [build_row(_LookRow, row) for row in rows]
+        rows = yield Statement("departing.look.divided", _POLL_DIVIDED, (*parameters, *division))
+    found = [build_row(_PollRow, row) for row in rows]
     waiting = [row.waiting for row in found if row.waiting is not None]
     first = found[0]
-    return OutgoingLook(
+    return OutgoingPoll(
         Snapshot(first.end, tuple(first.unfinished)), waiting, frozenset(first.disabled), first.routes, first.traced
     )
 
@@ -125,7 +125,7 @@ _FRESH = (
     "conversation_handle, message_sequence_number, is_end_of_dialog, is_conversation_error "
     "from servicebroker.transmission_queue"
 )
-_LOOKS = (
+_POLL_TEMPLATE = (
     "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
     "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # lacks this transaction's id
     "|| pg_current_xact_id_if_assigned()::text::bigint, null), "
@@ -145,11 +145,14 @@ _LOOKS = (
     "or g.has_end and (select e.is_remote from servicebroker.conversation_endpoints e "  # the daemon needs each end
     "where e.conversation_handle = g.conversation_handle)){}) w on true"
 )
-_SHARE = (  # `share_of` of protocol/division.py
+_IS_OF_SHARE = (  # `share_of` of protocol/division.py
     "(select get_byte(uuid_send(e.conversation_id), 15) % $4::int "
     "from servicebroker.conversation_endpoints e where e.conversation_handle = {}) = $3::int"
 )
-_LOOK, _LOOK_DIVIDED = _LOOKS.format(""), _LOOKS.format(" and " + _SHARE.format("g.conversation_handle"))
+_POLL, _POLL_DIVIDED = (
+    _POLL_TEMPLATE.format(""),
+    _POLL_TEMPLATE.format(" and " + _IS_OF_SHARE.format("g.conversation_handle")),
+)
 
 
 def page(after: UUID | None, count: int, division: Division = WHOLE) -> Steps[list[UUID]]:
@@ -162,7 +165,7 @@ def page(after: UUID | None, count: int, division: Division = WHOLE) -> Steps[li
     if division == WHOLE:
         rows = yield Statement("departing.page", _PAGE.format("true"), parameters)
     else:
-        share = _SHARE.format("found.conversation_handle")
+        share = _IS_OF_SHARE.format("found.conversation_handle")
         rows = yield Statement("departing.page.divided", _PAGE.format(share), (*parameters, *division))
     return [handle for (handle,) in rows]
 
@@ -259,7 +262,7 @@ def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
     return {handle for (handle,) in rows}
 
 
-class Reading(NamedTuple):
+class ReadRequest(NamedTuple):
     """A request to read messages from the number `first` on: at least one, at most `most`, and about `room` bytes."""
 
     first: int
@@ -267,7 +270,7 @@ class Reading(NamedTuple):
     room: int
 
 
-def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]]:
+def read(wanted: dict[UUID, ReadRequest], longest: int) -> Steps[dict[UUID, OutgoingMessages]]:
     """Read messages of each endpoint, up to the first delayed one. Bodies longer than `longest` bytes are left out."""
     rows = yield Statement(
         "departing.read",
@@ -296,7 +299,7 @@ def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]
     for place, group in groupby(rows, itemgetter(0)):
         _, numbers, sizes, types, contents, bodies, tokens = zip(*group, strict=True)
         parts = list(map(Part, types, map(_CONTENTS.__getitem__, contents), bodies, tokens))
-        found[handles[place - 1]] = Leaving(numbers, sizes, parts)
+        found[handles[place - 1]] = OutgoingMessages(numbers, sizes, parts)
     return found
 
 
@@ -320,7 +323,7 @@ def token_of(handle: UUID, number: int) -> Steps[bytes | None]:
     return rows[0][0] if rows else None
 
 
-class Settled(NamedTuple):
+class AcknowledgedEndpoints(NamedTuple):
     """The result of `acknowledge`: the handles that were handled, and those of them that were closed.
 
     Acknowledge the other handles again: another session had locked their rows.
@@ -330,7 +333,7 @@ class Settled(NamedTuple):
     ended: list[UUID]
 
 
-def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settled]:
+def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[AcknowledgedEndpoints]:
     """Delete messages that the peers have acknowledged. Close endpoints whose EndDialog or Error is acknowledged.
 
     The first acknowledgement names the broker identifier of the target, to which all later messages are sent.
@@ -349,7 +352,7 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settl
     over = [handle for handle, _, is_ending in rows if is_ending and handle in ended]
     if over:
         yield from close_endpoints(over, now)
-    return Settled([*done, *gone], over)
+    return AcknowledgedEndpoints([*done, *gone], over)
 
 
 def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
@@ -389,15 +392,15 @@ def diverge(diverged: Mapping[UUID, Diverged], now: datetime) -> Steps[list[UUID
     The sides of a conversation diverge if the database of one side was restored from an old copy.
     """
     done = yield from fail({handle: side.own for handle, side in diverged.items()}, now)
-    yield _be_remote(done)
+    yield _mark_remote(done)
     for handle in done:
         yield store_remote_error([handle], ConversationFailure(*structs.astuple(diverged[handle].far)))
     return done
 
 
-def _be_remote(handles: list[UUID]) -> Statement:
+def _mark_remote(handles: list[UUID]) -> Statement:
     """Mark these endpoints as remote. In a restored copy they may not be: the copy had sent nothing yet."""
-    return SQL("be_remote", (handles,))
+    return SQL("mark_remote", (handles,))
 
 
 def set_statuses(texts: dict[UUID, str]) -> Statement:

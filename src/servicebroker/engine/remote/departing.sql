@@ -25,7 +25,7 @@ from unnest($1::uuid[], $2::uuid[]) a (handle, broker) where conversation_handle
 select conversation_handle from servicebroker.conversation_endpoints
 where conversation_handle = any ($1) and state = 'DO'
 
--- name: be_remote
+-- name: mark_remote
 update servicebroker.conversation_endpoints set is_remote = true
 where conversation_handle = any ($1) and not is_remote and far_handle is null
 

@@ -14,7 +14,7 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-class ToldMembership(NamedTuple):
+class ReportedMembership(NamedTuple):
     """A reported membership. `account` is DOMAIN\\\\member. Account and certificate are None before the instance joins.
 
     `problem` is the text of a problem, '' for none.
@@ -27,14 +27,14 @@ class ToldMembership(NamedTuple):
     problem: str
 
 
-def tell_membership(membership: ToldMembership | None) -> Steps[None]:
+def report_membership(membership: ReportedMembership | None) -> Steps[None]:
     """Store the reported membership; None if the endpoint does not use a domain."""
-    yield SQL("tell_membership.delete_domain_membership")
+    yield SQL("report_membership.delete_domain_membership")
     if membership is not None:
-        yield SQL("tell_membership.insert_domain_membership", membership)
+        yield SQL("report_membership.insert_domain_membership", membership)
 
 
-def find_membership() -> Steps[ToldMembership | None]:
+def find_membership() -> Steps[ReportedMembership | None]:
     """Return the last report; None before the first."""
     rows = yield SQL("find_membership")
-    return ToldMembership(*rows[0]) if rows else None
+    return ReportedMembership(*rows[0]) if rows else None

@@ -70,14 +70,14 @@ def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) ->
     )
 
 
-class Accepted(NamedTuple):
+class AcceptedClaims(NamedTuple):
     """The result of `accept`: instances that now belong to the peer, and addresses whose former owner was deleted."""
 
     instances: tuple[UUID, ...]
     addresses: tuple[str, ...]
 
 
-def accept(name: str, now: datetime) -> Steps[Accepted]:
+def accept(name: str, now: datetime) -> Steps[AcceptedClaims]:
     """Accept the claims of a peer's certificate owner: the claimed instances and addresses no longer belong to others.
 
     Raises:
@@ -93,4 +93,4 @@ def accept(name: str, now: datetime) -> Steps[Accepted]:
     addresses = yield SQL("accept.delete_left", (owner, ADDRESS))
     yield SQL("accept.delete_mistrusted", (owner, INSTANCE, ADDRESS))
     yield SQL("accept.update_certificates", (owner, now))
-    return Accepted(tuple(instance for (instance,) in instances), tuple(address for (address,) in addresses))
+    return AcceptedClaims(tuple(instance for (instance,) in instances), tuple(address for (address,) in addresses))

@@ -71,7 +71,7 @@ class LocalService(NamedTuple):
     catalog_version: int = 0
 
 
-class _Found(NamedTuple):
+class _TopologyRow(NamedTuple):
     """A row of `find_topology`: a database, the stored endpoint, and one of the services, if the database has any."""
 
     database: Database
@@ -148,7 +148,7 @@ def find_topology(
         database_id: the initiator's database, if its remote service bindings matter.
     """
     rows = yield SQL("find_topology", (list(services), contract, now - ROUTE_REQUEST_RETRY, database_id))
-    found = [build_row(_Found, row) for row in rows]
+    found = [build_row(_TopologyRow, row) for row in rows]
     databases = list({one.database.database_id: one.database for one in found}.values())
     homes = {
         (one.service, one.database.broker): one.home
@@ -198,17 +198,17 @@ class Router:
         self._outside = outside
         self._site = site
         self._now = now
-        self._known: dict[Conversation, Decision] = {}
+        self._decisions: dict[Conversation, Decision] = {}
 
     def decide(self, conversation: Conversation, conversation_id: UUID) -> Decision:
         """Return the routing decision. The identifier replaces random choices: equal calls return equal decisions."""
-        known = self._known.get(conversation)
+        known = self._decisions.get(conversation)
         if known is not None:
             return known
         pick = ChancePick(conversation_id.int % 2**53 / 2**53)
         decision = classify(conversation, self._own, self._outside, self._site, self._now, pick)
         if not pick.was_asked:
-            self._known[conversation] = decision
+            self._decisions[conversation] = decision
         return decision
 
 

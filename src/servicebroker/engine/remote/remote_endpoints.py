@@ -121,7 +121,7 @@ def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote
     )
 
 
-class _Behind(NamedTuple):
+class _LastColumns(NamedTuple):
     """The columns of `_SELECT` after the fields of `RemoteEndpoint`."""
 
     failure_code: int | None
@@ -138,7 +138,7 @@ _OWN_COLUMNS = RemoteEndpoint._fields.index("failure")
 
 def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
-    behind = [build_row(_Behind, row[_OWN_COLUMNS:]) for row in rows]
+    behind = [build_row(_LastColumns, row[_OWN_COLUMNS:]) for row in rows]
     endpoints = [_endpoint(row[:_OWN_COLUMNS], more) for row, more in zip(rows, behind, strict=True)]
     kept = yield from _find_kept(
         {
@@ -150,7 +150,7 @@ def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     return [_with_kept(endpoint, kept.get(endpoint.conversation_handle)) for endpoint in endpoints]
 
 
-def _endpoint(own: Row, more: _Behind) -> RemoteEndpoint:
+def _endpoint(own: Row, more: _LastColumns) -> RemoteEndpoint:
     failure = None if more.failure_code is None else (more.failure_code, more.failure_text)
     keys = more.security, more.keys, more.by_service_master_key
     return RemoteEndpoint._make([*own, failure, {}, *keys, more.receive_token, False])
@@ -232,7 +232,7 @@ def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
     return dict(rows)
 
 
-def groups_left(groups: Collection[UUID]) -> Steps[set[UUID]]:
+def existing_groups(groups: Collection[UUID]) -> Steps[set[UUID]]:
     """Return the groups that still exist."""
-    rows = yield SQL("groups_left", (list(groups),))
+    rows = yield SQL("existing_groups", (list(groups),))
     return {group for (group,) in rows}

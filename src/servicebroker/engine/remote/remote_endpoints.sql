@@ -36,5 +36,5 @@ where conversation_handle = any ($1) for no key update skip locked
 select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints
 where conversation_handle = any ($1)
 
--- name: groups_left
+-- name: existing_groups
 select conversation_group_id from servicebroker.conversation_groups where conversation_group_id = any ($1)

@@ -38,7 +38,7 @@ class Unroutable(NamedTuple):
 BEING_ALTERED = Unroutable(9797)  # another session is creating or altering the service
 
 
-class Place(NamedTuple):
+class TargetLocation(NamedTuple):
     """The service for the target of a conversation, and the broker identifier of its database.
 
     `failure` is the Error for the initiator, if the service refuses the conversation.
@@ -99,7 +99,7 @@ class NewTarget(NamedTuple):
         )
 
 
-class MadeTarget(NamedTuple):
+class CreatedTarget(NamedTuple):
     """The values of a created target that the statement has determined."""
 
     priority: int
@@ -122,9 +122,9 @@ def locate(catalog: Catalog, service: str, contract: str, now: datetime) -> Step
     return located, (yield from located.routes(catalog, located.msdb))
 
 
-def place_of(
+def locate_target(
     header: Header, located: LocalTopology, outside: RoutingTable, now: datetime, pick: Pick
-) -> Place | ConversationFailure | Unroutable:
+) -> TargetLocation | ConversationFailure | Unroutable:
     """Return the service for the target of a conversation that begins in another instance.
 
     `outside` are the routes of msdb: they decide whether the service is in this instance
@@ -150,7 +150,7 @@ def place_of(
         refused = ConversationFailure.of(BrokerError(8425, opening.contract))
     elif not home.accepted:
         refused = ConversationFailure.of(BrokerError(8408, header.to_service, opening.contract))
-    return Place(home, UUID(destination.broker_instance), refused)
+    return TargetLocation(home, UUID(destination.broker_instance), refused)
 
 
 def lifetime_of(header: Header, now: datetime) -> datetime:
@@ -166,13 +166,13 @@ class FirstMessages(NamedTuple):
     token: bytes | None
 
 
-def insert_targets(targets: Sequence[NewTarget]) -> Steps[dict[UUID, MadeTarget]]:
+def insert_targets(targets: Sequence[NewTarget]) -> Steps[dict[UUID, CreatedTarget]]:
     """Create target endpoints, with their session keys if they have dialog security. Returns the created ones.
 
     A target is not created if the initiator of its conversation is in this instance.
     """
     rows = yield Statement("remote_opening.insert_targets", _INSERT_TARGETS, _columns(targets))
-    return {handle: MadeTarget(*row) for handle, *row in rows}
+    return {handle: CreatedTarget(*row) for handle, *row in rows}
 
 
 def insert_with_messages(
@@ -181,7 +181,7 @@ def insert_with_messages(
     messages: Sequence[FirstMessages],
     runs: Sequence[Sequence[object]],
     bodies: Bodies,
-) -> Steps[dict[UUID, MadeTarget]]:
+) -> Steps[dict[UUID, CreatedTarget]]:
     """Create the targets of one queue together with their first messages, in one statement.
 
     `runs` and `bodies` are those of `enqueue.arrive_first`. Returns as `insert_targets`.
@@ -197,7 +197,7 @@ def insert_with_messages(
             bodies,
         ),
     )
-    return {handle: MadeTarget(*row) for handle, *row in rows}
+    return {handle: CreatedTarget(*row) for handle, *row in rows}
 
 
 def _columns(targets: Sequence[NewTarget]) -> tuple[Sequence[object], ...]:

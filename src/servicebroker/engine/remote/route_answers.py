@@ -21,7 +21,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-class Answers(NamedTuple):
+class RouteAnswers(NamedTuple):
     """The result of `take_answers`.
 
     Attributes:
@@ -49,14 +49,14 @@ class _Request(NamedTuple):
     locks_delivery: bool
 
 
-def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
+def take_answers(catalog: Catalog, now: datetime) -> Steps[RouteAnswers]:
     """End this side of answered requests, and look for the targets of waiting messages again. Waits for no lock."""
     rows = yield SQL("take_answers.find_requests", (locks.CONVERSATION_GROUP, locks.PARKED_DELIVERY))
     requests = [_Request._make(row) for row in rows]
     if not requests:
-        return Answers([], [])
+        return RouteAnswers([], [])
     if not requests[0].locks_delivery:
-        return Answers([], [], again=True)
+        return RouteAnswers([], [], again=True)
     free = yield from lock_free([one.handle for one in requests if one.state is not None and one.locks_group])
     done = [one for one in requests if one.state is None or one.handle in free]
     failures: list[BrokerError] = []
@@ -70,7 +70,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
     left: list[UUID] = []
     for database_id in sorted({request.database_id for request in done}):
         left += yield from match_again(catalog, database_id, now)
-    return Answers(failures, left, again=len(done) < len(requests))
+    return RouteAnswers(failures, left, again=len(done) < len(requests))
 
 
 def _failures(handle: UUID, queue_id: int) -> Steps[list[BrokerError]]:

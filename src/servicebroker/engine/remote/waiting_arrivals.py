@@ -10,7 +10,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.remote.arriving import Ended, take_ends
+from servicebroker.engine.remote.arriving import ArrivedEnd, apply_ends
 from servicebroker.model.states import EndpointState, Event
 from servicebroker.protocol.envelope import Content
 from servicebroker.store import locks
@@ -70,13 +70,13 @@ def _enqueue(locked: list[UUID], now: datetime) -> Steps[None]:
     for queue_id, handles in queues:
         yield Statement("waiting_arrivals.enqueue.arrive", enqueue.insert_kept(queue_id), (handles,))
         rows = yield SQL("enqueue.find_ends", (handles,))
-        ends: list[Ended] = []
+        ends: list[ArrivedEnd] = []
         states: dict[UUID, EndpointState] = {}
         for handle, before, content in rows:
             state = EndpointState.CONVERSING if before == EndpointState.STARTED_INBOUND else EndpointState(before)
             if content != Content.DATA:
                 event = Event.END_DIALOG_ARRIVED if content == Content.END else Event.ERROR_ARRIVED
-                ends.append(Ended(handle, state, event))
+                ends.append(ArrivedEnd(handle, state, event))
             elif state != before:
                 states[handle] = state
-        yield from take_ends(ends, states, now)
+        yield from apply_ends(ends, states, now)

@@ -102,7 +102,7 @@ def grant(definer: Definer, operation: Grant) -> Steps[None]:
 def deny(definer: Definer, operation: Deny) -> Steps[None]:
     """Insert the denial, and delete the grants."""
     change = yield from _prepare(definer.user, operation)
-    holders = yield from _holders(change, operation.cascade)
+    holders = yield from _find_holders(change, operation.cascade)
     yield _delete(change, "true", holders)
     yield SQL("deny", (*change.key, holders, change.permission, change.user_id, DENY))
     yield renew_versions()
@@ -111,7 +111,7 @@ def deny(definer: Definer, operation: Deny) -> Steps[None]:
 def revoke(definer: Definer, operation: Revoke) -> Steps[None]:
     """Delete grants or denials."""
     change = yield from _prepare(definer.user, operation)
-    holders = yield from _holders(change, operation.cascade)
+    holders = yield from _find_holders(change, operation.cascade)
     if operation.grant_option_for:
         yield SQL(
             "revoke",
@@ -209,14 +209,15 @@ def _find(user: User, target: _Target, *, takes_built_in: bool = False) -> Steps
     return found[0]
 
 
-def _holders(change: _Change, cascade: bool) -> Steps[list[int]]:
+def _find_holders(change: _Change, cascade: bool) -> Steps[list[int]]:
     """Return the grantee, and with CASCADE all principals to which the grantee has granted the permission.
 
     Raises:
         BrokerError: 4611 the permission is grantable, and CASCADE is missing.
     """
     rows = yield SQL(
-        "holders", (*change.key, change.grantee_id, change.permission, GRANT_WITH_GRANT_OPTION, cascade, change.user_id)
+        "find_holders",
+        (*change.key, change.grantee_id, change.permission, GRANT_WITH_GRANT_OPTION, cascade, change.user_id),
     )
     if rows[0][1] and not cascade:
         raise BrokerError(4611)

@@ -14,7 +14,7 @@ update servicebroker.permissions set state = $7::"char" where database_id = $1 a
 and major_id = $3 and grantee_id = $4 and permission = $5 and state = $8::"char"
 and ($6::int is null or grantor_id = $6)
 
--- name: holders
+-- name: find_holders
 with recursive here as (select * from servicebroker.permissions
 where database_id = $1 and class = $2 and major_id = $3 and permission = $5),
 holders (id) as (select $4::int union select p.grantee_id from here p join holders h on p.grantor_id = h.id)

@@ -16,7 +16,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MOST_OF_CERTIFICATE = 1_000  # brokers; the holder of one key can claim to be any number of them
+MAX_OF_CERTIFICATE = 1_000  # brokers; the holder of one key can claim to be any number of them
 
 
 class KnownBroker(NamedTuple):
@@ -40,4 +40,4 @@ def find_broker(certificate_id: int, broker: UUID) -> Steps[KnownBroker]:
 
 def save_broker(certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> Statement:
     """Add to the known facts of a broker, unless the certificate has been dropped meanwhile."""
-    return SQL("save_broker", (certificate_id, broker, list(capabilities), ahead_until, MOST_OF_CERTIFICATE))
+    return SQL("save_broker", (certificate_id, broker, list(capabilities), ahead_until, MAX_OF_CERTIFICATE))

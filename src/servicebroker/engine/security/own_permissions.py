@@ -46,7 +46,7 @@ def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Ste
         if name is not None:
             return None
         rights = yield from find_login_rights(login)
-        named = _named(Kind.SERVER)
+        named = _permissions_of(Kind.SERVER)
         return [
             one
             for one in named
@@ -65,8 +65,8 @@ def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Ste
         return None
     on = found[0]
     rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
-    return [one for one in _named(on.kind) if is_allowed(rights.identities, one, on, rights.entries)]
+    return [one for one in _permissions_of(on.kind) if is_allowed(rights.identities, one, on, rights.entries)]
 
 
-def _named(kind: Kind) -> list[str]:
+def _permissions_of(kind: Kind) -> list[str]:
     return sorted(name for of, name in IMPLIED_BY if of is kind)

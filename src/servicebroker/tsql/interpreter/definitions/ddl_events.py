@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from servicebroker.engine.catalog.event_notifications import has_notification, post_ddl
+from servicebroker.engine.catalog.event_notifications import has_notification, send_ddl_event
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model.event_instances import Element, EventInstance
 from servicebroker.model.event_types import EVENTS, is_of_the_server
@@ -146,5 +146,5 @@ def _post_event(
         text.strip(),
     )
     now = machine.instance.clock()
-    for problem in database._alone(post_ddl(database.database_id, event_instance, elements, now)):
+    for problem in database._alone(send_ddl_event(database.database_id, event_instance, elements, now)):
         _LOG.error("%s", problem)
