@@ -424,8 +424,8 @@ MUTANTS = [
     Mutant(
         "a share does not look for what waited before it had it",
         "broker.relay",
-        "        self.forwarding.shares = self._named.shares = self._route_requests.shares = shares\n",
-        "        self.forwarding.shares = self._named.shares = self._route_requests.shares = shares\n"
+        "        self.forwarding.shares = self._unanswered.shares = self._route_requests.shares = shares\n",
+        "        self.forwarding.shares = self._unanswered.shares = self._route_requests.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
         42,
