@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from servicebroker.engine.diagnosis.findings import Remedy, Finding, Severity
+from servicebroker.engine.diagnosis.findings import Finding, Remedy, Severity
 
 QueueNames = Mapping[str, tuple[str, str]]  # database and `schema.name`, by doctor's name of a queue
 
