@@ -357,6 +357,12 @@ class HostileProcess:
     def pause(self) -> None:
         self._say("pause")
 
+    def count_kinds(self) -> int:
+        """Return how many kinds of attacks it has made."""
+        self._say("count")
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
     def end(self) -> dict[str, Any]:
         """Stop the process. Return how often it made each attack, and the received bodies in hexadecimal."""
         output, _ = self._process.communicate("end\n", timeout=60)
@@ -536,6 +542,8 @@ def main() -> None:
                 attacker.may.set()
             case "pause":
                 attacker.may.clear()
+            case "count":
+                write_line(str(len(attacker.deeds)))
             case _:
                 break
     attacker.over.set()
