@@ -23,6 +23,7 @@ import servicebroker.testing
 from servicebroker.api.upkeep import upkeep
 from servicebroker.model import names
 from servicebroker.model.poison import Rollbacks
+from servicebroker.store import locks
 from servicebroker.store.direct import DirectConnection
 from servicebroker.testing.receiving import is_due
 from side_by_side import (
@@ -52,6 +53,10 @@ MOST_REPEATED = 2  # histories of a short run; a run of 10,000 steps has one mor
 LOCK_TIMEOUT = 400  # milliseconds, beyond what a vacuum or a loaded machine takes: then a step "waits" for a lock
 NOBODY = UUID(int=7)  # an unknown handle
 _CONVERSATION = "select conversation_id from servicebroker.conversation_endpoints where conversation_handle = $1"
+_GROUP_LOCKS = (
+    f"select pid, objid from pg_locks where locktype = 'advisory' and classid = {locks.CONVERSATION_GROUP} "
+    "and database = (select oid from pg_database where datname = current_database())"
+)
 BEGINNINGS = ("begin", "short")  # steps that begin a conversation
 DEFINITIONS = ["off", "on", "on", "type", "late", "rehouse", "disable", "enable", "enable", "new", "error", "priority"]
 
@@ -149,6 +154,8 @@ class Model(RuleBasedStateMachine):
         compare(self.see, databases, in_order=in_order)
         events = [event.text for event in self.real.events.recent()[self.events :]]
         assert events == [event.text for event in self.double.events.recent()]
+        if not self.open:
+            assert self.see(_GROUP_LOCKS) == [], "a session keeps a group lock after its transaction"
 
     def see(self, text: str, *parameters: object) -> Rows:
         """Return the rows of a query, as the acting transaction of the engine sees them."""

@@ -35,7 +35,7 @@ from psycopg_pool import ConnectionPool
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.overriding import override
-from servicebroker.store import forked
+from servicebroker.store import forked, session_locks
 from servicebroker.store.clamped_times import clamped_context
 from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Bodies, Row, Statement, Steps, text_of
@@ -199,11 +199,18 @@ class PreparedStatements:
                 self._pending.verbs = _spoil
 
     def _counted(self, connection: AnyConnection, statement: Statement) -> PQGen[list[Row]]:
+        """Run and count a statement, and record the locks that the session keeps."""
         counts, began = counts_of(connection), perf_counter()
         try:
-            return (yield from self.steps(connection, text_of(statement.name, statement.sql), statement.parameters))
+            rows = yield from self.steps(connection, text_of(statement.name, statement.sql), statement.parameters)
+        except BaseException:
+            if statement.locks:
+                session_locks.record_unknown(connection)
+            raise
         finally:
             counts.add(statement.name, perf_counter() - began)
+        session_locks.record(connection, statement, rows)
+        return rows
 
     def _result_steps(
         self,

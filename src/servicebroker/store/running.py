@@ -121,8 +121,7 @@ def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
         if isinstance(problem, psycopg.Error):
             problem.add_note(f"{STATEMENT}{statement.name}")
         raise
-    if statement.locks and rows and rows[0][-1] not in (None, []):
-        session_locks.record_keys(connection, rows[0][-1])
+    session_locks.record(connection, statement, rows)
     return rows
 
 

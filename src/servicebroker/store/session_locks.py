@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from servicebroker.store import locks
-from servicebroker.store.statements import text_of
+from servicebroker.store.statements import Rows, Statement, text_of
 
 _UNLOCK = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
 # Run this only while no transaction holds group locks: pg_locks does not distinguish their owners. objid is unsigned,
@@ -40,22 +40,24 @@ class _SessionLocks:
 _LOCKS_ATTRIBUTE = "servicebroker_kept"  # of the connection: faster than a dictionary, and each verb reads it
 
 
-def record_keys(connection: psycopg.Connection[Any], keys: int | list[int]) -> None:
-    """Record the key or keys of locks that the session keeps."""
-    _locks_of(connection).keys += keys if isinstance(keys, list) else [keys]
+def record(connection: psycopg.BaseConnection[Any], statement: Statement, rows: Rows) -> None:
+    """Record the keys of locks that the session keeps since the statement, which has returned these rows."""
+    if statement.locks and rows and rows[0][-1] not in (None, []):
+        keys = rows[0][-1]
+        _locks_of(connection).keys += keys if isinstance(keys, list) else [keys]
 
 
-def record_unknown(connection: psycopg.Connection[Any]) -> None:
+def record_unknown(connection: psycopg.BaseConnection[Any]) -> None:
     """Record that a statement failed before it could return its keys, so that `release` searches pg_locks for them."""
     _locks_of(connection).has_unknown = True
 
 
-def may_keep_locks(connection: psycopg.Connection[Any]) -> bool:
+def may_keep_locks(connection: psycopg.BaseConnection[Any]) -> bool:
     """Check whether the session may have locks to release."""
     return hasattr(connection, _LOCKS_ATTRIBUTE)
 
 
-def _locks_of(connection: psycopg.Connection[Any]) -> _SessionLocks:
+def _locks_of(connection: psycopg.BaseConnection[Any]) -> _SessionLocks:
     kept: _SessionLocks = connection.__dict__.setdefault(_LOCKS_ATTRIBUTE, _SessionLocks())
     return kept
 

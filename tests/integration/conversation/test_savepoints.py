@@ -114,6 +114,24 @@ def test_without_a_savepoint_the_session_keeps_no_lock(database: sb.Database) ->
         assert not session_locks.may_keep_locks(transaction.connection)
 
 
+@pytest.mark.parametrize("undo", [True, False])
+def test_a_deferred_dialog_leaves_no_lock(database: sb.Database, undo: bool) -> None:
+    """A conversation without a message is begun before the next statement, here under a savepoint."""
+    with database.transaction() as transaction:  # the path of the next conversation is cached
+        transaction.send(begin(transaction), ORDER, b"1")  # type: ignore[arg-type]
+    with database.transaction() as transaction:
+        with suppress(Undo), transaction.savepoint():
+            handle = begin(transaction)  # type: ignore[arg-type]
+            transaction.connection.execute("select 1")
+            assert count_locks(database) == 1
+            if undo:
+                raise Undo
+        assert count_locks(database) == 1
+    assert count_locks(database) == 0
+    if not undo:
+        assert database.end_conversation(handle) is None
+
+
 @pytest.mark.parametrize("verb", ["begin", "related", "timer", "end", "get", "move"])
 def test_every_verb_that_locks_keeps_its_lock(database: sb.Database, verb: str) -> None:
     initiator, target = open_dialog(database)

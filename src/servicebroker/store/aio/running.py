@@ -123,8 +123,7 @@ async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) 
         if isinstance(problem, psycopg.Error):
             problem.add_note(f"{STATEMENT}{statement.name}")
         raise
-    if statement.locks and rows and rows[0][-1] not in (None, []):
-        session_locks.record_keys(connection, rows[0][-1])
+    session_locks.record(connection, statement, rows)
     return rows
 
 
