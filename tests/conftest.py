@@ -164,7 +164,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _selected_cases(item: pytest.Item, cases: int) -> int:
     """Return the number of cases of a test in a short run."""
     sampled = item.get_closest_marker("sampled")
-    both = item.get_closest_marker("both_faces")
+    both = item.get_closest_marker("both_apis")
     return sampled.args[0] if sampled else (cases + 1) // 2 if both else cases
 
 
@@ -329,14 +329,14 @@ def clock(module_clock: Clock) -> Clock:
 
 @pytest.fixture(scope="module")
 def open_face(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[sb.Instance]]:
-    """A function that opens instances like `sb.open`. Tests marked `both_faces` run again on the asyncio API."""
+    """A function that opens instances like `sb.open`. Tests marked `both_apis` run again on the asyncio API."""
     return open_behind_portal if getattr(request, "param", "threads") == "asyncio" else sb.open
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the longest files first.
 
-    Without --full leave out tests marked `full`, one API of those marked `both_faces`, and cases of `sampled`.
+    Without --full leave out tests marked `full`, one API of those marked `both_apis`, and cases of `sampled`.
     """
     positions = {stem: position for position, stem in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: positions.get(item.path.stem, len(LONGEST_FILES)))
@@ -364,7 +364,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "open_face" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_faces"):
+    if "open_face" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_apis"):
         metafunc.parametrize("open_face", ["threads", "asyncio"], indirect=True, scope="module")
 
 

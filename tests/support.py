@@ -97,7 +97,7 @@ def open_dialog(database: sb.Database) -> tuple[UUID, UUID]:
     """Begin a conversation, and receive its first message. Returns the handles of initiator and target."""
     initiator = begin(database)
     database.send(initiator, ORDER, b"open")
-    (message,) = database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, initiator))
+    (message,) = database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, initiator))
     return initiator, message.conversation_handle
 
 
@@ -147,7 +147,7 @@ def state(database: sb.Database, handle: UUID) -> str | None:
     return rows[0][0] if rows else None
 
 
-def far_handle(database: sb.Database, handle: UUID) -> UUID:
+def peer_handle(database: sb.Database, handle: UUID) -> UUID:
     text = "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s"
     result: UUID = query(database, text, handle)[0][0]
     return result

@@ -117,7 +117,7 @@ def public_names(module: griffe.Module) -> list[str]:
 
 
 _WITH_METHODS = {"Instance", "Database", "Transaction", "JoinedTransaction", "ConversationPool", "Worker", "Events"}
-_OURS = {  # methods that other parts of the package call, and no application
+_INTERNAL_METHODS = {  # methods that other parts of the package call, and no application
     "catalog_of", "check_process", "count_polled", "count_received", "open", "renew", "share_events",  # Instance
     "sleep", "works_as_user",
     "check", "check_handles", "handler_of", "handler_of_schedule", "is_async",  # Worker
@@ -130,7 +130,7 @@ def methods(thing: Any) -> list[str]:
     return sorted(
         name
         for name, member in thing.all_members.items()
-        if not name.startswith("_") and name not in _OURS and _is_method(member)
+        if not name.startswith("_") and name not in _INTERNAL_METHODS and _is_method(member)
     )
 
 

@@ -48,7 +48,7 @@ _RETRY_PAUSE_S = 1.0  # after a failure of the watcher
 _STOP_TIMEOUT_S = 2.0
 _UNKNOWN_CONVERSATION_ERROR = 8426
 _SERVICE_CHANGED_ERROR = 8468
-_ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended the conversation
+_ENDED_ERRORS = {8426, 8427}  # errors of END CONVERSATION if the handler has ended the conversation
 
 _LOG = logging.getLogger("servicebroker")
 
@@ -224,7 +224,7 @@ def _handle_late(database: Database, queue: str, handle: UUID, procedure: Proced
         try:
             transaction.end_conversation(handle)
         except BrokerError as refused:
-            if refused.number not in _ENDED:
+            if refused.number not in _ENDED_ERRORS:
                 raise
     return True
 

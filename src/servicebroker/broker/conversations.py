@@ -25,7 +25,7 @@ from servicebroker.model.states import EndpointState
 from servicebroker.protocol.backoff import FIRST_RETRY_S
 from servicebroker.protocol.conversation_states import (
     ARRIVING,
-    LEAVING,
+    SENDER_TRANSITIONS,
     Action,
     BatchEvent,
     Event,
@@ -262,7 +262,7 @@ class Conversations:
         Raises:
             Impossible: the event cannot happen in this stage.
         """
-        entry.stage, actions = step(LEAVING, entry.stage, event)
+        entry.stage, actions = step(SENDER_TRANSITIONS, entry.stage, event)
         for action in actions:
             match action:
                 case Action.NOTE_ADDRESS:
@@ -611,7 +611,7 @@ def _state(endpoint: RemoteEndpoint) -> TransmissionState:
     return TransmissionState(
         base=endpoint.first,
         sent_below=endpoint.send_sequence,
-        sending=_SENDING.get(endpoint.state, Sending.FLOWING),
+        sending=_SENDING_BY_STATE.get(endpoint.state, Sending.FLOWING),
         far_broker=UUID(endpoint.far_broker) if endpoint.far_broker else None,
         is_acknowledged=endpoint.is_acknowledged,
         next=endpoint.receive_sequence,
@@ -621,7 +621,7 @@ def _state(endpoint: RemoteEndpoint) -> TransmissionState:
     )
 
 
-_SENDING = {
+_SENDING_BY_STATE = {
     EndpointState.DISCONNECTED_OUTBOUND.value: Sending.ENDING,
     EndpointState.ERROR.value: Sending.FAILED,
     EndpointState.CLOSED.value: Sending.CLOSED,

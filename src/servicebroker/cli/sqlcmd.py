@@ -20,7 +20,7 @@ _STRING_OR_COMMENT = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*")
 _COMMENT_DELIMITER = re.compile(r"/\*|\*/")
 _NAME = r"([A-Za-z_][\w-]*)"
 _SETVAR = re.compile(rf'{_NAME}(?:[ \t]+(?:"((?:[^"]|"")*)"|(\S.*?)))?')
-_KNOWN = frozenset(
+_DIRECTIVES = frozenset(
     {"setvar", "r", "on", "quit", "exit", "connect", "out", "error", "perftrace", "list", "listvar", "reset", "ed"}
     | {"help", "serverlist", "xml"}
 )
@@ -79,7 +79,7 @@ class Sqlcmd:
         comment_depth = 0
         for number, line in enumerate(text.split("\n"), 1):
             match = None if comment_depth else _DIRECTIVE.fullmatch(line)
-            if match is None or (match[1] and match[1].lower() not in _KNOWN):
+            if match is None or (match[1] and match[1].lower() not in _DIRECTIVES):
                 parts, comment_depth = _split_comments(line, comment_depth)
                 lines.append("".join(self._substitute(part, number) if is_code else part for part, is_code in parts))
                 continue

@@ -27,7 +27,7 @@ NAMES = {
 _LEVELS = {ACTIVATION_CLASS: logging.INFO}  # other classes are logged as warnings
 # other classes are sent only to handlers that name them, and are not stored
 DEFAULT_CLASSES = frozenset({QUEUE_DISABLED_CLASS, ACTIVATION_CLASS})
-_NONE: Mapping[str, str] = MappingProxyType({})
+_NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 
 _MAX_RECENT = 1000
 _LOG = logging.getLogger("servicebroker")
@@ -48,7 +48,7 @@ class BrokerEvent(NamedTuple):
     object_id: int
     text: str
     subclass: str = ""
-    columns: Mapping[str, str] = _NONE
+    columns: Mapping[str, str] = _NO_COLUMNS
 
 
 Handler = Callable[[BrokerEvent], object]

@@ -17,7 +17,7 @@ POSTGRES_IDENTIFIER = 63  # bytes
 
 SYSTEM_SCHEMAS = frozenset({"sys", "information_schema"})  # schemas in which no objects can be created
 
-_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a name, in brackets or plain
+_NAME_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a name, in brackets or plain
 
 _BROKER = "http://schemas.microsoft.com/SQL/ServiceBroker/"
 _NOTIFICATIONS = "http://schemas.microsoft.com/SQL/Notifications/"
@@ -126,9 +126,9 @@ def name_parts(kind: str, name: object, most: int) -> list[str]:
         BrokerError: 9609 more parts, 15151 an empty part or a stray bracket.
     """
     text = checked(kind, name, most * (2 * MAXIMUM_NAME + 3))
-    if not re.fullmatch(rf"{_PART}(\.{_PART})*", text):
+    if not re.fullmatch(rf"{_NAME_PART}(\.{_NAME_PART})*", text):
         raise BrokerError(15151, "use", kind, text, hint="Write a name with dots or brackets as [name]; ] is ]].")
-    parts = [part[1:-1].replace("]]", "]") if part[0] == "[" else part for part in re.findall(_PART, text)]
+    parts = [part[1:-1].replace("]]", "]") if part[0] == "[" else part for part in re.findall(_NAME_PART, text)]
     if len(parts) > most:
         raise BrokerError(9609, kind, text, most - 1)
     return [checked(kind, part) for part in parts]

@@ -1,9 +1,9 @@
 """The state machines of a conversation with another instance: stages, events, and the actions for each.
 
-There are two independent tables. `LEAVING` is for sending: whether the conversation has an address, is claimed, and has
-a link (a connection to the peer). `ARRIVING` is for receiving: whether a batch of received messages is being stored. An
-event that the table does not list for a stage raises `Impossible`: it is a bug. Single
-messages have no states here: `Dialog` (`dialog.py`) tracks their sequence numbers.
+There are two independent tables. `SENDER_TRANSITIONS` is for sending: whether the conversation has an address, is
+claimed, and has a link (a connection to the peer). `ARRIVING` is for receiving: whether a batch of received messages is
+being stored. An event that the table does not list for a stage raises `Impossible`: it is a bug. Single messages have
+no states here: `Dialog` (`dialog.py`) tracks their sequence numbers.
 
 `broker/conversations.py` reports events, and carries out the actions of each step in order.
 
@@ -108,7 +108,7 @@ _NO_ROUTE = (Action.NOTE_ADDRESS, Action.SET_STATUS, Action.MATCH_LATER)
 _RESEND = (Action.RESEND,)
 _LINK_DROPPED = (Action.DROP_LINK, Action.RESEND)
 
-LEAVING: dict[tuple[Stage, Event], Step[Stage]] = {
+SENDER_TRANSITIONS: dict[tuple[Stage, Event], Step[Stage]] = {
     (Stage.UNROUTED, Event.ROUTED): Step(Stage.MATCHED, _ROUTE_NOTED),
     (Stage.UNROUTED, Event.UNROUTED): Step(Stage.UNROUTED, _NO_ROUTE),
     (Stage.UNROUTED, Event.ROUTED_LOCALLY): Step(Stage.FORGOTTEN, (Action.FORGET,)),

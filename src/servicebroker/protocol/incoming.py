@@ -193,7 +193,7 @@ def impossible(next_number: int, kept: Mapping[int, Kept], limits: Limits = LIMI
     return beyond
 
 
-_NOTHING: Final[dict[int, Kept]] = {}  # shared by all that store nothing, and never changed
+_NO_MESSAGES: Final[dict[int, Kept]] = {}  # shared by all that store nothing, and never changed
 
 
 class Progress:
@@ -214,7 +214,7 @@ class Progress:
     ) -> None:
         self.next = next_number
         self.token = token
-        self.kept = kept or _NOTHING
+        self.kept = kept or _NO_MESSAGES
         self.held = sum(kept.cost(limits) for kept in self.kept.values())  # bytes counted for them
         self.final = final  # the number of the message that ends the conversation, once it is known
         self.limits = limits
@@ -223,7 +223,7 @@ class Progress:
     def copy(self) -> Progress:
         """Return an independent copy."""
         twin = Progress(self.next, None, self.final, self.token, self.limits)
-        twin.kept = self.kept.copy() or _NOTHING
+        twin.kept = self.kept.copy() or _NO_MESSAGES
         twin.held, twin._acknowledgement = self.held, self._acknowledgement
         return twin
 

@@ -215,7 +215,7 @@ _OLD_LONG: dict[int, tuple[str, bool, Decoder]] = {  # the types before MAX
 }
 _DECIMALS = frozenset({0x6A, 0x6C})
 _DATE_CODE, _XML_CODE, _VARIANT_CODE, _TABLE_CODE, _USER_DEFINED_CODE, _JSON_CODE = 0x28, 0xF1, 0x62, 0xF3, 0xF0, 0xF4
-_REFUSED = {
+_UNSUPPORTED_TYPES = {
     _TABLE_CODE: "a table-valued parameter",
     _USER_DEFINED_CODE: "a type of the CLR",
     _JSON_CODE: "json",
@@ -253,8 +253,8 @@ def read_type(reader: ByteReader) -> WireType:
     if code == _VARIANT_CODE:
         reader.uint32()
         return WireType(SqlType("sql_variant"), Layout.LONG, _variant)
-    if code in _REFUSED:
-        raise UnsupportedType(_REFUSED[code])
+    if code in _UNSUPPORTED_TYPES:
+        raise UnsupportedType(_UNSUPPORTED_TYPES[code])
     raise ProtocolError(f"The type 0x{code:02X} is unknown.")
 
 

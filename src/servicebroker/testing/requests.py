@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from servicebroker.testing.instance import Database, Transaction
     from servicebroker.testing.verbs import Verbs
 
-_ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended it already
+_ENDED_ERRORS = {8426, 8427}  # errors of END CONVERSATION if the handler has ended it already
 
 
 def request(verbs: Verbs, operation: Request) -> Message:
@@ -109,7 +109,7 @@ def end_unless_ended(verbs: Verbs, handle: UUID) -> None:
     try:
         verbs.end_conversation(handle)
     except BrokerError as refused:
-        if refused.number not in _ENDED:
+        if refused.number not in _ENDED_ERRORS:
             raise
 
 

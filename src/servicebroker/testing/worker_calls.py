@@ -20,7 +20,7 @@ from servicebroker.testing.definitions import find_queue
 
 T = TypeVar("T")
 
-_ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended it already
+_ENDED_ERRORS = {8426, 8427}  # errors of END CONVERSATION if the handler has ended it already
 
 
 def check(broker: Broker, workers: Iterable[Worker], concurrency: int, *, is_async: bool) -> None:
@@ -78,7 +78,7 @@ async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> N
                 try:
                     await _await_if_needed(transaction.end_conversation(message.conversation_handle))
                 except BrokerError as refused:
-                    if refused.number not in _ENDED:
+                    if refused.number not in _ENDED_ERRORS:
                         raise
 
 

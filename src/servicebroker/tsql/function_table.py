@@ -101,7 +101,7 @@ for _row in ROWS:
     if _row.text not in _MARKERS:
         PLAIN[_row.name.lower()] = (*PLAIN.get(_row.name.lower(), ()), _row)
 SESSION = _rows_by_name("session")
-REFUSED = _rows_by_name("refused")
+UNSUPPORTED = _rows_by_name("refused")
 CODE = _rows_by_name("code")
 # global variables such as @@ROWCOUNT
 GLOBALS = frozenset(row.name.lower() for row in ROWS if row.name.startswith("@@"))

@@ -21,7 +21,7 @@ from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, begin, bodies, define_standard_set, query
 
 EXAMPLE = Path(__file__).parents[3] / "examples/dynamic-routing"
-ASKING = "Locating routes and security information via the Broker Configuration Service."
+REQUEST_PENDING_STATUS = "Locating routes and security information via the Broker Configuration Service."
 LOCAL_ROUTE_STATUS = "matched a LOCAL route"
 MISSING_ROUTE = f"{CONFIGURATION_NOTICE}/MissingRoute"
 
@@ -90,12 +90,12 @@ def test_the_service_is_asked_once_and_messages_are_delivered(
     for handle in handles:
         database.send(handle, ORDER, b"1")
         database.send(handle, ORDER, b"2")
-    assert status(database) == [ASKING]
+    assert status(database) == [REQUEST_PENDING_STATUS]
     run_background_work(database)
     assert requests(service) == [
         f'<MissingRoute xmlns="{MISSING_ROUTE}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></MissingRoute>'.encode()
     ]
-    assert status(database) == [ASKING]
+    assert status(database) == [REQUEST_PENDING_STATUS]
     file = tmp_path / "addresses.toml"
     file.write_text(f'lifetime = 3600\n[addresses]\n"{STOCK}" = "LOCAL"\n')
     assert example.answer(service, file) == 1
@@ -153,7 +153,7 @@ def test_a_rolled_back_request_is_sent_by_another_transaction(
         first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
         database.send(begin(database), ORDER, b"2")
         raise ZeroDivisionError
-    assert status(database) == [ASKING]
+    assert status(database) == [REQUEST_PENDING_STATUS]
     run_background_work(database)
     run_background_work(database)  # the first run sends the request, the second delivers it
     assert len(requests(service)) == 1
@@ -280,7 +280,7 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     space = f"http://schemas.microsoft.com/SQL/ServiceBroker/BrokerConfigurationNotice/{name}"
     assert body == f'<{name} xmlns="{space}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></{name}>'.encode()
     assert asked() == [(name, body)]  # one request
-    assert status(west) == [ASKING]
+    assert status(west) == [REQUEST_PENDING_STATUS]
     answer_with_nothing(service)
     assert asked() == []  # no immediate retry
     assert asked() == []
@@ -314,14 +314,14 @@ def test_a_pending_request_does_not_block_wildcard_routes(
     database.create_route("Auto", address="LOCAL")
     first, second = begin(database), begin(database)
     database.send(first, ORDER, b"1")
-    assert status(database) == [ASKING]
+    assert status(database) == [REQUEST_PENDING_STATUS]
     database.send(second, ORDER, b"2")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
     nowhere = database.begin_dialog(ORDERS, "//test/Nowhere", contract=CONTRACT, encryption=False)
     database.send(nowhere, ORDER, b"3")
     again = database.begin_dialog(ORDERS, "//test/Nowhere", contract=CONTRACT, encryption=False)
     database.send(again, ORDER, b"3")
-    assert status(database) == [ASKING]
+    assert status(database) == [REQUEST_PENDING_STATUS]
 
 
 @pytest.mark.feature(119)
@@ -332,7 +332,7 @@ def test_remote_conversations_continue_after_an_answer(pair: Pair, example: Modu
     example.use_dynamic_routing(west)
     west.send(west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
     pair.rounds()
-    assert status(west) == [ASKING]
+    assert status(west) == [REQUEST_PENDING_STATUS]
     run_background_work(west)
     file = tmp_path / "addresses.toml"
     file.write_text(f'[addresses]\n"{STOCK}" = "TCP://east:4022"\n')

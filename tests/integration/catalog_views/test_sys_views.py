@@ -28,8 +28,8 @@ from support import (
     Clock,
     begin,
     define_standard_set,
-    far_handle,
     open_dialog,
+    peer_handle,
     query,
     refused,
     state,
@@ -500,7 +500,7 @@ def test_a_dialog_between_two_databases_has_one_endpoint_in_each(instance: sb.In
     handle = begin(database, broker_instance=identifier(far))
     assert endpoint(database, handle).far_broker_instance == identifier(far)
     database.send(handle, ORDER, b"x")
-    target = far_handle(database, handle)
+    target = peer_handle(database, handle)
     assert [row.conversation_handle for row in rows(database, "conversation_endpoints")] == [handle]
     assert [row.conversation_handle for row in rows(far, "conversation_endpoints")] == [target]
     assert endpoint(far, target).far_broker_instance == identifier(database)

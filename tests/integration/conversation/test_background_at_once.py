@@ -53,15 +53,15 @@ from support import (
     begin,
     blocked,
     eventually,
-    far_handle,
     in_thread,
     open_dialog,
+    peer_handle,
     queue_number,
 )
 
 Job = Callable[[sb.Database, datetime], Steps[Any]]
 
-LEFT, LEFT_QUEUE = "//test/Left", "LeftQueue"  # messages for the queue were left over
+LEFT_SERVICE, LEFT_QUEUE = "//test/Left", "LeftQueue"  # messages for the queue were left over
 WATCHER, WATCH_QUEUE = "//test/Watcher", "WatchQueue"
 BY_TIME = (
     "history_samples.slot",
@@ -118,7 +118,7 @@ def make_work(database: sb.Database, clock: Clock) -> None:
         database.send(ended, ORDER, b"never")
         database.end_conversation(ended)
         request = database.begin_request(ORDERS, STOCK, ORDER, b"?", contract=CONTRACT, keep=0)
-        (asked,) = database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, request))
+        (asked,) = database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, request))
         database.send(asked.conversation_handle, REPLY, b"late")
         database.send(begin_echo(database), ECHO, b"echo")
     asked, written = [open_dialog(database) for _ in range(2)], [open_dialog(database) for _ in range(2)]
@@ -128,9 +128,9 @@ def make_work(database: sb.Database, clock: Clock) -> None:
     database.create_service(WATCHER, WATCH_QUEUE, [POST_EVENT_NOTIFICATION])
     database.create_event_notification("n", on_queue=ORDERS_QUEUE, events="BROKER_QUEUE_DISABLED", to_service=WATCHER)
     database.create_queue(LEFT_QUEUE)
-    database.create_service(LEFT, LEFT_QUEUE, [CONTRACT])
+    database.create_service(LEFT_SERVICE, LEFT_QUEUE, [CONTRACT])
     database.alter_queue(LEFT_QUEUE, status=False)
-    left = begin(database, LEFT)
+    left = begin(database, LEFT_SERVICE)
     database.send_batch(left, ORDER, [b"1", b"2"])
     now = clock()
     with database.instance.connection() as connection:

@@ -43,7 +43,7 @@ class WithoutRepr:
 
 NO_NAMES = ["", "x" * 300, "x" * 1_000_000, "a\0b", "\ud800", "#q", "a.b.c.d"]
 NUMBERS = [0, -1, 2**70, 10**5_000, float("nan"), True]  # Python refuses to print an int of more than 4,300 digits
-BAD = [None, *NUMBERS, b"bytes", *NO_NAMES, [None], [[]], {"x": None}, object(), WithoutRepr(), uuid4(), (1,)]
+BAD_VALUES = [None, *NUMBERS, b"bytes", *NO_NAMES, [None], [[]], {"x": None}, object(), WithoutRepr(), uuid4(), (1,)]
 PATIENT = {"wait"}  # a long wait is valid
 
 Calls = dict[str, dict[str, Any]]
@@ -150,7 +150,7 @@ def wrong_calls(
     numbers = itertools.count()
     for method, arguments in calls.items():
         for name in sorted(set(inspect.signature(getattr(database, method)).parameters) - PATIENT):
-            for value in sample.sample(BAD, len(BAD) // 2) if sample else BAD:
+            for value in sample.sample(BAD_VALUES, len(BAD_VALUES) // 2) if sample else BAD_VALUES:
                 given = {key: f"new{next(numbers)}" if good == "%d" else good for key, good in arguments.items()}
                 yield method, name, value, {**given, name: value}
 
@@ -256,7 +256,7 @@ def test_wrong_arguments_of_an_instance_have_clear_errors(
     with sb.open(make_instance_url(), upkeep=None, keys=tmp_path / "keys") as instance:
         for method, arguments in INSTANCE_METHODS.items():
             for name in inspect.signature(getattr(instance, method)).parameters:
-                for value in BAD:
+                for value in BAD_VALUES:
                     refusal = ""
                     try:
                         getattr(instance, method)(**{**arguments, name: value})
@@ -268,7 +268,9 @@ def test_wrong_arguments_of_an_instance_have_clear_errors(
                     assert len(refusal) < LONGEST_TEXT + 100
 
 
-@pytest.mark.parametrize("value", [value for value in BAD if value is not None], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [value for value in BAD_VALUES if value is not None], ids=lambda value: type(value).__name__
+)
 def test_open_refuses_values_that_are_no_address(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for wrong in ({"keys": value}, {"maximum_body": value}):

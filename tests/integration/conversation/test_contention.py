@@ -23,9 +23,9 @@ from support import (
     begin,
     bodies,
     eventually,
-    far_handle,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     queue_number,
     refused,
@@ -120,7 +120,7 @@ def test_sixteen_senders_and_sixteen_readers(
     assert deadlocks() == before
     sent = dict(query(database, "select conversation_handle, send_sequence from servicebroker.conversation_endpoints"))
     for initiator, target in dialogs:
-        assert far_handle(database, initiator) == target
+        assert peer_handle(database, initiator) == target
         assert taken[target] == list(range(1, sent[initiator]))
 
 
@@ -131,7 +131,7 @@ def test_a_waiting_reader_misses_no_message(database: sb.Database, seeded_random
     handles = [begin(database) for _ in range(6)]
     for handle in handles:
         database.send(handle, ORDER, b"open")
-    targets = {handle: far_handle(database, handle) for handle in handles}
+    targets = {handle: peer_handle(database, handle) for handle in handles}
     chosen = targets[handles[0]]
     taken: dict[UUID, list[int]] = {target: [] for target in targets.values()}
     stopping = threading.Event()

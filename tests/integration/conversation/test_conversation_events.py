@@ -11,7 +11,7 @@ import servicebroker as sb
 from servicebroker.model.events import BrokerEvent
 from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, STOCK_QUEUE, begin, query, refused, undone
 
-pytestmark = [pytest.mark.feature(201), pytest.mark.both_faces]
+pytestmark = [pytest.mark.feature(201), pytest.mark.both_apis]
 
 Told = Callable[[], list[tuple[str, str, str]]]
 

@@ -22,11 +22,11 @@ from support import (
     bodies,
     create_endpoint,
     define_standard_set,
-    far_handle,
     group_of,
     in_thread,
     leftovers,
     open_dialog,
+    peer_handle,
     query,
     refused,
     state,
@@ -34,7 +34,7 @@ from support import (
     wait_until_blocked,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 FORMS = [{}, {"error": (127, "Unable to <process> & 'more' ü")}, {"cleanup": True}]
 
@@ -49,7 +49,7 @@ def test_every_form_of_end_in_every_state(database: sb.Database, wanted: str, fo
             database.end_conversation(handle, **form)  # type: ignore[arg-type]
         assert state(database, handle) == wanted
         return
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     database.end_conversation(handle, **form)  # type: ignore[arg-type]
     assert state(database, handle) is None
     assert database.receive(queue) == []

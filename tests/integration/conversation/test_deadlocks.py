@@ -21,9 +21,9 @@ from support import (
     begin,
     bodies,
     eventually,
-    far_handle,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     state,
     wait_until_blocked,
@@ -132,7 +132,7 @@ def test_a_sender_to_a_service_being_created_is_no_victim(database: sb.Database)
 def test_user_rows_before_conversations_never_deadlock(database: sb.Database, stock: str) -> None:
     initiator = begin(database)
     database.send_batch(initiator, ORDER, [b"%d" % number for number in range(20)])
-    target = far_handle(database, initiator)
+    target = peer_handle(database, initiator)
 
     def read() -> None:
         for _ in range(10):

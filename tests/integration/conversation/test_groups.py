@@ -27,10 +27,10 @@ from support import (
     blocked,
     bodies,
     eventually,
-    far_handle,
     group_of,
     in_thread,
     open_dialog,
+    peer_handle,
     pipeline_on,
     query,
     refused,
@@ -40,7 +40,7 @@ from support import (
     wait_until_blocked,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 # ---------------------------------------------------------------- GET CONVERSATION GROUP
 
@@ -50,7 +50,7 @@ def test_get_locks_the_group_that_receive_would_take(database: sb.Database) -> N
     first, second = begin(database), begin(database)
     database.send(first, ORDER, b"a")
     database.send(second, ORDER, b"b")
-    groups = [group_of(database, far_handle(database, handle)) for handle in (first, second)]
+    groups = [group_of(database, peer_handle(database, handle)) for handle in (first, second)]
     with database.transaction() as one, database.transaction() as two:
         assert one.get_conversation_group(STOCK_QUEUE) == groups[0]
         assert two.get_conversation_group(STOCK_QUEUE) == groups[1]
@@ -69,7 +69,7 @@ def test_get_waits(database: sb.Database) -> None:
     eventually(lambda: database.instance.notifier._waiting)
     handle = begin(database)
     database.send(handle, ORDER, b"x")
-    assert reader.result(10) == group_of(database, far_handle(database, handle))
+    assert reader.result(10) == group_of(database, peer_handle(database, handle))
     with refused(402, "wait"):
         database.get_conversation_group(STOCK_QUEUE, wait=-1)
 
@@ -135,7 +135,7 @@ def test_the_messages_move_with_their_conversation(database: sb.Database) -> Non
     assert query(
         database, "select count(*) from servicebroker.conversation_groups where conversation_group_id = %s", left
     ) == [(0,)]
-    database.send(far_handle(database, first), REPLY, b"later")
+    database.send(peer_handle(database, first), REPLY, b"later")
     found = database.receive(ORDERS_QUEUE)
     assert {message.conversation_group_id for message in found} == {group}
     by_handle = {handle: [m for m in found if m.conversation_handle == handle] for handle in (first, second)}
@@ -162,7 +162,7 @@ def test_a_moved_message_gets_a_new_stamp_and_bucket(database: sb.Database) -> N
         transaction.move_conversation(first, group)
         row = transaction.connection.execute("select pg_current_xact_id()::text::bigint").fetchone()
         assert row is not None
-    database.send(far_handle(database, first), REPLY, b"later")
+    database.send(peer_handle(database, first), REPLY, b"later")
     after = query(database, text, first)
     assert [time for *_, time in after[:3]] == [time for *_, time in before]
     assert all(fits for _, fits, _ in after)
@@ -186,7 +186,7 @@ def test_a_rolled_back_move_changes_nothing(database: sb.Database) -> None:
     group = group_of(database, first)
     with undone(database) as transaction:
         transaction.move_conversation(first, group_of(database, second))
-    database.send(far_handle(database, first), REPLY, b"3")
+    database.send(peer_handle(database, first), REPLY, b"3")
     found = database.receive(ORDERS_QUEUE, conversation_handle=first)
     assert bodies(found) == [b"0", b"1", b"2", b"3"]
     assert {message.conversation_group_id for message in found} == {group}
@@ -267,7 +267,7 @@ def test_move_waits_for_readers_of_both_groups_and_locks_both(database: sb.Datab
 
 def test_verbs_that_waited_for_a_move_find_the_new_group(database: sb.Database) -> None:
     first, second = two_with_replies(database)
-    target = far_handle(database, first)
+    target = peer_handle(database, first)
     verbs: list[Callable[[], object]] = [
         lambda: database.send(target, REPLY, b"sent while it moved"),
         lambda: database.begin_conversation_timer(first, 100),
@@ -395,11 +395,11 @@ def test_state_is_kept_by_conversation_group(database: sb.Database, seeded_rando
     for _ in range(4):
         handles = [begin(database) for _ in range(3)]
         database.send_batch(handles[0], ORDER, [b"1"])
-        group = group_of(database, far_handle(database, handles[0]))
+        group = group_of(database, peer_handle(database, handles[0]))
         orders[group] = 1
         for handle in handles[1:]:
             database.send(handle, ORDER, b"2")
-            database.move_conversation(far_handle(database, handle), group)
+            database.move_conversation(peer_handle(database, handle), group)
             orders[group] += 2
         for handle in seeded_random.choices(handles, k=20):
             database.send(handle, ORDER, b"5")
@@ -449,10 +449,10 @@ def test_a_group_ranks_by_its_highest_conversation_that_has_messages(database: s
             database.send(handle, ORDER, names[handle])
 
     send(low, middle, high)
-    database.move_conversation(far_handle(database, low), group_of(database, far_handle(database, high)))
+    database.move_conversation(peer_handle(database, low), group_of(database, peer_handle(database, high)))
     # the group of `high` and `low` ranks by `high`, and by `low` once `high` is received
     assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"high"]
-    assert database.get_conversation_group(STOCK_QUEUE) == group_of(database, far_handle(database, middle))
+    assert database.get_conversation_group(STOCK_QUEUE) == group_of(database, peer_handle(database, middle))
     assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]
     send(middle, high)  # the group ranks by `high` again, and returns all its messages by descending priority
     assert bodies(database.receive(STOCK_QUEUE)) == [b"high", b"low"]

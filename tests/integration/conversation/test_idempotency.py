@@ -29,9 +29,9 @@ from support import (
     begin,
     bodies,
     define_standard_set,
-    far_handle,
     in_thread,
     let_in,
+    peer_handle,
     query,
     refused,
     state,
@@ -51,7 +51,7 @@ def conversations(database: sb.Database) -> int:
     return int(query(database, text, database.database_id)[0][0])
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_a_second_begin_gets_the_first_handle(database: sb.Database) -> None:
     first = begin(database, idempotency_key=KEY)
     assert not isinstance(first, sb.RepeatedHandle)
@@ -63,7 +63,7 @@ def test_a_second_begin_gets_the_first_handle(database: sb.Database) -> None:
     assert conversations(database) == 1
     database.send(second, ORDER, b"cup")  # a RepeatedHandle is a UUID
     assert bodies(database.receive(STOCK_QUEUE)) == [b"teapot", b"cup"]
-    database.end_conversation(far_handle(database, first))
+    database.end_conversation(peer_handle(database, first))
     database.receive(ORDERS_QUEUE)
     database.end_conversation(first)
     assert state(database, first) is None
@@ -73,7 +73,7 @@ def test_a_second_begin_gets_the_first_handle(database: sb.Database) -> None:
     assert keys(database) == 1
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_each_service_and_principal_has_its_own_keys(database: sb.Database) -> None:
     database.create_service("//test/Second", ORDERS_QUEUE, [])
     database.create_user("Alice")
@@ -93,7 +93,7 @@ def test_each_service_and_principal_has_its_own_keys(database: sb.Database) -> N
     assert keys(database) == 4
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_a_rollback_frees_the_key(database: sb.Database) -> None:
     with undone(database) as tx:
         lost = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, idempotency_key=KEY)
@@ -116,7 +116,7 @@ def test_a_key_is_forgotten_after_its_time(database: sb.Database) -> None:
     assert not isinstance(begin(database, idempotency_key=KEY), sb.RepeatedHandle)
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_concurrent_begins_return_one_handle(database: sb.Database) -> None:
     """The others wait until the first transaction commits or rolls back."""
     for number, ends_well in enumerate((True, False, True)):
@@ -135,7 +135,7 @@ def test_concurrent_begins_return_one_handle(database: sb.Database) -> None:
         assert conversations(database) == before + 1
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_a_repeated_request_sends_no_message(database: sb.Database) -> None:
     options: Any = {"contract": CONTRACT, "idempotency_key": KEY}
     first = database.begin_request(ORDERS, STOCK, ORDER, b"teapot", **options)
@@ -223,7 +223,7 @@ def priorities(database: sb.Database, handle: UUID) -> list[int]:
     return [row[0] for row in query(database, text, handle)]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.parametrize("is_remembered", [False, True], ids=["first", "again"])
 def test_a_priority_of_one_conversation(database: sb.Database, is_remembered: bool) -> None:
     database.create_broker_priority("All", contract_name=CONTRACT, priority_level=6)

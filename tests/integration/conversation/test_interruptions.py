@@ -38,9 +38,9 @@ from support import (
     Clock,
     begin,
     define_standard_set,
-    far_handle,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     stopped,
     tolerate_rollbacks,
@@ -201,7 +201,7 @@ def answered(database: sb.Database, clock: Clock) -> Handles:
 def replied(database: sb.Database, clock: Clock) -> Handles:
     """Send a request, and answer it. The target's side of the conversation stays open."""
     (handle,) = handles = requested(database, clock)
-    database.send(far_handle(database, handle), REPLY, b"done")
+    database.send(peer_handle(database, handle), REPLY, b"done")
     return handles
 
 
@@ -286,10 +286,10 @@ def with_ended_conversations(database: sb.Database, clock: Clock) -> Handles:
     handles = [begin(database) for _ in range(5)]
     for handle in handles:
         database.send(handle, ORDER, b"x" if handle != handles[1] else b"bad")
-    database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handles[4]))
+    database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, handles[4]))
     for handle in handles[3:]:
         database.end_conversation(handle)
-    return [far_handle(database, handle) for handle in handles[:3]]
+    return [peer_handle(database, handle) for handle in handles[:3]]
 
 
 def work_on_groups(database: sb.Database, handles: Handles, *, answers_ends: bool = False) -> None:

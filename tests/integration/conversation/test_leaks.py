@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
-from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, Clock, begin, far_handle, query
+from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, Clock, begin, peer_handle, query
 
 CATALOG = {
     *("made", "needs"),  # tables for definitions, not for conversations
@@ -96,7 +96,7 @@ def answer(database: sb.Database, tx: sb.Transaction, message: sb.Message) -> No
     elif life == b"failed":
         tx.end_conversation(handle, error=(5, "failed"))
     elif life == b"cleaned":
-        tx.end_conversation(far_handle(database, handle), cleanup=True)
+        tx.end_conversation(peer_handle(database, handle), cleanup=True)
         tx.end_conversation(handle, cleanup=True)
 
 

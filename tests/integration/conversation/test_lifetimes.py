@@ -25,9 +25,9 @@ from support import (
     begin,
     bodies,
     eventually,
-    far_handle,
     in_thread,
     leftovers,
+    peer_handle,
     query,
     queue_number,
     refused,
@@ -37,7 +37,7 @@ from support import (
     waiting_messages,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 HALT_KEY = 8489  # the key of an advisory lock
 EXPIRED = (-8489, "The dialog has exceeded the specified LIFETIME.")
@@ -51,7 +51,7 @@ def errors(messages: list[sb.Message]) -> list[tuple[int, str]]:
 def test_both_sides_get_an_error_after_the_lifetime(database: sb.Database, clock: Clock) -> None:
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"1")
-    target = far_handle(database, initiator)
+    target = peer_handle(database, initiator)
     clock.jump(seconds=50)
     assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"1"]
     database.send(initiator, ORDER, b"2")
@@ -74,7 +74,7 @@ def test_both_sides_get_an_error_after_the_lifetime(database: sb.Database, clock
 def test_verbs_on_an_expired_conversation_before_upkeep(database: sb.Database, clock: Clock) -> None:
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"1")
-    target = far_handle(database, initiator)
+    target = peer_handle(database, initiator)
     database.send(target, REPLY, b"2")
     clock.jump(seconds=60)
     for handle, message_type in ((initiator, ORDER), (target, REPLY)):
@@ -112,7 +112,7 @@ def test_the_range_of_a_lifetime(database: sb.Database, clock: Clock) -> None:
         clock.jump(seconds=31)
         assert errors(database.receive(ORDERS_QUEUE)) == errors(database.receive(STOCK_QUEUE)[:1]) == [EXPIRED]
         clock.jump(seconds=-seconds - 1)
-        database.end_conversation(far_handle(database, handle), cleanup=True)
+        database.end_conversation(peer_handle(database, handle), cleanup=True)
         database.end_conversation(handle)
 
 
@@ -121,10 +121,10 @@ def test_each_state_after_the_lifetime(fresh_database: sb.Database, clock: Clock
     started = begin(database, lifetime=60)
     disconnected = begin(database, lifetime=60)
     database.send(disconnected, ORDER, b"x")
-    database.end_conversation(far_handle(database, disconnected))
+    database.end_conversation(peer_handle(database, disconnected))
     failed = begin(database, lifetime=60)
     database.send(failed, ORDER, b"x")
-    database.end_conversation(far_handle(database, failed), error=(5, "own"))
+    database.end_conversation(peer_handle(database, failed), error=(5, "own"))
     waits = begin(database, "//test/Nowhere", lifetime=60)
     database.send(waits, ORDER, b"x")
     ended = begin(database, "//test/Nowhere", lifetime=60)
@@ -167,7 +167,7 @@ def test_a_send_called_before_the_expiry_is_not_delivered_after_it(
         sender = before.database(database.name)
         initiator = begin(database, lifetime=60)
         database.send(initiator, ORDER, b"0")
-        target = far_handle(database, initiator)
+        target = peer_handle(database, initiator)
         near, far, kind = (initiator, target, ORDER) if sends == ORDERS_QUEUE else (target, initiator, REPLY)
         last = sender.send(near, kind, b"the way is remembered")
         clock.jump(seconds=61)
@@ -287,7 +287,7 @@ def test_upkeep_expires_conversations_without_a_reader(make_instance_url: Callab
         database.begin_conversation_timer(timed, 50)
         closes = begin(database)
         database.send(closes, ORDER, b"x")
-        database.end_conversation(far_handle(database, closes))
+        database.end_conversation(peer_handle(database, closes))
         database.end_conversation(closes)
         time.sleep(0.2)
         assert state(database, expires) == "SO"

@@ -33,11 +33,11 @@ from support import (
     bodies,
     drain,
     errors,
-    far_handle,
     group_of,
     in_thread,
     leftovers,
     open_dialog,
+    peer_handle,
     query,
     refused,
     state,
@@ -89,7 +89,7 @@ def test_one_message_on_several_conversations(fresh_database: sb.Database) -> No
     assert len(found) == 5
     for handle in handles:
         alone = [b"alone"] if handle == handles[0] else []
-        assert found[far_handle(database, handle)] == [BODY, b"next", *alone]
+        assert found[peer_handle(database, handle)] == [BODY, b"next", *alone]
     assert count_bodies(database) == (0, 0)
 
 
@@ -171,7 +171,7 @@ def test_when_one_handle_is_refused_nothing_is_sent(fresh_database: sb.Database,
     new, ended, expired = begin(database), open_dialog(database)[0], begin(database, lifetime=1)
     database.send(ended, ORDER, b"x")
     database.receive(STOCK_QUEUE)
-    database.end_conversation(far_handle(database, ended))
+    database.end_conversation(peer_handle(database, ended))
     database.create_contract("//test/Other", {REPLY: "INITIATOR"})
     other = database.begin_dialog(ORDERS, STOCK, contract="//test/Other")
     clock.jump(seconds=2)
@@ -257,9 +257,9 @@ def test_every_kind_of_end_drops_unreceived_messages(fresh_database: sb.Database
     handles = [open_dialog(database)[0], open_dialog(database)[0]]
     database.send(handles, ORDER, BODY)
     options: dict[str, Any] = {"plain": {}, "error": {"error": (1, "x")}, "cleanup": {"cleanup": True}}[kind_of_end]
-    database.end_conversation(far_handle(database, handles[0]), **options)
+    database.end_conversation(peer_handle(database, handles[0]), **options)
     assert count_bodies(database) == (1, 1)
-    database.end_conversation(far_handle(database, handles[1]), **options)
+    database.end_conversation(peer_handle(database, handles[1]), **options)
     assert count_bodies(database) == (0, 0)
 
 
@@ -267,7 +267,7 @@ def test_move_leaves_the_body_readable(fresh_database: sb.Database) -> None:
     database = fresh_database
     handles = [open_dialog(database)[0], open_dialog(database)[0]]
     database.send(handles, ORDER, BODY)
-    first, second = (far_handle(database, handle) for handle in handles)
+    first, second = (peer_handle(database, handle) for handle in handles)
     database.move_conversation(first, group_of(database, second))
     assert bodies(database.receive(STOCK_QUEUE)) == [BODY, BODY]
     assert count_bodies(database) == (0, 0)
@@ -292,8 +292,8 @@ def test_parked_messages_wait_with_the_shared_body(fresh_database: sb.Database) 
     assert bodies(database.receive(STOCK_QUEUE)) == [BODY]
     database.alter_queue("Off", status=True)
     assert receive_all(database, "Off") == {
-        far_handle(database, opened): [BODY],
-        far_handle(database, new): [BODY],
+        peer_handle(database, opened): [BODY],
+        peer_handle(database, new): [BODY],
     }
     database.create_service("//test/Later", STOCK_QUEUE, [CONTRACT])
     assert bodies(database.receive(STOCK_QUEUE)) == [b"0", BODY]
@@ -416,7 +416,7 @@ def test_concurrent_multicasts_and_readers(fresh_database: sb.Database, seeded_r
     database = fresh_database
     tolerate_rollbacks(database)
     handles = [open_dialog(database)[0] for _ in range(8)]
-    targets = {handle: far_handle(database, handle) for handle in handles}
+    targets = {handle: peer_handle(database, handle) for handle in handles}
     sent: dict[UUID, list[bytes]] = {target: [] for target in targets.values()}
     received: dict[UUID, list[bytes | None]] = {target: [] for target in targets.values()}
     done = threading.Event()
@@ -521,7 +521,7 @@ def test_a_target_needs_no_permission_and_an_initiator_does(
     database.send([app_handles[first], app_handles[1 - first]], DOCUMENT, b"<a/>")
     assert errors(database.receive(ORDERS_QUEUE)) == [-8494]
     assert state(database, asking) == "ER"
-    assert receive_all(database)[far_handle(database, answering)] == [b"<a/>"]
+    assert receive_all(database)[peer_handle(database, answering)] == [b"<a/>"]
 
 
 @pytest.mark.feature(49, 107)
@@ -531,7 +531,7 @@ def test_a_multicast_to_both_sides_of_a_conversation_that_fails(
     database: sb.Database, app_handles: tuple[UUID, UUID], obstacle: str, first: int
 ) -> None:
     """The other side's message is delivered before the Error, or dropped with it. Both sides are in state ER."""
-    handles = [app_handles[0], far_handle(database, app_handles[0])]
+    handles = [app_handles[0], peer_handle(database, app_handles[0])]
     database.alter_queue(STOCK_QUEUE, retention=obstacle == "retention")
     database.alter_queue(ORDERS_QUEUE, status=obstacle != "off")
     sending = in_thread(database.send, [handles[first], handles[1 - first]], DOCUMENT, b"<a/>")

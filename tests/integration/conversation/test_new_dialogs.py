@@ -24,15 +24,15 @@ from support import (
     as_user,
     begin,
     bodies,
-    far_handle,
     group_of,
+    peer_handle,
     query,
     refused,
     state,
     waiting_reader,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ def test_many_conversations_are_sent_in_portions(cached: sb.Database) -> None:
         for handle in handles:
             tx.send(handle, ORDER, b"x")
     assert query(cached, "select count(*) from servicebroker.conversation_endpoints where state = 'CO'")[0][0] >= 500
-    assert far_handle(cached, handles[0])
+    assert peer_handle(cached, handles[0])
     assert group_of(cached, handles[-1])
 
 

@@ -16,14 +16,14 @@ from support import (
     STOCK_QUEUE,
     begin,
     bodies,
-    far_handle,
     open_dialog,
+    peer_handle,
     query,
     refused,
     state,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 _DEPTH = "select count(*) from {}_dbo.stockqueue"
 
@@ -43,20 +43,20 @@ def test_the_sends_are_one_statement_in_order(database: sb.Database) -> None:
     counts.take()
     with database.transaction() as tx:
         with tx.pipeline() as pipeline:
-            places = [tx.send(handle, kind, b"<a>%d</a>" % n) for n, kind in _SENT for handle in handles]
+            places = [tx.send(handle, kind, b"<a>%d</a>" % n) for n, kind in _SENT_MESSAGES for handle in handles]
             assert pipeline.numbers == []
-        assert pipeline.numbers == [n + 2 for n, _ in _SENT for _ in handles]
-    assert places == list(range(2 * len(_SENT)))
+        assert pipeline.numbers == [n + 2 for n, _ in _SENT_MESSAGES for _ in handles]
+    assert places == list(range(2 * len(_SENT_MESSAGES)))
     sent = {name: calls for name, (calls, _) in counts.take().items() if "send" in name}
     assert sent == {"pipelined_sends.send_many": 1}
     for handle in handles:
-        _, *received = database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle))
+        _, *received = database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, handle))
         assert [(m.message_type_name, m.message_body) for m in received] == [
-            (kind, b"<a>%d</a>" % n) for n, kind in _SENT
+            (kind, b"<a>%d</a>" % n) for n, kind in _SENT_MESSAGES
         ]
 
 
-_SENT = [(n, DOCUMENT if n % 5 == 0 else ORDER) for n in range(20)]
+_SENT_MESSAGES = [(n, DOCUMENT if n % 5 == 0 else ORDER) for n in range(20)]
 
 
 def test_the_sends_run_before_the_next_statement(database: sb.Database) -> None:
@@ -78,7 +78,7 @@ def test_the_sends_run_before_the_next_statement(database: sb.Database) -> None:
             raise _Undone
         with tx.savepoint():
             tx.send(handle, ORDER, b"6")
-    assert bodies(database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle))) == [
+    assert bodies(database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, handle))) == [
         b"%d" % n for n in range(1, 7)
     ]
 

@@ -23,8 +23,8 @@ from support import (
     Clock,
     bodies,
     define_standard_set,
-    far_handle,
     leftovers,
+    peer_handle,
     query,
     refused,
     state,
@@ -62,7 +62,7 @@ def test_one_conversation_for_each_key(database: sb.Database) -> None:
     assert send(pool, b"4", key="other") != first
     with database.transaction() as transaction:
         assert pool.send_batch(transaction, ORDER, [b"5", b"6"], key="k") == first
-    taken = database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, first))
+    taken = database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, first))
     assert bodies(taken) == [b"1", b"2", b"3", b"5", b"6"]
 
 
@@ -130,7 +130,7 @@ def test_all_streams_can_be_ended(database: sb.Database) -> None:
 def test_an_error_is_recorded_and_a_new_conversation_begun(database: sb.Database) -> None:
     pool = make_pool(database)
     first = send(pool, b"1")
-    database.end_conversation(far_handle(database, first), error=(500, "no more"))
+    database.end_conversation(peer_handle(database, first), error=(500, "no more"))
     second = send(pool, b"2")  # before an answer
     assert second != first
     assert pool.answer() == 1
@@ -170,7 +170,7 @@ def test_a_rollback_leaves_no_conversation(database: sb.Database) -> None:
 def test_a_reply_stays_in_the_queue_and_is_logged(database: sb.Database) -> None:
     pool = make_pool(database)
     handle = send(pool, b"1")
-    database.send(far_handle(database, handle), MARK)
+    database.send(peer_handle(database, handle), MARK)
     with pytest.raises(sb.InstanceError, match=MARK):
         pool.answer()
     assert len(database.receive(ORDERS_QUEUE)) == 1

@@ -24,9 +24,9 @@ from support import (
     STOCK_QUEUE,
     Clock,
     begin,
-    far_handle,
     group_of,
     open_dialog,
+    peer_handle,
     query,
     queue_number,
     refused,
@@ -40,7 +40,7 @@ def priority_of(database: sb.Database, handle: UUID) -> int:
     return int(query(database, text, handle)[0][0])
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(31, 195)
 def test_the_best_match_of_eight(database: sb.Database) -> None:
     """Contract, then local service, then remote service decide. The best priority is dropped in each step."""
@@ -81,7 +81,7 @@ def test_each_criterion_precedes_the_next(database: sb.Database, better: str, wo
         handle = begin(database)
         database.send(handle, ORDER, b"x")
         (message,) = database.receive(STOCK_QUEUE)
-        assert message.priority == priority_of(database, far_handle(database, handle)) == (3 if first == better else 8)
+        assert message.priority == priority_of(database, peer_handle(database, handle)) == (3 if first == better else 8)
         for level in (3, 8):
             database.drop_broker_priority(f"P{level}")
 
@@ -98,10 +98,10 @@ def test_a_priority_that_does_not_match_is_ignored(database: sb.Database) -> Non
     assert priority_of(database, begin(database, "//test/stock")) == 9
     assert priority_of(database, database.begin_dialog(ORDERS, STOCK)) == 8
     database.send(handle, ORDER, b"x")
-    assert priority_of(database, far_handle(database, handle)) == 2
+    assert priority_of(database, peer_handle(database, handle)) == 2
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(196)
 def test_an_endpoint_keeps_its_initial_priority(database: sb.Database) -> None:
     """The queue, the transmission queue and RECEIVE show the priority of messages."""
@@ -137,14 +137,14 @@ def test_each_side_has_its_own_priority_and_receive_follows_it(database: sb.Data
     low, high = begin(database), begin(database, "//urgent")
     database.send(low, ORDER, b"low")
     database.send(high, ORDER, b"high")
-    assert (priority_of(database, high), priority_of(database, far_handle(database, high))) == (5, 9)
+    assert (priority_of(database, high), priority_of(database, peer_handle(database, high))) == (5, 9)
     first, second = database.receive(STOCK_QUEUE), database.receive(STOCK_QUEUE)
     assert [(m.message_body, m.priority) for m in first + second] == [(b"high", 9), (b"low", 5)]
     database.alter_broker_priority("urgent", priority_level=1)
-    assert priority_of(database, far_handle(database, high)) == 9
+    assert priority_of(database, peer_handle(database, high)) == 9
     again = begin(database, "//urgent")
     database.send(again, ORDER, b"x")
-    assert priority_of(database, far_handle(database, again)) == 1
+    assert priority_of(database, peer_handle(database, again)) == 1
 
 
 def levels_of(database: sb.Database, queue: str) -> list[tuple[str, int]]:
@@ -153,7 +153,7 @@ def levels_of(database: sb.Database, queue: str) -> list[tuple[str, int]]:
     return [(message.message_type_name.rpartition("/")[2], message.priority) for message in messages]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(72)
 @pytest.mark.parametrize("kind_of_send", ["one", "again", "several", "batch", "pipeline", "parked", "began"])
 def test_a_message_has_the_priority_of_the_side_that_receives_it(database: sb.Database, kind_of_send: str) -> None:
@@ -202,7 +202,7 @@ def test_a_message_has_the_priority_of_the_side_that_receives_it(database: sb.Da
     assert [priority_of(database, initiator), priority_of(database, target)] == [8, 3]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(72)
 def test_messages_of_the_broker_have_the_receivers_priority(database: sb.Database, clock: Clock) -> None:
     """Errors of the broker and of the peer, timers, and expired lifetimes."""
@@ -242,7 +242,7 @@ def test_locked_groups_do_not_hide_other_levels(database: sb.Database, seeded_ra
         database.alter_broker_priority("P", priority_level=level)
         handle = begin(database)
         database.send_batch(handle, ORDER, [b"1", b"2"])
-        groups[group_of(database, far_handle(database, handle))] = level
+        groups[group_of(database, peer_handle(database, handle))] = level
     order = sorted(groups, key=lambda group: -groups[group])
     levels = sorted(set(groups.values()), reverse=True)
     cases = [{group for group in order if groups[group] in levels[:count]} for count in range(len(levels) + 1)]

@@ -27,17 +27,17 @@ from support import (
     begin,
     bodies,
     eventually,
-    far_handle,
     group_of,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     refused,
     undone,
     wait_until_blocked,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 def two_dialogs_in_one_initiator_group(
@@ -56,7 +56,7 @@ def two_dialogs_in_one_initiator_group(
 @pytest.mark.feature(63)
 def test_each_conversation_of_a_group_comes_whole_and_in_order(database: sb.Database) -> None:
     handles = two_dialogs_in_one_initiator_group(database)
-    targets = [far_handle(database, handle) for handle in handles]
+    targets = [peer_handle(database, handle) for handle in handles]
     for number in range(3):
         for target in targets:
             database.send(target, REPLY, b"%d" % number)
@@ -96,9 +96,9 @@ def test_top_stays_in_one_group_and_takes_whole_conversations_first(
 ) -> None:
     handles = two_dialogs_in_one_initiator_group(database, priorities=priorities)
     for handle in handles:
-        database.send_batch(far_handle(database, handle), REPLY, [b"1", b"2"])
+        database.send_batch(peer_handle(database, handle), REPLY, [b"1", b"2"])
     alone, _ = open_dialog(database)
-    database.send(far_handle(database, alone), REPLY, b"alone")
+    database.send(peer_handle(database, alone), REPLY, b"alone")
     three = database.receive(ORDERS_QUEUE, top=3)
     assert bodies(three) == [b"1", b"2", b"1"]
     assert {message.conversation_handle for message in three} == set(handles)
@@ -110,7 +110,7 @@ def test_top_stays_in_one_group_and_takes_whole_conversations_first(
 def test_top_0_is_a_receive_that_takes_nothing(database: sb.Database, app: sb.Database) -> None:
     """Such a RECEIVE locks no group, and is refused like any other."""
     _, target = open_dialog(database)
-    database.send(far_handle(database, target), ORDER, b"stays")
+    database.send(peer_handle(database, target), ORDER, b"stays")
     where = {"conversation_handle": target}
     with database.transaction() as reader, database.transaction() as other_reader:
         assert reader.receive(STOCK_QUEUE, top=0) == reader.receive(STOCK_QUEUE, top=0, **where) == []
@@ -137,7 +137,7 @@ def test_receive_from_one_conversation_or_one_group(database: sb.Database) -> No
     first, second = two_dialogs_in_one_initiator_group(database)
     other, _ = open_dialog(database)
     for handle in (other, first, second):
-        database.send(far_handle(database, handle), REPLY, str(handle))
+        database.send(peer_handle(database, handle), REPLY, str(handle))
     messages = database.receive(ORDERS_QUEUE, conversation_handle=second)
     assert bodies(messages) == [str(second).encode()]
     assert database.receive(ORDERS_QUEUE, conversation_handle=second) == []
@@ -145,7 +145,7 @@ def test_receive_from_one_conversation_or_one_group(database: sb.Database) -> No
     assert bodies(database.receive(ORDERS_QUEUE, conversation_group_id=group)) == [str(first).encode()]
     assert database.receive(ORDERS_QUEUE, conversation_group_id=group) == []
     assert bodies(database.receive(ORDERS_QUEUE)) == [str(other).encode()]
-    target = far_handle(database, first)
+    target = peer_handle(database, first)
     with refused(8426, str(target)):
         database.receive(ORDERS_QUEUE, conversation_handle=target)  # the conversation belongs to the other queue
     with refused(8436):
@@ -211,7 +211,7 @@ def test_a_long_backlog_of_locked_groups_hides_nothing(database: sb.Database) ->
         database.send_batch(handle, ORDER, [b"first", b"second"])
     with database.transaction() as greedy:
         for handle in locked:
-            greedy.receive(STOCK_QUEUE, top=1, conversation_handle=far_handle(database, handle))
+            greedy.receive(STOCK_QUEUE, top=1, conversation_handle=peer_handle(database, handle))
         assert database.receive(STOCK_QUEUE) == []
         database.send(begin(database), ORDER, b"free")
         assert bodies(database.receive(STOCK_QUEUE)) == [b"free"]

@@ -16,16 +16,16 @@ from support import (
     begin,
     begin_with,
     bodies,
-    far_handle,
     group_of,
     in_thread,
+    peer_handle,
     query,
     queue_number,
     refused,
     undone,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 def test_messages_are_returned_group_by_group_from_the_oldest(database: sb.Database) -> None:
@@ -54,7 +54,7 @@ def test_the_same_transaction_continues_in_its_groups(database: sb.Database) -> 
     with database.transaction() as transaction:
         assert bodies(transaction.receive(STOCK_QUEUE, top=1, groups=2)) == [b"a0", b"a1"]
         assert bodies(transaction.receive(STOCK_QUEUE, top=1, groups=9)) == [b"b0", b"b1", b"a2"]
-    assert bodies(database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handles[2]))) == [b"b2"]
+    assert bodies(database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, handles[2]))) == [b"b2"]
 
 
 def test_higher_priorities_are_first_and_may_share_a_group(database: sb.Database) -> None:
@@ -62,7 +62,7 @@ def test_higher_priorities_are_first_and_may_share_a_group(database: sb.Database
     high = begin_with(database, b"high")
     database.drop_broker_priority("high")
     low = [begin_with(database, b"low %d" % number) for number in range(2)]
-    database.move_conversation(far_handle(database, low[1]), group_of(database, far_handle(database, high)))
+    database.move_conversation(peer_handle(database, low[1]), group_of(database, peer_handle(database, high)))
     begin_with(database, b"last")
     assert bodies(database.receive(STOCK_QUEUE, groups=2)) == [b"high", b"low 1", b"low 0"]
     assert bodies(database.receive(STOCK_QUEUE, groups=2)) == [b"last"]

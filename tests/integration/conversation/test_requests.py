@@ -49,9 +49,9 @@ from support import (
     begin_with,
     bodies,
     eventually,
-    far_handle,
     group_of,
     in_thread,
+    peer_handle,
     query,
     refused,
     state,
@@ -59,7 +59,7 @@ from support import (
     undone,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 ERROR_BODY, END_BODY = b"error", b"end"
 
@@ -669,7 +669,7 @@ def test_doctor_reports_late_answers_after_their_time(url: str) -> None:
             "Nobody drops 1 late answer to a request.",
             "Nobody handles 1 late answer to a request.",
         ]
-        database.send(far_handle(database, begin_with(database, b"1")), REPLY, b"of nobody")
+        database.send(peer_handle(database, begin_with(database, b"1")), REPLY, b"of nobody")
         clock.jump(minutes=1)
         assert any("of 3 messages" in problem for problem in findings(instance))
 

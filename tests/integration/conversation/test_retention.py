@@ -28,11 +28,11 @@ from support import (
     Undo,
     begin,
     bodies,
-    far_handle,
     group_of,
     in_thread,
     leftovers,
     open_dialog,
+    peer_handle,
     query,
     refused,
     state,
@@ -79,7 +79,7 @@ def test_received_messages_stay_with_status_0_and_sent_copies_with_3(database: s
     initiator = begin(database)
     database.send(initiator, ORDER, b"one")
     database.send_batch(initiator, ORDER, [b"two", b"three"])
-    target = far_handle(database, initiator)
+    target = peer_handle(database, initiator)
     assert rows(database) == [(1, 0, b"one"), (1, 1, b"two"), (1, 2, b"three")]
     assert rows(database, ORDERS_QUEUE) == [(3, 0, b"one"), (3, 1, b"two"), (3, 2, b"three")]
     taken = database.receive(STOCK_QUEUE, top=2)
@@ -105,9 +105,9 @@ def test_a_copy_has_all_the_columns_of_a_queue(database: sb.Database) -> None:
     initiator = begin(database)
     database.send(initiator, DOCUMENT, b"<a/>")
     text = "select * from test_dbo.{} where conversation_handle = %s"
-    (arrived,) = query(database, text.format(STOCK_QUEUE), far_handle(database, initiator))
+    (arrived,) = query(database, text.format(STOCK_QUEUE), peer_handle(database, initiator))
     (message,) = database.receive(STOCK_QUEUE)
-    (kept,) = query(database, text.format(STOCK_QUEUE), far_handle(database, initiator))
+    (kept,) = query(database, text.format(STOCK_QUEUE), peer_handle(database, initiator))
     assert kept == (0, *arrived[1:]) == tuple(message)
     (sent,) = query(database, text.format(ORDERS_QUEUE), initiator)
     copy = sb.Message(*sent)
@@ -239,7 +239,7 @@ def test_waiting_and_undeliverable_messages_are_retained(database: sb.Database) 
     database.send(failing, DOCUMENT, b"<broken")
     assert sorted(rows(database, ORDERS_QUEUE, failing))[-1] == (3, 0, b"<broken")
     database.create_service("//nobody", STOCK_QUEUE, [CONTRACT])
-    there = far_handle(database, waiting)
+    there = peer_handle(database, waiting)
     assert bodies(database.receive(STOCK_QUEUE, conversation_handle=there)) == [b"waits"]
     for handle in (waiting, failing):
         database.end_conversation(handle, cleanup=True)
@@ -258,7 +258,7 @@ def test_copies_of_a_multicast_share_its_body(database: sb.Database) -> None:
     assert rows(database) == [(0, 0, b"shared")] * 2
     assert query(database, readers) == [(4,)]
     for handle in handles:
-        database.end_conversation(far_handle(database, handle))
+        database.end_conversation(peer_handle(database, handle))
         assert rows(database, ORDERS_QUEUE, handle)[0] == (3, 0, b"shared")
         database.end_conversation(handle)
     assert query(database, readers) == [(0,)]
@@ -338,7 +338,7 @@ def test_end_removes_retained_messages(database: sb.Database, clock: Clock, how:
 def test_an_expired_conversation_keeps_them_until_its_end(database: sb.Database, clock: Clock) -> None:
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"x")
-    target = far_handle(database, initiator)
+    target = peer_handle(database, initiator)
     database.receive(STOCK_QUEUE)
     clock.jump(seconds=61)
     with database.instance.connection() as connection:

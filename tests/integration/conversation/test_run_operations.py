@@ -9,9 +9,9 @@ import pytest
 import servicebroker as sb
 from servicebroker import operations
 from servicebroker.operations import BeginConversationTimer, BeginDialog, EndConversation, MoveConversation
-from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, far_handle, group_of, query, refused
+from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, group_of, peer_handle, query, refused
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 DIALOG = BeginDialog(ORDERS, STOCK, contract=CONTRACT)
 
@@ -21,7 +21,7 @@ def test_each_verb_is_run_as_an_operation(database: sb.Database) -> None:
     assert database.run(operations.Send(handle, ORDER, b"a")) == 0
     assert database.run(operations.SendBatch(handle, ORDER, [b"b", b"c"])) == 1
     group = database.run(operations.GetConversationGroup(STOCK_QUEUE))
-    assert group == group_of(database, far_handle(database, handle))
+    assert group == group_of(database, peer_handle(database, handle))
     messages = database.run(operations.Receive(STOCK_QUEUE, conversation_group_id=group))
     assert [message.message_body for message in messages] == [b"a", b"b", b"c"]
     assert database.run(operations.GetTransmissionStatus(handle)) == ""

@@ -26,17 +26,17 @@ from support import (
     begin,
     bodies,
     eventually,
-    far_handle,
     group_of,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     refused,
     stopped,
     tolerate_rollbacks,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 def count_locks(database: sb.Database) -> int:
@@ -322,7 +322,7 @@ def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: ran
         future.result(120)
     assert stolen == []
     for handle in handles:
-        assert taken[far_handle(database, handle)] == list(range(40))
+        assert taken[peer_handle(database, handle)] == list(range(40))
     assert count_locks(database) == 0
     assert min(counts[end] for end in ("commit", "rollback", "kill", "fail")) > 5
     assert database.receive(STOCK_QUEUE) == []

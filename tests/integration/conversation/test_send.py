@@ -24,11 +24,11 @@ from support import (
     begin,
     bodies,
     define_standard_set,
-    far_handle,
     group_of,
     in_thread,
     leftovers,
     open_dialog,
+    peer_handle,
     query,
     refused,
     state,
@@ -37,7 +37,7 @@ from support import (
     waiting_messages,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 @pytest.mark.feature(36, 41)
@@ -369,7 +369,7 @@ def test_an_invalid_body_is_an_error_for_both_sides(
         if not as_first:
             sent = 1 + database.send(handle, ORDER, b"fine")
         assert database.send(handle, message_type, body) == sent
-        target = far_handle(database, handle)
+        target = peer_handle(database, handle)
         assert state(database, handle) == state(database, target) == "ER"
         (error,) = database.receive(ORDERS_QUEUE, conversation_handle=handle)
         code, text = sb.read_error(error.message_body)

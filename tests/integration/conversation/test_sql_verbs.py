@@ -43,10 +43,10 @@ from support import (
     define_standard_set,
     errors,
     eventually,
-    far_handle,
     group_of,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     state,
     statuses,
@@ -458,7 +458,7 @@ def served(
 
 
 @pytest.mark.usefixtures("without_polls")
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_a_message_is_delivered_as_soon_as_it_is_committed(
     served: sb.Database,
 ) -> None:
@@ -477,7 +477,7 @@ def test_a_message_is_delivered_as_soon_as_it_is_committed(
     assert sorted(times)[10] < 0.5  # a few milliseconds on an idle machine
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_messages_sent_while_no_instance_was_open(
     open_face: Callable[..., AbstractContextManager[sb.Instance]], make_instance_url: Callable[..., str]
 ) -> None:
@@ -520,7 +520,7 @@ def test_messages_for_a_disabled_queue_are_not_read_for_each_message(
     assert rows_read < 100
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_messages_of_a_long_transaction_are_delivered(served: sb.Database) -> None:
     """The transaction began before messages that were already delivered."""
     with psycopg.connect(served.instance.url) as connection:
@@ -535,7 +535,7 @@ def test_messages_of_a_long_transaction_are_delivered(served: sb.Database) -> No
     assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"older"]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_upkeep_warns_after_a_statement_timeout(
     served: sb.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -556,7 +556,7 @@ def test_upkeep_warns_after_a_statement_timeout(
     assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"x"]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_upkeep_does_not_delay_the_close_of_an_instance(
     open_face: Callable[..., AbstractContextManager[sb.Instance]], make_instance_url: Callable[..., str]
 ) -> None:
@@ -571,7 +571,7 @@ def test_upkeep_does_not_delay_the_close_of_an_instance(
     assert min(times) < 0.6  # no wait for the interval of upkeep
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_upkeep_reconnects(served: sb.Database) -> None:
     text = (
         "select pg_terminate_backend(pid) from pg_stat_activity "
@@ -584,7 +584,7 @@ def test_upkeep_reconnects(served: sb.Database) -> None:
     assert bodies(served.receive(STOCK_QUEUE, wait=20)) == [b"x"]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_upkeep_after_transaction_ids_were_reused(served: sb.Database) -> None:
     """After a failover or a crash the server may assign lower transaction ids than upkeep has already seen."""
     sql_send(served, sql_begin(served), ORDER, b"1")
@@ -671,4 +671,4 @@ def test_concurrent_senders_in_sql_and_python(
         for handle in handles:
             ((sent,),) = query(database, text, handle)
             assert sent > 10
-            assert numbers[far_handle(database, handle)] == list(range(sent))
+            assert numbers[peer_handle(database, handle)] == list(range(sent))

@@ -27,9 +27,9 @@ from support import (
     begin,
     bodies,
     drain,
-    far_handle,
     leftovers,
     open_dialog,
+    peer_handle,
     query,
     queue_number,
     together,
@@ -102,7 +102,7 @@ def test_readers_and_senders_with_rollbacks(database: sb.Database, seeded_random
     far = "select conversation_handle, send_sequence from servicebroker.conversation_endpoints where is_initiator"
     totals = dict(query(database, far))
     for handle in handles:
-        target = far_handle(database, handle)
+        target = peer_handle(database, handle)
         assert numbers[target] == list(range(totals[handle]))
         assert max(Counter(received[target]).values(), default=1) == 1
 
@@ -180,7 +180,7 @@ def test_senders_and_ends_of_both_sides(
         choice = random.Random(seed)
         initiator = begin(database)
         database.send(initiator, ORDER, b"0")
-        target = far_handle(database, initiator)
+        target = peer_handle(database, initiator)
         sides = {initiator: (ORDER, ORDERS_QUEUE), target: (REPLY, STOCK_QUEUE)}
         sends = {handle: choice.randint(0, 6) for handle in sides}
 

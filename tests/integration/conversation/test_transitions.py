@@ -24,8 +24,8 @@ from support import (
     bodies,
     create_endpoint,
     errors,
-    far_handle,
     open_dialog,
+    peer_handle,
     query,
     refused,
 )
@@ -69,7 +69,7 @@ VERBS: dict[str, tuple[Callable[[sb.Database, UUID], object], int]] = {  # with 
     "end with error": (lambda db, handle: db.end_conversation(handle, error=(1, "x")), 8427),
     "end with cleanup": (lambda db, handle: db.end_conversation(handle, cleanup=True), 0),
 }
-AFTER: dict[str, dict[str, str | None]] = {  # an END whose EndDialog need not wait is acknowledged at once
+STATE_AFTER: dict[str, dict[str, str | None]] = {  # an END whose EndDialog need not wait is acknowledged at once
     "send": {"SO": "CO", "CO": "CO", "DI": REFUSED, "DO": REFUSED, "ER": REFUSED, "CD": REFUSED},
     "timer": {"SO": "SO", "CO": "CO", "DI": "DI", "DO": REFUSED, "ER": "ER", "CD": REFUSED},
     "move": {"SO": "SO", "CO": "CO", "DI": "DI", "DO": REFUSED, "ER": "ER", "CD": REFUSED},
@@ -83,7 +83,7 @@ AFTER: dict[str, dict[str, str | None]] = {  # an END whose EndDialog need not w
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_in_every_state(database: sb.Database, verb: str) -> None:
     do, number = VERBS[verb]
-    for wanted, after in AFTER[verb].items():
+    for wanted, after in STATE_AFTER[verb].items():
         handle, _ = create_endpoint(database, wanted)
         assert shown(database, handle) == [wanted]
         if after == REFUSED:
@@ -105,7 +105,7 @@ def test_the_life_of_a_dialog_whose_initiator_ends_first(database: sb.Database, 
     text = "select conversation_handle from sys.conversation_endpoints where broker_database = %s"
     assert query(database, text, database.name) == [(initiator,)]  # the target does not have the EndDialog yet
     database.send(initiator, ORDER, b"1")
-    target = far_handle(database, initiator)
+    target = peer_handle(database, initiator)
     assert shown(database, initiator, target) == ["CO", "CO"]
     database.alter_queue(STOCK_QUEUE, status=False)
     database.end_conversation(initiator)
@@ -160,7 +160,7 @@ def test_a_lifetime_puts_sides_that_have_not_ended_into_error(database: sb.Datab
     started, conversing, disconnected = (begin(database, lifetime=60) for _ in range(3))
     for handle in (conversing, disconnected):
         database.send(handle, ORDER, b"x")
-    target, ended = far_handle(database, conversing), far_handle(database, disconnected)
+    target, ended = peer_handle(database, conversing), peer_handle(database, disconnected)
     database.end_conversation(ended)
     assert shown(database, started, conversing, target, disconnected, ended) == ["SO", "CO", "CO", "DI", "CD"]
     clock.jump(seconds=61)

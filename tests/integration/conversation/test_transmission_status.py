@@ -34,7 +34,7 @@ def follow(database: sb.Database, shown: Callable[[], list[str]]) -> None:
         database.get_transmission_status(str(handle))  # type: ignore[arg-type]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(125)
 def test_the_status_of_a_waiting_message(database: sb.Database) -> None:
     text = "select transmission_status from sys.transmission_queue where broker_database = %s"

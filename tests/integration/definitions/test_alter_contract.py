@@ -24,7 +24,7 @@ from support import (
     wait_until_blocked,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 @pytest.mark.feature(10)

@@ -27,10 +27,10 @@ from support import (
     bodies,
     define_standard_set,
     errors,
-    far_handle,
     in_thread,
     leftovers,
     open_dialog,
+    peer_handle,
     query,
     refused,
     state,
@@ -40,7 +40,7 @@ from support import (
     waiting_messages,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 DISABLED = "The broker is disabled in the sender's database."
 
@@ -66,7 +66,7 @@ def test_a_disabled_broker_delivers_nothing(two: tuple[sb.Database, sb.Database]
     new = begin(near, f"//{far.name}")
     near.send(old, ORDER, b"2")
     near.send(new, ORDER, b"new")
-    far.send(far_handle(near, old), REPLY, b"back")
+    far.send(peer_handle(near, old), REPLY, b"back")
     assert near.receive(ORDERS_QUEUE) == far.receive(STOCK_QUEUE) == []
     assert statuses(near) >= {DISABLED} if disabled == "near" else DISABLED not in statuses(near)
     assert waiting_messages(near) == 2
@@ -203,7 +203,7 @@ def test_senders_while_brokers_go_off_and_on(
     for _ in range(4):
         initiator = begin(near, f"//{far.name}")
         near.send(initiator, ORDER, b"0")
-        pairs.append((initiator, far_handle(near, initiator)))
+        pairs.append((initiator, peer_handle(near, initiator)))
     stop = threading.Event()
 
     def switch(database: sb.Database, seed: float) -> None:

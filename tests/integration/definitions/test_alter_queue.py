@@ -30,11 +30,11 @@ from support import (
     drain,
     errors,
     eventually,
-    far_handle,
     group_of,
     in_thread,
     leftovers,
     open_dialog,
+    peer_handle,
     query,
     refused,
     state,
@@ -45,7 +45,7 @@ from support import (
     waiting_reader,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 BUSY = "Target queue is busy; message(s) queued for delivery."
 
@@ -364,7 +364,7 @@ def test_a_new_sender_does_not_wait_behind_a_waiting_definition(
     delivering.result(120)
     database.alter_queue("Busy.Queue", status=True)
     eventually(lambda: waiting_messages(database) == 0)
-    assert far_handle(database, waits)
+    assert peer_handle(database, waits)
 
 
 def test_alter_queue_is_refused(database: sb.Database) -> None:
@@ -459,8 +459,8 @@ def test_ends_of_both_sides_while_queues_go_off_and_on(
         for _ in range(15):
             initiator = begin(database)
             database.send(initiator, ORDER, b"0")
-            eventually(lambda initiator=initiator: far_handle(database, initiator))
-            sides = [(initiator, ORDER), (far_handle(database, initiator), REPLY)]
+            eventually(lambda initiator=initiator: peer_handle(database, initiator))
+            sides = [(initiator, ORDER), (peer_handle(database, initiator), REPLY)]
             choice.shuffle(sides)
             for handle, kind in sides * 2:
                 for _ in range(choice.randint(0, 3)):

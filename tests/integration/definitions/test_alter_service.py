@@ -46,7 +46,7 @@ from support import (
     waiting_reader,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 @pytest.mark.feature(20)

@@ -17,7 +17,7 @@ from servicebroker.store import locks
 from support import ORDER, STOCK, STOCK_QUEUE, begin, bodies, in_thread, refused, wait_until_blocked
 from tsql_support import create_database
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 _numbers = itertools.count()
 
 SHOP: dict[str, Any] = {

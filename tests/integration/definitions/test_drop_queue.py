@@ -20,7 +20,7 @@ from support import (
     waiting_reader,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 @pytest.mark.usefixtures("without_polls")

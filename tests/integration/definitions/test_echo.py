@@ -25,7 +25,7 @@ from support import (
     bodies,
     errors,
     eventually,
-    far_handle,
+    peer_handle,
     query,
     refused,
     standard_database,
@@ -79,7 +79,7 @@ def test_echo_ends_after_a_sender_that_has_its_answer(database: sb.Database) -> 
     answer(database)
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"a"]
     assert state(database, handle) == "CO"  # the service does not end it
-    target = far_handle(database, handle)
+    target = peer_handle(database, handle)
     database.end_conversation(handle)
     answer(database)
     assert (state(database, handle), state(database, target)) == (None, "CD")
@@ -92,7 +92,7 @@ def test_a_lifetime_ends_both_sides(database: sb.Database, clock: Clock) -> None
     database.send(handle, ECHO, b"a")
     answer(database)
     assert bodies(database.receive(ORDERS_QUEUE)) == [b"a"]
-    target = far_handle(database, handle)
+    target = peer_handle(database, handle)
     clock.jump(seconds=61)
     with database.instance.connection() as connection:
         upkeep(connection, clock())
@@ -195,7 +195,7 @@ def test_the_background_answers_as_soon_as_it_is_told(make_instance_url: Callabl
         for body in (b"a", b"b"):  # the first SEND looks up the target, the second has it cached
             database.send(handle, ECHO, body)
             assert bodies(database.receive(ORDERS_QUEUE, wait=60)) == [body]
-        target = far_handle(database, handle)
+        target = peer_handle(database, handle)
         database.end_conversation(handle)
         eventually(lambda: state(database, target) == "CD")
 

@@ -35,7 +35,7 @@ from support import (
     waiting_messages,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 SWITCHES = [{"enable_broker": True}, {"new_broker": True}]
 

@@ -16,7 +16,7 @@ from support import (
     begin,
     bodies,
     eventually,
-    far_handle,
+    peer_handle,
     query,
     queue_number,
     refused,
@@ -42,7 +42,7 @@ def activation(database: sb.Database, queue: str) -> tuple[Any, ...]:
     return tuple(options(database, queue).values())[3:]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_sys_service_queues_shows_the_options_of_create_queue(database: sb.Database) -> None:
     database.create_queue("Plain")
     assert options(database, "Plain") == {
@@ -186,7 +186,7 @@ def test_filegroups_are_refused(database: sb.Database) -> None:
         database.alter_queue("nowhere", reorganize=True)
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(15)
 @pytest.mark.parametrize("retention", [False, True])
 @pytest.mark.parametrize("how", ["rebuild", "reorganize"])
@@ -203,7 +203,7 @@ def test_space_is_given_back(database: sb.Database, how: str, retention: bool) -
         found: int = query(database, "select pg_table_size(%s::regclass) + pg_table_size(%s::regclass)", *tables)[0][0]
         return found
 
-    full, target = size(), far_handle(database, handle)
+    full, target = size(), peer_handle(database, handle)
     assert len(database.receive(STOCK_QUEUE, conversation_handle=target)) == 3000
     database.end_conversation(target)
 

@@ -19,9 +19,9 @@ from support import (
     STOCK_QUEUE,
     begin,
     bodies,
-    far_handle,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     refused,
     waiting_messages,
@@ -51,7 +51,7 @@ def received_errors(database: sb.Database, queue: str) -> list[int]:
     return [sb.read_error(m.message_body)[0] for m in database.receive(queue) if m.is_error]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(9)
 def test_a_message_type_of_each_validation(database: sb.Database) -> None:
     database.create_xml_schema_collection(COLLECTION, schema("count"))
@@ -114,7 +114,7 @@ def test_an_invalid_body_is_an_error_on_both_sides(typed: sb.Database, batch: bo
     target: UUID | None = None
     if not first:  # on the fast path, which has sent a valid body before
         typed.send(handle, DOCUMENT, VALID)
-        target = far_handle(typed, handle)
+        target = peer_handle(typed, handle)
         assert bodies(typed.receive(STOCK_QUEUE)) == [VALID]
     number = typed.send_batch(handle, DOCUMENT, [VALID, INVALID]) if batch else typed.send(handle, DOCUMENT, INVALID)
     assert number == (0 if first else 1)
@@ -276,7 +276,7 @@ def test_collections_that_are_refused(typed: sb.Database) -> None:
     assert bodies(typed.receive(STOCK_QUEUE)) == [VALID]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_a_collection_in_use_is_not_dropped(typed: sb.Database) -> None:
     with refused(3716, COLLECTION, "message types"):
         typed.drop_xml_schema_collection(COLLECTION)

@@ -29,7 +29,7 @@ from support import (
     STOCK,
     STOCK_QUEUE,
     errors,
-    far_handle,
+    peer_handle,
     query,
     refused,
     state,
@@ -105,7 +105,7 @@ def test_a_status_is_that_of_the_moment(database: sb.Database) -> None:
     database.drop_service(STOCK)
     assert stands() == "UNKNOWN"
     assert state(database, handle) == "CO"  # the conversation goes on until its initiator ends it
-    target = far_handle(database, handle)
+    target = peer_handle(database, handle)
     database.end_conversation(handle)
     answer(database)
     assert (state(database, handle), state(database, target)) == (None, "CD")

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "fastapi"
 STORY = (ROOT / "docs" / "stories" / "applications.md").read_text()
-ASKING = "select from servicebroker.conversation_endpoints where is_initiator"
+OPEN_REQUESTS_SQL = "select from servicebroker.conversation_endpoints where is_initiator"
 LATE = """
 import asyncio, random, sys
 import httpx2 as httpx
@@ -117,7 +117,7 @@ def test_no_order_of_the_fastapi_example_is_lost(
             db = instance.database("Shop")
             eventually(lambda: not query(db, "select from shop_dbo.stockqueue"))
             assert db.set_aside_messages() == []
-            eventually(lambda: not query(db, ASKING))
+            eventually(lambda: not query(db, OPEN_REQUESTS_SQL))
             shipped = sorted(int(item) for (item,) in query(db, "select item from shipments"))
         finally:
             process.kill()
@@ -188,5 +188,5 @@ def test_no_reservation_of_the_story_is_lost(
         clock.jump(minutes=2)
         with instance.connection() as connection:
             upkeep(connection, clock())
-        assert query(db, ASKING) == []
+        assert query(db, OPEN_REQUESTS_SQL) == []
     record_property("late answers", f"{wanted} reservations, {kills} kills")

@@ -21,8 +21,8 @@ from support import (
     STOCK_QUEUE,
     begin,
     bodies,
-    far_handle,
     group_of,
+    peer_handle,
     query,
     queue_number,
 )
@@ -71,13 +71,13 @@ def test_the_verbs_under_a_publication_for_all_tables(fresh_database: sb.Databas
     database.send_batch(first, ORDER, [b"2", b"3"])
     database.send([first, second], ORDER, b"shared")
     assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"1"]
-    far = far_handle(database, second)
+    far = peer_handle(database, second)
     with database.transaction() as transaction:
-        transaction.move_conversation(far, group_of(database, far_handle(database, first)))
+        transaction.move_conversation(far, group_of(database, peer_handle(database, first)))
         received = transaction.receive(STOCK_QUEUE)
         assert sorted(bodies(received)) == [b"2", b"3", b"shared", b"shared"]
     database.begin_conversation_timer(far, 3600)
-    for handle in (far, far_handle(database, first), first, second):
+    for handle in (far, peer_handle(database, first), first, second):
         database.end_conversation(handle)
     while database.receive(ORDERS_QUEUE) or database.receive(STOCK_QUEUE):
         pass

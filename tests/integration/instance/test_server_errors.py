@@ -20,7 +20,7 @@ def existing(connection: psycopg.Connection) -> list[str]:
     return [name for (name,) in rows]
 
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 def test_a_lock_timeout_under_a_verb(database: sb.Database) -> None:

@@ -58,7 +58,7 @@ def busy(database: sb.Database) -> None:
     database.send(begin(database), ORDER, b"for a queue that is off")
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(203)
 def test_a_whole_instance_has_no_fault(fresh_database: sb.Database, clock: Clock) -> None:
     busy(fresh_database)

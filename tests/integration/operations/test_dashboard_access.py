@@ -22,7 +22,7 @@ from servicebroker.cli.main import app as command
 from servicebroker.dashboard import People, Proxy, Role
 from servicebroker.dashboard.actions import ACTIONS
 from servicebroker.dashboard.sign_in_limits import MAX_FAILURES_PER_NAME
-from support import ORDER, ORDERS_QUEUE, STOCK_QUEUE, begin, far_handle, group_of, state
+from support import ORDER, ORDERS_QUEUE, STOCK_QUEUE, begin, group_of, peer_handle, state
 
 pytestmark = pytest.mark.usefixtures("always_fresh")
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 def test_without_the_role_nothing_is_done_and_no_body_shown(
     database: sb.Database, browse: Callable[..., Browser]
 ) -> None:
-    far = far_handle(database, sent(database, (ORDER, b"secret body")))
+    far = peer_handle(database, sent(database, (ORDER, b"secret body")))
     poisoned(database, b"secret poison")
     database.send(far, "//test/Reply", b"secret reply")
     acting = browse(Role.ACT)

@@ -12,14 +12,14 @@ import servicebroker as sb
 from dashboard_support import TROUBLE, Browser, sent, words
 from servicebroker.cli.main import app as command
 from servicebroker.model.states import STATE_WORDS
-from support import ORDER, STOCK, STOCK_QUEUE, begin, eventually, far_handle, group_of, query, state
+from support import ORDER, STOCK, STOCK_QUEUE, begin, eventually, group_of, peer_handle, query, state
 
 pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
 def test_a_closed_conversation_is_no_trouble(database: sb.Database, browser: Browser) -> None:
     handle = sent(database, (ORDER, b"1"))
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     database.end_conversation(far)
     for page, severity in ((handle, "warning"), (far, "note")):
         shown_findings = browser.page("i/0/conversation", handle=page).xpath("//ul[@class='findings']/li")
@@ -34,7 +34,7 @@ def test_a_closed_conversation_is_no_trouble(database: sb.Database, browser: Bro
 
 def test_conversations_are_listed_by_age_active_ones_first(database: sb.Database, browser: Browser) -> None:
     first, second, third = (sent(database, (ORDER, b"1")) for _ in range(3))
-    database.end_conversation(far_handle(database, first))
+    database.end_conversation(peer_handle(database, first))
 
     def handles(**asked: str) -> list[str]:
         page = browser.page("i/0/conversations", service=STOCK, **asked)
@@ -98,7 +98,7 @@ def test_a_trail_begins_with_a_button(database: sb.Database, browser: Browser) -
 
 def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database, browser: Browser) -> None:
     handle = sent(database, (ORDER, b"first"), (ORDER, b"second"))
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     text = browser.text("i/0/conversation", handle=far)
     assert [
         said
@@ -132,7 +132,7 @@ def test_each_act_on_a_conversation(database: sb.Database, browser: Browser) -> 
         "select count(dialog_timer) from servicebroker.conversation_endpoints where conversation_handle = %s",
         handle,
     ) == [(1,)]
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     assert "the error 12" in press(far, "end-with-error", code="12", text="It's <b>bad</b>")
     assert state(database, handle) == "ER"
     assert "has ended" in press(handle, "end")

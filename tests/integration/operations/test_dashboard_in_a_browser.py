@@ -20,7 +20,7 @@ from browsers import AXE, DESK, IN_A_BROWSER, PHONE, shown_in, violations
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, Role
 from servicebroker.dashboard.server import Server, configured
-from support import ORDER, STOCK_QUEUE, begin, far_handle
+from support import ORDER, STOCK_QUEUE, begin, peer_handle
 
 pytest.importorskip("uvicorn")
 pytestmark = IN_A_BROWSER
@@ -74,7 +74,7 @@ def pages(database: sb.Database) -> list[str]:
         *(f"/i/0/{page}" for page in ("queues", "conversations", "way", "dead-letters", "statements", "audit")),
         f"/i/0/queue?{urlencode(queue)}",
         f"/i/0/queue?{urlencode(named)}",
-        f"/i/0/conversation?{urlencode({'handle': str(far_handle(database, handle))})}",
+        f"/i/0/conversation?{urlencode({'handle': str(peer_handle(database, handle))})}",
     ]
 
 
@@ -122,7 +122,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
             "overview": "/",
             "queues": "/i/0/queues",
             "queue": f"/i/0/queue?{urlencode({'database': 'Shop', 'queue': 'dbo.StockQueue'})}",
-            "conversation": f"/i/0/conversation?{urlencode({'handle': str(far_handle(database, handle))})}",
+            "conversation": f"/i/0/conversation?{urlencode({'handle': str(peer_handle(database, handle))})}",
             "way": "/i/0/way",
             "dead-letters": "/i/0/dead-letters",
         }

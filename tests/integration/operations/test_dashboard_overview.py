@@ -28,7 +28,7 @@ from servicebroker.dashboard import Dashboard, Role, snapshot_cache
 from servicebroker.dashboard.snapshot_cache import shown_name
 from servicebroker.engine.diagnosis import dashboard_queries, disk_usage
 from servicebroker.engine.diagnosis.findings import Finding
-from support import ORDER, ORDERS_QUEUE, STOCK, STOCK_QUEUE, bodies, eventually, far_handle, query, queue_number
+from support import ORDER, ORDERS_QUEUE, STOCK, STOCK_QUEUE, bodies, eventually, peer_handle, query, queue_number
 
 pytestmark = pytest.mark.usefixtures("always_fresh")
 
@@ -121,7 +121,7 @@ def test_a_finding_has_a_button_for_its_remedy(
 def test_a_session_is_ended_after_a_question(
     database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = far_handle(database, sent(database, (ORDER, b"1")))
+    handle = peer_handle(database, sent(database, (ORDER, b"1")))
     monkeypatch.setattr("servicebroker.engine.diagnosis.session_findings.LONG_WAIT", timedelta(0))
     with (
         psycopg.connect(database.instance.url) as other,

@@ -24,8 +24,8 @@ from support import (
     STOCK_QUEUE,
     begin,
     bodies,
-    far_handle,
     group_of,
+    peer_handle,
     queue_number,
 )
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
 def test_system_messages_have_short_names(database: sb.Database, browser: Browser) -> None:
-    database.end_conversation(far_handle(database, sent(database, (ORDER, b"1"))))
+    database.end_conversation(peer_handle(database, sent(database, (ORDER, b"1"))))
     (name,) = browser.page("i/0/queue", database=database.name, queue=f"dbo.{ORDERS_QUEUE}").xpath(
         "//table[@class='messages']//th/span[@class='system']"
     )
@@ -84,7 +84,7 @@ def test_a_queue_is_searched_by_type_and_text(database: sb.Database, browser: Br
 
 
 def test_sessions_with_locked_groups_are_shown_without_waiting(database: sb.Database, browser: Browser) -> None:
-    handle = far_handle(database, sent(database, (ORDER, b"1")))
+    handle = peer_handle(database, sent(database, (ORDER, b"1")))
     assert "No group of the first" in browser.queue(database)
     with database.transaction() as transaction:
         transaction.receive(STOCK_QUEUE)
@@ -163,7 +163,7 @@ def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: B
     database.send(database.begin_dialog(f"S{MARKUP}", f"E{MARKUP}", contract=f"C{MARKUP}"), f"T{MARKUP}", b"1")
     database.create_route(f"R{MARKUP}", service_name=f"E{MARKUP}", address="LOCAL")
     database.alter_queue(queue, status=False)
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     asked: list[tuple[str, dict[str, object]]] = [(path, {}) for path in PAGES]
     asked += [
         ("i/0/queue", {"database": database.name, "queue": f"dbo.{queue}", "type": "T<", "text": "<img"}),
@@ -189,7 +189,7 @@ def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: B
 
 def test_only_the_beginning_of_a_large_body_is_fetched(database: sb.Database, browser: Browser) -> None:
     handle = sent(database, (ORDER, b"y" * 20_000_000))
-    answer = browser.get("/i/0/conversation", params={"handle": str(far_handle(database, handle))})
+    answer = browser.get("/i/0/conversation", params={"handle": str(peer_handle(database, handle))})
     assert "text, 20.0 MB, only the beginning is shown" in answer.text
     assert len(answer.content) < 20_000
     with database.instance.connection() as connection:
@@ -200,7 +200,7 @@ def test_only_the_beginning_of_a_large_body_is_fetched(database: sb.Database, br
 @pytest.mark.full
 def test_only_the_beginning_of_a_body_of_500_mb_is_fetched(database: sb.Database, browser: Browser) -> None:
     handle = sent(database, (ORDER, b"y" * 500_000_000))
-    far = str(far_handle(database, handle))
+    far = str(peer_handle(database, handle))
     begun = time.monotonic()
     for text in (browser.text("i/0/conversation", handle=far), browser.queue(database, text="yyy")):
         assert "text, 500.0 MB, only the beginning is shown" in text

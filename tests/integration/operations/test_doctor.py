@@ -30,7 +30,7 @@ from support import (
     Clock,
     begin,
     eventually,
-    far_handle,
+    peer_handle,
     query,
     queue_number,
     undone,
@@ -106,7 +106,7 @@ def test_a_procedure_that_ends_without_a_receive(fresh_database: sb.Database, en
         text = examined(database.instance)[1]
         assert "Its procedure [Test].[dbo].[usp_Stock] was started 60 minutes ago, runs no more" in text
         assert "ACTIVATION (STATUS = OFF), and ON" in text
-        assert "The activation procedure has not received its 1 message" in of(database, far_handle(database, handle))
+        assert "The activation procedure has not received its 1 message" in of(database, peer_handle(database, handle))
         database.receive(STOCK_QUEUE)
         assert "usp_Stock" not in examined(database.instance)[1]
 
@@ -116,7 +116,7 @@ def test_a_conversation_that_is_stuck(database: sb.Database, clock: Clock) -> No
     handle = begin(database)
     assert of(database, handle) == "Nothing wrong was found.\n"
     database.send(handle, ORDER, b"x")
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     assert "The other side has not received 1 message in" in of(database, handle)
     assert of(database, far) == "Nothing wrong was found.\n"  # the message is too young for a finding
     missing = database.begin_dialog(ORDERS, "//nowhere", contract=CONTRACT)
@@ -153,7 +153,7 @@ def test_a_conversation_that_is_stuck(database: sb.Database, clock: Clock) -> No
 def test_a_transaction_that_holds_the_group(database: sb.Database) -> None:
     handle = begin(database)
     database.send_batch(handle, ORDER, [b"1", b"2"])
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     with database.transaction() as transaction:
         transaction.receive(STOCK_QUEUE, top=1)
         pid = transaction.connection.info.backend_pid
@@ -193,7 +193,7 @@ def test_a_killed_reader_does_not_count_as_a_receiver(database: sb.Database) -> 
         reader.kill()
         reader.wait()
     database.send_batch(begun, ORDER, [b"1", b"2"])
-    database.send(far_handle(database, begun), REPLY, b"reply")
+    database.send(peer_handle(database, begun), REPLY, b"reply")
     with database.instance.connection() as connection:
         table = f"servicebroker.queue_{queue_number(database, ORDERS_QUEUE)}"
         connection.execute(f"update {table} set message_enqueue_time = now() - interval '11 s'")  # type: ignore[call-overload]

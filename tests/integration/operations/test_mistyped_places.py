@@ -13,7 +13,7 @@ import servicebroker as sb
 from servicebroker.cli.main import app as command
 from servicebroker.store.connection import is_url
 
-SLIPS = [
+MISTYPED_URLS = [
     "mysql://x/y",
     "mysql:/x/y",
     "postgres//x",
@@ -65,7 +65,7 @@ def said(*arguments: str) -> str:
     return f"{result.output} {result.exception}"
 
 
-@pytest.mark.parametrize("target", SLIPS)
+@pytest.mark.parametrize("target", MISTYPED_URLS)
 def test_a_mistyped_url_is_not_used_as_a_folder(here: Path, target: str) -> None:
     with pytest.raises(sb.InstanceError, match="is no URL of PostgreSQL"):
         sb.open(target)
@@ -96,7 +96,7 @@ def test_a_password_is_not_repeated() -> None:
     [
         *((server, True) for server in ("postgresql://shop/app", "postgres://", "dbname=app host=shop", "host = shop")),
         *((folder, False) for folder in ("data", "./data", "/srv/data", "postgresql/data", "a:b", "postgres", "x//y")),
-        *((f"./{slip}", False) for slip in SLIPS),
+        *((f"./{slip}", False) for slip in MISTYPED_URLS),
     ],
 )
 def test_folders_and_urls_are_distinguished(target: str, is_server: bool) -> None:

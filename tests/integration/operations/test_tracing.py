@@ -94,7 +94,7 @@ def kept(database: sb.Database) -> int:
     return count
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_one_trace_through_a_transaction_and_its_reply(database: sb.Database, traced: Traced) -> None:
     handle = begin(database)
     with traced.tracer.start_as_current_span("web request"):
@@ -173,7 +173,7 @@ def test_a_rollback_keeps_the_context_with_the_message(database: sb.Database, tr
     assert traced.spans()[f"process {STOCK_QUEUE}"].status.status_code is StatusCode.UNSET
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_a_receive_that_cannot_read_its_context_returns_its_messages(
     fresh_database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_receive_that_cannot_read_its_context_returns_its_messages(
         assert bodies(database.join(connection).receive(STOCK_QUEUE)) == [b"2"]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_a_receive_whose_tracer_fails_returns_its_messages(
     database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ from servicebroker.dashboard import Dashboard
 from servicebroker.engine.diagnosis.trail import TRAIL_RETENTION, Event, briefly, life, merged, partitions
 from servicebroker.model.names import END_DIALOG
 from servicebroker.store.running import in_transaction, run
-from support import ORDER, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, begin, far_handle, open_dialog, query
+from support import ORDER, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, begin, open_dialog, peer_handle, query
 
 TRIGGERS = "select count(*)::int from pg_trigger where tgname like 'trailed%%'"
 
@@ -64,7 +64,7 @@ def test_the_life_of_a_conversation(database: sb.Database) -> None:
     with database.transaction() as tx:
         for number in range(3):
             tx.send(handle, ORDER, b"x%d" % number)
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     with database.transaction() as tx:
         received = tx.receive(STOCK_QUEUE, top=10)
         assert len(received) == 3

@@ -17,7 +17,7 @@ from servicebroker.cli import completion
 from servicebroker.cli.commands import watch
 from servicebroker.cli.main import app as command
 from servicebroker.store.embedded import EmbeddedServer
-from support import ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, far_handle, in_thread
+from support import ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, in_thread, peer_handle
 
 Run = Callable[..., str]
 HOSTILE_QUEUE = "Stock\\$(id)"  # zsh would execute that
@@ -79,7 +79,7 @@ def test_completion_waits_a_second_for_a_silent_server() -> None:
 def test_a_conversation_is_watched_until_it_is_over(database: sb.Database, run: Run) -> None:
     handle = begin(database)
     database.send(handle, ORDER, b"1")
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     database.end_conversation(handle)
     database.receive(STOCK_QUEUE)
     database.end_conversation(far)

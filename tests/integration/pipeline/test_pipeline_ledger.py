@@ -38,7 +38,7 @@ from support import eventually
 
 CUT_RATE, DROP_RATE = 0.06, 0.004  # the probabilities of a power failure between two steps, and of a dropped queue
 LINES = MessageRule(LINE, "json", "lines", (Column("sender", "long"), Column("n", "long")))
-OLD = ("is older than what the queue", "of this query was read already")
+OLD_CHECKPOINT_ERRORS = ("is older than what the queue", "of this query was read already")
 ANOTHER = ("belongs to another queue, or to one that was dropped", "was dropped while it was read")
 
 
@@ -333,7 +333,7 @@ class Life:
         except Cut:
             self.seen["cut"] += 1
         except InstanceError as problem:  # the queue is another one: somebody who knows that lets the old one go
-            if self.is_copy and any(one in str(problem) for one in OLD):
+            if self.is_copy and any(one in str(problem) for one in OLD_CHECKPOINT_ERRORS):
                 self.seen["old"] += 1
                 self.lose()
                 return False

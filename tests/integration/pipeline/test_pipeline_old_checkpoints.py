@@ -20,7 +20,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.stream import rows
 from support import eventually
 
-OLD = "The checkpoint is older than what the queue"
+OLD_CHECKPOINT_ERROR = "The checkpoint is older than what the queue"
 
 
 @pytest.fixture
@@ -66,10 +66,10 @@ def test_a_start_before_the_acknowledged_offset_is_refused(feed, stream):
     assert reader.latestOffset(second, ALL) is second
     later = said(feed, 3, 4)
     old = stream()
-    with pytest.raises(InstanceError, match=f"{OLD} '{feed.queue}' has given") as refusal:
+    with pytest.raises(InstanceError, match=f"{OLD_CHECKPOINT_ERROR} '{feed.queue}' has given") as refusal:
         old.latestOffset(first, ALL)
     assert "Start the query with a new checkpoint location" in str(refusal.value)
-    with pytest.raises(InstanceError, match=OLD):
+    with pytest.raises(InstanceError, match=OLD_CHECKPOINT_ERROR):
         old.commit(first)
     assert feed.left() == 2
     anew = stream()
@@ -108,7 +108,7 @@ def test_a_batch_that_comes_again_is_refused_when_later_ones_were_acknowledged(f
         at = reader.latestOffset(at, ALL)
         offsets.append(at)
     again = stream()
-    with pytest.raises(InstanceError, match=OLD):
+    with pytest.raises(InstanceError, match=OLD_CHECKPOINT_ERROR):
         again.partitions(start, offsets[0])
     assert bodies(again, offsets[0], offsets[1]) == []  # Spark had not noted that the sink has it
     assert bodies(again, offsets[1], offsets[2]) == [b"2"]
@@ -197,7 +197,7 @@ def test_another_query_may_read_in_between(feed, stream, task, is_noted):
         task(ours, 1)
         assert bodies(again, at, again.latestOffset(at, ALL)) == [b"3"]
     else:
-        with pytest.raises(InstanceError, match=OLD):
+        with pytest.raises(InstanceError, match=OLD_CHECKPOINT_ERROR):
             again.latestOffset(at, ALL)
 
 
@@ -255,7 +255,7 @@ def test_several_queues_get_the_batch_that_was_planned_and_nothing_beside_it(fee
     assert bodies(again, first, second) == [b"2"]
     third = again.latestOffset(second, ALL)
     assert bodies(again, second, third) == [b"3"]
-    with pytest.raises(InstanceError, match=f"{OLD} '{feed.queue}'"):
+    with pytest.raises(InstanceError, match=f"{OLD_CHECKPOINT_ERROR} '{feed.queue}'"):
         stream(queues=feeds).latestOffset(first, ALL)
 
 
@@ -329,7 +329,7 @@ def test_a_checkpoint_that_is_one_batch_old_loses_nothing(feed, land, tmp_path, 
     land(deliver=deliver)
     put_back(tmp_path)
     said(feed, *range(35, 70))
-    with pytest.raises(StreamingQueryException, match=OLD):
+    with pytest.raises(StreamingQueryException, match=OLD_CHECKPOINT_ERROR):
         land(deliver=deliver)
     assert feed.left() == 35
     land("another", deliver=deliver)

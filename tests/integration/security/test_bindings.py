@@ -112,7 +112,7 @@ def sides(database: sb.Database, tmp_path: Path) -> Sides:
     return sides_of_test
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(158, 163)
 def test_a_full_binding_acts_as_the_user_of_the_certificate(sides: Sides) -> None:
     near, far = sides.near, sides.far

@@ -24,7 +24,7 @@ DAY = timedelta(days=1)
 NOW = datetime.now(UTC)
 
 
-OURS = ("servicebroker_expiring_certificates", "servicebroker_certificate_seconds_left")
+CERTIFICATE_METRICS = ("servicebroker_expiring_certificates", "servicebroker_certificate_seconds_left")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def imported(shop: sb.Database, name: str, days: float, login: str | None = None
 
 def scraped(shop: sb.Database) -> dict[str, float]:
     text = prometheus_client.generate_latest(metrics.registry(shop.instance.url)).decode()
-    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(OURS))
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(CERTIFICATE_METRICS))
     return {name.removeprefix("servicebroker_"): float(value) for name, value in lines}
 
 

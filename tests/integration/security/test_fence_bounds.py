@@ -21,7 +21,7 @@ from servicebroker.engine.security.budgets import RoleBudget
 from servicebroker.store.clamped_times import EARLIEST, LATEST
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.sql_verbs import MAX_COUNTED_ROWS, MAX_ERROR_CHARACTERS, MAX_FAILURE_COUNT
-from support import as_role, far_handle, let_in, query
+from support import as_role, let_in, peer_handle, query
 
 ROLE = "bounded"
 TIMES = ["infinity", "-infinity", "11533-01-01", "9999-12-31 23:59:59.999999+00", "1969-01-01", "4000-01-01 BC", None]
@@ -211,7 +211,7 @@ def test_a_reader_goes_on_after_an_impossible_time(fence: Fence) -> None:
         "message_sequence_number, message_type_id, failures, first_failed_at, last_failed_at, first_error, last_error) "
         "select conversation_handle, queue_id, conversation_group_id, priority, 0, 14, 4, 'infinity', now(), 'x', 'x' "
         "from servicebroker.conversation_endpoints where conversation_handle = %s returning 1",
-        far_handle(database, handle),
+        peer_handle(database, handle),
     )
     assert database.process("Read", fail, poison=judge) == 2
     assert seen == [(5, LATEST), (6, LATEST)]
@@ -303,7 +303,7 @@ def test_a_role_has_so_much_waiting_on_a_conversation(
     assert said in refused(fence, "send", handle, sb.DEFAULT, b"y")
     upkeep_of(fence)  # delivered, and not received
     assert said in refused(fence, "send", handle, sb.DEFAULT, b"y")
-    received = fence.database.receive("Own", conversation_handle=far_handle(fence.database, handle))
+    received = fence.database.receive("Own", conversation_handle=peer_handle(fence.database, handle))
     assert [message.message_body or b"" for message in received] == bodies
     fence.call("send", handle, sb.DEFAULT, b"y")
     fence.database.end_conversation(handle, cleanup=True)

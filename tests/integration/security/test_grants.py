@@ -101,7 +101,7 @@ def test_authorization_names_another_owner(database: sb.Database, app: sb.Databa
             app.create_message_type("x", authorization=other)
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(26)
 @pytest.mark.parametrize(
     ("kind", "name"),
@@ -242,7 +242,7 @@ def test_a_user_without_grant_option_cannot_grant(database: sb.Database, app: sb
             verb("CREATE QUEUE", "guest")
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(27)
 def test_grant_option_and_cascade(database: sb.Database, app: sb.Database) -> None:
     for name in ("B", "C"):

@@ -40,7 +40,7 @@ from support import (
 
 STRANGER, RESTRICTED, OWNER = "somebody", "lock_app", "lock_owner"
 FAMILIES = {name: number for name, number in vars(locks).items() if name.isupper()}
-TAKING = [
+LOCK_FUNCTIONS = [
     f"pg_{attempt}advisory_{scope}lock{mode}"
     for attempt in ("", "try_")
     for scope in ("", "xact_")
@@ -149,7 +149,7 @@ def said(url: str, *arguments: str) -> str:
 
 
 def give_functions(connection: psycopg.Connection[Any], *, to: str) -> None:
-    for name in TAKING:
+    for name in LOCK_FUNCTIONS:
         connection.execute(f"grant execute on function {name}(integer, integer) to {to}")  # type: ignore[call-overload]
 
 
@@ -174,7 +174,7 @@ def test_a_role_with_nothing_but_connect_takes_no_lock_of_ours(town: Town) -> No
     assert {name for name, _, _ in keys} == set(FAMILIES)
     for url in (town.stranger, town.restricted):
         with psycopg.connect(url, autocommit=True) as connection:
-            for name in TAKING:
+            for name in LOCK_FUNCTIONS:
                 for family, number, key in keys:
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):
                         connection.execute(f"select {name}(%s, %s)", (number, key))  # type: ignore[call-overload]
@@ -194,7 +194,7 @@ def test_a_role_with_nothing_but_connect_takes_no_lock_of_ours(town: Town) -> No
 
 def test_locks_with_one_key_and_giving_back_stay_everybodys(town: Town) -> None:
     with psycopg.connect(town.stranger, autocommit=True) as connection:
-        for name in TAKING:
+        for name in LOCK_FUNCTIONS:
             connection.execute(f"select {name}(%s)", (locks.PARKED_DELIVERY << 32,))  # type: ignore[call-overload]
         connection.execute(f"select pg_advisory_unlock({locks.PARKED_DELIVERY}, 0), pg_advisory_unlock_all()")
         connection.execute("select pg_advisory_lock(%s)", (locks.PARKED_DELIVERY << 32,))
@@ -320,7 +320,7 @@ def test_an_owner_without_the_lock_functions_gets_a_remedy(plain: Town) -> None:
     """This happens after ALTER SCHEMA ... OWNER TO, or if the database held another instance before."""
     with superuser(plain) as connection:
         printed = said(plain.database.instance.url, "rights", "locks", "--sql")
-        for name in TAKING:
+        for name in LOCK_FUNCTIONS:
             connection.execute(f"revoke execute on function {name}(integer, integer) from {OWNER}")  # type: ignore[call-overload]
         try:
             with pytest.raises(sb.InstanceError, match="servicebroker rights locks"):
@@ -337,7 +337,7 @@ def test_a_new_instance_without_the_lock_functions_is_refused_with_a_remedy(
 ) -> None:
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
-        for name in TAKING:
+        for name in LOCK_FUNCTIONS:
             connection.execute(f"revoke execute on function {name}(integer, integer) from public")  # type: ignore[call-overload]
         connection.execute(f"grant create on database {connection.info.dbname} to {OWNER}")  # type: ignore[call-overload]
         with pytest.raises(sb.InstanceError, match=r"GRANT EXECUTE ON FUNCTION .* TO .lock_owner"):
@@ -349,7 +349,7 @@ def test_a_new_instance_without_the_lock_functions_is_refused_with_a_remedy(
 
 def is_open(connection: psycopg.Connection[Any]) -> bool:
     text = "select bool_or(has_function_privilege('public', f, 'execute')) from unnest(%s::regprocedure[]) f"
-    row = connection.execute(text, ([f"{name}(integer,integer)" for name in TAKING],)).fetchone()
+    row = connection.execute(text, ([f"{name}(integer,integer)" for name in LOCK_FUNCTIONS],)).fetchone()
     assert row is not None
     return bool(row[0])
 

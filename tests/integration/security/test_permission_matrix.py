@@ -364,7 +364,7 @@ ROWS = [
     ),
 ]
 # instance-level, in transactions of their own, or not statements by themselves: tested elsewhere
-ELSEWHERE = {
+TESTED_ELSEWHERE = {
     "ARRIVE", "AUTHENTICATE", "CONNECT", "END ENDED CONVERSATION WITH CLEANUP", "BACKUP CERTIFICATE",
     "ALTER DATABASE", "DROP DATABASE",
     *(statement for statement, needs in NEEDS.items() if any(need.kind.name in ("SERVER", "LOGIN") for need in needs)),
@@ -404,7 +404,7 @@ def outcome(session: Session, who: str, script: str, *before: str) -> int:
 
 
 def test_every_statement_has_its_row() -> None:
-    assert {row.statement for row in ROWS} == set(NEEDS) - ELSEWHERE
+    assert {row.statement for row in ROWS} == set(NEEDS) - TESTED_ELSEWHERE
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.script[:70])

@@ -29,9 +29,9 @@ from support import (
     define_standard_set,
     errors,
     eventually,
-    far_handle,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     refused,
     state,
@@ -341,7 +341,7 @@ def test_a_revoke_at_the_target_ends_conversations_at_their_next_message(
     for _ in range(3):
         database.send(handle, ORDER, b"x")
     assert len(database.receive(STOCK_QUEUE)) == 3
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     database.revoke("SEND", APP, service=STOCK)
     database.send(handle, ORDER, b"refused")
     assert errors(database.receive(ORDERS_QUEUE)) == [-8494]

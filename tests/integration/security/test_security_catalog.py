@@ -49,7 +49,7 @@ def test_a_master_key_is_opened_by_the_service_master_key(secure: sb.Database) -
         os.chmod(file, 0o600)
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_opened_by_its_password(secure: sb.Database) -> None:
     secure.alter_master_key(service_master_key=False)
     assert rows(secure, "crypt_type", "key_encryptions") == [("ESKP",)]
@@ -114,7 +114,7 @@ def test_keys_and_certificates_need_permissions(secure: sb.Database) -> None:
 # ---------------------------------------------------------------- certificates
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_a_certificate_that_signs_itself(secure: sb.Database) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
     secure.create_certificate("Stock", authorization=APP, subject="CN=stock,O=Shop", start_date=now)
@@ -239,7 +239,7 @@ def test_alter_certificate(secure: sb.Database, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- remote service bindings
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.feature(30)
 def test_remote_service_bindings(secure: sb.Database) -> None:
     secure.create_user("Remote")

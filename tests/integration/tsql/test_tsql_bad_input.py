@@ -51,7 +51,7 @@ def test_ten_megabytes_are_run(db: sb.Database) -> None:
     ]
 
 
-WRONG = [
+INVALID_SCRIPTS = [
     ("BEGIN DIALOG @h FROM SERVICE a TO SERVICE 'b'", 137),
     ("DECLARE @h INT; BEGIN DIALOG @h FROM SERVICE [//test/Orders] TO SERVICE '//test/Stock'", 206),
     ("DECLARE @h UNIQUEIDENTIFIER; BEGIN DIALOG @h FROM SERVICE [//test/Orders] TO SERVICE NULL", 8421),
@@ -87,12 +87,12 @@ WRONG = [
 
 def test_wrong_types_are_refused_by_their_number(db: sb.Database) -> None:
     found = []
-    for script, _ in WRONG:
+    for script, _ in INVALID_SCRIPTS:
         with db.tsql_session() as session, pytest.raises(sb.TsqlError) as caught:
             session.execute("\n" + script)
         found.append((script, caught.value.number))
         assert caught.value.line == 2
-    assert [(got, wanted) for got, wanted in zip(found, WRONG, strict=True) if got != wanted] == []
+    assert [(got, wanted) for got, wanted in zip(found, INVALID_SCRIPTS, strict=True) if got != wanted] == []
     assert leftovers(db) == {}
 
 

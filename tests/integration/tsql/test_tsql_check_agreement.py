@@ -26,7 +26,7 @@ _MAY_NOT_COME = re.compile(r"\b(IF|BEGIN|RETURN|PROCEDURE|PROC|TRIGGER)\b", re.I
 _AT_THE_RUN = re.compile(
     "not known|FORMAT for the culture|sp_rename of|goes on from row to row|depends on more than its row"
 )
-_WAITS = re.compile(r"\b(WAITFOR|WHILE|GOTO)\b", re.IGNORECASE)  # without a message it never ends
+_WAITING_STATEMENTS = re.compile(r"\b(WAITFOR|WHILE|GOTO)\b", re.IGNORECASE)  # without a message it never ends
 
 
 def grammar() -> Iterator[str]:
@@ -83,7 +83,7 @@ def disagreement(script: str, found: list[Finding], numbers: list[int]) -> bool:
 @pytest.mark.parametrize("source", ["grammar", "snippets", "listings", pytest.param("strings", marks=pytest.mark.full)])
 def test_check_agrees_with_the_run(instance: sb.Instance, source: str) -> None:
     judged = instance.database("Judged", create=True)
-    scripts = [script for script in dict.fromkeys(SOURCES[source]()) if not _WAITS.search(script)]
+    scripts = [script for script in dict.fromkeys(SOURCES[source]()) if not _WAITING_STATEMENTS.search(script)]
     wrong = []
     for place, script in enumerate(scripts):
         found, numbers = list(check(script)), numbers_of(judged, script)

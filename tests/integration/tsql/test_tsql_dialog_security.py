@@ -144,7 +144,7 @@ SELECT own.name, far.name FROM sys.conversation_endpoints e
     JOIN sys.database_principals far ON far.principal_id = e.far_principal_id;
 GO
 """
-ASKED = "<RequestMsg>Message for Target service.</RequestMsg>"
+REQUEST_BODY = "<RequestMsg>Message for Target service.</RequestMsg>"
 ANSWERED = ("<ReplyMsg>Message for Initiator service.</ReplyMsg>", "//Both/ReplyMessage")
 
 
@@ -181,8 +181,8 @@ def test_between_two_databases_of_one_instance(fresh_instance: sb.Instance, tmp_
     assert kind == "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
     assert "<Code>-8494</Code>" in str(error)
     script.at_far(GRANTED)
-    assert script.at_near(REQUEST) == [[(ASKED,)]]
-    assert script.at_far(ANSWER) == [[(ASKED,)]]
+    assert script.at_near(REQUEST) == [[(REQUEST_BODY,)]]
+    assert script.at_far(ANSWER) == [[(REQUEST_BODY,)]]
     assert script.at_near(SECURED) == [[("InitiatorUser", "TargetUser")]]
     assert script.at_far(SECURED) == [[("TargetUser", "InitiatorUser")]]
     assert script.at_near(REPLY) == [[], [ANSWERED]]
@@ -215,7 +215,7 @@ def test_between_two_instances(pair: Pair, tmp_path: Path) -> None:
     pair.west.round([])
     assert not any(b"Message for Target" in frame for frame in pair.west.out.frames)
     pair.rounds()
-    assert script.at_far(ANSWER) == [[(ASKED,)]]
+    assert script.at_far(ANSWER) == [[(REQUEST_BODY,)]]
     pair.rounds()
     assert script.at_near(SECURED) == [[("InitiatorUser", "TargetUser")] * 2]  # the refused one is closed, and there
     assert script.at_far(SECURED) == [[("TargetUser", "InitiatorUser")]]
@@ -233,7 +233,7 @@ def test_anonymous_between_two_databases(fresh_instance: sb.Instance, tmp_path: 
     assert "<Code>-8494</Code>" in str(error)
     script.at_far("USE {target}; GRANT SEND ON SERVICE::[//{target}/Target] TO [public];")
     script.at_near(REQUEST)
-    assert script.at_far(ANSWER) == [[(ASKED,)]]
+    assert script.at_far(ANSWER) == [[(REQUEST_BODY,)]]
     assert script.at_near(REPLY) == [[], [ANSWERED]]
 
 

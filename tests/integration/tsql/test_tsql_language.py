@@ -17,7 +17,7 @@ from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from tsql_support import error_number, one, output_of, texts
 
-LEAVING = """
+GOTO_OUT_OF_BLOCKS = """
 DECLARE @n INT = 0
 Again: SET @n += 1
 WHILE 1 = 1
@@ -39,8 +39,8 @@ PRINT ERROR_NUMBER()
 
 
 def test_goto_goes_on_at_its_label(db: sb.Database) -> None:
-    assert texts(db, LEAVING) == ["3", ""]
-    db.execute_tsql(f"CREATE PROCEDURE Leaves AS {LEAVING}")
+    assert texts(db, GOTO_OUT_OF_BLOCKS) == ["3", ""]
+    db.execute_tsql(f"CREATE PROCEDURE Leaves AS {GOTO_OUT_OF_BLOCKS}")
     assert texts(db, "EXEC Leaves") == ["3", ""]
     assert texts(db, "SELECT @@VERSION done: PRINT 'x' GOTO finally PRINT 'never' finally: PRINT 'y'") == ["x", "y"]
 
@@ -284,7 +284,7 @@ def test_exec_behind_an_insert_with_rows_is_a_statement_of_its_own(db: sb.Databa
     assert db.execute_tsql("SELECT a FROM Rows ORDER BY a").rows == [(1,), (2,), (3,)]
 
 
-REFUSED = [
+REFUSED_SCRIPTS = [
     ("SELECT CAST(1 AS bit) + CAST(1 AS bit)", 402, "bit and bit are incompatible in the add operator"),
     ("SELECT CAST(1 AS bit) - CAST(1 AS bit)", 402, "bit and bit are incompatible in the subtract operator"),
     ("SELECT 2147483647 + 1", 8115, "to data type int."),
@@ -295,7 +295,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("script", "wanted", "words"), REFUSED)
+@pytest.mark.parametrize(("script", "wanted", "words"), REFUSED_SCRIPTS)
 def test_refusals_have_sql_servers_number_and_name_the_object(
     db: sb.Database, script: str, wanted: int, words: str
 ) -> None:

@@ -218,7 +218,7 @@ def test_messages_of_a_claim_are_in_one_group(db: sb.Database) -> None:
     assert judged[:2] == ["urn:claims:engineer judged C-3", "urn:claims:lawyer judged C-3"]  # the urgent one
 
 
-SEEN = {
+EXPECTED_ERRORS = {
     **dict.fromkeys(("key", "unique"), 2627),
     **dict.fromkeys(("check", "reference", "referenced"), 547),
     **{"null": 515, "long": 2628, "trigger": 50000, "truncate": 4712, "text to int": 245, "date": 242},
@@ -241,7 +241,7 @@ def test_every_error_is_heard_under_its_number(db: sb.Database) -> None:
     tried, open_, doomed, refused, seen, said, wards, told, bed = rows(results)
     assert tried == [(None, None, None)]
     assert (open_, doomed, refused) == ([(1, 2)], [(-1, 1, 2627)], [(3930,)])
-    assert {patient: number for patient, number, *_ in seen} == SEEN
+    assert {patient: number for patient, number, *_ in seen} == EXPECTED_ERRORS
     assert {row[0]: row[4] for row in seen if row[4]} == {"trigger": "Ward_NotSmaller", "in a procedure": "Divide"}
     assert dict(said)["inner"] == "Ward has 2 of 4, ff in hex, %"
     assert [ward[0] for ward in wards] == [1, 2, 5, 7]

@@ -39,7 +39,7 @@ SERVICES = """
     GRANT SEND ON SERVICE::[//{me}] TO public
     CREATE ROUTE Far WITH SERVICE_NAME = '//{peer}', ADDRESS = 'TCP://127.0.0.1:{peer_port}'
 """
-SENDING = """
+SEND_SCRIPT = """
     DECLARE @h UNIQUEIDENTIFIER
     BEGIN DIALOG @h FROM SERVICE [//West] TO SERVICE '//East' WITH ENCRYPTION = OFF
     SEND ON CONVERSATION @h (N'from afar')
@@ -102,7 +102,7 @@ def let_in_late(sides: tuple[Side, Side], before: str, after: str) -> None:
     west.run("GRANT CONNECT ON ENDPOINT::BrokerEndpoint TO [EastLogin]")
     east.run(before)
     app = east.instance.database("App")
-    west.instance.database("App").execute_tsql(SENDING)
+    west.instance.database("App").execute_tsql(SEND_SCRIPT)
     eventually(lambda: query(app, "select sum(refused) from servicebroker.refused_connections") != [(None,)])
     assert app.receive("Q") == []
     east.run(after)

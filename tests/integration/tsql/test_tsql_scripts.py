@@ -88,14 +88,14 @@ BEGIN
 END
 GO
 """
-SENDING = """
+SEND_PARCELS = """
 DECLARE @h UNIQUEIDENTIFIER, @doc NVARCHAR(MAX) = N'<parcels>{}</parcels>';
 BEGIN DIALOG CONVERSATION @h FROM SERVICE [//parcel/Client] TO SERVICE N'//parcel/Depot'
     ON CONTRACT [//parcel/Contract] WITH ENCRYPTION = OFF;
 SEND ON CONVERSATION @h MESSAGE TYPE [//parcel/Request] (@doc);
 {}
 """
-TWO = (
+TWO_PARCELS = (
     '<parcel weight="2.50"><receiver>Ann</receiver></parcel>'
     '<parcel weight="7"><receiver>Bob &amp; Co</receiver></parcel>'
 )
@@ -112,9 +112,9 @@ def run(database: sb.Database, script: str) -> Results:
 
 
 def test_a_request_is_taken_apart_stored_and_answered(parcels: sb.Database) -> None:
-    run(parcels, SENDING.format(TWO, ""))
+    run(parcels, SEND_PARCELS.format(TWO_PARCELS, ""))
     (listed,) = run(parcels, "SELECT message_type_name, CAST(message_body AS XML) AS body FROM DepotQueue").rows
-    assert listed == ("//parcel/Request", f"<parcels>{TWO}</parcels>")
+    assert listed == ("//parcel/Request", f"<parcels>{TWO_PARCELS}</parcels>")
     run(parcels, "EXEC HandleParcels")
     stored = run(parcels, "SELECT ParcelId, Receiver, CAST(Weight AS varchar(9)) FROM Parcels ORDER BY Weight DESC")
     assert stored.rows == [(2, "Bob & Co", "7.00"), (1, "Ann", "2.50")]
@@ -129,13 +129,13 @@ def test_a_request_is_taken_apart_stored_and_answered(parcels: sb.Database) -> N
 
 
 def test_an_error_message_is_written_down(parcels: sb.Database) -> None:
-    run(parcels, SENDING.format(TWO, "END CONVERSATION @h WITH ERROR = 127 DESCRIPTION = N'No stamp.'"))
+    run(parcels, SEND_PARCELS.format(TWO_PARCELS, "END CONVERSATION @h WITH ERROR = 127 DESCRIPTION = N'No stamp.'"))
     run(parcels, "EXEC HandleParcels")
     assert run(parcels, "SELECT Number, Message FROM Problems").rows == [(127, "No stamp.")]
 
 
 def test_a_problem_of_the_procedure_gives_the_message_back(parcels: sb.Database) -> None:
-    run(parcels, SENDING.format("<parcel/>", ""))
+    run(parcels, SEND_PARCELS.format("<parcel/>", ""))
     run(parcels, "EXEC dbo.HandleParcels")
     assert run(parcels, "SELECT Number FROM Problems").rows == [(515,)]  # no receiver
     assert run(parcels, "SELECT COUNT(*) FROM dbo.DepotQueue WITH (NOLOCK)").rows == [(1,)]
@@ -212,7 +212,7 @@ def test_a_table_variable_is_walked_through(parcels: sb.Database) -> None:
 
 
 def test_conversations_are_cleaned_up_in_a_loop(parcels: sb.Database) -> None:
-    run(parcels, SENDING.format(TWO, ""))
+    run(parcels, SEND_PARCELS.format(TWO_PARCELS, ""))
     script = """
     DECLARE @handle uniqueidentifier
     WHILE EXISTS (SELECT * FROM sys.conversation_endpoints)

@@ -12,7 +12,7 @@ import servicebroker as sb
 from daemons import Served
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
-from support import eventually, far_handle, query, state
+from support import eventually, peer_handle, query, state
 from tsql_support import listing, rows
 
 SENDER, TARGET, STREAM, DATA, END = "//s/Sender", "//s/Target", "//s/Stream", "//s/Data", "EndOfStream"
@@ -53,7 +53,7 @@ def test_000_a_session_reuses_its_conversation(recycling):
     assert spid > 50
     received = recycling.receive("target_queue")
     assert [message.message_body for message in received] == [b"A", b"B", b"C"]
-    assert far_handle(recycling, handle) == received[0].conversation_handle
+    assert peer_handle(recycling, handle) == received[0].conversation_handle
 
 
 def test_000_a_conversation_that_is_gone_is_replaced(recycling):
@@ -181,7 +181,7 @@ def test_002_good_failing_and_unknown_messages(expenses):
         begin_expenses(expenses, "broken"),
         begin_expenses(expenses, "?", OTHER),
     )
-    far = far_handle(expenses, unknown)
+    far = peer_handle(expenses, unknown)
     assert process(expenses) == [50000] * 4  # the fourth failure ends the conversation
     assert rows(expenses, "SELECT report FROM Reports") == [("dinner",)]
     assert rows(expenses, "SELECT * FROM ExpenseServiceFailedMessages") == []
@@ -198,7 +198,7 @@ def test_002_good_failing_and_unknown_messages(expenses):
 
 def test_002_the_end_of_a_conversation(expenses):
     handle = begin_expenses(expenses, "dinner")
-    far = far_handle(expenses, handle)
+    far = peer_handle(expenses, handle)
     expenses.end_conversation(handle)
     assert process(expenses) == []
     assert state(expenses, far) == ("DI" if expenses.is_as_printed else "CD")
@@ -206,7 +206,7 @@ def test_002_the_end_of_a_conversation(expenses):
 
 def test_002_a_good_report_clears_the_count(expenses):
     handle = begin_expenses(expenses, "dinner")
-    far = far_handle(expenses, handle)
+    far = peer_handle(expenses, handle)
     expenses.execute_tsql("INSERT ExpenseServiceFailedMessages (conversation_handle, count) VALUES (@h, 2)", {"h": far})
     assert process(expenses) == []
     assert rows(expenses, "SELECT * FROM ExpenseServiceFailedMessages") == []
@@ -221,7 +221,7 @@ def test_004_a_message_is_inspected_and_its_conversation_ended(expenses):
     end = listing("004", "-- End the conversation.", "Cuando una conversación")
     printed = "e29059bb-9922-40f4-a575-66b2e4c70cf9"
     handle = begin_expenses(expenses, "dinner")
-    far = str(far_handle(expenses, handle))
+    far = str(peer_handle(expenses, handle))
     told = [one.text for one in expenses.execute_tsql(inspect.replace(printed, far)).messages if not one.number]
     assert told == ["No validation -- binary message:", "0x" + "dinner".encode("utf-16-le").hex().upper()]
     assert rows(expenses, "SELECT COUNT(*) FROM ExpenseQueue") == [(1,)]  # the message is in the queue again

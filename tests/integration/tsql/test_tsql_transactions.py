@@ -16,15 +16,15 @@ from support import (
     STOCK_QUEUE,
     begin,
     eventually,
-    far_handle,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     state,
 )
 from tsql_support import output_of
 
-ENDS = """
+END_WITH_LOCK_TIMEOUT = """
 SET LOCK_TIMEOUT 20
 BEGIN TRY
     BEGIN TRANSACTION
@@ -51,11 +51,11 @@ select count(distinct pid) from pg_locks join pg_class on pg_class.oid = relatio
 def test_a_lock_that_is_not_to_be_had_dooms_the_transaction(database: sb.Database) -> None:
     locked, free = begin(database), begin(database)
     database.send(locked, ORDER, b"x")
-    parameters = {"locked": far_handle(database, locked), "free": free}
+    parameters = {"locked": peer_handle(database, locked), "free": free}
     with database.transaction() as reader:
         assert reader.receive(STOCK_QUEUE)
         with database.tsql_session() as session:
-            assert [found.rows for found in session.execute(ENDS, parameters).sets] == [
+            assert [found.rows for found in session.execute(END_WITH_LOCK_TIMEOUT, parameters).sets] == [
                 [(1222, -1, 1)],
                 [(3930,)],
                 [(3931,)],
@@ -138,12 +138,12 @@ CREATE PROCEDURE UndoOne AS SAVE TRAN here INSERT Noted VALUES (6) ROLLBACK TRAN
 GO
 CREATE PROCEDURE UndoThere AS ROLLBACK TRAN there SELECT 7, 'g'
 """
-LEFT = "SELECT (SELECT COUNT(*) FROM Said), (SELECT COUNT(*) FROM Noted), @@TRANCOUNT"
+REMAINING_ROWS = "SELECT (SELECT COUNT(*) FROM Said), (SELECT COUNT(*) FROM Noted), @@TRANCOUNT"
 
 
 def said_by(database: sb.Database, script: str) -> list[object]:
     """Return the output of a script and the content of both tables, and empty the tables."""
-    return [*output_of(database, script), *output_of(database, LEFT + " DELETE Said DELETE Noted")]
+    return [*output_of(database, script), *output_of(database, REMAINING_ROWS + " DELETE Said DELETE Noted")]
 
 
 def test_insert_exec_is_one_statement(database: sb.Database) -> None:

@@ -129,7 +129,7 @@ def test_a_program_that_fails_is_started_again(watched: sb.Database, tmp_path: P
         assert process.wait(30) == 0
 
 
-GOOD = "database = 'D'\nqueue = 'Q'\n[[program]]\ndatabase = 'D'\nqueue = 'W'\ncommand = ['x']\n"
+VALID_FILE = "database = 'D'\nqueue = 'Q'\n[[program]]\ndatabase = 'D'\nqueue = 'W'\ncommand = ['x']\n"
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ GOOD = "database = 'D'\nqueue = 'Q'\n[[program]]\ndatabase = 'D'\nqueue = 'W'\nc
         ("= 1", "cannot be read"),
         ("queue = 'Q'\n[[program]]\n", "database"),
         ("database = 'D'\nqueue = 'Q'\n", r"no \[\[program\]\]"),
-        ("colour = 'red'\n" + GOOD, "colour"),
-        (GOOD + "min = 2\nmax = 1\n", "min <= max"),
-        (GOOD + "max = true\n", "min <= max"),
-        (GOOD.replace("['x']", "'x'"), "no command"),
-        (GOOD + GOOD[GOOD.index("[[") :], "two programs"),
-        (GOOD + "schema = 3\n", "schema"),
-        (GOOD + f"max = {'9' * 5000}\n", "a number has too many digits"),
-        (GOOD + f"max = {'[' * 100_000}\n", "it is nested too deeply"),
+        ("colour = 'red'\n" + VALID_FILE, "colour"),
+        (VALID_FILE + "min = 2\nmax = 1\n", "min <= max"),
+        (VALID_FILE + "max = true\n", "min <= max"),
+        (VALID_FILE.replace("['x']", "'x'"), "no command"),
+        (VALID_FILE + VALID_FILE[VALID_FILE.index("[[") :], "two programs"),
+        (VALID_FILE + "schema = 3\n", "schema"),
+        (VALID_FILE + f"max = {'9' * 5000}\n", "a number has too many digits"),
+        (VALID_FILE + f"max = {'[' * 100_000}\n", "it is nested too deeply"),
     ],
     ids=lambda value: value[-30:],
 )
@@ -156,7 +156,7 @@ def test_a_wrong_configuration_is_said(tmp_path: Path, text: str, words: str) ->
 
 
 def test_missing_settings_have_defaults(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text(GOOD)
+    (tmp_path / "c.toml").write_text(VALID_FILE)
     config = read_config(tmp_path / "c.toml")
     assert config.instance == "servicebroker-data"
     assert config.programs[0][1:] == ("dbo", "W", ("x",), 0, 1)

@@ -12,9 +12,9 @@ import servicebroker as sb
 from servicebroker.engine.conversation import end
 from servicebroker.store.statement_counts import StatementCounts
 from servicebroker.store.statements import Statement, Steps
-from support import ORDER, STOCK_QUEUE, begin_with, eventually, far_handle, query, queue_number, refused, state
+from support import ORDER, STOCK_QUEUE, begin_with, eventually, peer_handle, query, queue_number, refused, state
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 class Reader:
@@ -32,7 +32,7 @@ class Reader:
 def create_ended(database: sb.Database, count: int) -> list[UUID]:
     """Create conversations whose only message is an EndDialog. Return the handles of their targets."""
     handles = [begin_with(database, b"%d" % number) for number in range(count)]
-    targets = [far_handle(database, handle) for handle in handles]
+    targets = [peer_handle(database, handle) for handle in handles]
     assert len(database.receive(STOCK_QUEUE, groups=count)) == count
     for handle in handles:
         database.end_conversation(handle)
@@ -89,7 +89,7 @@ def _nothing(tx: sb.Transaction, message: sb.Message) -> None:
 
 def test_messages_before_an_end_come_first(database: sb.Database) -> None:
     handle = begin_with(database, b"1", b"2")
-    target = far_handle(database, handle)
+    target = peer_handle(database, handle)
     database.end_conversation(handle)
     reader = Reader()
     finish(database, reader)
@@ -100,7 +100,7 @@ def test_messages_before_an_end_come_first(database: sb.Database) -> None:
 def test_an_error_reaches_its_handler(database: sb.Database) -> None:
     targets = create_ended(database, 2)
     handle = begin_with(database, b"1")
-    assert len(database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle))) == 1
+    assert len(database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, handle))) == 1
     database.end_conversation(handle, error=(77, "no"))
     reader = Reader()
     reader.worker.on(sb.ERROR)(reader.take)

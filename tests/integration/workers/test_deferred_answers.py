@@ -24,12 +24,12 @@ from support import (
     begin,
     begin_with,
     bodies,
-    far_handle,
+    peer_handle,
     query,
     queue_number,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 Handler = Callable[[sb.Transaction, list[sb.Message]], None]
 
@@ -160,7 +160,7 @@ def test_later_statements_of_a_handler_see_its_answer(warm: sb.Database) -> None
             tx.end_conversation(handle)
 
     own = queue_number(warm, ORDERS_QUEUE)
-    assert far_handle(warm, ours)
+    assert peer_handle(warm, ours)
     assert warm.process(STOCK_QUEUE, take, groups=50) == 2
     assert seen == [(1,), (3,)]
     assert receive_answers(warm) == ["0", "end", "1", "end"]

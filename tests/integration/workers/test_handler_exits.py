@@ -59,7 +59,7 @@ def recurse() -> None:
     recurse()
 
 
-ENDS: dict[str, Callable[[], BaseException]] = {
+EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
     "CancelledError": asyncio.CancelledError,
     "GeneratorExit": GeneratorExit,
     "KeyboardInterrupt": KeyboardInterrupt,
@@ -103,7 +103,7 @@ def is_on(database: sb.Database) -> bool:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", EXCEPTIONS)
 def test_a_worker_survives_any_exception_of_its_handler(database: sb.Database, name: str) -> None:
     received: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry() if failure.count < 3 else sb.SetAside())
@@ -111,7 +111,7 @@ def test_a_worker_survives_any_exception_of_its_handler(database: sb.Database, n
     @worker.on(ORDER)
     def order(tx: sb.Transaction, message: sb.Message) -> None:
         if is_bad(message):
-            raise ENDS[name]()
+            raise EXCEPTIONS[name]()
         received.append(message.message_body)
 
     with database.working(worker):
@@ -122,7 +122,7 @@ def test_a_worker_survives_any_exception_of_its_handler(database: sb.Database, n
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", EXCEPTIONS)
 def test_an_asyncio_worker_survives_any_exception_of_its_handler(
     make_instance_url: Callable[..., str], name: str
 ) -> None:
@@ -137,7 +137,7 @@ def test_an_asyncio_worker_survives_any_exception_of_its_handler(
             @worker.on(ORDER)
             async def order(tx: sb.AsyncTransaction, message: sb.Message) -> None:
                 if is_bad(message):
-                    raise ENDS[name]()
+                    raise EXCEPTIONS[name]()
                 received.append(message.message_body)
 
             async with asyncio.timeout(30), database.working(worker):
@@ -152,7 +152,7 @@ def test_an_asyncio_worker_survives_any_exception_of_its_handler(
     assert received == [b"good"]
 
 
-@pytest.mark.parametrize("name", sorted(ENDS.keys() - {"KeyboardInterrupt", "SystemExit"}))
+@pytest.mark.parametrize("name", sorted(EXCEPTIONS.keys() - {"KeyboardInterrupt", "SystemExit"}))
 def test_process_applies_the_policy_to_any_exception(database: sb.Database, name: str) -> None:
     """Ctrl-C and sys.exit in the main thread are different: they stop `process`. The next test has them."""
     send(database, b"bad", b"good")
@@ -160,7 +160,7 @@ def test_process_applies_the_policy_to_any_exception(database: sb.Database, name
 
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         if is_bad(messages[0]):
-            raise ENDS[name]()
+            raise EXCEPTIONS[name]()
         received.append(messages[0].message_body)
 
     assert database.process(STOCK_QUEUE, procedure, top=1, poison=lambda failure: sb.EndWithError(9, "no")) == 2
@@ -228,7 +228,7 @@ def test_a_task_of_a_handler_that_is_cancelled_is_a_failure_and_the_owners_cance
     asyncio.run(both(make_instance_url(1)))
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.parametrize("verdict", ["long", "object", "default"])
 def test_a_verdict_takes_any_text(database: sb.Database, verdict: str) -> None:
     send(database, b"bad", b"good")
@@ -258,7 +258,7 @@ def test_an_impossible_verdict_is_refused_where_it_is_built(code: Any) -> None:
         sb.Reply(5)  # type: ignore[arg-type]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_a_failing_log_handler_stops_no_worker(database: sb.Database) -> None:
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -366,7 +366,7 @@ def parents(database: sb.Database) -> Iterator[tuple[str, str]]:
         connection.execute(f"drop table {child_table}, {parent_table}".encode())
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 @pytest.mark.parametrize("batch", [None, 10])
 def test_a_commit_that_is_refused_is_a_failure_of_its_message(
     database: sb.Database, parents: tuple[str, str], batch: int | None
@@ -394,7 +394,7 @@ def test_a_commit_that_is_refused_is_a_failure_of_its_message(
     assert query(database, f"select distinct body from {children}") == [(b"good",)]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_process_judges_a_refused_commit(database: sb.Database, parents: tuple[str, str]) -> None:
     _, children = parents
     send(database, b"bad", b"good")

@@ -22,9 +22,9 @@ from support import (
     begin,
     bodies,
     eventually,
-    far_handle,
     in_thread,
     open_dialog,
+    peer_handle,
     query,
     refused,
     stopped,
@@ -32,7 +32,7 @@ from support import (
     waiting_messages,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 def is_on(database: sb.Database, queue: str = STOCK_QUEUE) -> bool:
@@ -166,7 +166,7 @@ def test_a_receive_under_a_savepoint_counts(database: sb.Database, beneath: str,
         "all": {},
         "one": {"top": 1},
         "groups": {"top": 1, "groups": 2},
-        "where": {"conversation_handle": far_handle(database, handle), "top": 1},
+        "where": {"conversation_handle": peer_handle(database, handle), "top": 1},
     }
     for times in (4, 5):
         for _ in range(times):
@@ -257,7 +257,7 @@ def failing_commit(transaction: sb.Transaction) -> None:
     transaction.connection.execute("insert into late values (1), (1)")
 
 
-ENDS: list[Callable[[sb.Transaction], Any]] = [
+ROLLBACKS: list[Callable[[sb.Transaction], Any]] = [
     lambda transaction: transaction.connection.rollback(),
     lambda transaction: transaction.connection.execute("rollback"),
     lambda transaction: stopped(transaction.connection),
@@ -268,7 +268,7 @@ ENDS: list[Callable[[sb.Transaction], Any]] = [
 
 
 @pytest.mark.feature(183)
-@pytest.mark.parametrize("end", ENDS, ids=["raw", "statement", "killed", "error", "swallowed error", "commit"])
+@pytest.mark.parametrize("end", ROLLBACKS, ids=["raw", "statement", "killed", "error", "swallowed error", "commit"])
 def test_every_way_to_lose_a_transaction_counts(database: sb.Database, end: Callable[[sb.Transaction], Any]) -> None:
     database.send(begin(database), ORDER, b"x")
     for _ in range(5):

@@ -19,7 +19,7 @@ from support import (
     STOCK_QUEUE,
     begin,
     bodies,
-    far_handle,
+    peer_handle,
     query,
     queue_number,
     refused,
@@ -51,7 +51,7 @@ def switched_off(database: sb.Database, *bodies_: tuple[str, bytes | str]) -> An
             transaction.receive(STOCK_QUEUE)
     with refused(9617):
         database.receive(STOCK_QUEUE)
-    return handle, far_handle(database, handle)
+    return handle, peer_handle(database, handle)
 
 
 @pytest.mark.feature(189)
@@ -87,7 +87,7 @@ def test_inspection_changes_nothing_and_shows_each_body_by_its_letter(
     ):
         handle = begin(database)
         database.send(handle, message_type, body)
-        far = far_handle(database, handle)
+        far = peer_handle(database, handle)
         before = query(database, text)
         inspection = run("inspect", STOCK_QUEUE, "--conversation", far, *way)
         assert words in inspection

@@ -28,8 +28,8 @@ from support import (
     begin_with,
     bodies,
     errors,
-    far_handle,
     in_thread,
+    peer_handle,
     query,
     queue_number,
     refused,
@@ -38,7 +38,7 @@ from support import (
     undone,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 Messages = list[sb.Message]
 
@@ -203,7 +203,7 @@ def test_timers_and_expired_lifetimes_are_given_up_too(
     """RECEIVE puts its message into the queue, and a rollback of the RECEIVE removes it again."""
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"x")
-    handle = far_handle(database, initiator)
+    handle = peer_handle(database, initiator)
     database.receive(STOCK_QUEUE)
     if kind == "a timer":
         database.begin_conversation_timer(handle, 1)
@@ -224,7 +224,7 @@ def test_timers_and_expired_lifetimes_are_given_up_too(
 
 def test_failures_of_one_timer_are_not_counted_against_the_next(database: sb.Database, clock: Clock) -> None:
     """Each fails once in the first reader and succeeds in another, which does not know that count."""
-    handle = far_handle(database, begin_with(database, b"x"))
+    handle = peer_handle(database, begin_with(database, b"x"))
     database.receive(STOCK_QUEUE)
     counts: list[int] = []
 
@@ -275,7 +275,7 @@ def test_the_policy_sees_the_message_the_first_failure_and_the_time(
     assert [failure.count for failure in seen] == [1, 2, 3]
     assert len({failure.first_failed_at for failure in seen}) == 1
     assert isinstance(seen[0].error, Bad)
-    assert seen[0].message.conversation_handle == far_handle(database, handle)
+    assert seen[0].message.conversation_handle == peer_handle(database, handle)
 
 
 def test_retry_later_holds_the_group_and_lets_others_pass(database: sb.Database, table: str, clock: Clock) -> None:
@@ -295,7 +295,7 @@ def test_retry_later_holds_the_group_and_lets_others_pass(database: sb.Database,
     assert database.receive(STOCK_QUEUE) == []
     assert database.get_conversation_group(STOCK_QUEUE) is None
     with database.transaction() as transaction:  # a RECEIVE by conversation gets the message
-        assert transaction.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle), top=0) == []
+        assert transaction.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, handle), top=0) == []
     known.append("customer")
     clock.jump(seconds=61)
     assert database.process(STOCK_QUEUE, store_and_fail(table, fails), poison=policy) == 2
@@ -339,7 +339,7 @@ def test_an_application_error_message_is_sent_and_the_conversation_goes_on(datab
 
 def test_set_aside_keeps_everything_and_can_be_replayed(database: sb.Database, table: str) -> None:
     handle = begin_with(database, b"bad \x00", b"2")
-    far = far_handle(database, handle)
+    far = peer_handle(database, handle)
     policy = sb.give_up_after(1, sb.SetAside())
     assert database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy) == 3
     (kept,) = database.set_aside_messages()
@@ -384,18 +384,18 @@ def test_a_message_is_replayed_with_another_body_that_its_type_takes(database: s
     assert bodies(database.receive(STOCK_QUEUE)) == [b"<good/>"]
 
 
-ENDS: dict[str, Any] = {
-    "here": lambda database, handle: database.end_conversation(far_handle(database, handle)),
+WAYS_TO_END: dict[str, Any] = {
+    "here": lambda database, handle: database.end_conversation(peer_handle(database, handle)),
     "there": lambda database, handle: database.end_conversation(handle),
     "with an error": lambda database, handle: database.end_conversation(handle, error=(1, "late")),
     "cleaned up": lambda database, handle: [
         database.end_conversation(handle_of_side, cleanup=True)
-        for handle_of_side in (far_handle(database, handle), handle)
+        for handle_of_side in (peer_handle(database, handle), handle)
     ],
 }
 
 
-@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("ends", WAYS_TO_END)
 def test_a_message_of_an_ended_conversation_is_replayed_on_a_new_one(
     database: sb.Database, table: str, ends: str
 ) -> None:
@@ -403,13 +403,13 @@ def test_a_message_of_an_ended_conversation_is_replayed_on_a_new_one(
     handle = begin_with(database, b"bad \x00")
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
-    ENDS[ends](database, handle)
+    WAYS_TO_END[ends](database, handle)
     anew = database.replay_message(kept.set_aside_id)
     assert anew is not None
     assert anew != handle
     assert database.set_aside_messages() == []
     with database.transaction() as transaction:
-        (again,) = transaction.receive(STOCK_QUEUE, conversation_handle=far_handle(database, anew))
+        (again,) = transaction.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, anew))
         transaction.send(again.conversation_handle, REPLY, b"done")
     assert (again.message_body, again.message_type_name, again.service_name) == (b"bad \x00", ORDER, STOCK)
     assert bodies(database.receive(ORDERS_QUEUE, conversation_handle=anew)) == [b"done"]
@@ -448,7 +448,7 @@ def test_a_dead_letter_that_cannot_be_replayed_stays_until_discarded(database: s
     other.send(handle, ORDER, b"bad")
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
-    database.end_conversation(far_handle(database, handle))
+    database.end_conversation(peer_handle(database, handle))
     endpoints = "select count(*) from servicebroker.conversation_endpoints"
     before = query(database, endpoints)
     with pytest.raises(sb.InstanceError, match="sender '//elsewhere' is no service of this database"):
@@ -500,7 +500,7 @@ def test_the_group_stays_locked_until_the_failure_is_counted(database: sb.Databa
     group = query(
         database,
         "select conversation_group_id from servicebroker.conversation_endpoints where conversation_handle = %s",
-        far_handle(database, handle),
+        peer_handle(database, handle),
     )[0][0]
     over = threading.Event()
     seen: list[list[tuple[Any, ...]]] = []
@@ -617,7 +617,7 @@ def test_locks_do_not_stay(database: sb.Database, table: str) -> None:
         "and database = (select oid from pg_database where datname = current_database())"
     )
     assert query(database, held) == []
-    taken = in_thread(database.receive, STOCK_QUEUE, conversation_handle=far_handle(database, handle))
+    taken = in_thread(database.receive, STOCK_QUEUE, conversation_handle=peer_handle(database, handle))
     assert bodies(taken.result(10)) == [b"bad"]
 
 
@@ -718,6 +718,6 @@ def test_in_the_automatic_form_the_queue_goes_off(database: sb.Database, table: 
             database.process(STOCK_QUEUE, store_and_fail(table, is_bad))
     assert not is_on(database)
     database.alter_queue(STOCK_QUEUE, status=True)
-    database.end_conversation(far_handle(database, handle), error=(127, "Unable to process message."))
+    database.end_conversation(peer_handle(database, handle), error=(127, "Unable to process message."))
     assert stored_bodies(database, table) == [b"1"]
     assert errors(database.receive(ORDERS_QUEUE)) == [127]

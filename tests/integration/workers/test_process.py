@@ -40,7 +40,7 @@ from support import (
     together,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 Messages = list[sb.Message]
 

@@ -267,7 +267,7 @@ def test_the_asyncio_double() -> None:
     assert [at.hour for at in asyncio.run(course())] == [1, 2, 3]
 
 
-@pytest.mark.both_faces
+@pytest.mark.both_apis
 def test_first_starts_at_the_same_time_agree(database: sb.Database) -> None:
     """The second worker waits for the first, and ends the conversation that it has begun."""
     keep = KeepSchedule(STOCK_QUEUE, "job", Schedule("*/5 * * * *", "UTC", "once"))

@@ -29,15 +29,15 @@ from support import (
     begin_with,
     bodies,
     eventually,
-    far_handle,
     open_dialog,
+    peer_handle,
     query,
     queue_number,
     refused,
     state,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 def retry_at_once(failure: sb.Failure) -> sb.Verdict:
@@ -68,7 +68,7 @@ def test_a_handler_has_the_messages_of_its_type_and_an_end_is_answered(database:
     with database.working(echo()):
         database.send(handle, ORDER, b"1")
         assert replies(database, handle) == [b"1"]
-        target = far_handle(database, handle)
+        target = peer_handle(database, handle)
         database.end_conversation(handle)
         eventually(lambda: state(database, target) == "CD")
 
@@ -130,7 +130,7 @@ def test_a_failed_message_waits_and_others_go_on(database: sb.Database) -> None:
 def test_a_message_that_cannot_be_answered_is_set_aside_at_once(database: sb.Database) -> None:
     """The sender has ended the conversation after its message: a retry could not answer, either."""
     handle = begin_with(database, b"1")
-    target = far_handle(database, handle)
+    target = peer_handle(database, handle)
     database.end_conversation(handle)
     worker = echo(sb.Worker("any").poison)  # as it is without one
     with database.working(worker):
@@ -158,7 +158,7 @@ def test_batches_keep_the_order_and_one_bad_message_costs_itself(database: sb.Da
         received.append(bodies(messages))
 
     handle = begin_with(database, b"1", b"2", b"3", b"4", b"bad", b"5")
-    target = far_handle(database, handle)
+    target = peer_handle(database, handle)
     database.end_conversation(handle)
     with database.working(worker):
         eventually(lambda: state(database, target) == "CD")

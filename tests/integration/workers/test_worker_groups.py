@@ -26,15 +26,15 @@ from support import (
     begin_with,
     bodies,
     eventually,
-    far_handle,
     in_thread,
+    peer_handle,
     query,
     queue_number,
     refused,
     state,
 )
 
-pytestmark = pytest.mark.both_faces
+pytestmark = pytest.mark.both_apis
 
 
 class RecordingWorker:
@@ -214,8 +214,8 @@ def test_a_handler_that_receives_from_the_next_group_has_its_messages(database: 
     @worker.on(ORDER)
     def take(tx: sb.Transaction, message: sb.Message) -> None:
         seen.append(message.message_body)
-        if message.conversation_handle == far_handle(database, first):
-            seen.extend(bodies(tx.receive(STOCK_QUEUE, conversation_handle=far_handle(database, second))))
+        if message.conversation_handle == peer_handle(database, first):
+            seen.extend(bodies(tx.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, second))))
 
     with database.working(worker):
         eventually(lambda: is_queue_empty(database))

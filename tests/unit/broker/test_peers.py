@@ -117,7 +117,7 @@ def route(address: str, service: str | None = "//s", broker: str | None = None, 
 
 
 OVER = NOW - timedelta(days=1)
-WAYS = [
+ROUTE_CASES = [
     ([route("TCP://here:4022")], {HERE}),
     ([route("TCP://here:4022", "//other"), route("LOCAL", None)], set()),
     ([route("TCP://here:4022", broker="b"), route("TCP://there:4022", broker="c")], {HERE}),
@@ -132,7 +132,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("routes", "expected"), WAYS)
+@pytest.mark.parametrize(("routes", "expected"), ROUTE_CASES)
 def test_addresses_of_routes_for_a_service(routes: list[Route], expected: set[Address]) -> None:
     assert ways("//s", "b", [RoutingTable(routes)], NOW) == expected
 

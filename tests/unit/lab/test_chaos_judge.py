@@ -10,12 +10,12 @@ import pytest
 
 import chaos
 
-SENT = [("a", 0), ("b", 0), ("a", 1), ("a", 2), ("b", 1)]
+SENT_MESSAGES = [("a", 0), ("b", 0), ("a", 1), ("a", 2), ("b", 1)]
 
 
 def world(folder: Path, **ledgers: list[tuple[str, int]]) -> Any:
     """Return the ledgers of both applications: correct, except for `ledgers`."""
-    kept = {"sent": SENT, "received": SENT, "answered": SENT, "error": []} | ledgers
+    kept = {"sent": SENT_MESSAGES, "received": SENT_MESSAGES, "answered": SENT_MESSAGES, "error": []} | ledgers
     side = SimpleNamespace(
         ledger=lambda action: list(kept[action]), confirmed=lambda action: set(kept.get(f"{action}, committed", ()))
     )
@@ -32,17 +32,17 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_once_and_in_order(tmp_path: Path) -> None:
     other_way = [("b", 0), ("b", 1), ("a", 0), ("a", 1), ("a", 2)]  # conversations do not wait for each other
-    assert chaos.judge(world(tmp_path, received=other_way)) == len(SENT)
+    assert chaos.judge(world(tmp_path, received=other_way)) == len(SENT_MESSAGES)
 
 
 @pytest.mark.parametrize("action", ["received", "answered"])
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (SENT[:-1], "never: 1"),
-        ([*SENT, ("a", 2)], "more than once"),
-        ([*SENT, ("a", 3)], "and never sent"),
-        ([("a", 1), ("a", 0), *SENT[3:], ("b", 0)], "out of order"),
+        (SENT_MESSAGES[:-1], "never: 1"),
+        ([*SENT_MESSAGES, ("a", 2)], "more than once"),
+        ([*SENT_MESSAGES, ("a", 3)], "and never sent"),
+        ([("a", 1), ("a", 0), *SENT_MESSAGES[3:], ("b", 0)], "out of order"),
         ([("b", 0), ("b", 1), ("a", 1), ("a", 0), ("a", 2)], "out of order"),
     ],
 )
@@ -60,4 +60,4 @@ def test_a_conversation_that_has_failed(tmp_path: Path) -> None:
 def test_a_commit_that_postgresql_confirmed_and_lost(tmp_path: Path, action: str) -> None:
     """The loss is reported even if both sides agree on the rest."""
     with pytest.raises(AssertionError, match=rf"{action}, committed, and gone: 1, \[\('b', 2\)\]"):
-        chaos.judge(world(tmp_path, **{f"{action}, committed": [*SENT, ("b", 2)]}))
+        chaos.judge(world(tmp_path, **{f"{action}, committed": [*SENT_MESSAGES, ("b", 2)]}))

@@ -22,7 +22,7 @@ from servicebroker.store.keys.key_files import KeyFolder
 
 SOURCES = Path(servicebroker.__file__).parent
 READERS = {"read_bytes", "read_text"}
-OURS = {  # reads of our own package, of /proc, or of the log of a Delta table
+MODULES_THAT_READ_FILES = {  # reads of our own package, of /proc, or of the log of a Delta table
     *("broker/shares.py", "cli/orphans.py", "cli/shutdown.py", "pipeline/sinks/delta.py", "store/expected_objects.py"),
     *(
         "store/migrations/__init__.py",
@@ -184,4 +184,4 @@ def readers(file: Path) -> Iterator[str]:
 
 def test_all_reads_of_named_files_are_bounded() -> None:
     files = {str(file.relative_to(SOURCES)): file for file in SOURCES.rglob("*.py")}
-    assert {name for name, file in files.items() if [*readers(file)]} == OURS
+    assert {name for name, file in files.items() if [*readers(file)]} == MODULES_THAT_READ_FILES

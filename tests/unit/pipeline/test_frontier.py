@@ -23,7 +23,7 @@ pytest.importorskip("pyspark")
 rows = pytest.importorskip("servicebroker.pipeline.stream.rows")
 
 HERE = Frontier("7710542726357531054", "c48a2ac8:65540")
-GIVEN = {"instance": "./data", "database": "W", "queue": "Q"}
+OPTIONS = {"instance": "./data", "database": "W", "queue": "Q"}
 
 
 def test_an_offset_survives_the_checkpoint():
@@ -71,7 +71,7 @@ def test_json_of_another_shape_is_no_offset(stored):
     """The check needs no server."""
     from servicebroker.pipeline.stream.reader import QueueStreamReader
 
-    reader = QueueStreamReader(source_options(GIVEN))
+    reader = QueueStreamReader(source_options(OPTIONS))
     with pytest.raises(InstanceError, match="not one of the servicebroker source") as refusal:
         Frontier.from_json(reader._split(stored)["Q"])
     assert len(str(refusal.value)) < 500
@@ -147,12 +147,12 @@ def test_an_offset_of_an_earlier_version_names_no_database():
 
 
 def test_options_are_read_without_regard_to_case():
-    options = source_options(GIVEN | {"MAXMESSAGESPERTRIGGER": "7", "endofstream": "Bye", "minPartitions": "3"})
+    options = source_options(OPTIONS | {"MAXMESSAGESPERTRIGGER": "7", "endofstream": "Bye", "minPartitions": "3"})
     assert (options.max_messages_per_trigger, options.end_of_stream, options.min_partitions) == (7, "Bye", 3)
 
 
 def test_options_have_defaults():
-    options = source_options(GIVEN)
+    options = source_options(OPTIONS)
     assert (options.max_messages_per_trigger, options.end_of_stream) == (1_000_000, "EndOfStream")
     assert options.min_partitions >= 2
 
@@ -174,7 +174,7 @@ def test_options_have_defaults():
 )
 def test_a_wrong_option_is_named(given, complaint):
     with pytest.raises(InstanceError, match=complaint):
-        source_options(GIVEN | given)
+        source_options(OPTIONS | given)
 
 
 @pytest.mark.parametrize(

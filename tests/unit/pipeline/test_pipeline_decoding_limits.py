@@ -170,7 +170,7 @@ def test_a_decimal_of_all_its_digits_is_read():
             assert [str(item) for item in found] == [str(value)]
 
 
-WRONG = {
+REFUSED_SCHEMAS = {
     "types in each other": "deep",
     "a decimal of a megabyte": f"more than {MAX_DECIMAL_BYTES} bytes",
     "a fixed decimal of a megabyte": f"more than {MAX_DECIMAL_BYTES} bytes",
@@ -193,9 +193,9 @@ def wrong_schema(name):
     return record(x=inner)
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", REFUSED_SCHEMAS)
 def test_a_schema_whose_bodies_have_no_bound_is_refused(name):
-    with pytest.raises(ValueError, match=WRONG[name]):
+    with pytest.raises(ValueError, match=REFUSED_SCHEMAS[name]):
         decoder(**avro(wrong_schema(name)))
 
 

@@ -16,7 +16,7 @@ from servicebroker.pipeline.file import line_of, parse_pipeline, read_pipeline
 from servicebroker.pipeline.queue_run import QueueRun
 from servicebroker.pipeline.variables import masked
 
-WHOLE = """\
+COMPLETE_FILE = """\
 [pipeline]
 name = "orders"
 warehouse = "tables"
@@ -70,7 +70,7 @@ def write(tmp_path, monkeypatch):
 
 
 def test_environment_variables_are_values_that_no_text_shows(write, monkeypatch, capsys):
-    text = WHOLE.replace("postgresql://shop", "postgresql://loader:${SHOP_PASSWORD}@shop").replace(
+    text = COMPLETE_FILE.replace("postgresql://shop", "postgresql://loader:${SHOP_PASSWORD}@shop").replace(
         'name = "second shop"', 'name = "$${second} ${EMPTY}shop"'
     )
     monkeypatch.setenv("EMPTY", "")
@@ -101,17 +101,17 @@ def test_environment_variables_are_values_that_no_text_shows(write, monkeypatch,
         )
     assert "not '${SHOP_PASSWORD}'" in str(refused.value)
     with pytest.raises(InstanceError, match=r"'\$\{' begins no \$\{NAME\}"):
-        read_pipeline(write(WHOLE.replace('"orders"', '"${env:X}"')))
+        read_pipeline(write(COMPLETE_FILE.replace('"orders"', '"${env:X}"')))
 
 
 @pytest.mark.parametrize("warehouse", ["dbfs:/tables", "wasbs://x@y/z", "s3:/bucket/x"])
 def test_a_place_that_is_no_folder_of_this_machine_is_refused(write, warehouse):
     with pytest.raises(InstanceError, match="tables are in local folders, or at s3://"):
-        read_pipeline(write(WHOLE.replace('"tables"', f'"{warehouse}"')))
+        read_pipeline(write(COMPLETE_FILE.replace('"tables"', f'"{warehouse}"')))
 
 
 def test_a_whole_file_is_read(write, tmp_path):
-    pipeline = read_pipeline(write(WHOLE))
+    pipeline = read_pipeline(write(COMPLETE_FILE))
     assert (pipeline.name, pipeline.warehouse, pipeline.trigger_seconds) == ("orders", tmp_path / "tables", 0.5)
     first, second = pipeline.queues
     assert first.source_options() == {
@@ -201,8 +201,8 @@ def test_a_whole_file_is_read(write, tmp_path):
     ],
 )
 def test_an_error_in_a_file_names_its_line(write, old, new, line, complaint):
-    assert old in WHOLE
-    path = write(WHOLE.replace(old, new, 1))
+    assert old in COMPLETE_FILE
+    path = write(COMPLETE_FILE.replace(old, new, 1))
     with pytest.raises(InstanceError) as refused:
         read_pipeline(path)
     assert complaint in str(refused.value)
@@ -215,14 +215,14 @@ def test_an_error_in_a_file_names_its_line(write, old, new, line, complaint):
     ids=["digits", "depth"],
 )
 def test_toml_that_python_cannot_read_is_refused(write, value, complaint):
-    path = write(f"{WHOLE}\n[other]\nn = {value}\n")
+    path = write(f"{COMPLETE_FILE}\n[other]\nn = {value}\n")
     with pytest.raises(InstanceError, match=complaint):
         read_pipeline(path)
 
 
 @pytest.mark.parametrize("name", ["utf-8", "UTF-8", "utf8", "UTF_8"])
 def test_utf_8_may_be_said_where_there_is_no_other(write, name):
-    path = write(WHOLE.replace('format = "json"', f'format = "json"\nencoding = "{name}"', 1))
+    path = write(COMPLETE_FILE.replace('format = "json"', f'format = "json"\nencoding = "{name}"', 1))
     assert read_pipeline(path).rule("//shop/Order")
 
 
@@ -233,30 +233,30 @@ def test_a_registry_is_that_of_the_file_or_of_the_environment(write, monkeypatch
         ('"http://other"', "http://other"),
         ("false", ""),
     ):
-        path = write(WHOLE.replace('format = "json"', f'format = "json"\nregistry = {said}', 1))
+        path = write(COMPLETE_FILE.replace('format = "json"', f'format = "json"\nregistry = {said}', 1))
         assert read_pipeline(path).rule("//shop/Order").registry == url
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", "https://user:secret@registry:8081/")
     with pytest.raises(InstanceError, match="credentials belong in the environment"):
-        read_pipeline(write(WHOLE.replace('format = "json"', 'format = "json"\nregistry = true', 1)))
+        read_pipeline(write(COMPLETE_FILE.replace('format = "json"', 'format = "json"\nregistry = true', 1)))
 
 
 @pytest.mark.parametrize("store", ["s3", "s3a", "gs", "abfss", "hdfs"])
 def test_tables_are_in_a_store_and_checkpoints_beside_the_file(write, tmp_path, store):
     url = f"{store}://shop@lake/tables" if store == "abfss" else f"{store}://lake/tables"
-    pipeline = read_pipeline(write(WHOLE.replace('"tables"', f'"{url}/"\ncheckpoints = "marks"', 1)))
+    pipeline = read_pipeline(write(COMPLETE_FILE.replace('"tables"', f'"{url}/"\ncheckpoints = "marks"', 1)))
     assert str(pipeline.folder("orders")) == f"{url}/orders"
     assert pipeline.checkpoint(pipeline.queues[0]) == tmp_path / "marks" / "Shop.StockQueue"
     assert Pipeline.from_text(pipeline.to_text()) == pipeline
 
 
 def test_a_file_url_is_a_local_folder(write, tmp_path):
-    pipeline = read_pipeline(write(WHOLE.replace('"tables"', f'"file://{tmp_path}/a%20b"', 1)))
+    pipeline = read_pipeline(write(COMPLETE_FILE.replace('"tables"', f'"file://{tmp_path}/a%20b"', 1)))
     assert pipeline.folder("orders") == tmp_path / "a b" / "orders"
 
 
 def test_a_schema_that_is_none_is_said_with_its_line(write, tmp_path):
     (tmp_path / "order.json").write_text('{"properties": {"id": {"type": "whole"}}}')
-    path = write(WHOLE.replace('format = "json"', 'format = "json"\nschema = "order.json"', 1))
+    path = write(COMPLETE_FILE.replace('format = "json"', 'format = "json"\nschema = "order.json"', 1))
     with pytest.raises(InstanceError) as refused:
         read_pipeline(path)
     assert str(refused.value).startswith(f"{path}:22: message 1: it is no JSON Schema at 'properties.id.type': ")
@@ -266,7 +266,7 @@ def test_a_schema_that_is_none_is_said_with_its_line(write, tmp_path):
 
 def test_a_table_of_delta_is_not_divided_by_bytes(write):
     """Delta's log holds partition values as text, and readers decode them as UTF-8."""
-    text = WHOLE.replace('"string?"', '"binary?"').replace('partition_by = "_date"', 'partition_by = "note"')
+    text = COMPLETE_FILE.replace('"string?"', '"binary?"').replace('partition_by = "_date"', 'partition_by = "note"')
     with pytest.raises(InstanceError, match=r":23: .*cannot be partitioned by 'note', which is binary"):
         read_pipeline(write(text))
     lake = 'format = "iceberg"\ncatalog = "lake"\nnamespace = "shop"\ntrigger_seconds = 0.5'

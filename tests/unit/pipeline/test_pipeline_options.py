@@ -23,7 +23,7 @@ def test_an_option_that_is_left_out_has_its_default() -> None:
     assert whole_number({}, "claimTimeout", 4, 3, 7) == 4
 
 
-GIVEN = {"instance": "./data", "database": "D"}
+OPTIONS = {"instance": "./data", "database": "D"}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ GIVEN = {"instance": "./data", "database": "D"}
 )
 def test_an_option_that_is_refused_is_shown_on_one_short_line(options: dict[str, str], message: str) -> None:
     with pytest.raises(InstanceError, match=message) as refusal:
-        source_options(GIVEN | options)
+        source_options(OPTIONS | options)
     text = str(refusal.value)
     assert len(text) < 1000
     assert text.isprintable()

@@ -28,7 +28,7 @@ from servicebroker.pipeline.queue_run import QueueRun, QueueState
 from servicebroker.pipeline.run import Run
 from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 
-BAD = {("Order", "malformed"): 2, ("Order", "wrong type"): 1, ("Strange", "unconfigured type"): 1}
+BAD_COUNTS = {("Order", "malformed"): 2, ("Order", "wrong type"): 1, ("Strange", "unconfigured type"): 1}
 
 
 def land(pipe, number, *messages):
@@ -55,15 +55,15 @@ def test_quarantined_messages_are_counted_by_type_and_reason(tmp_path):
     land(pipe, 0, order(100), order(101))
     assert not notes.exists()
     land(pipe, 1, *bad_ones())
-    assert read_counts(notes) == BAD
+    assert read_counts(notes) == BAD_COUNTS
     assert by_message_type(read_counts(notes)) == {
         "Order": {"malformed": 2, "wrong type": 1},
         "Strange": {"unconfigured type": 1},
     }
     land(pipe, 1, *bad_ones())  # as after a failure between the table and the checkpoint
-    assert read_counts(notes) == BAD
+    assert read_counts(notes) == BAD_COUNTS
     land(pipe, 2, message(6, b"?"))
-    assert read_counts(notes) == BAD | {("Order", "malformed"): 3}
+    assert read_counts(notes) == BAD_COUNTS | {("Order", "malformed"): 3}
     remove_counts(notes)
     assert read_counts(notes) == Counter()
 
@@ -127,10 +127,10 @@ def test_the_record_of_the_last_run_has_quarantine_counts(tmp_path):
 )
 def test_more_than_may_be_is_refused(limits, fails_on_any, said):
     if said is None:
-        check_limits(Counter(BAD), limits, "quarantine", fails_on_any=fails_on_any)
+        check_limits(Counter(BAD_COUNTS), limits, "quarantine", fails_on_any=fails_on_any)
         return
     with pytest.raises(TooManyQuarantined, match=said) as refusal:
-        check_limits(Counter(BAD), limits, "quarantine", fails_on_any=fails_on_any)
+        check_limits(Counter(BAD_COUNTS), limits, "quarantine", fails_on_any=fails_on_any)
     assert refusal.value.exit_code == 3
     assert "Check the table 'quarantine', correct the rule" in str(refusal.value)
 

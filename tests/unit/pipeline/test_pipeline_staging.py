@@ -11,7 +11,7 @@ from servicebroker.pipeline import staging
 from servicebroker.pipeline.options import writer_options
 from servicebroker.pipeline.staging import Cutter, slot_of
 
-GIVEN = {"instance": "./data", "database": "W", "fromService": "A", "toService": "B", "contract": "C"}
+OPTIONS = {"instance": "./data", "database": "W", "fromService": "A", "toService": "B", "contract": "C"}
 
 
 def batch(**columns):
@@ -118,4 +118,4 @@ def test_a_piece_goes_on_over_batches_until_a_body_fills_it(monkeypatch):
 )
 def test_a_wrong_option_is_named(given, complaint):
     with pytest.raises(InstanceError, match=complaint):
-        writer_options(GIVEN | given)
+        writer_options(OPTIONS | given)

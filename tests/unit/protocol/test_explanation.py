@@ -10,7 +10,7 @@ from servicebroker.protocol.explanation import MAX_OUTCOMES, explain, words
 from servicebroker.protocol.routing import Address, Conversation, Elsewhere, Local, Route, RoutingTable, Site
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-OLD = NOW - timedelta(seconds=1)
+PAST = NOW - timedelta(seconds=1)
 NOWHERE = Site({}, frozenset({"here"}))
 HERE = Site({"s": ["here"]}, frozenset({"here"}), frozenset({Address("me", 1)}))
 ANY_LOCAL = Route("AutoCreatedLocal", None, None, None, "LOCAL")
@@ -35,7 +35,7 @@ def told(*routes: Route, site: Site = NOWHERE, broker: str | None = None, outsid
             "Chosen is far: it has an address, and LOCAL is passed over because the service is not in this instance.",
         ),
         ([Route("far", "s", None, None, "TCP://far:4022")], HERE, "It is sent to TCP://far:4022."),
-        ([Route("old", "s", None, OLD, "LOCAL")], HERE, "Ignored, because they have expired: old (LOCAL)."),
+        ([Route("old", "s", None, PAST, "LOCAL")], HERE, "Ignored, because they have expired: old (LOCAL)."),
         (
             [Route("m", "s", "b", None, "TCP://a:1", "TCP://b:1")],
             NOWHERE,

@@ -13,7 +13,7 @@ import servicebroker
 from servicebroker.broker import conversations
 from servicebroker.protocol.conversation_states import (
     ARRIVING,
-    LEAVING,
+    SENDER_TRANSITIONS,
     Action,
     BatchEvent,
     Event,
@@ -26,7 +26,7 @@ from servicebroker.protocol.conversation_states import (
 BROKER = Path(servicebroker.__file__).parent / "broker"
 ADDRESSED = {Stage.MATCHED, Stage.CLAIMED, Stage.LINKED}
 CLAIMED = {Stage.CLAIMED_UNROUTED, Stage.CLAIMED, Stage.LINKED}
-LIVE = [stage for stage in Stage if stage is not Stage.FORGOTTEN]
+LIVE_STAGES = [stage for stage in Stage if stage is not Stage.FORGOTTEN]
 TAKEN = """
                     UNROUTED          MATCHED           CLAIMED_UNROUTED  CLAIMED           LINKED
 ROUTED              MATCHED           MATCHED           CLAIMED           CLAIMED           LINKED
@@ -63,9 +63,9 @@ def test_every_stage_with_every_event(stage: Stage, event: Event) -> None:
     after = read_matrix(TAKEN).get((stage.name, event.name), "-")
     if after == "-":
         with pytest.raises(Impossible, match=rf"^A conversation is {stage}, and {event}: there is no step "):
-            step(LEAVING, stage, event)
+            step(SENDER_TRANSITIONS, stage, event)
     else:
-        assert step(LEAVING, stage, event).after is Stage[after]
+        assert step(SENDER_TRANSITIONS, stage, event).after is Stage[after]
 
 
 @pytest.mark.parametrize(("storing", "event"), [*product(Storing, BatchEvent)])
@@ -78,10 +78,10 @@ def test_every_batch_with_every_event(storing: Storing, event: BatchEvent) -> No
         assert step(ARRIVING, storing, event).after is Storing[after]
 
 
-@pytest.mark.parametrize(("before", "event"), [*LEAVING])
+@pytest.mark.parametrize(("before", "event"), [*SENDER_TRANSITIONS])
 def test_actions_agree_with_the_stage(before: Stage, event: Event) -> None:
     """A conversation has an address, a link and a claim exactly in the stages whose names say so."""
-    after, actions = LEAVING[before, event]
+    after, actions = SENDER_TRANSITIONS[before, event]
     assert (Action.FORGET in actions) == (after is Stage.FORGOTTEN)
     assert (Action.TAKE_LINK in actions) == (after is Stage.LINKED and before is not Stage.LINKED)
     assert (Action.DROP_LINK in actions) == (before is Stage.LINKED and after is not Stage.LINKED)
@@ -97,25 +97,30 @@ def test_a_claim_is_won_where_the_address_is_known_and_a_link_is_taken_with_it()
     """No byte is sent before both."""
     claims = {
         (before, event)
-        for (before, event), transition in LEAVING.items()
+        for (before, event), transition in SENDER_TRANSITIONS.items()
         if (transition.after in CLAIMED) > (before in CLAIMED)
     }
     links = {
-        (before, event) for (before, event), transition in LEAVING.items() if Action.TAKE_LINK in transition.actions
+        (before, event)
+        for (before, event), transition in SENDER_TRANSITIONS.items()
+        if Action.TAKE_LINK in transition.actions
     }
     assert claims == {(Stage.MATCHED, Event.WON)}
     assert links == {(Stage.CLAIMED, Event.LINK_FOUND)}
 
 
-@pytest.mark.parametrize("stage", LIVE)
+@pytest.mark.parametrize("stage", LIVE_STAGES)
 def test_from_everywhere_there_is_a_way_onto_a_link_and_out_of_memory(stage: Stage) -> None:
     reached = {stage}
-    while more := {transition.after for (before, _), transition in LEAVING.items() if before in reached} - reached:
+    while (
+        more := {transition.after for (before, _), transition in SENDER_TRANSITIONS.items() if before in reached}
+        - reached
+    ):
         reached |= more
     assert reached >= {Stage.LINKED, Stage.FORGOTTEN}
     waits = [
         transition.actions
-        for (before, event), transition in LEAVING.items()
+        for (before, event), transition in SENDER_TRANSITIONS.items()
         if before is stage and event is Event.UNROUTED
     ]
     assert all(Action.MATCH_LATER in actions for actions in waits)

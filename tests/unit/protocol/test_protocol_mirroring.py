@@ -29,7 +29,7 @@ from servicebroker.protocol.mirroring import (
     unreachable,
 )
 
-NOTHING = KnownTimeline()
+UNKNOWN_TIMELINE = KnownTimeline()
 MIRROR = RoleReport(Role.MIRROR, "c", 1)
 ADDRESSES = "TCP://a:4022", "TCP://b:4022"
 
@@ -38,7 +38,7 @@ def principal(timeline: int = 1, system: str = "c") -> RoleReport:
     return RoleReport(Role.PRINCIPAL, system, timeline, is_synchronous=True)
 
 
-def pair_after(*reports: RoleReport | None, known: KnownTimeline = NOTHING) -> Pair:
+def pair_after(*reports: RoleReport | None, known: KnownTimeline = UNKNOWN_TIMELINE) -> Pair:
     """Return a new pair after reports from each side in turn. None stands for an unreachable side."""
     pair = first_use(known, 0.0)
     for number, report in enumerate(reports):

@@ -18,7 +18,7 @@ QUOTA_BYTES = 1_000
 LIMITS = Limits(fragment_size=100, unfinished_idle=3_600, unfinished_idle_full=300)
 BUDGETS = Budgets(Budget(unfinished_bytes=QUOTA_BYTES))
 SHOP, MALLORY = "certificate shop", "certificate mallory"
-NOTHING = Allowance(current=False, ahead=False)
+NO_ALLOWANCE = Allowance(current=False, ahead=False)
 CURRENT = Allowance(current=True, ahead=False)
 
 
@@ -53,7 +53,7 @@ def test_a_peer_over_its_quota_finishes_its_oldest_message(messages: UnfinishedM
     fill(messages)
     assert messages.allowance(MALLORY, conversation(0), 6) == CURRENT
     for number in range(1, 11):
-        assert messages.allowance(MALLORY, conversation(number), 6) == NOTHING
+        assert messages.allowance(MALLORY, conversation(number), 6) == NO_ALLOWANCE
     assert messages.allowance(SHOP, conversation(11), 6) == FREE
 
 
@@ -70,18 +70,22 @@ def test_as_many_are_finished_at_a_time_as_fit_the_quota(messages: UnfinishedMes
     for number in range(20):
         messages.note(SHOP, conversation(number), begun(90, fragments=4), 0.0)
     allowances = [messages.allowance(SHOP, conversation(number), 4) for number in range(20)]
-    assert allowances == [CURRENT] * 2 + [NOTHING] * 18
+    assert allowances == [CURRENT] * 2 + [NO_ALLOWANCE] * 18
 
 
 def test_a_message_larger_than_the_quota_is_finished_when_it_is_the_first(messages: UnfinishedMessages) -> None:
     messages.note(SHOP, conversation(1), begun(500, fragments=6), 0.0)
     messages.note(SHOP, conversation(2), begun(1_000, fragments=90), 0.0)
     messages.note(SHOP, conversation(3), begun(100, fragments=1), 0.0)  # refused behind it, though it would fit
-    assert [messages.allowance(SHOP, conversation(number), 6) for number in (1, 2, 3)] == [CURRENT, NOTHING, NOTHING]
+    assert [messages.allowance(SHOP, conversation(number), 6) for number in (1, 2, 3)] == [
+        CURRENT,
+        NO_ALLOWANCE,
+        NO_ALLOWANCE,
+    ]
     messages.forget(conversation(1))
     assert messages.allowance(SHOP, conversation(3), 6) == FREE
     messages.note(SHOP, conversation(3), begun(1_000, fragments=20), 0.0)
-    assert [messages.allowance(SHOP, conversation(number), 6) for number in (2, 3)] == [CURRENT, NOTHING]
+    assert [messages.allowance(SHOP, conversation(number), 6) for number in (2, 3)] == [CURRENT, NO_ALLOWANCE]
 
 
 def test_messages_ahead_of_their_turn_get_no_reserve(messages: UnfinishedMessages) -> None:
@@ -94,7 +98,7 @@ def test_messages_ahead_of_their_turn_get_no_reserve(messages: UnfinishedMessage
 def test_the_next_message_of_a_conversation_waits_for_its_turn_like_others(messages: UnfinishedMessages) -> None:
     fill(messages)
     messages.note(MALLORY, conversation(0), begun(200, fragments=6, number=1), 0.0)
-    assert messages.allowance(MALLORY, conversation(0), 6) == NOTHING
+    assert messages.allowance(MALLORY, conversation(0), 6) == NO_ALLOWANCE
     assert messages.allowance(MALLORY, conversation(1), 6) == CURRENT
 
 
@@ -142,7 +146,7 @@ def test_a_restart_loads_stored_messages(messages: UnfinishedMessages) -> None:
     assert messages.owner(conversation(3)) == MALLORY
     assert messages.owner(conversation(30)) is None
     allowances = [messages.allowance(MALLORY, conversation(number), 6) for number in range(10)]
-    assert allowances == [NOTHING] * 9 + [CURRENT]
+    assert allowances == [NO_ALLOWANCE] * 9 + [CURRENT]
     assert messages.idle(1_299.0) == [conversation(number) for number in (9, 8, 7, 6, 5, 4, 3, 2, 1)]
 
 

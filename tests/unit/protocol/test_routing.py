@@ -61,7 +61,7 @@ def route(
 
 
 AUTO = route(name="AutoCreatedLocal")
-FIRST, LAST = (lambda count: 0), (lambda count: count - 1)
+PICK_FIRST, PICK_LAST = (lambda count: 0), (lambda count: count - 1)
 
 
 def decide(
@@ -71,7 +71,7 @@ def decide(
     outside: Sequence[Route] | None = None,
     from_target: bool = False,
     site: Site | None = None,
-    pick: object = FIRST,
+    pick: object = PICK_FIRST,
     service: str = SERVICE,
 ) -> Decision:
     """Route a conversation of our database, or with `outside` one that arrived, by those routes of msdb."""
@@ -122,8 +122,8 @@ def test_without_a_route_the_conversation_is_delayed(routes: list[Route], instan
 @pytest.mark.feature(111)
 def test_routes_of_one_of_several_identifiers_are_chosen() -> None:
     routes = [route(HOST1, SERVICE, THERE), route(HOST2, SERVICE, OTHER), route(HOST3, SERVICE, OTHER)]
-    assert decide(routes, pick=FIRST).matched == (routes[0],)
-    assert decide(routes, pick=LAST).matched == tuple(routes[1:])
+    assert decide(routes, pick=PICK_FIRST).matched == (routes[0],)
+    assert decide(routes, pick=PICK_LAST).matched == tuple(routes[1:])
 
 
 @pytest.mark.feature(111)
@@ -220,10 +220,10 @@ def test_new_conversations_spread_over_the_identifiers_evenly() -> None:
 def test_an_instance_that_is_lost_gets_no_new_conversations_while_another_is_there() -> None:
     routes = [route(HOST1, SERVICE, THERE), route(HOST2, SERVICE, OTHER)]
     lost = here(unreachable=frozenset({HOST1}))
-    assert {decide(routes, site=lost, pick=pick).destination for pick in (FIRST, LAST)} == {Elsewhere(HOST2)}
+    assert {decide(routes, site=lost, pick=pick).destination for pick in (PICK_FIRST, PICK_LAST)} == {Elsewhere(HOST2)}
     assert decide(routes, site=lost, instance=THERE).destination == Elsewhere(HOST1)  # a conversation stays
     all_lost = here(unreachable=frozenset({HOST1, HOST2}))
-    assert {decide(routes, site=all_lost, pick=pick).destination for pick in (FIRST, LAST)} == {
+    assert {decide(routes, site=all_lost, pick=pick).destination for pick in (PICK_FIRST, PICK_LAST)} == {
         Elsewhere(HOST1),
         Elsewhere(HOST2),
     }
@@ -235,9 +235,9 @@ def test_an_instance_that_is_lost_gets_no_new_conversations_while_another_is_the
 @pytest.mark.feature(113)
 def test_a_local_route_finds_the_service_in_the_own_database_first_then_in_any() -> None:
     site = here({SERVICE: [THERE, HERE, OTHER]}, brokers=frozenset({HERE, THERE, OTHER}))
-    assert decide([AUTO], site=site, pick=LAST).destination == Local(HERE)
+    assert decide([AUTO], site=site, pick=PICK_LAST).destination == Local(HERE)
     elsewhere = here({SERVICE: [THERE, OTHER]}, brokers=frozenset({HERE, THERE, OTHER}))
-    assert {decide([AUTO], site=elsewhere, pick=pick).destination for pick in (FIRST, LAST)} == {
+    assert {decide([AUTO], site=elsewhere, pick=pick).destination for pick in (PICK_FIRST, PICK_LAST)} == {
         Local(THERE),
         Local(OTHER),
     }
@@ -273,9 +273,9 @@ def test_arriving_conversations_use_msdbs_routes_and_local_ones_their_databases(
     own, msdb = [HOME], [route(HOST2, SERVICE)]
     conversation = Conversation(SERVICE, database=HERE)
     tables = RoutingTable(own), RoutingTable(msdb)
-    assert classify(conversation, *tables, site, NOW, FIRST).destination == Local(HERE)
+    assert classify(conversation, *tables, site, NOW, PICK_FIRST).destination == Local(HERE)
     arrived = conversation._replace(database=None)
-    assert classify(arrived, *tables, site, NOW, FIRST).destination == Elsewhere(HOST2)
+    assert classify(arrived, *tables, site, NOW, PICK_FIRST).destination == Elsewhere(HOST2)
 
 
 @pytest.mark.feature(110)
@@ -303,7 +303,7 @@ def test_a_route_to_this_very_instance_is_as_if_from_outside() -> None:
 
     def through(outside: list[Route], forwards: bool = False) -> Decision:
         again = here(site.services, addresses=site.addresses, forwards=forwards)
-        return classify(Conversation(SERVICE, database=HERE), own, RoutingTable(outside), again, NOW, FIRST)
+        return classify(Conversation(SERVICE, database=HERE), own, RoutingTable(outside), again, NOW, PICK_FIRST)
 
     assert through([AUTO]).destination == Local(HERE)
     assert through([AUTO]).through_outside
@@ -311,13 +311,19 @@ def test_a_route_to_this_very_instance_is_as_if_from_outside() -> None:
     assert through([route(HOST2, SERVICE)], forwards=True).destination == Elsewhere(HOST2)
 
 
-SOON, LATE = NOW + timedelta(minutes=1), NOW + timedelta(hours=1)
+IN_A_MINUTE, IN_AN_HOUR = NOW + timedelta(minutes=1), NOW + timedelta(hours=1)
 
 
 @pytest.mark.feature(112)
 @pytest.mark.parametrize(
     ("of_database", "of_msdb", "first"),
-    [(None, None, None), (SOON, None, SOON), (None, SOON, SOON), (SOON, LATE, SOON), (LATE, SOON, SOON)],
+    [
+        (None, None, None),
+        (IN_A_MINUTE, None, IN_A_MINUTE),
+        (None, IN_A_MINUTE, IN_A_MINUTE),
+        (IN_A_MINUTE, IN_AN_HOUR, IN_A_MINUTE),
+        (IN_AN_HOUR, IN_A_MINUTE, IN_A_MINUTE),
+    ],
 )
 @pytest.mark.parametrize("to", ["LOCAL", HOST2])
 def test_a_way_through_msdb_is_one_until_either_route_expires(
@@ -326,7 +332,7 @@ def test_a_way_through_msdb_is_one_until_either_route_expires(
     site = here({SERVICE: [HERE]}, addresses=frozenset({HOST1}), forwards=True)
     own = RoutingTable([route(HOST1, SERVICE, expires=of_database)])
     outside = RoutingTable([route(to, SERVICE, expires=of_msdb)])
-    decision = classify(Conversation(SERVICE, database=HERE), own, outside, site, NOW, FIRST)
+    decision = classify(Conversation(SERVICE, database=HERE), own, outside, site, NOW, PICK_FIRST)
     assert decision.through_outside
     assert decision.expires == first
 

@@ -15,14 +15,16 @@ from typer.testing import CliRunner
 
 from servicebroker.cli.main import COMMANDS, EXTRAS, app, load
 
-LAST = "import sys, json; print(); print(json.dumps(sorted(sys.modules)))"
+PRINT_MODULES = "import sys, json; print(); print(json.dumps(sorted(sys.modules)))"
 OTHERS = ("tsql", "pipeline", "broker", "engine", "store", "dashboard")
 HEAVY = ("psycopg", "psycopg_pool", "asyncio", "lxml", "cryptography", "pyspark", "pyarrow", "starlette", "uvicorn")
 
 
 def loaded(program: str) -> set[str]:
     """Run a program in a new process, and return its loaded modules."""
-    result = subprocess.run([sys.executable, "-c", f"{program}\n{LAST}"], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", f"{program}\n{PRINT_MODULES}"], capture_output=True, text=True, check=True
+    )
     return set(json.loads(result.stdout.splitlines()[-1]))
 
 

@@ -16,15 +16,15 @@ PAGE = ROOT / "docs/architecture.md"
 MOST_LINES = 135  # lines of the page: a newcomer reads all of it
 MOST_MODULES = 30  # files of a folder
 LEAST_LINES, MOST_HEAD_LINES = 10, 60  # lines of a package's docstring
-TOLD = ("**The problem.**", "**The rules.**", "Begin with")
+REQUIRED_TEXTS = ("**The problem.**", "**The rules.**", "Begin with")
 NAMED = re.compile(r"`([\w/]+\.(?:py|sql|tsv))`")
 TABLE = "\n".join(re.findall(r"^\| `.*$", PAGE.read_text().partition("## Five code paths")[0], re.MULTILINE))
-OTHERWISE = {"api/aio", "store/migrations"}  # the twin of `api`, and a folder with SQL
+OTHER_FOLDERS = {"api/aio", "store/migrations"}  # the twin of `api`, and a folder with SQL
 ROOMS = sorted(
     {
         room
         for room in re.findall(r"`([a-z_/]+)/`", TABLE)
-        if (SOURCES / room / "__init__.py").exists() and room not in OTHERWISE
+        if (SOURCES / room / "__init__.py").exists() and room not in OTHER_FOLDERS
     }
 )
 
@@ -58,7 +58,7 @@ def test_the_map_has_every_package() -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_package_opens_with_its_theory(room: str) -> None:
     told = head(SOURCES / room)
-    assert [name for name in TOLD if name not in told] == []
+    assert [name for name in REQUIRED_TEXTS if name not in told] == []
     assert LEAST_LINES <= len(told.splitlines()) <= MOST_HEAD_LINES
 
 

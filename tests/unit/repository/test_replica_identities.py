@@ -12,7 +12,7 @@ from pathlib import Path
 import servicebroker
 
 SOURCES = Path(servicebroker.__file__).parent
-MADE = re.compile(r"\bcreate table (?:if not exists )?([\w.{}]+)(.*?)(?:;\n|\Z|\"\"\")", re.DOTALL)
+CREATE_TABLE = re.compile(r"\bcreate table (?:if not exists )?([\w.{}]+)(.*?)(?:;\n|\Z|\"\"\")", re.DOTALL)
 MAX_DEFINITION_CHARACTERS = 1500  # characters to read of a definition without a final semicolon
 
 
@@ -20,7 +20,7 @@ def definitions() -> Iterator[tuple[str, str]]:
     """Return name and text of each CREATE TABLE, without those for tables of applications (T-SQL)."""
     for file in sorted(SOURCES.rglob("*")):
         if file.suffix in (".py", ".sql"):
-            for found in MADE.finditer(file.read_text()):
+            for found in CREATE_TABLE.finditer(file.read_text()):
                 yield found[1], found[2][:MAX_DEFINITION_CHARACTERS]
 
 

@@ -275,7 +275,7 @@ def test_malformed_values_are_one_error(data: bytes) -> None:
 
 # ---------------------------------------------------------------- garbage
 
-WHOLE = [
+COMPLETE_MESSAGES = [
     answer_prelogin(Encryption.ON),
     login_message("app", "secret", "Shop", features=b"\x0a\1\0\0\0\1\xff"),
     NO_HEADERS + encode_utf16("SELECT 1"),
@@ -284,7 +284,7 @@ WHOLE = [
 ]
 
 
-@given(st.sampled_from(BEGINNINGS), st.sampled_from(WHOLE), st.data())
+@given(st.sampled_from(BEGINNINGS), st.sampled_from(COMPLETE_MESSAGES), st.data())
 def test_garbage_ends_in_one_error(parse: Any, whole: bytes, data: st.DataObject) -> None:
     damaged = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
     for _ in range(data.draw(st.integers(0, 3))):

@@ -37,7 +37,7 @@ _IDLE_WAIT_S = 10.0  # `process` returns after so long without a message; it not
 _STOP_TIMEOUT_S = 5.0  # for the end of a reader that is cancelled
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0  # after a failure outside of handlers; each pause is twice the one before
 
-_ENDED = {8426, 8427}  # errors of END CONVERSATION if the conversation has ended on this side
+_ENDED_ERRORS = {8426, 8427}  # errors of END CONVERSATION if the conversation has ended on this side
 _OWN_PREFIX = "servicebroker."
 
 _LOG = logging.getLogger("servicebroker.worker")
@@ -165,7 +165,7 @@ async def _end(transaction: AsyncTransaction, message: Message) -> None:
     try:
         await transaction.end_conversation(message.conversation_handle)
     except BrokerError as refused:
-        if refused.number not in _ENDED:  # the handler may have ended it
+        if refused.number not in _ENDED_ERRORS:  # the handler may have ended it
             raise
 
 

@@ -69,7 +69,7 @@ class Backlog(NamedTuple):
     unsent: int
 
 
-_NONE = Attempt(0.0, 0.0, "")
+_NO_ATTEMPT = Attempt(0.0, 0.0, "")
 
 
 class Network:
@@ -172,7 +172,7 @@ class Network:
                 return link
             now = self.seconds()
             self._wanted_at[address] = now
-            attempt = self._attempts.get(address, _NONE)
+            attempt = self._attempts.get(address, _NO_ATTEMPT)
             if now >= attempt.retry_at:
                 self._begin_connecting(address)
             return attempt.status
@@ -277,7 +277,7 @@ class Network:
                 {address: attempt for address, attempt in self._attempts.items() if address in self._wanted_at}
             )
             for address in () if self.policy.silence else self._wanted_at:
-                if now >= self._attempts.get(address, _NONE).retry_at:
+                if now >= self._attempts.get(address, _NO_ATTEMPT).retry_at:
                     self._begin_connecting(address)
 
     async def _connect(self, address: Address) -> None:
@@ -318,7 +318,7 @@ class Network:
         journal.connection("Connect Failed", str(address), status)
         with self._lock:
             self._connecting.discard(address)
-            before = self._attempts.get(address, _NONE)
+            before = self._attempts.get(address, _NO_ATTEMPT)
             pause = min(before.pause * 2, LAST_PAUSE) or FIRST_PAUSE
             self._set_attempts({**self._attempts, address: Attempt(self.seconds() + pause, pause, status)})
         self.inbox.put(Unreached(address, status))

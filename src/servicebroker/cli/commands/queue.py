@@ -54,9 +54,13 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
 
 
 _OPTIONS = {"status": "--on/--off"}
-_WITHOUT = {"activation"}  # a procedure is named in T-SQL, or by `define`
-add_command(app, "create", "queue", CreateQueue, "The queue {name} is created.", options=_OPTIONS, without=_WITHOUT)
-add_command(app, "alter", "queue", AlterQueue, "The queue {name} is altered.", options=_OPTIONS, without=_WITHOUT)
+_OMITTED_CLAUSES = {"activation"}  # a procedure is named in T-SQL, or by `define`
+add_command(
+    app, "create", "queue", CreateQueue, "The queue {name} is created.", options=_OPTIONS, without=_OMITTED_CLAUSES
+)
+add_command(
+    app, "alter", "queue", AlterQueue, "The queue {name} is altered.", options=_OPTIONS, without=_OMITTED_CLAUSES
+)
 add_command(app, "drop", "queue", DropQueue, "The queue {name} is dropped.")
 
 

@@ -215,7 +215,7 @@ def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Inconsisten
 
 
 _OPEN = ("rows_here", "readers_here", "approximate_count", "shown_number")  # functions for readers of views
-_OURS = "('servicebroker', 'servicebroker_fence', 'sys', 'tsql')"
+_OUR_SCHEMAS = "('servicebroker', 'servicebroker_fence', 'sys', 'tsql')"
 
 _FAULTS = (
     "select format('everybody may execute the function %s', p.oid::regprocedure) from pg_proc p "
@@ -224,10 +224,10 @@ _FAULTS = (
     f"and p.proname not in {_OPEN}",
     "select format('%s %s belongs to %s', case c.relkind when 'v' then 'the view' when 'S' then 'the sequence' "
     "else 'the table' end, c.oid::regclass, c.relowner::regrole) from pg_class c join pg_namespace n "
-    f"on n.oid = c.relnamespace where n.nspname in {_OURS} and c.relkind in ('r', 'p', 'v', 'm', 'S', 'f') "
+    f"on n.oid = c.relnamespace where n.nspname in {_OUR_SCHEMAS} and c.relkind in ('r', 'p', 'v', 'm', 'S', 'f') "
     "and c.relowner <> (select nspowner from pg_namespace where nspname = 'servicebroker')",
     "select format('the function %s belongs to %s', p.oid::regprocedure, p.proowner::regrole) from pg_proc p "
-    f"join pg_namespace n on n.oid = p.pronamespace where n.nspname in {_OURS} "
+    f"join pg_namespace n on n.oid = p.pronamespace where n.nspname in {_OUR_SCHEMAS} "
     "and p.proowner <> (select nspowner from pg_namespace where nspname = 'servicebroker')",
     "select format('the table %s has row level security', c.oid::regclass) from pg_class c "
     "where c.relnamespace = 'servicebroker'::regnamespace and c.relrowsecurity",

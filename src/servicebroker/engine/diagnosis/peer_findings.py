@@ -18,7 +18,7 @@ from servicebroker.protocol.limits import LIMITS
 INCIDENT_AGE = timedelta(days=1)  # older incidents with peers are not reported
 # a peer is reported if no fragment of its incomplete messages arrived for this time, in which it retries often
 UNFINISHED_IDLE = timedelta(seconds=LIMITS.unfinished_idle_full)
-_SAID = {
+_CLAIM_TEXTS = {
     INSTANCE: "It claims to be an instance that is another's, {0}: {1}.",
     ADDRESS: "It has answered at an address where another peer was, {0}: {1}.",
     MESSAGES: "Its messages were dropped, {0}: no route leads to it for the service that has sent them, lately {1}.",
@@ -112,7 +112,9 @@ def judge_certificates(certificates: Iterable[UsedCertificate], now: datetime) -
 
 def _peer(one: PeerFacts) -> Finding:
     """Report a peer's false claims. They had no effect."""
-    said = _SAID[one.claim].format(f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail)
+    said = _CLAIM_TEXTS[one.claim].format(
+        f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail
+    )
     if one.claim == TWINS:
         return Finding(f"peer {one.owner}".rstrip(), said, _COPY, Severity.WARNING)
     if one.certificate is None and one.owner != NOBODY:  # a member of the domain, or an unknown peer that public admits

@@ -14,7 +14,7 @@ from servicebroker.model.remedies import after_status
 from servicebroker.model.wording import about_instance, counted
 
 _WITHOUT_RECEIVE = ("NOTIFIED", "INACTIVE")  # monitor states: the last reader has not executed RECEIVE
-_AGAIN = " Then start it again: ALTER QUEUE ... ACTIVATION (STATUS = OFF), and ON."
+_RESTART_ADVICE = " Then start it again: ALTER QUEUE ... ACTIVATION (STATUS = OFF), and ON."
 
 
 def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
@@ -112,7 +112,7 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
             subject,
             f"Its procedure {queue.procedure} was started {duration(now - queue.activated_at)} ago, runs no more, and "
             f"has received nothing of {waits}.",
-            f"See in the log of the process that starts it why that is so.{_AGAIN if is_over else ''}",
+            f"See in the log of the process that starts it why that is so.{_RESTART_ADVICE if is_over else ''}",
             acts=(Remedy("restart-activation", queue.name),) if is_over else (),
         )
 

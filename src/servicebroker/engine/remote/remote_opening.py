@@ -245,7 +245,7 @@ _WANTED = (
     "n.far_principal_id, n.first_key_id, n.first_key, n.second_key_id, n.second_key, n.exchange "
     "from target t join wanted n on n.handle = t.conversation_handle where n.first_key_id is not null), "
 )
-_MADE = (
+_CREATED_TARGETS_SQL = (
     " select t.conversation_handle, t.priority::int, d.is_honor_broker_priority_on, "
     "case when t.security <> 'N' then m.by_service_master_key end "
     "from target t join servicebroker.databases d using (database_id) "
@@ -254,7 +254,7 @@ _MADE = (
 _INSERT_TARGETS = (
     _WANTED.format(arrays="", columns="", state=EndpointState.STARTED_INBOUND.value)
     + "counted as (insert into servicebroker.arrivals (conversation_handle, opened_at) "
-    "select conversation_handle, clock_timestamp() from target)" + _MADE
+    "select conversation_handle, clock_timestamp() from target)" + _CREATED_TARGETS_SQL
 )
 _FIRST_RUN = 21  # the first parameter of `enqueue.arrive_first`
 _INSERT_WITH_MESSAGES = (
@@ -264,5 +264,5 @@ _INSERT_WITH_MESSAGES = (
     + "counted as (insert into servicebroker.arrivals (conversation_handle, receive_sequence, token, last_stamp) "
     "select t.conversation_handle, n.reached, n.token, pg_current_xact_id() "
     "from target t join wanted n on n.handle = t.conversation_handle), "
-    "arrived as ({arrived})" + _MADE
+    "arrived as ({arrived})" + _CREATED_TARGETS_SQL
 )

@@ -20,7 +20,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_KEPT = (
+_KEPT_FRAGMENTS_SQL = (
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.arrivals a using (conversation_handle) "
     "join servicebroker.queues q on q.queue_id = e.queue_id and q.is_enqueue_enabled "
@@ -33,7 +33,7 @@ _KEPT = (
 
 def find_kept() -> Steps[list[UUID]]:
     """Return the conversations with messages beside a queue that is on now, for `deliver_kept`."""
-    rows = yield Statement("waiting_arrivals.find_kept", f"select e.conversation_handle {_KEPT}")
+    rows = yield Statement("waiting_arrivals.find_kept", f"select e.conversation_handle {_KEPT_FRAGMENTS_SQL}")
     return [handle for (handle,) in rows]
 
 
@@ -48,7 +48,7 @@ def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
     rows = yield Statement(
         "waiting_arrivals.deliver_kept.lock",
         # a separate statement, so that the next ones see everything that the last owner of the locks has stored
-        f"select e.conversation_handle {_KEPT} and e.conversation_handle = any ($1) "
+        f"select e.conversation_handle {_KEPT_FRAGMENTS_SQL} and e.conversation_handle = any ($1) "
         "for no key update of e, a skip locked",
         (handles,),
     )

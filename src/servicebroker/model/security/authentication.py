@@ -33,16 +33,16 @@ class Authentication(NamedTuple):
     @property
     def number(self) -> int:
         """The value of connection_auth in sys.service_broker_endpoints: 1 to 10."""
-        return _ALL.index(self) + 1
+        return _ALL_METHODS.index(self) + 1
 
     @classmethod
     def numbered(cls, number: int) -> Authentication:
         """Return the authentication with this number."""
-        return _ALL[number - 1]
+        return _ALL_METHODS[number - 1]
 
 
 CERTIFICATE = Authentication()
-_ALL = [
+_ALL_METHODS = [
     *(Authentication((Method.WINDOWS,), protocol) for protocol in PROTOCOLS),
     CERTIFICATE,
     *(Authentication((Method.WINDOWS, Method.CERTIFICATE), protocol) for protocol in PROTOCOLS),

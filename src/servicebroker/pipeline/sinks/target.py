@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STAGE_FOLDER = "_staged"  # in a table's folder, for files that its readers must not see
-_LATER = "later"  # in names of plain Parquet files, for rows that their batch lacked at its commit
+_LATE_PART = "later"  # in names of plain Parquet files, for rows that their batch lacked at its commit
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int,
     """
     name = f"batch-{query_id}-{batch_id:010d}"
     known_names = [known for known in names_in(target.folder, ".parquet") if known.startswith(f"{name}-")]
-    batch_names = [known for known in known_names if not known.startswith(f"{name}-{_LATER}-")]
+    batch_names = [known for known in known_names if not known.startswith(f"{name}-{_LATE_PART}-")]
     is_complete = all(known.endswith(f"-of-{len(batch_names):04d}.parquet") for known in batch_names)
     if batch_names and is_complete:
         new = _lacking(target, files, known_names) if adds_missing else []
@@ -351,7 +351,7 @@ def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int,
             if file not in new:
                 remove(target.staged, file.name)
         for file in new:
-            move(target.folder, f"{STAGE_FOLDER}/{file.name}", f"{name}-{_LATER}-{file.name}")
+            move(target.folder, f"{STAGE_FOLDER}/{file.name}", f"{name}-{_LATE_PART}-{file.name}")
     else:
         for batch_name in batch_names:
             remove(target.folder, batch_name)

@@ -60,7 +60,7 @@ def _sentence(view: str, line: str) -> Iterator[Told]:
 
 TOLD = list(told())
 VIEWS = sorted({one.view for one in TOLD})
-MADE = """
+OBJECTS = """
 ALTER DATABASE CURRENT SET HONOR_BROKER_PRIORITY ON
 CREATE MESSAGE TYPE [//c/Ask] VALIDATION = WELL_FORMED_XML
 CREATE CONTRACT [//c/C] ([//c/Ask] SENT BY ANY)
@@ -87,7 +87,7 @@ SEND ON CONVERSATION @far MESSAGE TYPE [//c/Ask] (N'<a/>');
 @pytest.fixture(scope="module")
 def filled(instance: sb.Instance) -> sb.Database:
     """A database with a row in most views."""
-    return create_database(instance, "Catalogued", MADE)
+    return create_database(instance, "Catalogued", OBJECTS)
 
 
 def test_the_reference_is_read() -> None:

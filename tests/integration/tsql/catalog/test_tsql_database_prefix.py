@@ -95,7 +95,7 @@ CHANGES_THERE = {
     "truncate": "TRUNCATE TABLE There.dbo.Both",
     "select-into": "SELECT 1 AS I INTO There.dbo.New_",
 }
-REFUSED = {
+REFUSED_STATEMENTS = {
     "no-database": ("EXEC Nowhere..sp_executesql N'DELETE dbo.Both'", 911),
     "no-database-variable": ("DECLARE @p sysname = 'Nowhere..sp_executesql'; EXEC @p N'DELETE dbo.Both'", 911),
     "no-database-of-mine": ("EXEC Nowhere.dbo.Tells 1", 911),
@@ -182,9 +182,9 @@ def test_a_statement_changes_the_database_that_it_names(here: sb.Database, state
     assert after[1] != before[1]
 
 
-@pytest.mark.parametrize("statement", REFUSED)
+@pytest.mark.parametrize("statement", REFUSED_STATEMENTS)
 def test_refused_database_prefixes_change_no_database(shared_here: sb.Database, statement: str) -> None:
-    text, number = REFUSED[statement]
+    text, number = REFUSED_STATEMENTS[statement]
     before = both(shared_here)
     assert output_of(shared_here, text) == [number]
     assert both(shared_here) == before

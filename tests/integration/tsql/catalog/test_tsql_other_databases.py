@@ -54,7 +54,7 @@ STATEMENTS = {
                      "WHEN MATCHED THEN UPDATE SET V = 3;", 1, 1),
     "merge-delete": ("MERGE {t} AS t USING (SELECT 1 AS Id) AS s ON s.Id = t.Id WHEN MATCHED THEN DELETE;", None, 1),
 }  # fmt: skip
-WAYS = {
+WAYS_TO_NAME_TABLES = {
     "three-parts": ("TargetBase.dbo.{table}", "{s}"),
     "two-dots": ("TargetBase..{table}", "{s}"),
     "synonym": ("dbo.Syn{table}", "{s}"),
@@ -77,14 +77,14 @@ def caller(instance: sb.Instance) -> sb.Database:
 
 
 @pytest.mark.parametrize("table", ["After_", "Instead"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS_TO_NAME_TABLES)
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_a_trigger_fires_in_the_database_of_its_table(
     caller: sb.Database, statement: str, way: str, table: str
 ) -> None:
     if way == "view" and statement in NOT_OF_VIEWS:
         pytest.skip("OUTPUT of an UPDATE of a view is refused, whichever database has the table")
-    target, form = WAYS[way]
+    target, form = WAYS_TO_NAME_TABLES[way]
     text, inserted, deleted = STATEMENTS[statement]
     said = text.format(t=target.format(table=table))
     caller.execute_tsql(
@@ -127,7 +127,7 @@ CREATE TRIGGER dbo.Raised ON dbo.Doors AFTER UPDATE AS
     IF EXISTS (SELECT * FROM inserted WHERE V = 4) INSERT HallHere.dbo.Doors (V) VALUES (4)
 GO
 """
-ASKED = "SELECT What FROM HallThere.dbo.Seen ORDER BY What"
+SEEN_ROWS = "SELECT What FROM HallThere.dbo.Seen ORDER BY What"
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_trigger_runs_as_the_callers_user_in_its_database(hall: sb.Database, b
         f"{begin} INSERT HallThere.dbo.Doors (V) VALUES (0); SELECT SCOPE_IDENTITY(), @@IDENTITY, DB_NAME(), USER_NAME()"
     ).rows
     assert found == [(100, 502, "HallHere", "ClerkHere" if begin else "dbo")]
-    assert rows(hall, ASKED) == [
+    assert rows(hall, SEEN_ROWS) == [
         (f"caller HallThere {user} Same 1",),
         ("named HallThere Teller",),
         ("owner HallThere dbo",),

@@ -18,7 +18,7 @@ from servicebroker.tsql.types import postgres_type
 from support import query
 
 # The types of values for each kind of argument.
-_GIVEN = {
+_ARGUMENT_TYPES = {
     "s": ("nvarchar(10)", "varchar(max)", "int"),
     "n": ("tinyint", "int", "bigint", "decimal(10, 2)", "float", "money", "varchar(10)"),
     "i": ("int", "bigint", "tinyint", "varchar(10)"),
@@ -42,7 +42,7 @@ def calls(row: Function) -> Iterator[str]:
     if not letters:
         yield row.name if row.name.startswith("@@") else f"{row.name}()"
         return
-    for of in _GIVEN[letters[0]]:
+    for of in _ARGUMENT_TYPES[letters[0]]:
         if row.name in _WHOLE_ONLY and of not in ("tinyint", "int", "bigint"):
             continue
         if (row.name, of) in {("BIT_COUNT", "nvarchar(10)"), ("FORMAT", "nvarchar(10)")}:
@@ -51,7 +51,7 @@ def calls(row: Function) -> Iterator[str]:
             continue
         if row.name in ("BIT_COUNT", "FORMAT", "ISNUMERIC") and of in ("uniqueidentifier", "datetime", "float"):
             continue
-        rest = [f"CAST(NULL AS {_GIVEN[each][0]})" for each in letters[1:]]
+        rest = [f"CAST(NULL AS {_ARGUMENT_TYPES[each][0]})" for each in letters[1:]]
         yield f"{row.name}({', '.join([f'CAST(NULL AS {of})', *rest])})"
 
 

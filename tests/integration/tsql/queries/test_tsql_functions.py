@@ -244,25 +244,25 @@ def test_goto_rowcount_and_the_caught_error_in_a_function(orders: sb.Database) -
     orders.execute_tsql("DROP FUNCTION dbo.Jumps, dbo.Counts, dbo.Caught; DROP TABLE Failures")
 
 
-BAD = "CREATE FUNCTION dbo.Bad () RETURNS INT AS BEGIN {} END"
-REFUSED = [
-    (BAD.format("INSERT Orders VALUES (9, 'a', 2) RETURN 1"), 443),
-    (BAD.format("PRINT 'x' RETURN 1"), 443),
-    (BAD.format("EXEC sp_who RETURN 1"), 443),
-    (BAD.format("SELECT Id FROM Orders RETURN 1"), 444),
-    (BAD.format("IF 1 RETURN 2 RETURN 1"), 4145),
-    (BAD.format("DECLARE @t TABLE (a INT) DECLARE @t INT RETURN 1"), 134),
-    (BAD.format("DECLARE @t TABLE (a NOTYPE) RETURN 1"), 2715),
-    (BAD.format("DECLARE @t TABLE (a INT) INSERT @t OUTPUT inserted.a VALUES (1) RETURN 1"), 444),
-    (BAD.format("DECLARE @t TABLE (a INT) INSERT @t EXEC sp_who RETURN 1"), 443),
-    (BAD.format("DECLARE @a INT UPDATE Orders SET @a = Id RETURN 1"), 443),
-    (BAD.format("SELECT Id INTO #t FROM Orders RETURN 1"), 443),
-    (BAD.format("SET @nobody = 1 RETURN 1"), 137),
-    (BAD.format("RETURN @@TRANCOUNT"), 40515),
-    (BAD.format("GOTO nowhere RETURN 1"), 133),
-    (BAD.format("GOTO inside WHILE 1 = 1 BEGIN inside: RETURN 2 END RETURN 1"), 40515),
-    (BAD.format("DECLARE @a INT = 1"), 455),
-    (BAD.format("RETURN Nothing"), 207),
+BAD_FUNCTION = "CREATE FUNCTION dbo.Bad () RETURNS INT AS BEGIN {} END"
+REFUSED_SCRIPTS = [
+    (BAD_FUNCTION.format("INSERT Orders VALUES (9, 'a', 2) RETURN 1"), 443),
+    (BAD_FUNCTION.format("PRINT 'x' RETURN 1"), 443),
+    (BAD_FUNCTION.format("EXEC sp_who RETURN 1"), 443),
+    (BAD_FUNCTION.format("SELECT Id FROM Orders RETURN 1"), 444),
+    (BAD_FUNCTION.format("IF 1 RETURN 2 RETURN 1"), 4145),
+    (BAD_FUNCTION.format("DECLARE @t TABLE (a INT) DECLARE @t INT RETURN 1"), 134),
+    (BAD_FUNCTION.format("DECLARE @t TABLE (a NOTYPE) RETURN 1"), 2715),
+    (BAD_FUNCTION.format("DECLARE @t TABLE (a INT) INSERT @t OUTPUT inserted.a VALUES (1) RETURN 1"), 444),
+    (BAD_FUNCTION.format("DECLARE @t TABLE (a INT) INSERT @t EXEC sp_who RETURN 1"), 443),
+    (BAD_FUNCTION.format("DECLARE @a INT UPDATE Orders SET @a = Id RETURN 1"), 443),
+    (BAD_FUNCTION.format("SELECT Id INTO #t FROM Orders RETURN 1"), 443),
+    (BAD_FUNCTION.format("SET @nobody = 1 RETURN 1"), 137),
+    (BAD_FUNCTION.format("RETURN @@TRANCOUNT"), 40515),
+    (BAD_FUNCTION.format("GOTO nowhere RETURN 1"), 133),
+    (BAD_FUNCTION.format("GOTO inside WHILE 1 = 1 BEGIN inside: RETURN 2 END RETURN 1"), 40515),
+    (BAD_FUNCTION.format("DECLARE @a INT = 1"), 455),
+    (BAD_FUNCTION.format("RETURN Nothing"), 207),
     ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN RETURN 1 END", 178),
     ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN INSERT @t VALUES (1) END", 455),
     ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN DELETE Orders RETURN END", 443),
@@ -285,7 +285,7 @@ REFUSED = [
 
 
 def test_invalid_functions_are_refused_and_not_created(orders: sb.Database) -> None:
-    for script, wanted in REFUSED:
+    for script, wanted in REFUSED_SCRIPTS:
         assert (script, error_number(orders, script)) == (script, wanted)
     assert rows(orders, "SELECT OBJECT_ID('dbo.Bad')") == [(None,)]
 
@@ -301,7 +301,7 @@ def test_text_in_a_function_stays_text(orders: sb.Database) -> None:
 
 
 def test_check_judges_the_body() -> None:
-    script = f"{TOTAL}\nGO\n{ORDERS_OF}\nGO\n{BAD.format('PRINT 1 RETURN 1')}\nGO\nSELECT dbo.F(1)"
+    script = f"{TOTAL}\nGO\n{ORDERS_OF}\nGO\n{BAD_FUNCTION.format('PRINT 1 RETURN 1')}\nGO\nSELECT dbo.F(1)"
     found = [(one.statement, one.verdict) for one in check(script)]
     assert [verdict for title, verdict in found if title == "FUNCTION"] == [
         Verdict.RUNS,

@@ -10,7 +10,7 @@ from tsql_support import output_of
 
 LONG = "9" * 5000
 # a statement with {n} for the number, and how the error is numbered
-REFUSED = {
+REFUSED_NUMBERS = {
     "SELECT {n}": 1007,
     "SELECT -{n}": 1007,
     "SELECT {n} + {n} * {n}": 1007,
@@ -65,13 +65,13 @@ def digits(instance: sb.Instance) -> sb.Database:
     return instance.database("Digits", create=True)
 
 
-@pytest.mark.parametrize("statement", REFUSED)
+@pytest.mark.parametrize("statement", REFUSED_NUMBERS)
 def test_a_number_of_5000_digits_is_an_error_of_its_statement(digits: sb.Database, statement: str) -> None:
     found: list[object] = []
     with Session(digits, found.append) as session:
         session.run(statement.replace("{n}", LONG))
         errors = [said for said in found if isinstance(said, sb.BrokerError)]
-        assert [error.number for error in errors] == [REFUSED[statement]]
+        assert [error.number for error in errors] == [REFUSED_NUMBERS[statement]]
         assert session.execute("SELECT 1").rows == [(1,)]
 
 

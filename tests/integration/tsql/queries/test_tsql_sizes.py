@@ -65,7 +65,7 @@ TARGETS = [
         for precision, scale in ((1, 0), (3, 1), (4, 0), (5, 2), (9, 4), (18, 0), (38, 6))
     ),
 ]
-WAYS = {
+CONVERSIONS = {
     "cast": "DECLARE @t {target} = CAST(@v AS {target}) SELECT @t",
     "convert": "SELECT CONVERT({target}, @v)",
     "query": "SELECT CAST(q.v AS {target}) FROM (SELECT @v AS v) q",
@@ -214,7 +214,7 @@ def outcomes(db: sb.Database, written: str, literal: str, target: str, ways: lis
     """The value by each way: the value itself, or the number of the error."""
     found = {}
     for way in ways:
-        script = f"DECLARE @v {written} = {literal} {WAYS[way].format(target=target)}"
+        script = f"DECLARE @v {written} = {literal} {CONVERSIONS[way].format(target=target)}"
         try:
             found[way] = plain(db.execute_tsql(script).rows[0][0])
         except sb.TsqlError as refused:
@@ -254,7 +254,7 @@ def test_every_way_into_a_target_fits_the_value_to_its_size(
     wrong = []
     for (written, literal, value), target_text in pairs(seeded_random, request.config.option.tsql_sizes):
         source, target = kind_of(written), kind_of(target_text)
-        ways = [way for way in WAYS if way in EXPLICIT or is_implicit(source, target)]
+        ways = [way for way in CONVERSIONS if way in EXPLICIT or is_implicit(source, target)]
         found = outcomes(db, written, literal, target_text, ways)
         wanted = expected(source, value, target)
         for way, outcome in found.items():

@@ -10,7 +10,7 @@ import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
 from tsql_support import create_database, error_number, rows
 
-MADE = """
+TYPES = """
 CREATE TYPE dbo.Label FROM nvarchar(5) NOT NULL;
 CREATE TYPE Price FROM decimal(9, 2);
 CREATE TYPE dbo.Basket AS TABLE (
@@ -29,7 +29,7 @@ FILLED = "DECLARE @b dbo.Basket, @s dbo.Price; INSERT @b (Item, Cost) VALUES (N'
 
 @pytest.fixture(scope="module")
 def shop(instance: sb.Instance) -> sb.Database:
-    return create_database(instance, "TypeShop", MADE)
+    return create_database(instance, "TypeShop", TYPES)
 
 
 def test_a_procedure_reads_the_table_of_its_caller(shop: sb.Database) -> None:
@@ -137,6 +137,6 @@ def test_scripts_that_make_their_types_again(shop: sb.Database) -> None:
 
 
 def test_check_agrees() -> None:
-    assert {one.verdict for one in check(MADE + "GO\n" + FILLED + "EXEC Total @b, 1, @s OUTPUT")} == {Verdict.RUNS}
+    assert {one.verdict for one in check(TYPES + "GO\n" + FILLED + "EXEC Total @b, 1, @s OUTPUT")} == {Verdict.RUNS}
     assert [one.verdict for one in check("DECLARE @x dbo.Nowhere")] == [Verdict.RUNS]  # another script may make it
     assert [one.verdict for one in check("DECLARE @x decimal(99)")] == [Verdict.REFUSED]

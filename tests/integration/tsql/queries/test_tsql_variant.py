@@ -13,7 +13,7 @@ from servicebroker.tsql.statement_errors import TsqlError
 from tsql_support import create_database
 
 GUID = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
-MADE = f"""
+TABLES = f"""
 CREATE TABLE dbo.Settings (
     Name nvarchar(30) PRIMARY KEY, Value sql_variant NULL, Fallback sql_variant NOT NULL DEFAULT 7)
 DECLARE @size decimal(9, 2) = 46279.10, @when datetime = '20200102 03:04:05.670'
@@ -28,7 +28,7 @@ INSERT dbo.Settings (Name, Value) VALUES (N'id', CAST('{GUID}' AS uniqueidentifi
 
 @pytest.fixture(scope="module")
 def shop(instance: sb.Instance) -> sb.Database:
-    return create_database(instance, "Variants", MADE)
+    return create_database(instance, "Variants", TABLES)
 
 
 def test_a_variant_column_returns_the_inserted_values(shop: sb.Database) -> None:

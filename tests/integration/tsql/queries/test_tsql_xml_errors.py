@@ -10,7 +10,7 @@ from servicebroker.model.xml_problems import TEXTS
 from tsql_support import failing, one, output_of
 
 # text, number, line and character
-REFUSED = [
+INVALID_XML = [
     ("<a>", 9400, 1, 3),
     ("<a><b></b>", 9400, 1, 10),
     ("<", 9400, 1, 1),
@@ -70,7 +70,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "number", "line", "character"), REFUSED)
+@pytest.mark.parametrize(("text", "number", "line", "character"), INVALID_XML)
 def test_python_refuses_xml_with_number_and_place(text: str, number: int, line: int, character: int) -> None:
     for encoding in ("utf-8", "utf-16"):
         with pytest.raises(NotXml) as refused:
@@ -82,7 +82,7 @@ def test_python_refuses_xml_with_number_and_place(text: str, number: int, line: 
 def test_postgresql_refuses_xml_with_number_and_place(db: sb.Database) -> None:
     """The texts of a table's column are converted by PostgreSQL, all in one batch."""
     parts, expected = [], []
-    for place, (text, number, line, character) in enumerate(REFUSED):
+    for place, (text, number, line, character) in enumerate(INVALID_XML):
         literal = "N'" + text.replace("'", "''") + "'"
         parts.append(
             f"BEGIN TRY; SELECT CAST(s AS xml) FROM (SELECT {literal} AS s) t; END TRY "
