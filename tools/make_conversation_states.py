@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from servicebroker.protocol.conversation_states import ARRIVING, LEAVING, Event, Stage
+from servicebroker.protocol.conversation_states import ARRIVING, SENDER_TRANSITIONS, Event, Stage
 
 DOCUMENT = Path(__file__).parents[1] / "docs/reference/message-path.md"
 COLUMN_WIDTH = 17
@@ -22,9 +22,11 @@ def as_text() -> str:
     stages = [stage for stage in Stage if stage is not Stage.FORGOTTEN]
     lines = ["".join(one.rjust(COLUMN_WIDTH) for one in ("", *stages)).rstrip()]
     for event in Event:
-        after = [LEAVING[stage, event].after if (stage, event) in LEAVING else "-" for stage in stages]
+        after = [
+            SENDER_TRANSITIONS[stage, event].after if (stage, event) in SENDER_TRANSITIONS else "-" for stage in stages
+        ]
         lines.append(event.name.ljust(COLUMN_WIDTH) + "".join(one.rjust(COLUMN_WIDTH) for one in after))
-    for table in (LEAVING, ARRIVING):
+    for table in (SENDER_TRANSITIONS, ARRIVING):
         lines += _steps(table)
     return "\n".join(lines) + "\n"
 

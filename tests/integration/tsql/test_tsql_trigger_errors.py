@@ -11,7 +11,7 @@ from servicebroker.tsql.statement_errors import Message, TsqlError
 from tsql_support import create_database, output_of
 
 CAUGHT = "BEGIN TRY {} END TRY BEGIN CATCH {} END CATCH"
-HARMLESS_STATEMENT = "SET NOCOUNT OFF;"
+NO_OP = "SET NOCOUNT OFF;"
 TERMINATED = "The statement has been terminated."
 # the body of a trigger; numbers and texts of the batch, where "on" is printed behind the INSERT; rows that stay
 BODIES = {
@@ -23,11 +23,11 @@ BODIES = {
     "conversion": ("DECLARE @n int = 'x'", [245, TERMINATED], 0),
     "xml": ("DECLARE @x xml = '<a>'", [9400, TERMINATED], 0),
     "raiserror": ("RAISERROR('told', 16, 1)", [50000, "1 row", "on"], 1),
-    "caught error": (CAUGHT.format("SELECT 1/0 AS z", HARMLESS_STATEMENT), [3616], 0),
-    "caught throw": (CAUGHT.format("THROW 51000, 'boom', 1", HARMLESS_STATEMENT), [3616], 0),
-    "caught raiserror": (CAUGHT.format("RAISERROR('told', 11, 1)", HARMLESS_STATEMENT), [3616], 0),
-    "caught notice": (CAUGHT.format("RAISERROR('told', 10, 1)", HARMLESS_STATEMENT), ["told", "1 row", "on"], 1),
-    "caught duplicate key": (CAUGHT.format("INSERT Once VALUES (1), (1)", HARMLESS_STATEMENT), [3616], 0),
+    "caught error": (CAUGHT.format("SELECT 1/0 AS z", NO_OP), [3616], 0),
+    "caught throw": (CAUGHT.format("THROW 51000, 'boom', 1", NO_OP), [3616], 0),
+    "caught raiserror": (CAUGHT.format("RAISERROR('told', 11, 1)", NO_OP), [3616], 0),
+    "caught notice": (CAUGHT.format("RAISERROR('told', 10, 1)", NO_OP), ["told", "1 row", "on"], 1),
+    "caught duplicate key": (CAUGHT.format("INSERT Once VALUES (1), (1)", NO_OP), [3616], 0),
     "caught in a procedure": ("EXEC Swallow", [3616], 0),
     "caught and told": (CAUGHT.format("SELECT 1/0 AS z", "RAISERROR('told', 16, 1)"), [50000, 3616], 0),
     "caught, then a write": (CAUGHT.format("SELECT 1/0 AS z", "INSERT Notes VALUES ('a')"), [3930, TERMINATED], 0),
@@ -61,7 +61,7 @@ def hall(instance: sb.Instance) -> sb.Database:
         f"""
         CREATE TABLE T (a int); CREATE TABLE Once (a int PRIMARY KEY); CREATE TABLE Notes (n varchar(9))
         GO
-        CREATE PROCEDURE Swallow AS {CAUGHT.format("SELECT 1/0 AS z", HARMLESS_STATEMENT)}
+        CREATE PROCEDURE Swallow AS {CAUGHT.format("SELECT 1/0 AS z", NO_OP)}
         GO
         CREATE TRIGGER Tr ON T AFTER INSERT AS RETURN
         """,
@@ -115,7 +115,7 @@ def test_a_caller_catches_the_error_of_a_trigger(hall: sb.Database) -> None:
     expected["error with XACT_ABORT OFF"] = [[(8134, 1)]]
     assert found == expected
     for body, number in (
-        (CAUGHT.format("SELECT 1/0 AS z", HARMLESS_STATEMENT), 3616),
+        (CAUGHT.format("SELECT 1/0 AS z", NO_OP), 3616),
         ("THROW 51000, 'x', 1", 51000),
         ("ROLLBACK", 3609),
     ):
@@ -139,7 +139,7 @@ def test_other_triggers_fail_alike(hall: sb.Database, event: str) -> None:
     GO
     INSERT Other{event[:3]} VALUES (1)
     GO
-    CREATE TRIGGER Other{event[:3]}Tr ON Other{event[:3]} {kind} AS {CAUGHT.format("SELECT 1/0 AS z", HARMLESS_STATEMENT)}
+    CREATE TRIGGER Other{event[:3]}Tr ON Other{event[:3]} {kind} AS {CAUGHT.format("SELECT 1/0 AS z", NO_OP)}
     """)
     change = {"UPDATE": "UPDATE {} SET a = 2", "DELETE": "DELETE {}"}.get(event, "INSERT {} VALUES (2)")
     assert outputs(hall, change.format(f"Other{event[:3]}") + "; PRINT 'on'") == [3616]

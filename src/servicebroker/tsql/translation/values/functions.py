@@ -9,8 +9,8 @@ from sqlglot import exp
 from servicebroker.tsql.function_table import (
     CODE,
     FIRST,
-    REFUSED,
     SESSION,
+    UNSUPPORTED,
     Function,
     argument_count_error,
     find_overload,
@@ -58,8 +58,8 @@ def write_plain_call(writer: Writer, name: str, nodes: list[exp.Expression], wri
     """
     if name in SESSION and not nodes:
         return write_session_value(writer, name)
-    if name in REFUSED:
-        raise not_supported(name.upper(), REFUSED[name].description)
+    if name in UNSUPPORTED:
+        raise not_supported(name.upper(), UNSUPPORTED[name].description)
     function = find_overload(name, len(nodes))
     if function is None:
         raise TsqlError(195, f"'{written[:60]}' is not a recognized built-in function name.")
