@@ -12,6 +12,7 @@ import psycopg
 
 import servicebroker as sb
 from servicebroker.model import names
+from servicebroker.model.errors import RULES
 from servicebroker.tsql.results import Results
 from servicebroker.tsql.session import Session
 from support import Undo
@@ -20,11 +21,13 @@ LOCK_TIMEOUT = 1222
 
 
 class Refused(sb.BrokerError):
-    """An error of T-SQL, without the line number."""
+    """An error of T-SQL, without the line number, and with the advice of the Python API: T-SQL has none."""
 
     def __init__(self, error: sb.TsqlError) -> None:
         self.number = error.number
-        Exception.__init__(self, f"Msg {error.number}, Level {error.severity}, State {error.state}: {error.text}")
+        text = f"Msg {error.number}, Level {error.severity}, State {error.state}: {error.text}"
+        advice = RULES[error.number].hint if error.number in RULES else ""
+        Exception.__init__(self, f"{text} {advice}" if advice else text)
 
 
 class Spoken:
