@@ -26,7 +26,8 @@ def follow(page: str, folder: Path) -> None:
         session.do(page)
 
 
-LONG = ["docs/reference/commands.md", "docs/how-to/keyed-tables.md", *STORIES]  # they start Spark
+# they start Spark, or two instances by many commands
+LONG = ["docs/reference/commands.md", "docs/how-to/keyed-tables.md", "docs/how-to/two-brokers.md", *STORIES]
 
 
 @pytest.mark.sampled(2)

@@ -37,6 +37,7 @@ FIRST_RESULT = {
     "celery": "how-to/coming-from/",
     "rabbitmq": "how-to/coming-from/",
     "request": "how-to/request-and-reply/",
+    "fastapi": "how-to/request-and-reply/",
 }
 SEARCH_SCRIPT = """
 const fs = require("fs"), vm = require("vm"), path = require("path");

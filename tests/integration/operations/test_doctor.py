@@ -84,6 +84,17 @@ def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) 
     assert all(finding["advice"] for finding in findings)
 
 
+def test_a_conversation_names_its_dead_letters(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"x")
+    database.process(STOCK_QUEUE, lambda tx, messages: {}["jug"], poison=lambda failure: sb.SetAside())
+    (letter,) = database.set_aside_messages()
+    where = f"dead letter {letter.set_aside_id} of Test.dbo.{STOCK_QUEUE}"
+    text = f"Message 0 ({ORDER}) is {where}, since it failed 1 time: KeyError: 'jug'"
+    assert text in of(database, handle)
+    assert text in of(database, letter.conversation_handle)
+
+
 @pytest.mark.parametrize("ends", ["returns", "raises"])
 def test_a_procedure_that_ends_without_a_receive(fresh_database: sb.Database, ends: str) -> None:
     def procedure(database: sb.Database) -> None:

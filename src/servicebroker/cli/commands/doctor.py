@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
@@ -16,6 +17,7 @@ from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import say_state
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
+from servicebroker.engine.diagnosis.dashboard_queries import DeadLetterOfConversation, dead_letters_of, endpoint
 from servicebroker.engine.diagnosis.disk_usage import DiskUsage
 from servicebroker.engine.diagnosis.facts import gather_conversation
 from servicebroker.engine.diagnosis.findings import Finding, Severity
@@ -23,8 +25,10 @@ from servicebroker.engine.diagnosis.judgement import judge_failed_queries
 from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
 from servicebroker.engine.diagnosis.server_findings import judge_down, judge_log
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.wording import counted
 from servicebroker.store.connection import is_url
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.statements import Steps
 
 _PROGRAM = "servicebroker doctor"
 
@@ -84,4 +88,25 @@ def _diagnose_conversation(opened: DiagnosedInstance, database: str, handle: UUI
     if database_id is None:
         return []
     facts = opened.query("the conversation", gather_facts(database_id, handle, opened.clock()), None)
-    return [] if facts is None else judge_conversation(facts)
+    if facts is None:
+        return []
+    return [*judge_conversation(facts), *_dead_letters(opened, handle)]
+
+
+def _dead_letters(opened: DiagnosedInstance, handle: UUID) -> Iterator[Finding]:
+    """Report the dead letters of both sides of a conversation."""
+    if opened.engine is RestrictedVerbs:
+        return
+
+    def steps() -> Steps[list[DeadLetterOfConversation]]:
+        far_handle = (yield from endpoint(handle)).far_handle
+        return (yield from dead_letters_of([handle] if far_handle is None else [handle, far_handle]))
+
+    for letter in opened.query("dead letters", steps(), []):
+        yield Finding(
+            f"conversation {handle}",
+            f"Message {letter.sequence} ({letter.message_type}) is dead letter {letter.number} of {letter.database}."
+            f"{letter.queue}, since it failed {counted(letter.failures, 'time')}: {letter.error}",
+            f"Mend the cause, then: servicebroker dead-letters replay {letter.number} --database {letter.database}",
+            Severity.WARNING,
+        )
