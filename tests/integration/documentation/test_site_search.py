@@ -36,6 +36,7 @@ FIRST_RESULT = {
     "pytest": "how-to/testing/",
     "celery": "how-to/coming-from/",
     "rabbitmq": "how-to/coming-from/",
+    "temporal": "how-to/coming-from/",
     "request": "how-to/request-and-reply/",
     "fastapi": "how-to/request-and-reply/",
 }
