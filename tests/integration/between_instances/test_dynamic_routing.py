@@ -223,6 +223,8 @@ def test_an_answer_without_a_route_is_reported_as_failed(
     database.send(begin(database), ORDER, b"1")
     run_background_work(database)
     assert [name for name, _ in notices(service)] == ["MissingRoute"]
+    database.create_route("Expired", service_name=STOCK, address="LOCAL", lifetime=1)
+    clock.jump(seconds=2)
     answer_with_nothing(service)
     run_background_work(database)
     assert notices(service) == []

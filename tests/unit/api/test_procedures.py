@@ -73,6 +73,27 @@ def test_wrong_arguments(arguments: dict[str, Any]) -> None:
         sb.procedure("usp_x", **arguments)
 
 
+def test_the_smallest_valid_arguments() -> None:
+    sb.procedure("usp_one", form="batch", top=1, wait=0)(lambda transaction, messages: None)
+    assert (found("dbo.usp_one").top, found("dbo.usp_one").wait) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"interval": 0},
+        {"interval": float("nan")},
+        {"interval": True},
+        {"interval": "1"},
+        {"patience": -1},
+        {"patience": True},
+    ],
+)
+def test_wrong_times_of_activation(arguments: dict[str, Any]) -> None:
+    with refused(402, next(iter(arguments))):
+        sb.activate(None, **arguments)  # type: ignore[call-overload]
+
+
 def test_the_name_is_not_left_out_with_the_brackets() -> None:
     with refused(402, '@procedure("name")'):
         sb.procedure(lambda transaction, message: None)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlencode
@@ -15,7 +16,7 @@ import httpx2 as httpx
 import pytest
 
 from servicebroker.cli import people_file
-from servicebroker.dashboard import Dashboard, People, Role, access
+from servicebroker.dashboard import Dashboard, People, Role, access, sign_in_limits
 
 HERE = "http://127.0.0.1"
 PASSWORD = "a long secret"
@@ -116,3 +117,17 @@ def test_a_session_ends_after_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda seconds=seconds: begun + seconds))
         person = sessions.person(session)
         assert (person and person.name) == name
+
+
+def test_a_locked_name_may_try_again_after_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = sign_in_limits.SignInLimits()
+
+    def try_at(seconds: float) -> bool:
+        monkeypatch.setattr(sign_in_limits, "time", SimpleNamespace(monotonic=lambda: seconds))
+        return asyncio.run(limits.check("ann", lambda: False))
+
+    assert not any(try_at(1_000.0 + number) for number in range(sign_in_limits.MAX_FAILURES_PER_NAME))
+    after = 1_000.0 + sign_in_limits.WINDOW_S
+    for seconds, is_locked in ((after - 1, True), (after + 0.1, False), (after + 0.2, True)):
+        with pytest.raises(sign_in_limits.TooManyFailures) if is_locked else nullcontext():
+            assert not try_at(seconds)

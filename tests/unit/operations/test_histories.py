@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
 
 import servicebroker
 from servicebroker.cli.printable_text import blocks
+from servicebroker.dashboard import snapshot_cache
 from servicebroker.dashboard.charts import VIEW_HEIGHT, VIEW_WIDTH, depth_chart, flow_chart, spark
 from servicebroker.dashboard.statement_names import VERBS, readable
 from servicebroker.dashboard.timeline import timeline_rows
@@ -119,3 +121,17 @@ def test_a_line_of_blocks() -> None:
     assert blocks([None, 0.0]) == " ▁"
     assert blocks([]) == ""
     assert blocks([0, 7, None, None, 3.5, 0], 3) == "█ ▅"
+
+
+def test_a_rate_is_the_mean_over_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = snapshot_cache.Rates()
+    window = snapshot_cache.RATE_WINDOW_S
+    for seconds, count, rate in (
+        (0.0, 100.0, 0.0),  # a new counter
+        (2.0, 120.0, 10.0),
+        (window, 120.0, 20 / window),
+        (window + 3, 120.0, 0.0),  # since the second count: the first one is too old
+        (window + 4, 7.0, 0.0),  # a counter that begins anew
+    ):
+        monkeypatch.setattr(snapshot_cache, "time", SimpleNamespace(monotonic=lambda seconds=seconds: seconds))
+        assert rates.update({"a": count}) == {"a": rate}, seconds

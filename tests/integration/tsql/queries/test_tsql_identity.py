@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
+from servicebroker.store import locks
+from support import eventually, in_thread, query
 from tsql_support import one, output_of, rows
 
 
@@ -69,6 +71,18 @@ def test_identity_continues_after_values_inserted_by_merge(db: sb.Database) -> N
     MERGE Merged AS t USING (VALUES (7, 1), (5000, 2)) AS s (Id, a) ON t.Id = s.Id
     WHEN NOT MATCHED THEN INSERT (Id, a) VALUES (s.Id, s.a);
     SET IDENTITY_INSERT Merged OFF; INSERT Merged (a) VALUES (3); SELECT SCOPE_IDENTITY()""") == [[(5001,)]]  # fmt: skip
+
+
+def test_one_session_at_a_time_moves_an_identity_far(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Far (Id int IDENTITY PRIMARY KEY, a int)")
+    insert = "SET IDENTITY_INSERT Far ON; INSERT Far (Id, a) VALUES ({}, 1)"
+    waits = "select from pg_locks where locktype = 'advisory' and classid = %s and not granted"
+    with db.transaction() as transaction:
+        transaction.execute_tsql(insert.format(5000))
+        other = in_thread(db.execute_tsql, insert.format(9000))
+        eventually(lambda: query(db, waits, locks.TSQL_IDENTITY))
+    other.result(30)
+    assert output_of(db, "INSERT Far (a) VALUES (2); SELECT SCOPE_IDENTITY()") == [[(9001,)]]
 
 
 @pytest.mark.parametrize(("kind", "last"), [("tinyint", 255), ("smallint", 32767), ("int", 2147483647)])
