@@ -31,6 +31,8 @@ FIRST_RESULT = {
     "LISTEN": "explanation/pictures/",
     "schedule": "how-to/delay-and-schedule/",
     "delay": "how-to/delay-and-schedule/",
+    "cron": "how-to/delay-and-schedule/",
+    "http": "how-to/request-and-reply/",
     "docker": "how-to/deploy/",
     "health": "how-to/deploy/",
     "pytest": "how-to/testing/",
