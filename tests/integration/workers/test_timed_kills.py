@@ -116,7 +116,7 @@ def test_each_happens_once(
         programs = [begin_one(), begin_one()]
         for _ in range(kills):
             before = count("worked") + count("fired")
-            eventually(lambda before=before: count("worked") + count("fired") > before + 3)  # type: ignore[misc]
+            eventually(lambda before=before: count("worked") + count("fired") > before + 3, 300)  # type: ignore[misc]
             time.sleep(chance.uniform(0, longest_pause_s))
             victim = chance.randrange(2)
             assert programs[victim].poll() is None, (tmp_path / "log").read_text()
