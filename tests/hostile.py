@@ -364,7 +364,7 @@ class HostileProcess:
         return int(self._process.stdout.readline())
 
     def end(self) -> dict[str, Any]:
-        """Stop the process. Return how often it made each attack, and the received bodies in hexadecimal."""
+        """Stop the process. Return the counts of its attacks and received bodies, and bodies with a secret."""
         output, _ = self._process.communicate("end\n", timeout=60)
         report: dict[str, Any] = json.loads(output)
         return report
@@ -549,7 +549,8 @@ def main() -> None:
     attacker.over.set()
     for thread in threads:
         thread.join()
-    write_line(json.dumps({"deeds": attacker.deeds, "heard": [body.hex() for body in attacker.heard]}))
+    secrets = [body.hex() for body in attacker.heard if b"secret" in body]  # in ten minutes it hears 100 MB of answers
+    write_line(json.dumps({"deeds": attacker.deeds, "heard": len(attacker.heard), "secrets": secrets}))
 
 
 if __name__ == "__main__":
