@@ -32,7 +32,7 @@ InstanceOption = Annotated[
         "--instance",
         envvar="SERVICEBROKER_INSTANCE",
         metavar="PATH_OR_URL",
-        help="A data folder (an embedded PostgreSQL lives there) or a postgresql:// URL.",
+        help="A data folder (with a private PostgreSQL server in it) or a postgresql:// URL.",
     ),
 ]
 DatabaseOption = Annotated[

@@ -81,7 +81,10 @@ def _readable(table: Target) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise InstanceError(f"The table '{table.location or table.folder}' cannot be read: {problem}.") from None
+        reason = problem.strerror or problem
+        raise InstanceError(
+            f"The table '{table.location or table.folder}' cannot be read: {reason}. Check its path and permissions."
+        ) from None
 
 
 class _Metadata(msgspec.Struct):

@@ -109,7 +109,12 @@ def _translate_cached(role: str, text: str, scope: Scope) -> Any:
                 output_target=_output_target(writer),
             )
     except RecursionError:
-        raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
+        raise TsqlError(
+            191,
+            "Some part of your SQL statement is nested too deeply. Rewrite the query or break it up into smaller "
+            "queries.",
+            severity=15,
+        ) from None
     except TsqlError as error:
         error.is_relative = True
         by_text = error.number in (SYNTAX_ERROR, _CONDITION_EXPECTED_ERROR, _UNKNOWN_FUNCTION_ERROR)

@@ -53,7 +53,7 @@ def run(
     file: FileArgument,
     once: Annotated[
         bool,
-        typer.Option("--once/--continuous", help="Write the messages that are there and end, or go on until Ctrl-C."),
+        typer.Option("--once/--continuous", help="Write the waiting messages, then end; or run until Ctrl-C."),
     ] = False,
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="The master URL of Spark: local[4], spark://host:7077 ...")
@@ -87,8 +87,9 @@ def run(
 ) -> None:
     """Write messages to the pipeline's tables, each exactly once.
 
-    A terminal shows a status line; without one each start, batch, restart and end is a line of the log. Exit code 3 if
-    more messages go into quarantine than the limits allow, 4 if an open transaction has held back committed messages.
+    A terminal shows a status line; without a terminal the log gets a line for each start, batch, restart and end.
+    Exit code 3: more messages are in quarantine than the limits allow. 4: `--once` ended before all messages, because
+    an older transaction was still open.
     """
     config = _spark_settings(conf or [])
     console = Terminal(error=True)

@@ -111,7 +111,7 @@ def serve(
             metavar="N",
             min=1,
             max=MAX_PROCESSES,
-            help="Processes that share the conversations. Default: 1 on up to four cores, else as the load needs.",
+            help="Processes that share the conversations. Default: 1 with up to four cores; otherwise by the load.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
@@ -191,7 +191,10 @@ def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICAT
         raise BrokerError(402, "--encryption", shown(encryption), "DISABLED, SUPPORTED or REQUIRED")
     methods, certificate = parse_authentication(authentication)
     if certificate is not None:
-        raise BrokerError(5838, hint="A certificate is named by ALTER ENDPOINT; --listen takes the oldest valid one.")
+        hint = (
+            "--authentication cannot name a certificate: serve uses the oldest valid one, or the one of ALTER ENDPOINT."
+        )
+        raise BrokerError(5838, hint=hint)
     host = match["v6"] or match["host"]
     return NetworkEndpoint(STARTED, host, int(match["port"]), encryption.upper(), authentication=methods)
 

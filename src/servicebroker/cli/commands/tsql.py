@@ -36,7 +36,7 @@ def check_files(
         ),
     ] = [],  # noqa: B006 # typer reads it
 ) -> None:
-    """Report for each statement whether it runs, differs, or does not run. Exit code 1 if a statement does not run."""
+    """Report for each statement: runs as in SQL Server, runs with a difference, or does not run (exit code 1)."""
     from servicebroker.cli.sqlcmd import variables_of
     from servicebroker.tsql.check import Verdict  # slow to import
 

@@ -51,7 +51,7 @@ def worker(
     concurrency: Annotated[
         int,
         typer.Option(
-            min=1, help="Messages of each worker at a time, in each process, unless the worker has its own number."
+            min=1, help="Messages that each worker handles at a time in each process. A concurrency in the code wins."
         ),
     ] = 4,
     processes: Annotated[int, typer.Option(min=1, help="The number of processes.")] = 1,

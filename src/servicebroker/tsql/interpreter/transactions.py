@@ -115,7 +115,9 @@ class Transactions:
             )  # fmt: skip
         if self.count > 1 or self.is_external:
             if self.count == 1:
-                raise TsqlError(3902, "The transaction belongs to the caller, who commits it.")
+                raise TsqlError(
+                    3902, "The Python program has begun this transaction and commits it: remove COMMIT from the script."
+                )
             self.count -= 1
             return False
         outcome = self._commit_outcome
@@ -217,7 +219,7 @@ class Transactions:
             raise TsqlError(3903, "The ROLLBACK TRANSACTION request has no corresponding BEGIN TRANSACTION.")
         if self.is_external:
             raise TsqlError(
-                3903, "The transaction belongs to the caller, who rolls it back: raise an error with THROW."
+                3903, "The Python program has begun this transaction: raise an error with THROW to roll it back."
             )
         self.dialogs.drop()
         if not self.has_begun():

@@ -14,7 +14,7 @@ CHILD, DESCENDANT, OR_SELF, ATTRIBUTE_OF = "child", "descendant", "descendant-or
 SELF, PARENT = "self", "parent"
 ELEMENT, ATTRIBUTE, TEXT, NODE, COMMENT, INSTRUCTION = "element", "attribute", "text", "node", "comment", "instruction"
 COMPARISONS = {"eq": "=", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-USE_TSQL = "Take the document apart in T-SQL."
+USE_TSQL = "Read the nodes with .nodes() and .value() in T-SQL."
 
 _NAME = r"[A-Za-z_\u00b7-\uffff][\w.\-\u00b7-\uffff]*"
 _SPACE = re.compile(r"(?:\s|\(:(?:(?!:\)).)*:\))*", re.DOTALL)

@@ -196,7 +196,11 @@ def plain_name(piece: Slice) -> str | None:
 
 
 def _too_deep() -> TsqlError:
-    return TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15)
+    return TsqlError(
+        191,
+        "Some part of your SQL statement is nested too deeply. Rewrite the query or break it up into smaller queries.",
+        severity=15,
+    )
 
 
 def _parse_with_sqlglot(text: str) -> exp.Expression:

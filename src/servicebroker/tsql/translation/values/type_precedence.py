@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from servicebroker.tsql.translation.text_writer import Sql, typed_text
 from servicebroker.tsql.translation.values.casts import cast_value
-from servicebroker.tsql.types import BINARIES, BIT, INT, NATIONAL, NVARCHAR, STRINGS, VARCHAR, VARIANT, SqlType
+from servicebroker.tsql.types import BINARIES, INT, NATIONAL, NVARCHAR, STRINGS, VARCHAR, VARIANT, SqlType
 
 _NUMBER_ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "money", "decimal", "real", "float")
 _EXACT_NUMBERS = _NUMBER_ORDER[:8]
@@ -117,8 +117,6 @@ def unify_types(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
         winner = wider_type(winner, sql_type) if winner else None
     if winner is None:
         return None, [value.text for value in values]
-    # bit beside a literal 0 or 1 becomes int
-    winner = INT if winner == BIT and "number" in kinds and len({sql_type.name for sql_type in others}) > 1 else winner
     return winner, [_convert_to(value, winner) for value in values]
 
 
