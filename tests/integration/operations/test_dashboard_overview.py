@@ -68,7 +68,6 @@ def test_the_users_of_the_disk_are_named(
         assert "nobody reads it" in text
 
 
-@pytest.fixture
 def growing(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Create a queue whose messages have not been received for unusually long."""
     sent(database, (ORDER, b"1"))
