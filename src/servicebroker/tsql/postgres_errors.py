@@ -284,9 +284,12 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         name = re.sub(r"[\[\]\s]", "", identifier[0]) if identifier else unbound[1]
         return TsqlError(4104, f'The multi-part identifier "{name}" could not be bound.')
     quoted = re.search(r'"([^"]*)"', message)
+    name = find_spelling(quoted[1], source) if quoted else message
+    if quoted and number == 2714:  # without its schema
+        name = name[-len(quoted[1].rsplit(".", 1)[-1]) :]
     filled = text.format(
         message=message, table=table, column=diagnosis.column_name or "", constraint=diagnosis.constraint_name or "",
-        name=find_spelling(quoted[1], source) if quoted else message,
+        name=name,
     )  # fmt: skip
     return TsqlError(number, filled, severity=severity)
 

@@ -647,6 +647,6 @@ def test_errors_spell_names_as_the_script_does(database):
         ("CREATE TABLE Twice (n INT) SELECT Other FROM Twice", "Invalid column name 'Other'."),
         ("SELECT q.IsThere FROM sys.service_queues q", "Invalid column name 'IsThere'."),
         ("CREATE TABLE Once (n INT) UPDATE Once SET IsThere = 1", "Invalid column name 'IsThere'."),
-        ("CREATE TABLE dbo.Thrice (n INT)\nCREATE TABLE dbo.Thrice (n INT)", "already an object named 'dbo.Thrice'"),
+        ("CREATE TABLE dbo.Thrice (n INT)\nCREATE TABLE dbo.Thrice (n INT)", "already an object named 'Thrice'"),
     ]:
         assert text in failing(database, script).text

@@ -264,3 +264,17 @@ def test_insert_exec_takes_values_of_all_types(database: sb.Database) -> None:
     assert output_of(database, "SELECT * FROM Copied ORDER BY c6") == output_of(
         database, "SELECT * FROM Kinds ORDER BY c6"
     )
+
+
+def test_a_failed_definition_of_a_table_ends_the_transaction(database: sb.Database) -> None:
+    database.execute_tsql("CREATE TABLE Wall (n INT)")
+    tried = "BEGIN TRY BEGIN TRAN {} END TRY BEGIN CATCH SELECT ERROR_NUMBER(), XACT_STATE() ROLLBACK END CATCH"
+    for definition, number, xact_state in [
+        ("CREATE TABLE Wall (n INT)", 2714, -1),
+        ("EXEC ('ALTER TABLE Wall ADD n INT')", 2705, -1),
+        ("DROP TABLE Gate", 3701, 1),
+    ]:
+        assert database.execute_tsql(tried.format(definition)).rows == [(number, xact_state)], definition
+    failed = "BEGIN TRAN\nINSERT Wall VALUES (1)\nCREATE TABLE Wall (n INT)\nPRINT 'on'\n"
+    script = f"{failed}GO\nSELECT @@TRANCOUNT, COUNT(*) FROM Wall"
+    assert output_of(database, script) == [2714, [(0, 0)]]

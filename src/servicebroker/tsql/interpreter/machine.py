@@ -35,7 +35,7 @@ from servicebroker.tsql.interpreter.transactions import Transactions
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, RowCount, ScriptOutput
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.syntax import Label, SetOption, Statement
+from servicebroker.tsql.syntax import Label, Relational, SetOption, Statement
 from servicebroker.tsql.types import SqlType, parse_type, type_key
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ MAX_NESTING_LEVEL = 32
 _XML_ERRORS = (6335, 6359, 6365, *range(9400, 9481))  # text that is not well-formed XML
 # errors that end the batch and roll its transaction back: failed conversions, deadlocks, work in a doomed transaction
 _BATCH_ABORTING_ERRORS = frozenset({241, 242, 244, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, *_XML_ERRORS})
+# statements whose errors do the same, as SQL Server's documentation says of definitions such as CREATE TABLE
+_BATCH_ABORTING_DEFINITIONS = frozenset({"CREATE TABLE", "ALTER TABLE"})
+_UNSUPPORTED_ERROR = 40515  # a refusal of this server alone: the next statement runs
 # errors of syntax and of missing names: they end the procedure or dynamic SQL, and its caller goes on
 _SCOPE_ENDING_ERRORS = frozenset({102, 137, 156, 195, 207, 208, 1087, 4104})
 # the errors among them that the parser finds; XACT_ABORT does not apply, since nothing has run
@@ -284,7 +287,11 @@ class Machine:
             self.transactions.restart()
         obeys_xact_abort = not error.is_raised and error.number not in _PARSE_ERRORS
         aborts_batch = (
-            is_lost or error.undoes or (self.xact_abort and obeys_xact_abort) or error.number in _BATCH_ABORTING_ERRORS
+            is_lost
+            or error.undoes
+            or (self.xact_abort and obeys_xact_abort)
+            or error.number in _BATCH_ABORTING_ERRORS
+            or (_defines_table(statement) and error.number not in (*_PARSE_ERRORS, _UNSUPPORTED_ERROR))
         )
         if self.try_depth:
             # in a trigger under XACT_ABORT, every error dooms the transaction, also RAISERROR inside TRY
@@ -459,3 +466,7 @@ def check_nesting(machine: Machine) -> None:
             217, "Maximum stored procedure, function, trigger, or view nesting level exceeded "
             f"(limit {MAX_NESTING_LEVEL})."
         )  # fmt: skip
+
+
+def _defines_table(statement: Statement) -> bool:
+    return isinstance(statement, Relational) and statement.verb in _BATCH_ABORTING_DEFINITIONS
