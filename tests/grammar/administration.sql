@@ -26,6 +26,7 @@ GO
 CREATE TABLE Harbour.Kids (Id int NOT NULL CONSTRAINT FkKids FOREIGN KEY REFERENCES Harbour.Calls (Id) ON UPDATE NO ACTION ON DELETE SET DEFAULT, CONSTRAINT CkKids CHECK NOT FOR REPLICATION (Id > 0 AND Id < 99))
 GO
 CREATE TABLE Harbour.Days (A date, B time(3), C smalldatetime, D datetimeoffset(7), E timestamp, F uniqueidentifier DEFAULT NEWID(), G sql_variant, H image, I ntext, J real, K float(24), L numeric(18), M smallmoney, N json, O vector(1536, float16))
+CREATE TABLE Harbour.Calls (Id int PRIMARY KEY, At datetimeoffset(3))
 GO
 CREATE TABLE tempdb..#kept (Id int)
 GO

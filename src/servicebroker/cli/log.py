@@ -23,7 +23,7 @@ from servicebroker.overriding import override
 
 REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
 MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
-MAX_SOURCE_BYTES = 4_000  # of the lines of one peer in one interval: a peer is seen as host, as owner and as neither
+MAX_SOURCE_BYTES = 14_000  # of the lines of one peer in one interval: a peer is seen as host, as owner and as neither
 MAX_KINDS = 500  # counted separately in one interval: bounds memory
 BROKER_LOG = "servicebroker.broker"  # the logger of broker/journal.py, whose records peers cause
 LIBRARIES = ("asyncio", "uvicorn")  # libraries that serve peers: their lines are limited, too

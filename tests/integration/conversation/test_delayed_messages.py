@@ -266,18 +266,16 @@ def test_cancel_renumbers_retained_messages_and_drops_trace_contexts(database: s
         "select message_sequence_number from servicebroker.trace_contexts "
         "join servicebroker.conversation_endpoints using (conversation_id) where conversation_handle = %s"
     )
-    with database.instance.connection() as connection:
-        connection.execute(
+    with database.transaction() as transaction:  # before the background sweeps contexts that have no message
+        transaction.connection.execute(
             "insert into servicebroker.trace_contexts select conversation_id, true, generate_series(0, 3), %s, now() "
             "from servicebroker.conversation_endpoints where conversation_handle = %s",
             (bytes(25), handle),
         )
-    assert database.cancel_delayed(handle, 1) == 1
-    assert query(database, f"select message_sequence_number {contexts} where conversation_handle = %s", handle) == [
-        (0,)
-    ]
+        assert transaction.cancel_delayed(handle, 1) == 1
+        assert transaction.connection.execute(contexts, (handle,)).fetchall() == [(0,)]
     assert database.cancel_delayed(handle) == 2
-    sent = "select message_sequence_number from test_dbo.OrdersQueue where status = 3"
+    sent = f"select message_sequence_number from {database.name}_dbo.ordersqueue where status = 3"
     assert query(database, sent) == [(0,)]
 
 

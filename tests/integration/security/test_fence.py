@@ -147,7 +147,7 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
         assert not {attempt for attempt in tried if attempt.sqlstate.startswith(("XX", "58"))}
         after = hostile_role.digest(owner)
         changed = {name.split(".")[1] for name in sums if name in after and sums[name] != after[name] and "." in name}
-        beside = {"waiting_readers", "savepoint_probes", "queues", "events_to_post", "audit"}
+        beside = {"waiting_readers", "savepoint_probes", "queues", "events_to_post", "audit", "worker_limits"}
         assert {name for name in changed if not name.startswith(catalog)} <= beside
         assert sums["functions"] == after["functions"]
         owner.execute("update servicebroker.queues set is_receive_enabled = true, is_enqueue_enabled = true")

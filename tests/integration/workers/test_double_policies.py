@@ -167,7 +167,7 @@ def test_a_dead_letter_is_replayed_and_discarded(system: System) -> None:
     system.database.discard_message(letter.set_aside_id)
     assert list_dead_letters(system) == []
     for verb in (system.database.discard_message, system.database.replay_message):
-        with refused(402, "set aside"):
+        with refused(402, "dead-letters list"):
             verb(letter.set_aside_id)
 
 

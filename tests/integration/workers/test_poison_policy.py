@@ -465,11 +465,11 @@ def test_a_dead_letter_that_cannot_be_replayed_stays_until_discarded(database: s
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=lambda failure: sb.SetAside())
     (kept,) = database.set_aside_messages(STOCK_QUEUE)
     for verb in (other.replay_message, other.discard_message):  # the message is not theirs
-        with refused(402, "of a message that is set aside"):
+        with refused(402, "a number of `servicebroker dead-letters list`"):
             verb(kept.set_aside_id)
     database.discard_message(kept.set_aside_id)
     for verb in (database.replay_message, database.discard_message):
-        with refused(402, "of a message that is set aside"):
+        with refused(402, "a number of `servicebroker dead-letters list`"):
             verb(kept.set_aside_id)
         with refused(402):
             verb("1")  # type: ignore[arg-type]

@@ -91,7 +91,8 @@ class WorkerLimits(NamedTuple):
 def find_worker_limits() -> Steps[dict[int, WorkerLimits]]:
     """Return the limits of the workers of each queue that has some, by queue id.
 
-    None is found in a schema of an older version, which doctor reads too.
+    Returns none on a standby, where the unlogged table cannot be read, and in the schema of an older version, which
+    doctor reads too.
     """
     ((table,),) = yield SQL("find_worker_limits.table")
     if table is None:

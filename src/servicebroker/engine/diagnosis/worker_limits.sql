@@ -1,4 +1,4 @@
 -- The statements of worker_limits.py.
 
 -- name: find_worker_limits.table
-select to_regclass('servicebroker.worker_limits')::oid
+select case when not pg_is_in_recovery() then to_regclass('servicebroker.worker_limits')::oid end

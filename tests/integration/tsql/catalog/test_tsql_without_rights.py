@@ -306,6 +306,9 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
         ("EXEC sp_MSforeachtable 'PRINT 1', @precommand = 'DELETE FROM Parcels'", 229),
         ("EXEC sp_MSforeachtable 'PRINT 1', @whereand = 'AND EXISTS (SELECT * FROM Parcels)'", 229),
     ],
+    "sp_addmessage": [("EXEC sp_addmessage 60001, 16, 'x'", 15247)],
+    "sp_altermessage": [("EXEC sp_altermessage 60001, 'WITH_LOG', 'true'", 15247)],
+    "sp_dropmessage": [("EXEC sp_dropmessage 60001", 15247)],
     "sp_executesql": [("EXEC sp_executesql N'INSERT Parcels VALUES (8, N''x'')'", 229)],
     "Unsupported": [("DROP RULE r", 40515)],
 }
@@ -318,7 +321,7 @@ CursorStep Fetch BeginTransaction CommitTransaction RollbackTransaction SaveTran
 OF_NO_EFFECT = """
 NoEffect sp_addextendedproperty sp_changedbowner sp_configure sp_db_vardecimal_storage_format sp_dbcmptlevel sp_dboption
 sp_columns sp_databases sp_dropextendedproperty sp_fulltext_database sp_getapplock sp_help sp_helpconstraint sp_helpdb
-sp_helpindex sp_helptext sp_helptrigger
+sp_helpindex sp_helptext sp_helptrigger sp_lock sp_xml_preparedocument sp_xml_removedocument
 sp_procoption sp_recompile sp_refreshview sp_releaseapplock sp_set_session_context sp_tables sp_updateextendedproperty
 sp_updatestats sp_who sp_who2
 """.split()  # noqa: SIM905

@@ -622,7 +622,9 @@ def test_a_null_in_the_anchor_is_an_int(items: Session) -> None:
     assert items.run(text.format("NULL", "n * 2")) == [(None,), (2,), (4,)]
     assert items.run(text.format("NULL", "a + 1")) == [(None,)] * 3
     assert items.run(text.format("5", "NULL")) == [(5,), (None,), (None,)]
-    assert items.run(text.format("'x'", "'longer'")) == [("x",), ("longer",), ("longer",)]
+    sized = "CAST('{}' AS VARCHAR(9))"
+    rows = [("x",), ("longer",), ("longer",)]
+    assert items.run(text.format(sized.format("x"), sized.format("longer"))) == rows
     assert items.run(text.format("NULL", "7, 5 UNION ALL SELECT a")) == [(None,), (7,), (None,), (None,)]
     for first, following in (
         ("NULL", "'x'"),
@@ -630,6 +632,7 @@ def test_a_null_in_the_anchor_is_an_int(items: Session) -> None:
         ("1", "a * 2.5"),
         ("1", "CAST(a AS bigint)"),
         ("'a'", "n"),
+        ("'x'", "'longer'"),
     ):
         with pytest.raises(TsqlError, match=r'Msg 240, .* in column "a" of recursive query "r"'):
             items.run(text.format(first, following))
