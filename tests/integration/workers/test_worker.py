@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
+import psycopg
 import pytest
 
 import servicebroker as sb
@@ -315,7 +316,7 @@ def count_slots(database: sb.Database) -> int:
 
 
 def limits_of(database: sb.Database) -> WorkerLimits:
-    with database.instance.connection() as connection:
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:  # steps need a blocking connection
         return run(connection, find_worker_limits())[queue_number(database, STOCK_QUEUE)]
 
 
