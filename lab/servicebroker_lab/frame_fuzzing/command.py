@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from typing import Annotated
 
 import typer
 
 from servicebroker.cli.options import JsonOption
 from servicebroker.cli.output import say, say_json
-from servicebroker_lab.frame_fuzzing.trials import Failure, judge
+from servicebroker_lab.case_loop import judge_cases
+from servicebroker_lab.frame_fuzzing.trials import judge
 
 
 def fuzz_frames_command(
@@ -19,7 +18,7 @@ def fuzz_frames_command(
     as_json: JsonOption = False,
 ) -> None:
     """Bring sequences of frames to a relay over several connections; exit code 1 when a case failed."""
-    sums, failures = fuzz(first, seconds)
+    sums, failures = judge_cases(judge, first, seconds)
     if as_json:
         say_json({"outcomes": dict(sums), "failures": [failure._asdict() for failure in failures]})
     else:
@@ -29,19 +28,3 @@ def fuzz_frames_command(
             say(f"case {failure.number}, step {failure.step}: {failure.problem}")
     if failures:
         raise typer.Exit(1)
-
-
-def fuzz(first: int, seconds: float) -> tuple[Counter[str], list[Failure]]:
-    """Judge case after case until the time is over. Returns the frames by outcome, and the failures."""
-    sums: Counter[str] = Counter()
-    failures: list[Failure] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        outcome = judge(first)
-        sums["cases"] += 1
-        if isinstance(outcome, Failure):
-            failures.append(outcome)
-        else:
-            sums += outcome
-        first += 1
-    return sums, failures

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +12,9 @@ import typer
 import servicebroker as sb
 from servicebroker.cli.options import JsonOption
 from servicebroker.cli.output import say, say_json
+from servicebroker_lab.case_loop import judge_cases
 from servicebroker_lab.http_fuzzing.site import Site, fill
-from servicebroker_lab.http_fuzzing.trials import Failure, judge
+from servicebroker_lab.http_fuzzing.trials import judge
 
 
 def fuzz_http_command(
@@ -29,7 +29,7 @@ def fuzz_http_command(
         with sb.open(str(folder / "instance")) as instance:
             fill(instance)
             with Site(instance, folder) as site:
-                totals, failures = fuzz(site, first, seconds)
+                totals, failures = judge_cases(partial(judge, site), first, seconds)
     if as_json:
         say_json({"outcomes": dict(totals), "failures": [failure._asdict() for failure in failures]})
     else:
@@ -39,19 +39,3 @@ def fuzz_http_command(
             say(f"case {failure.number}: {failure.problem}", ascii(failure.sent[:2_000]))
     if failures:
         raise typer.Exit(1)
-
-
-def fuzz(site: Site, first: int, seconds: float) -> tuple[Counter[str], list[Failure]]:
-    """Judge case after case until the time is over. Returns the answers by status, and the failures."""
-    totals: Counter[str] = Counter()
-    failures: list[Failure] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        outcome = judge(site, first)
-        totals["cases"] += 1
-        if isinstance(outcome, Failure):
-            failures.append(outcome)
-        else:
-            totals += outcome
-        first += 1
-    return totals, failures
