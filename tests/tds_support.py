@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import Any
 
 from servicebroker.tds.byte_reader import encode_utf16
 from servicebroker.tds.login import TDS_7_4, mask
-from servicebroker.tds.packets import END_OF_MESSAGE
+from servicebroker.tds.packets import END_OF_MESSAGE, PacketType
 from servicebroker.tds.type_writer import column_type
 from servicebroker.tsql.types import SqlType
 
@@ -65,3 +66,56 @@ def call(procedure: str | int, *parameters: bytes) -> bytes:
     else:
         name = struct.pack("<H", len(procedure)) + encode_utf16(procedure)
     return NO_HEADERS + name + struct.pack("<H", 0) + b"".join(parameters)
+
+
+class RawClient:
+    """A client of TDS without encryption, which sends and reads bytes as a test wants."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.socket.close()
+
+    def send(self, kind: int, content: bytes, status: int = END_OF_MESSAGE) -> None:
+        """Send one packet."""
+        self.socket.sendall(packet(kind, content, status))
+
+    def read(self) -> bytes:
+        """Return the next message of the server; b"" if it has closed the connection."""
+        content = b""
+        while head := self._read(8):
+            content += self._read(struct.unpack(">H", head[2:4])[0] - 8)
+            if head[1] & END_OF_MESSAGE:
+                return content
+        return b""
+
+    def _read(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            try:
+                part = self.socket.recv(count - len(found))
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                return b""
+            found += part
+        return found
+
+    def sign_in(self, user: str, password: str, database: str = "", **options: Any) -> bytes:
+        """Sign in, and return the server's answer."""
+        self.send(PacketType.PRELOGIN, PLAIN_PRELOGIN)
+        assert self.read()
+        self.send(PacketType.LOGIN, login_message(user, password, database, **options))
+        return self.read()
+
+    def batch(self, text: str) -> bytes:
+        """Run a batch, and return its response."""
+        self.send(PacketType.SQL_BATCH, NO_HEADERS + encode_utf16(text))
+        return self.read()
+
+
+PLAIN_PRELOGIN = b"\1\0\6\0\1\xff\2"  # only the option ENCRYPTION, with the value NOT_SUPPORTED

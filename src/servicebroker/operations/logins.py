@@ -10,7 +10,9 @@ from servicebroker.operations.operation import Definition, Named
 
 @dataclass(frozen=True, slots=True)
 class CreateLogin(Definition[None]):
-    """CREATE LOGIN name [FROM WINDOWS]: create a name for a peer. A login has no password and no sessions.
+    """CREATE LOGIN name [FROM WINDOWS]: create a name for a peer, or for clients of SQL Server.
+
+    T-SQL gives it the password that such a client needs.
 
     Args:
         name: the name of the login, case-insensitive.

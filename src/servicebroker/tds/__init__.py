@@ -9,7 +9,13 @@ string and nothing else. A driver depends on exact metadata, on error numbers, a
                                                         |
     bytes <- packets.py <- tokens.py (values: type_writer.py) <- results of the session
 
-All these modules take bytes and return values, or the reverse. They know no socket, thread or clock.
+All these modules take bytes and return values, or the reverse. They know no socket, thread or clock. `handshake.py`
+joins them, with the encryption of `tls.py`. Around them is the server::
+
+    server.py: listener, event loop, threads
+      connection.py: one client's socket       -> sign_in.py: its password, its session
+        client_session.py: one client's session -> tsql/session.py, on session_instance.py
+          response.py: output of the session as tokens
 
 **The rules.**
 
@@ -17,8 +23,10 @@ All these modules take bytes and return values, or the reverse. They know no soc
 * Malformed input is a `ProtocolError`, which ends the connection. A request that is well-formed and refused, such as a
   table-valued parameter (`UnsupportedType`), leaves the session as it was.
 * A type is a row of a table, in `type_reader.py` and in `type_writer.py`. Types are those of `tsql/types.py`.
+* One request of a client runs at a time, in a worker thread. The event loop alone touches sockets. An attention cancels
+  the request; a session that has state in PostgreSQL keeps it.
 * A long value is not copied to be written: `type_writer.py` returns its parts, `packets.py` cuts them into packets.
 
 **Where.** The protocol is TDS 7.3 and 7.4. MARS, bulk load, cursors and federated sign-in are refused. Begin with
-`packets.py`, then `requests.py`.
+`connection.py`, then `client_session.py`; for the protocol with `packets.py`, then `requests.py`.
 """

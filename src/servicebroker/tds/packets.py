@@ -121,9 +121,13 @@ class PacketWriter:
     """
 
     def __init__(
-        self, send: Callable[[bytes], None], *, packet_bytes: int = DEFAULT_PACKET_BYTES, spid: int = 0
+        self,
+        send: Callable[[bytes], None],
+        *,
+        packet_bytes: int = DEFAULT_PACKET_BYTES,
+        kind: PacketType = PacketType.RESPONSE,
     ) -> None:
-        self._send, self._spid = send, spid
+        self._send, self._kind = send, kind
         self.packet_bytes = packet_bytes
         self._pending = bytearray()
         self._number = 0
@@ -140,8 +144,11 @@ class PacketWriter:
             self._flush(_WRITE_BYTES)
 
     def flush(self) -> None:
-        """Send what was written, but for the message's last packet."""
+        """Send all that was written. More follows."""
         self._flush(0)
+        if self._pending:
+            self._send(self._packet(self._pending, 0))
+            self._pending = bytearray()
 
     def finish(self) -> None:
         """End the message: send the rest, with END_OF_MESSAGE in the last packet."""
@@ -165,9 +172,13 @@ class PacketWriter:
     def _packet(self, content: bytes | bytearray | memoryview, status: int) -> bytes:
         self._number = self._number % 255 + 1
         length = HEADER_BYTES + len(content)
-        return b"".join((_HEADER.pack(PacketType.RESPONSE, status, length, self._spid, self._number, 0), content))
+        return b"".join((_HEADER.pack(self._kind, status, length, 0, self._number, 0), content))
 
 
-def single_packet(kind: PacketType, content: bytes) -> bytes:
-    """Return a message of one packet, as in a handshake."""
-    return _HEADER.pack(kind, END_OF_MESSAGE, HEADER_BYTES + len(content), 0, 1, 0) + content
+def message_of(content: bytes, kind: PacketType = PacketType.RESPONSE) -> bytes:
+    """Return a whole message, as in a handshake."""
+    packets: list[bytes] = []
+    writer = PacketWriter(packets.append, kind=kind)
+    writer.write(content)
+    writer.finish()
+    return b"".join(packets)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntFlag
-from typing import Any
 
 from servicebroker.tds.byte_reader import encode_utf16
 from servicebroker.tds.login import TDS_7_4
 from servicebroker.tds.prelogin import SERVER_VERSION
-from servicebroker.tds.type_writer import COLLATION, ColumnType, Encoded
+from servicebroker.tds.type_writer import COLLATION, ColumnType
 
 _ERROR_TOKEN, _INFO_TOKEN, _LOGIN_ACK, _FEATURE_EXT_ACK, _ENV_CHANGE = 0xAA, 0xAB, 0xAD, 0xAE, 0xE3
-_COL_METADATA, _ROW_TOKEN, _RETURN_STATUS, _RETURN_VALUE = 0x81, 0xD1, 0x79, 0xAC
+_COL_METADATA, _RETURN_STATUS, _RETURN_VALUE = 0x81, 0x79, 0xAC
+ROW = b"\xd1"  # the values follow
 DONE_STATEMENT, DONE_PROC, DONE_IN_PROC = 0xFD, 0xFE, 0xFF
 (
     _DATABASE_CHANGE,
@@ -144,25 +144,12 @@ def column_metadata(names: Sequence[str], types: Sequence[ColumnType]) -> bytes:
     return b"".join(parts)
 
 
-def row(cells: Sequence[Encoded]) -> list[bytes]:
-    """ROW: the parts of a row, which are not joined if a value is long."""
-    parts = [bytes([_ROW_TOKEN])]
-    for cell in cells:
-        if isinstance(cell, bytes):
-            parts.append(cell)
-        else:
-            parts.extend(cell)
-    return parts
-
-
 def return_status(code: int) -> bytes:
     """RETURNSTATUS: the return code of a procedure."""
     return struct.pack("<Bi", _RETURN_STATUS, code)
 
 
-def return_value(position: int, name: str, kind: ColumnType, value: Any) -> list[bytes]:
-    """RETURNVALUE: the value of an OUTPUT parameter."""
+def return_value(position: int, name: str, kind: ColumnType) -> bytes:
+    """RETURNVALUE: an OUTPUT parameter, before its value."""
     head = struct.pack("<BH", _RETURN_VALUE, position) + _short_text(name)
-    head += struct.pack("<BIH", 1, 0, _NULLABLE_FLAG) + kind.info
-    cell = kind.encode(value)
-    return [head, cell] if isinstance(cell, bytes) else [head, *cell]
+    return head + struct.pack("<BIH", 1, 0, _NULLABLE_FLAG) + kind.info

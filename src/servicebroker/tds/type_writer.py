@@ -225,6 +225,7 @@ _TIMES: dict[str, tuple[int, Callable[[int], Encoder]]] = {
     "datetimeoffset": (0x2B, _datetimeoffset),
 }
 # (code, bytes per character, how to encode)
+MAX_SHORT_BYTES = 8_000  # of a string or binary; a longer one, such as a long literal, is written as MAX
 _STRINGS: dict[str, tuple[int, int, Callable[[Any], bytes]]] = {
     "varbinary": (0xA5, 1, _raw),
     "binary": (0xAD, 1, _raw),
@@ -258,13 +259,10 @@ def _string_type(sql_type: SqlType) -> ColumnType:
     code, width, encode = _STRINGS[sql_type.name]
     collation = b"" if sql_type.name in BINARIES else COLLATION
     length = sql_type.length
-    if length is None or length < 0:
+    if length is None or length < 0 or length * width > MAX_SHORT_BYTES:
         return ColumnType(sql_type, struct.pack("<BH", code, MAX_LENGTH) + collation, _chunks(encode))
     size = length * width
     return ColumnType(sql_type, struct.pack("<BH", code, size) + collation, _short(encode, size))
-
-
-_MAX_VARIANT_BYTES = 8_000
 
 
 def _variant(value: Any) -> bytes:
@@ -272,12 +270,12 @@ def _variant(value: Any) -> bytes:
     kind = type_of_value(value)
     if kind.name in STRINGS | BINARIES:
         content, is_text = (_wide(value), True) if isinstance(value, str) else (_raw(value), False)
-        if len(content) > _MAX_VARIANT_BYTES:
+        if len(content) > MAX_SHORT_BYTES:
             raise ValueError("too long")
         head = (
-            b"\xe7\x07" + COLLATION + struct.pack("<H", _MAX_VARIANT_BYTES)
+            b"\xe7\x07" + COLLATION + struct.pack("<H", MAX_SHORT_BYTES)
             if is_text
-            else b"\xa5\x02" + struct.pack("<H", _MAX_VARIANT_BYTES)
+            else b"\xa5\x02" + struct.pack("<H", MAX_SHORT_BYTES)
         )
         return struct.pack("<I", len(head) + len(content)) + head + content
     plain = column_type(kind).encode(value)

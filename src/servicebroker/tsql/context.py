@@ -219,6 +219,18 @@ class Context:
         self._logins: dict[User, str] = {}
         self._before: list[_SavedContext] = []
 
+    def log_in(self, login: Login) -> None:
+        """Work as a login that a client has signed in with. REVERT does not undo this.
+
+        Raises:
+            BrokerError: 916 the login has no access to the current database.
+        """
+        self.original_login = login.name
+        if login.is_administrator:  # as the connection's own role
+            return
+        user = self.ask(find_user_of(self.database.database_id, login))
+        self.database, self._principal = SessionDatabase(self._machine, user.database, user), login
+
     @property
     def verbs(self) -> SessionVerbs:
         """The verbs in the current database."""
@@ -431,6 +443,7 @@ class Context:
         transactions = self._machine.transactions
         queue_ids = {queue_id for _, queue_id in transactions.received_from}
         if transactions.commit():
+            self._machine.end_transaction()
             self.has_definitions = self.has_worked = False
             transactions.received_from.clear()
             if queue_ids:
@@ -444,6 +457,7 @@ class Context:
         transactions = self._machine.transactions
         queue_ids = {queue_id for _, queue_id in transactions.received_from}
         transactions.rollback()
+        self._machine.end_transaction()
         transactions.received_from.clear()
         if self.has_worked:
             self.has_worked = False

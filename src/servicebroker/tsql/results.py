@@ -7,13 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from servicebroker.tsql.statement_errors import Message, TsqlError
+from servicebroker.tsql.types import SqlType
 
 
-class ResultSet(NamedTuple):
-    """The rows of one SELECT or RECEIVE. A column without a name is called ""."""
+@dataclass(frozen=True, slots=True)
+class ResultSet:
+    """The rows of one SELECT or RECEIVE.
+
+    Attributes:
+        columns: the names of the columns, "" for a column without a name.
+        rows: the rows.
+        types: the types of the columns, None for an unknown type; None if all are unknown.
+    """
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
+    types: tuple[SqlType | None, ...] | None = field(default=None, compare=False)
 
 
 class RowCount(NamedTuple):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import psycopg
 
@@ -43,7 +44,7 @@ from servicebroker.tsql.interpreter.definitions import (  # noqa: F401
     user_types,
 )
 from servicebroker.tsql.interpreter.evaluation import infer_type
-from servicebroker.tsql.interpreter.machine import BatchAborted, Machine, ScopeAborted
+from servicebroker.tsql.interpreter.machine import BatchAborted, Cancelled, Machine, ScopeAborted
 from servicebroker.tsql.interpreter.procedures import (  # noqa: F401
     applocks,
     catalog_procedures,
@@ -61,12 +62,13 @@ from servicebroker.tsql.parser import parse
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, Results
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.syntax import Execute, Name, Statement
+from servicebroker.tsql.syntax import Argument, Execute, Name, Statement, Variable
 from servicebroker.tsql.tokens import Batch, batches
-from servicebroker.tsql.types import NVARCHAR, SqlType
+from servicebroker.tsql.types import INT, NVARCHAR, SYSNAME, SqlType
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
+    from servicebroker.model.security.permissions import Login
     from servicebroker.store.direct import DirectConnection
 
 _NAMES_SQL = """
@@ -83,19 +85,56 @@ _MAX_CACHED_BATCH_CHARS = 20_000  # longer batches rarely run twice
 _parse_cache: dict[tuple[str, int, frozenset[str]], tuple[Statement, ...]] = {}
 
 
+_PROCEDURE, _RETURNED = "@rpc$procedure", "@rpc$returned"  # cannot be names of a script's variables
+_CANCEL_TIMEOUT_S = 5.0  # to reach PostgreSQL with a cancel request
+
+
+class CallArgument(NamedTuple):
+    """An argument of `Session.call_procedure`.
+
+    Attributes:
+        name: the parameter's name with @, or "" for the parameter of this position.
+        type, value: the argument.
+        is_output: True to return the parameter's value after the call.
+        is_default: True for the parameter's default.
+    """
+
+    name: str
+    type: SqlType
+    value: object
+    is_output: bool = False
+    is_default: bool = False
+
+
+class CallResult(NamedTuple):
+    """The result of `Session.call_procedure`: the return code, and the values of OUTPUT arguments in their order."""
+
+    return_code: int
+    outputs: tuple[object, ...]
+
+
 class Session:
-    """A T-SQL session, opened by a `with` block. It must not be used by two threads at a time.
+    """A T-SQL session, opened by a `with` block. It must not be used by two threads at a time, except for `cancel`.
+
+    `login` is the login of a client that has signed in; without one, the session works as the connection's role.
 
     Attributes:
         machine: the interpreter of statements.
     """
 
     def __init__(
-        self, database: Database, listener: Listener | None = None, connection: DirectConnection | None = None
+        self,
+        database: Database,
+        listener: Listener | None = None,
+        connection: DirectConnection | None = None,
+        *,
+        login: Login | None = None,
     ) -> None:
         self._database = database
         self._listener = listener
         self._shared_connection = connection
+        self._login = login
+        self._cancel_lock = threading.Lock()  # held while a cancel request is on its way
         self._temporary: dict[str, str] = {}  # temporary tables of earlier batches
         self._resources = contextlib.ExitStack()
 
@@ -110,6 +149,12 @@ class Session:
         if self._shared_connection is not None:
             self.machine.transactions.count = 1
             self.machine.transactions.is_external = True
+        if self._login is not None:
+            try:
+                self.machine.context.log_in(self._login)
+            except BaseException:
+                self._resources.close()
+                raise
         return self
 
     def __exit__(
@@ -181,6 +226,53 @@ class Session:
             self.machine.listener = outer
         return results
 
+    def call_procedure(self, procedure: str, arguments: Sequence[CallArgument]) -> CallResult | None:
+        """Run a batch that calls a procedure. Return None if an error ended the call.
+
+        All output goes to the listener.
+        """
+        names = [f"@rpc${position}" for position in range(len(arguments))]
+        passed = tuple(
+            Argument(argument.name.lower(), None if argument.is_default else Variable(name), argument.is_output)
+            for name, argument in zip(names, arguments, strict=True)
+        )
+        machine, result = self.machine, None
+        machine.last_error = None
+        with entered_by("T-SQL"), self._batch({}):
+            frame = machine.frame
+            for name, argument in zip(names, arguments, strict=True):
+                frame.declare(name, argument.type)
+                frame.values[name] = argument.value
+            frame.declare(_RETURNED, INT)
+            frame.declare(_PROCEDURE, SYSNAME)
+            frame.values[_PROCEDURE] = procedure
+            machine.run([Execute(1, Variable(_PROCEDURE), passed, _RETURNED)])
+            code, outputs = (
+                frame.values[_RETURNED],
+                [name for name, one in zip(names, passed, strict=True) if one.output],
+            )
+            if code is not None:  # else an error came before the end of the call
+                result = CallResult(int(str(code)), tuple(frame.values[name] for name in outputs))
+        self._end_doomed()
+        return result
+
+    def cancel(self) -> None:
+        """End the running batch, from another thread. Its owner then calls `end_cancelling`.
+
+        The open transaction stays, unless SET XACT_ABORT is ON.
+        """
+        with self._cancel_lock:
+            self.machine.cancelled.set()
+            with contextlib.suppress(psycopg.Error):
+                self.machine.connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
+
+    def end_cancelling(self) -> bool:
+        """Let the session run batches again. Return True if one was cancelled."""
+        with self._cancel_lock:
+            was_cancelled = self.machine.cancelled.is_set()
+            self.machine.cancelled.clear()
+            return was_cancelled
+
     def names(self) -> list[str]:
         """Return the names of queues, services, message types, contracts and procedures of the current database."""
         database = self.machine.context.database
@@ -210,6 +302,10 @@ class Session:
     def _run_batch(self, batch: Batch, parameters: Mapping[str, object]) -> None:
         with entered_by("T-SQL"), self._batch(parameters):
             self.machine.run(statements_of(batch, frozenset(self.machine.frame.types)))
+        self._end_doomed()
+
+    def _end_doomed(self) -> None:
+        """Roll back a transaction that a batch leaves uncommittable."""
         transactions = self.machine.transactions
         if transactions.is_doomed:
             if not transactions.is_external:
@@ -238,6 +334,8 @@ class Session:
             yield
         except (BatchAborted, ScopeAborted):
             pass
+        except Cancelled:
+            self._undo_cancelled()
         except TsqlError as error:
             machine.emit(error)
         except psycopg.Error as problem:
@@ -251,6 +349,14 @@ class Session:
             self._temporary = {name: table for name, table in frame.tables.items() if name.startswith("#")}
             frame.tables = {name: table for name, table in frame.tables.items() if name not in self._temporary}
             machine.unwind(0, machine.context.depth)  # EXECUTE AS and USE outlive the batch
+
+    def _undo_cancelled(self) -> None:
+        """Roll back the transaction of a cancelled batch under XACT_ABORT. Otherwise it stays open."""
+        machine = self.machine
+        with self._cancel_lock:  # the cancel request must not hit the ROLLBACK
+            pass
+        if machine.xact_abort and machine.transactions.count and not machine.transactions.is_external:
+            machine.context.roll_back()
 
 
 def _batches(script: str) -> Iterable[Batch]:

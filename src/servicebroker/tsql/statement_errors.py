@@ -78,7 +78,7 @@ class TsqlError(BrokerError):
 class Message(NamedTuple):
     """A message without rows: PRINT, RAISERROR up to level 10, a warning.
 
-    `number` and `severity` are 0 for PRINT.
+    `number` and `severity` are 0 for PRINT. `is_urgent` is True for RAISERROR WITH NOWAIT.
     """
 
     text: str
@@ -87,6 +87,7 @@ class Message(NamedTuple):
     state: int = 0
     line: int = 0
     procedure: str = ""
+    is_urgent: bool = False
 
     def headline(self) -> str:
         """Return the first line, as `TsqlError.headline`."""

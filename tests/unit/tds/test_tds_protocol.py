@@ -71,9 +71,9 @@ def test_a_message_grows_while_packets_leave() -> None:
     writer.write(bytes(600))
     assert sent == []  # short answers leave together
     writer.flush()
-    assert [len(part) for part in sent] == [512]
+    assert [len(part) for part in sent] == [512, 104]
     writer.finish()
-    assert [part[1] for part in sent] == [0, END_OF_MESSAGE]
+    assert [part[1] for part in sent] == [0, 0, END_OF_MESSAGE]
 
 
 def test_an_ignored_message_is_dropped() -> None:
@@ -313,10 +313,9 @@ def test_random_packets_end_in_one_error(data: bytes) -> None:
         (tokens.transaction_ended(1, is_committed=True), "e30b00 09 00 08 0100000000000000"),
         (tokens.error(208, "x", level=16, state=1, line=2), "aa1000 d0000000 01 10 0100 7800 00 00 02000000"),
         (tokens.column_metadata(["a"], [column_type(INT)]), "81 0100 00000000 0100 2604 01 6100"),
-        (b"".join(tokens.row([b"\x04\1\0\0\0"])), "d1 0401000000"),
         (tokens.feature_ack(), "aeff"),
     ],
-    ids=["done", "status", "database", "began", "committed", "error", "columns", "row", "features"],
+    ids=["done", "status", "database", "began", "committed", "error", "columns", "features"],
 )
 def test_tokens(token: bytes, content: str) -> None:
     assert token == bytes.fromhex(content)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +37,7 @@ from servicebroker.cli.options import (
     ShutdownTimeoutOption,
     finite,
 )
+from servicebroker.cli.tds_listener import parse_tds_listener, tds_running
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -105,6 +108,20 @@ def serve(
         str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
     ] = None,
     health: HealthOption = None,
+    tds: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Let SQL Server's clients connect here; 1433 is their usual port."),
+    ] = None,
+    tds_only: Annotated[
+        bool, typer.Option("--tds-only", help="With --tds: exchange no messages with other instances.")
+    ] = False,
+    tds_certificate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --tds: the certificate in PEM. Default: a new self-signed one."),
+    ] = None,
+    tds_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --tds-certificate: its key, if it is in another file.")
+    ] = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -117,6 +134,9 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
     """Run the daemon: start readers of queues, and exchange messages with other instances, until SIGTERM or Ctrl-C."""
+    clients = parse_tds_listener(tds, tds_certificate, tds_key)
+    if tds_only and clients is None:
+        raise typer.BadParameter("--tds-only needs --tds HOST:PORT.")
     listener = None if listen is None else parse_listener(listen, encryption, authentication)
     alert = Alert(alert_command, alert_webhook)
     log_to_standard_error(as_json=as_json)
@@ -150,9 +170,13 @@ def serve(
                                 opened, procedures=procedures or (), interval=activation_interval, patience=patience
                             )
                             stopping.host = running.enter_context(readers)
+                            running.enter_context(tds_running(opened, clients))
                         stopping.repeat_request()  # for a signal that came before daemon and host existed
                         gc.freeze()  # imported modules are no garbage: collections need not visit them
-                        daemon.run()
+                        if tds_only:
+                            stopping.wait()
+                        else:
+                            daemon.run()
                     return
             except Unreachable as problem:
                 if not is_url(instance):
@@ -218,7 +242,7 @@ class _Shutdown:
         if self.is_requested:
             self._request()
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float = math.inf) -> None:
         """Wait for some seconds, or until a signal comes."""
         end = time.monotonic() + seconds
         while not self.is_requested and time.monotonic() < end:

@@ -1,8 +1,9 @@
-"""Logins: server-level names for peers, and their permissions.
+"""Logins: server-level names for peers and for clients of SQL Server, and their permissions.
 
 The rules: docs/reference/rules.md#endpoints-and-logins.
 
-Logins have no password and open no sessions: sessions use PostgreSQL roles.
+Passwords are in `tsql/login_passwords.py`: only clients of SQL Server sign in as logins. Other sessions use PostgreSQL
+roles.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-import time
 from datetime import datetime, timedelta
 
 from servicebroker.model.errors import BrokerError
@@ -294,7 +293,7 @@ def _save(machine: Machine, statement: SaveTransaction) -> None:
 @runs(WaitForTime)
 def _wait(machine: Machine, statement: WaitForTime) -> None:
     value = evaluate_text(machine, statement.value) or ""
-    time.sleep(seconds_until(statement.kind, value, machine.instance.clock()))
+    machine.pause(seconds_until(statement.kind, value, machine.instance.clock()))
     machine.record_success(0)
 
 

@@ -101,7 +101,7 @@ def _fetch(machine: Machine, statement: Fetch) -> None:
     machine.fetch_status = FETCH_SUCCEEDED if is_row else FETCH_FAILED
     row: tuple[Any, ...] = result.rows[cursor.position] if is_row else ()
     if not statement.into:
-        machine.emit(ResultSet(result.columns, [row] if is_row else []))
+        machine.emit(ResultSet(result.columns, [row] if is_row else [], result.types))
     elif len(statement.into) != len(result.columns):
         raise TsqlError(
             16924, "Cursorfetch: The number of variables declared in the INTO list must match that of selected columns."
@@ -119,7 +119,8 @@ def _fetch_rows(machine: Machine, cursor: Cursor) -> tuple[ResultSet, list[str] 
         with suppress(TsqlError):
             result = machine.queries.fetch_result(query, row_limit)
             addresses = [str(row[-1]) for row in result.rows]
-            return ResultSet(result.columns[:-1], [row[:-1] for row in result.rows]), addresses
+            types = result.types and result.types[:-1]
+            return ResultSet(result.columns[:-1], [row[:-1] for row in result.rows], types), addresses
     return machine.queries.fetch_result(cursor.query, row_limit), None
 
 

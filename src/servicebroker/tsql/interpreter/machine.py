@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -84,6 +85,10 @@ class AppLock(NamedTuple):
     is_shared: bool
 
 
+class Cancelled(BaseException):
+    """The owner of the session has cancelled the batch. No CATCH block runs."""
+
+
 class BatchAborted(Exception):
     """Skip the rest of the batch. The error was already sent to the listener."""
 
@@ -131,6 +136,7 @@ class Machine:
         caught_errors: the errors of the CATCH blocks that are running, the innermost last.
         try_depth: the number of open TRY blocks.
         isolation: the level of SET TRANSACTION ISOLATION LEVEL.
+        closes_cursors: SET CURSOR_CLOSE_ON_COMMIT is ON.
         cursor_rows: @@CURSOR_ROWS, the row count of the cursor that was opened last.
         context_info: the value of SET CONTEXT_INFO, 128 bytes.
         session_context: the values of sp_set_session_context by key, as sql_variant.
@@ -144,6 +150,7 @@ class Machine:
         app_locks: the session's locks of sp_getapplock, in the order taken.
         result_sets_depth: the number of open EXEC ... WITH RESULT SETS, each of which may refuse a result set.
         next_statement: the statement that runs after the current one succeeds; None if unknown.
+        cancelled: set by another thread to end the batch at its next statement.
     """
 
     def __init__(self, instance: Instance, connection: DirectConnection, listener: Listener) -> None:
@@ -165,6 +172,7 @@ class Machine:
         self.trigger_level: int = 0
         self.cursors: dict[str, Cursor] = {}
         self.fetch_status: int = 0
+        self.closes_cursors = False
         self.cursor_rows: int = 0
         self.context_info: bytes | None = None
         self.session_context: dict[str, str | None] = {}
@@ -182,6 +190,7 @@ class Machine:
         self.last_error: TsqlError | None = None
         self.result_sets_depth = 0
         self.next_statement: Statement | None = None
+        self.cancelled = threading.Event()
 
     @property
     def database(self) -> Any:
@@ -214,6 +223,15 @@ class Machine:
             self.last_error = output
         self.listener(output)
 
+    def pause(self, seconds: float) -> None:
+        """Sleep.
+
+        Raises:
+            Cancelled: the batch was cancelled meanwhile.
+        """
+        if self.cancelled.wait(seconds):
+            raise Cancelled
+
     def emit_row_count(self) -> None:
         """Emit @@ROWCOUNT after a change of rows and its triggers, unless SET NOCOUNT is ON."""
         if not self.nocount:
@@ -244,7 +262,13 @@ class Machine:
         return None
 
     def step(self, statement: Statement) -> ExitReason | None:
-        """Run one statement. An error is sent to the listener, or raised if a TRY block is open."""
+        """Run one statement. An error is sent to the listener, or raised if a TRY block is open.
+
+        Raises:
+            Cancelled: the batch was cancelled.
+        """
+        if self.cancelled.is_set():
+            raise Cancelled
         try:
             if self.is_noexec and not (isinstance(statement, SetOption) and "NOEXEC" in statement.options):
                 return None
@@ -447,6 +471,12 @@ class Machine:
             if user_type is None or user_type.of is None:
                 raise
             return user_type.of
+
+    def end_transaction(self) -> None:
+        """Close the cursors at the end of a transaction, if SET CURSOR_CLOSE_ON_COMMIT is ON."""
+        if self.closes_cursors:
+            for cursor in self.cursors.values():
+                cursor.result = None
 
     def record_success(self, rows: int | None = None) -> None:
         """Set @@ERROR to 0 after a statement, and @@ROWCOUNT if `rows` is given."""

@@ -70,7 +70,8 @@ def _raiserror(machine: Machine, statement: Raiserror) -> None:
     if "LOG" in options:
         _LOG.warning("Error: %s, Severity: %s, State: %s. %s", number, severity, state, text)
     if severity <= 10:
-        machine.emit(Message(text, number, severity, state, statement.line, machine.frame.procedure))
+        is_urgent = "NOWAIT" in statement.options
+        machine.emit(Message(text, number, severity, state, statement.line, machine.frame.procedure, is_urgent))
         machine.record_success(0)
         machine.error_number = number if "SETERROR" in statement.options else 0
         return

@@ -63,7 +63,7 @@ from servicebroker.tsql.translation.text_writer import (
 )
 from servicebroker.tsql.translation.values.expressions import CONDITION_TYPE
 from servicebroker.tsql.translator import TEMPORARY, Translation, tables_of, translate, translate_expression
-from servicebroker.tsql.types import NVARCHAR, VARIANT
+from servicebroker.tsql.types import NVARCHAR, VARIANT, SqlType
 
 # statements whose INTO names an existing table
 _FILLS_EXISTING_TABLE = re.compile(r"\A\s*(?:with\b.*?\b)?(?:insert|merge|update|delete)\b", re.IGNORECASE | re.DOTALL)
@@ -79,6 +79,7 @@ _CATALOG_VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # in transla
 _MAX_PARAMETERS = 20_000  # per statement; the limit of PostgreSQL is 65,535
 _DEFINING_VERBS = ("CREATE ", "ALTER ")  # they run in the database of the name that they define
 _COLUMN_ERRORS = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch", "FeatureNotSupported")
+_LOCK_TIMEOUT = "lock_timeout"  # the setting of SET LOCK_TIMEOUT
 _STRING_TOO_LONG = "22001"  # SQLSTATE
 _STALE_PLAN_TEXT = "cached plan must not change result type"
 
@@ -270,7 +271,7 @@ class Queries:
                 machine.identity = machine.scope_identity = rows[-1][translation.identity]
             rows = [row[: translation.identity] + row[translation.identity + 1 :] for row in rows]
         if translation.columns:
-            machine.emit(ResultSet(translation.columns, rows))
+            machine.emit(ResultSet(translation.columns, rows, _types_of_output(translation)))
         self._record_temporary_table(text)
         machine.record_success(result.touched)
         return True
@@ -457,6 +458,13 @@ class Queries:
         """Change a setting of the connection until the session ends."""
         self._changed_settings.add(setting)
         fetch(self.machine.connection, "queries.set_setting", "select set_config($1, $2, false)", (setting, value))
+
+    @property
+    def has_session_state(self) -> bool:
+        """True if the connection holds temporary objects or settings that the session needs later."""
+        return (
+            self._has_temporary_objects or self._identity_insert is not None or _LOCK_TIMEOUT in self._changed_settings
+        )
 
     def invalidate_all(self) -> None:
         """Discard cached tables, functions, types and settings, which a ROLLBACK may have changed back."""
@@ -690,7 +698,13 @@ def _result_set(translation: Translation, result: DescribedRows) -> ResultSet:
     names = translation.columns
     if names is None:
         names = tuple("" if name == "?column?" else name for name in result.columns or ())
-    return ResultSet(names, _unwrap(translation, result.rows, with_variants=True))
+    return ResultSet(names, _unwrap(translation, result.rows, with_variants=True), translation.types)
+
+
+def _types_of_output(translation: Translation) -> tuple[SqlType | None, ...] | None:
+    """Return the types of the columns of OUTPUT, without that of the IDENTITY value."""
+    types, identity = translation.types, translation.identity
+    return types if types is None or identity is None else types[:identity] + types[identity + 1 :]
 
 
 def _unwrap(translation: Translation, rows: list[tuple[Any, ...]], *, with_variants: bool) -> list[tuple[Any, ...]]:

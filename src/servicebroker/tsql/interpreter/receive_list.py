@@ -108,8 +108,22 @@ def deliver(machine: Machine, statement: Receive, messages: list[Message]) -> No
         if statement.into is not None:
             _insert_rows(machine, statement.into, names, rows)
         else:
-            machine.emit(ResultSet(names, [tuple(value.value for value in row) for row in rows]))
+            types = tuple(value.type for value in rows[0]) if rows else _item_types(items, machine.queries.scope())
+            machine.emit(ResultSet(names, [tuple(value.value for value in row) for row in rows], types))
     machine.record_success(len(messages))
+
+
+def _item_types(items: tuple[ReceiveItem, ...], scope: Scope) -> tuple[SqlType | None, ...]:
+    """Return the types of the list without a message."""
+    if not items:
+        return tuple(COLUMNS.values())
+    scope = replace(scope, variables=ChainMap(_COLUMN_VARIABLES, dict(scope.variables)))
+    types: list[SqlType | None] = []
+    for item in items:
+        parsed = _parse_item(item.value.text)
+        known = None if parsed.column else translate_expression(parsed.text, scope).types
+        types.append(COLUMNS[parsed.column] if parsed.column else known[0] if known else None)
+    return tuple(types)
 
 
 def _assign_variables(machine: Machine, items: tuple[ReceiveItem, ...], messages: list[Message]) -> None:

@@ -78,7 +78,7 @@ def _convert_result_set(result: ResultSet, columns: list[tuple[ResultColumn, Sql
         )
         for row in result.rows
     ]
-    return ResultSet(tuple(column.name for column, _ in columns), rows)
+    return ResultSet(tuple(column.name for column, _ in columns), rows, tuple(type_ for _, type_ in columns))
 
 
 def _convert_value(value: object, column: ResultColumn, type_: SqlType, column_number: int, set_number: int) -> Any:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ALWAYS_ON = frozenset({"ANSI_NULLS", "ANSI_WARNINGS", "QUOTED_IDENTIFIER", "ANSI_NULL_DFLT_ON", "ARITHABORT"})
 ALWAYS_ON |= {"CONCAT_NULL_YIELDS_NULL", "ANSI_DEFAULTS"}
 ALWAYS_OFF = frozenset({"NUMERIC_ROUNDABORT", "ARITHIGNORE", "ANSI_NULL_DFLT_OFF", "FMTONLY"})
-ALWAYS_OFF |= {"CURSOR_CLOSE_ON_COMMIT", "PARSEONLY", "FORCEPLAN", "REMOTE_PROC_TRANSACTIONS", "SHOWPLAN_ALL"}
+ALWAYS_OFF |= {"PARSEONLY", "FORCEPLAN", "REMOTE_PROC_TRANSACTIONS", "SHOWPLAN_ALL"}
 ALWAYS_OFF |= {"SHOWPLAN_TEXT", "SHOWPLAN_XML"}
 OPTIONS_WITHOUT_EFFECT = frozenset({"STATISTICS IO", "STATISTICS TIME", "STATISTICS XML", "STATISTICS PROFILE"})
 OPTIONS_WITHOUT_EFFECT |= {
@@ -35,7 +35,7 @@ OPTIONS_WITHOUT_EFFECT |= {
 }
 _HANDLED_OPTIONS = frozenset({"CONTEXT_INFO", "IDENTITY_INSERT"})
 DATE_OPTIONS = frozenset({"DATEFORMAT", "DATEFIRST", "LANGUAGE"})
-_SWITCHES = frozenset({"NOCOUNT", "XACT_ABORT", "IMPLICIT_TRANSACTIONS", "NOEXEC"})
+_SWITCHES = frozenset({"CURSOR_CLOSE_ON_COMMIT", "NOCOUNT", "XACT_ABORT", "IMPLICIT_TRANSACTIONS", "NOEXEC"})
 _CONTEXT_INFO_TYPE = SqlType("binary", 128)
 SNAPSHOT = "SNAPSHOT"
 # levels under which a transaction locks the tables that it reads; see `Queries._read_locks`
@@ -70,6 +70,8 @@ def _set_option(machine: Machine, option: str, value: str, statement: SetOption)
         machine.xact_abort = value == "ON"
     elif option == "IMPLICIT_TRANSACTIONS":
         machine.is_implicit = value == "ON"
+    elif option == "CURSOR_CLOSE_ON_COMMIT":
+        machine.closes_cursors = value == "ON"
     elif option == "NOEXEC":
         machine.is_noexec = value == "ON"
     elif option == "ROWCOUNT":

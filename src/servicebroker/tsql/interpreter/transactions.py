@@ -54,6 +54,7 @@ class Transactions:
         touched_ids: conversations and groups of received messages and of ended conversations. They may no longer exist.
         is_implicit: True if SET IMPLICIT_TRANSACTIONS began the transaction.
         is_external: True if the transaction belongs to the caller of the session, who ends it.
+        was_committed: True if the last transaction that ended was committed.
         is_snapshot: True if all statements read one snapshot, of the time of the first statement.
         save_tables: called before a ROLLBACK. Returns a function that restores what a ROLLBACK must not undo.
         on_undo: called after PostgreSQL has rolled back, since settings of the connection are rolled back too.
@@ -67,6 +68,7 @@ class Transactions:
     touched_ids: set[UUID] = field(default_factory=set)
     is_implicit: bool = False
     is_external: bool = False
+    was_committed: bool = False
     is_snapshot: bool = False
     save_tables: Callable[[], Callable[[], None]] = field(default=lambda: lambda: None)
     on_undo: Callable[[], None] = field(default=lambda: None)
@@ -133,6 +135,7 @@ class Transactions:
             self._reset()
         if isinstance(outcome, psycopg.Error):
             raise outcome
+        self.was_committed = True
         return True
 
     def _commit_dialogs(self) -> None:
@@ -221,6 +224,7 @@ class Transactions:
             raise TsqlError(
                 3903, "The Python program has begun this transaction: raise an error with THROW to roll it back."
             )
+        self.was_committed = False
         self.dialogs.drop()
         if not self.has_begun():
             self.connection.queued.clear()

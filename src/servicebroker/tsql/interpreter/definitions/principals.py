@@ -25,6 +25,7 @@ from servicebroker.tsql.interpreter.definitions.transport_certificates import (
 )
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.names import api_name
+from servicebroker.tsql.login_passwords import SA, forget_password, set_password
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
 from servicebroker.tsql.translation.text_writer import quote_string
@@ -54,21 +55,48 @@ _ALL_PERMISSIONS = ("SELECT", "INSERT", "UPDATE", "DELETE", "REFERENCES")
 def _create_login(machine: Machine, statement: Definition) -> None:
     """Run CREATE LOGIN.
 
-    A login lets nobody in, because PostgreSQL does that. FROM WINDOWS it names a peer of the network.
+    A login with a password lets clients of SQL Server in. FROM WINDOWS it names a peer of the network.
     """
     refuse_in_transaction(machine, "CREATE LOGIN")
     machine.context.require("CREATE LOGIN")
     machine.instance.run(bind_operation(machine, statement, operations.CreateLogin))
+    _set_password(machine, statement)
 
 
 @defines("ALTER", "LOGIN")
 def _alter_login(machine: Machine, statement: Definition) -> None:
-    """Run ALTER LOGIN. Password and default database have no effect. ENABLE and DISABLE apply to peers only."""
+    """Run ALTER LOGIN. DEFAULT_DATABASE has no effect. A disabled login lets neither peers nor clients in."""
     name, state = statement.name.object, statement.clauses.get("state")
+    if name.lower() == SA:
+        _alter_sa(machine, statement)
+        return
     machine.context.ask(authorize_on_login(machine.context.server_login, "ALTER LOGIN", name))
     if state is not None:
         machine.transactions.check_not_doomed()
         machine.context.ask(switch_login(name, is_disabled=state == "DISABLE", who=machine.login))
+    _set_password(machine, statement)
+
+
+def _alter_sa(machine: Machine, statement: Definition) -> None:
+    """Run ALTER LOGIN sa. It is enabled as long as it has a password.
+
+    Raises:
+        BrokerError: 15151 the current login is no administrator.
+    """
+    if not machine.context.server_login.is_administrator:
+        raise BrokerError(15151, "alter", "login", SA)
+    machine.transactions.check_not_doomed()
+    if statement.clauses.get("state") == "DISABLE":
+        machine.context.ask(forget_password(SA))
+    _set_password(machine, statement)
+
+
+def _set_password(machine: Machine, statement: Definition) -> None:
+    """Store the password of the statement, if it has one. A hash of SQL Server (HASHED) has no effect."""
+    password = statement.clauses.get("password")
+    if isinstance(password, str) and password:
+        machine.transactions.check_not_doomed()
+        machine.context.ask(set_password(statement.name.object, password))
 
 
 @refuses("ALTER", "LOGIN")

@@ -1,0 +1,334 @@
+"""A connection of a client: its socket in the event loop, its requests in worker threads.
+
+The event loop reads and writes. A request runs in a thread, which hands its response over in parts. If the client reads
+slowly, the thread waits. One request runs at a time. The next one may come when the response has left and its thread
+is not done yet; it waits. Otherwise only an attention is expected meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import threading
+from typing import TYPE_CHECKING
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.overriding import override
+from servicebroker.tds import tokens
+from servicebroker.tds.byte_reader import ProtocolError
+from servicebroker.tds.handshake import Handshake
+from servicebroker.tds.login import Login, parse_login
+from servicebroker.tds.packets import DEFAULT_PACKET_BYTES, Message, PacketType, PacketWriter, message_of
+from servicebroker.tds.sign_in import SignInError
+
+if TYPE_CHECKING:
+    from servicebroker.tds.client_session import ClientSession
+    from servicebroker.tds.server import TdsServer
+
+_log = logging.getLogger("servicebroker.tds")
+
+SIGN_IN_TIMEOUT_S = 15.0  # from the connection to its login
+PARK_DELAY_S = 5.0  # of idleness, after which a session gives its connection to PostgreSQL back
+_MAX_WAITING_BYTES = 1024 * 1024  # of responses that the client has not read
+_WRITE_TIMEOUT_S = 600.0  # for a client to read on
+_SHUTDOWN = "SHUTDOWN is in progress."
+
+
+class ClientGone(Exception):
+    """The client has closed the connection, or does not read its response."""
+
+
+class Outbox:
+    """Hands the bytes of a worker thread over to the event loop, and makes the thread wait for a slow client."""
+
+    def __init__(self, connection: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
+        self._connection, self._loop = connection, loop
+        self._condition = threading.Condition()
+        self._waiting_bytes = 0
+        self.is_paused = self._is_closed = False
+
+    def send(self, data: bytes) -> None:
+        """Send bytes from a worker thread.
+
+        Raises:
+            ClientGone: there is nobody to read them.
+        """
+        with self._condition:
+            is_free = self._condition.wait_for(
+                lambda: self._is_closed or (not self.is_paused and self._waiting_bytes < _MAX_WAITING_BYTES),
+                _WRITE_TIMEOUT_S,
+            )
+            if self._is_closed or not is_free:
+                raise ClientGone
+            self._waiting_bytes += len(data)
+        self._loop.call_soon_threadsafe(self._write, data)
+
+    def _write(self, data: bytes) -> None:
+        with self._condition:
+            self._waiting_bytes -= len(data)
+            self._condition.notify_all()
+        self._connection.write(data)
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Make threads wait, or let them go on."""
+        with self._condition:
+            self.is_paused = is_paused
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """End the wait of threads, because the client has gone."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify_all()
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection. All methods run in the event loop, except for those named `_in_thread`."""
+
+    def __init__(self, server: TdsServer) -> None:
+        self._server, self._loop = server, server.loop
+        self._handshake = Handshake(server.contexts, requires_encryption=True)
+        self._outbox = Outbox(self, self._loop)
+        self.transport: asyncio.Transport
+        self._session: ClientSession | None = None
+        self._address = ""
+        self._is_busy = self._is_closing = self._has_attention = False
+        self._next: Message | None = None  # the request that waits for the end of the last one
+        self._timer: asyncio.TimerHandle | None = None
+        self.signed_in_as = ""
+
+    # ------------------------------------------------------------ the socket
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin with a new client."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if peer else "local"
+        required = self._server.requires_encryption(self._address)
+        self._handshake = Handshake(self._server.contexts, requires_encryption=required)
+        self._set_timer(SIGN_IN_TIMEOUT_S, self.abort)
+        self._server.add(self, self._address)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the client."""
+        if self._is_closing:
+            return
+        try:
+            for message in self._handshake.receive(data):
+                self._take(message)
+            self._flush()
+        except (ProtocolError, ssl.SSLError) as problem:
+            self._flush()
+            _log.info("The connection of %s was closed: %s", self._address, problem)
+            self.abort()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the session of a client that has gone. Its transaction is rolled back."""
+        self._is_closing = True
+        self._set_timer(0.0, None)
+        self._outbox.close()
+        self._server.remove(self)
+        session = self._session
+        if session is not None:
+            self._server.in_thread(session.terminate if self._is_busy else session.close)
+
+    @override
+    def pause_writing(self) -> None:
+        """Make the worker wait: the client reads slowly."""
+        self._outbox.pause(is_paused=True)
+
+    @override
+    def resume_writing(self) -> None:
+        """Let the worker go on."""
+        self._outbox.pause(is_paused=False)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client, encrypted if the client asked for that."""
+        if not self._is_closing:
+            self._handshake.send(data)
+            self._flush()
+
+    def _flush(self) -> None:
+        if (data := self._handshake.take()) and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self.transport.close()
+        self._is_closing = True
+        self._outbox.close()
+
+    def _set_timer(self, seconds: float, act: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, act) if callable(act) else None
+
+    # ------------------------------------------------------------ messages
+
+    def _take(self, message: Message) -> None:
+        if message.type == PacketType.ATTENTION:
+            self._attend()
+        elif self._is_busy and (self._session is None or self._next is not None):
+            raise ProtocolError("A request while another one runs; MARS is not supported.")
+        elif self._is_busy:
+            self._next = message
+        elif self._session is not None:
+            self._begin(message)
+        elif message.type == PacketType.LOGIN:
+            self._sign_in(parse_login(message.data))
+        else:
+            raise ProtocolError(f"A message of type {message.type} instead of a login.")
+
+    def _sign_in(self, login: Login) -> None:
+        self._is_busy = True
+        self._server.in_thread(lambda: self._sign_in_in_thread(login))
+
+    def _sign_in_in_thread(self, login: Login) -> None:
+        session: ClientSession | None = None
+        try:
+            session = self._server.sign_in.open(login, self._address)
+            reports: tuple[tuple[int, int, str], ...] = ()
+        except SignInError as refused:
+            reports = refused.reports
+        except InstanceError as problem:
+            reports = ((17197, 20, f"Login failed: {problem}"),)
+        except Exception:
+            _log.exception("The login of a client failed.")
+            reports = ((17197, 20, "Login failed because of an internal error."),)
+        self._server.in_loop(lambda: self._signed_in(login, session, reports))
+
+    def _signed_in(
+        self, login: Login, session: ClientSession | None, reports: tuple[tuple[int, int, str], ...]
+    ) -> None:
+        self._is_busy = False
+        if session is None:
+            errors = [tokens.error(number, text, level=level) for number, level, text in reports]
+            self.write(message_of(b"".join(errors) + tokens.done(tokens.DONE_STATEMENT, tokens.Status.ERROR)))
+            self.abort()
+            return
+        if self._is_closing:
+            self._server.in_thread(session.close)
+            return
+        self._session, self.signed_in_as = session, login.user
+        self._server.note_signed_in(self)
+        self._handshake.allow_requests(login.packet_bytes)
+        self.write(message_of(self._login_response(login, session)))
+        self._rest()
+
+    def _login_response(self, login: Login, session: ClientSession) -> bytes:
+        database, server = session.database, self._server.name
+        parts = [
+            tokens.database_change(database, "master"),
+            tokens.info(5701, f"Changed database context to '{database}'.", state=2, server=server, line=1),
+            tokens.collation_change(),
+            tokens.language_change("us_english"),
+            tokens.info(5703, "Changed language setting to us_english.", server=server, line=1),
+            tokens.login_ack(login.version),
+            tokens.packet_size_change(self._handshake.packet_bytes, DEFAULT_PACKET_BYTES),
+            tokens.feature_ack() if login.features else b"",
+            tokens.done(tokens.DONE_STATEMENT, tokens.Status.FINAL),
+        ]
+        return b"".join(parts)
+
+    def _begin(self, message: Message) -> None:
+        """Run a request in a thread."""
+        self._is_busy = True
+        self._set_timer(0.0, None)
+        self._server.in_thread(lambda: self._run_in_thread(message))
+
+    def _run_in_thread(self, message: Message) -> None:
+        session = self._session
+        assert session is not None
+        writer = PacketWriter(self._outbox.send, packet_bytes=self._handshake.packet_bytes)
+        problem: Exception | None = None
+        try:
+            session.run(message, writer)
+        except ClientGone:
+            pass
+        except ProtocolError as malformed:
+            problem = malformed
+        except Exception as unexpected:
+            _log.exception("A request of a client failed.")
+            problem = unexpected
+        self._server.in_loop(lambda: self._ended(problem))
+
+    def _ended(self, problem: Exception | None) -> None:
+        """Continue after a request."""
+        self._is_busy = False
+        session = self._session
+        assert session is not None
+        if self._is_closing:
+            self._server.in_thread(session.close)
+            return
+        if problem is not None or self._server.is_stopping:
+            text = _SHUTDOWN if problem is None else f"The server ends the connection: {problem}"
+            number = 6005 if problem is None else 4002
+            self.write(
+                message_of(
+                    tokens.error(number, text, level=20) + tokens.done(tokens.DONE_STATEMENT, tokens.Status.ERROR)
+                )
+            )
+            self._server.in_thread(session.close)
+            self._session = None
+            self.abort()
+            return
+        if self._has_attention:
+            self._acknowledge()
+        self._rest()
+
+    def _rest(self) -> None:
+        """Begin the next request, or wait for it. After a while, the session gives back its PostgreSQL connection."""
+        message, self._next = self._next, None
+        if message is not None:
+            self._begin(message)
+        else:
+            self._set_timer(PARK_DELAY_S, self._park)
+
+    def _park(self) -> None:
+        if self._session is not None and not self._is_busy and not self._is_closing:
+            self._is_busy = True  # a request that comes now is early
+            self._server.in_thread(self._park_in_thread)
+
+    def _park_in_thread(self) -> None:
+        assert self._session is not None
+        try:
+            self._session.park()
+        except Exception:
+            _log.exception("A session could not be parked.")
+        self._server.in_loop(self._parked)
+
+    def _parked(self) -> None:
+        self._is_busy = False
+        if self._is_closing and self._session is not None:
+            self._server.in_thread(self._session.close)
+        elif self._next is not None or self._has_attention:
+            self._ended(None)
+
+    # ------------------------------------------------------------ attention and the end
+
+    def _attend(self) -> None:
+        """Cancel the running request. Its response ends first, then the attention is acknowledged."""
+        self._has_attention = True
+        if self._next is not None:  # its response has not begun
+            self._next = None
+            return
+        if not self._is_busy or self._session is None:
+            self._acknowledge()
+            return
+        self._server.in_thread(self._session.cancel)
+
+    def _acknowledge(self) -> None:
+        self._has_attention = False
+        self.write(message_of(tokens.done(tokens.DONE_STATEMENT, tokens.Status.ATTENTION)))
+
+    def stop(self) -> None:
+        """End the connection because the server stops. A running request is cancelled, and its client told."""
+        if self._is_busy and self._session is not None:
+            self._server.in_thread(self._session.cancel)
+        else:
+            self.abort()

@@ -1,0 +1,85 @@
+"""Passwords of logins, for clients of SQL Server: stored as scrypt hashes, which cost memory to guess.
+
+The login sa has no row among the logins. It is disabled until it has a password.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import NamedTuple
+
+from servicebroker.engine.security.logins import PUBLIC_LOGIN_ID
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
+
+SA = "sa"
+_COST_N, _BLOCK_R, _PARALLEL_P = 2**14, 8, 1  # 16 MiB and about 40 ms of a core for each hash
+_MEMORY_BYTES = 64 * 2**20  # the most that OpenSSL may take
+_SALT_BYTES, _HASH_BYTES = 16, 32
+
+
+class StoredLogin(NamedTuple):
+    """A login as it is stored.
+
+    Attributes:
+        name: its name.
+        login_id: its number, None for sa.
+        hash: the hash of its password, None without one.
+        is_disabled: True after ALTER LOGIN DISABLE.
+    """
+
+    name: str
+    login_id: int | None
+    hash: str | None
+    is_disabled: bool = False
+
+
+def hash_password(password: str) -> str:
+    """Return the hash of a password, with a new salt."""
+    return _hash(password, _COST_N, _BLOCK_R, _PARALLEL_P, secrets.token_bytes(_SALT_BYTES))
+
+
+def _hash(password: str, cost: int, block: int, parallel: int, salt: bytes) -> str:
+    result = hashlib.scrypt(
+        password.encode("utf-8", "surrogatepass"),
+        salt=salt,
+        n=cost,
+        r=block,
+        p=parallel,
+        maxmem=_MEMORY_BYTES,
+        dklen=_HASH_BYTES,
+    )
+    return f"scrypt${cost}${block}${parallel}${salt.hex()}${result.hex()}"
+
+
+_NO_HASH = f"scrypt${_COST_N}${_BLOCK_R}${_PARALLEL_P}${'0' * 32}$"  # costs as much as a real one, and never matches
+
+
+def is_password(password: str, stored: str | None) -> bool:
+    """Check a password. Without a stored hash this takes as long, and returns False."""
+    _, cost, block, parallel, salt, _ = (stored or _NO_HASH).split("$")
+    found = _hash(password, int(cost), int(block), int(parallel), bytes.fromhex(salt))
+    return hmac.compare_digest(found, stored or "") and bool(password)
+
+
+def set_password(name: str, password: str) -> Steps[None]:
+    """Store the password of a login, or of sa."""
+    yield SQL("set_password", (name, hash_password(password)))
+
+
+def forget_password(name: str) -> Steps[None]:
+    """Delete the password of sa, so that it cannot sign in."""
+    yield SQL("forget_password", (name,))
+
+
+def find_stored_login(name: str) -> Steps[StoredLogin | None]:
+    """Return a login by its name, or None. Logins of domain members and public are not found."""
+    if name.lower() == SA:
+        rows = yield SQL("find_stored_login.find_sa")
+        return StoredLogin(SA, None, rows[0][0] if rows else None)
+    rows = yield SQL("find_stored_login", (name, PUBLIC_LOGIN_ID))
+    return StoredLogin(*rows[0]) if rows else None

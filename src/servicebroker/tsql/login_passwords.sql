@@ -1,0 +1,18 @@
+-- The statements of login_passwords.py.
+
+-- name: set_password
+insert into servicebroker.login_passwords (login_id, hash)
+select (select login_id from servicebroker.logins where lower(name) = lower($1)), $2
+on conflict (login_id) do update set hash = excluded.hash, modify_date = clock_timestamp()
+
+-- name: forget_password
+delete from servicebroker.login_passwords
+where login_id is not distinct from (select login_id from servicebroker.logins where lower(name) = lower($1))
+
+-- name: find_stored_login.find_sa
+select hash from servicebroker.login_passwords where login_id is null
+
+-- name: find_stored_login
+select name, login_id, hash, is_disabled from servicebroker.logins
+left join servicebroker.login_passwords using (login_id)
+where lower(name) = lower($1) and not is_windows and login_id <> $2

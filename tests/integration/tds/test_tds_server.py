@@ -1,0 +1,287 @@
+"""Clients of SQL Server: sign-in, requests, cancellation and malformed input, through a raw client and python-tds."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tds import connection
+from servicebroker.tds.byte_reader import encode_utf16
+from servicebroker.tds.packets import END_OF_MESSAGE, RESET_SESSION, PacketType
+from servicebroker.tds.server import tds_served
+from servicebroker.tds.tokens import Status
+from servicebroker.tsql.types import INT, NVARCHAR
+from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE
+from tds_support import NO_HEADERS, RawClient, call, parameter
+
+PASSWORD = "Secret 1"
+
+
+@pytest.fixture(scope="module")
+def port(instance: sb.Instance) -> Iterator[int]:
+    """The port of a server for the module's instance, with the password of sa."""
+    instance.database("master", create=True).execute_tsql(f"ALTER LOGIN sa WITH PASSWORD = '{PASSWORD}'")
+    with tds_served(instance, "127.0.0.1", 0) as port:
+        yield port
+
+
+@pytest.fixture
+def client(port: int, database: sb.Database) -> Iterator[RawClient]:
+    """A client that has signed in."""
+    with RawClient(port) as client:
+        assert b"\xad" in client.sign_in("sa", PASSWORD, database.name)
+        yield client
+
+
+def says(response: bytes, text: str) -> bool:
+    """Return True if a response contains a text."""
+    return encode_utf16(text) in response
+
+
+def ends_with(response: bytes, status: Status) -> bool:
+    """Return True if a response ends with a DONE of that status."""
+    _, found, _, _ = struct.unpack("<BHHQ", response[-13:])
+    return bool(found == status)
+
+
+def test_the_session_goes_on_after_errors_and_messages(client: RawClient, database: sb.Database) -> None:
+    assert says(client.batch("PRINT N'grüß dich'"), "grüß dich")
+    assert says(client.batch("SELECT * FROM Nowhere"), "Invalid object name 'Nowhere'.")
+    assert says(client.batch("SELECT DB_NAME(), SUSER_SNAME()"), database.name)
+    assert says(client.batch("USE master"), "Changed database context to 'master'.")
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "there", "numbers"),
+    [
+        ("sa", "wrong", True, [18456]),
+        ("nobody", "wrong", True, [18456]),
+        ("sa", PASSWORD, False, [4060, 18456]),
+        ("", "", True, [18452]),
+    ],
+)
+def test_a_sign_in_is_refused(
+    port: int, database: sb.Database, user: str, password: str, there: bool, numbers: list[int]
+) -> None:
+    with RawClient(port) as client:
+        answer = client.sign_in(user, password, database.name if there else "Nowhere")
+        assert [
+            number for number in (4060, 18452, 18456) if b"\xaa" in answer and struct.pack("<i", number) in answer
+        ] == numbers
+        assert client.read() == b""
+    act = query_audit(database)
+    assert act == "LOGIN FAILED"
+
+
+def query_audit(database: sb.Database) -> str:
+    with database.instance.connection() as server:
+        ((act,),) = server.execute("select act from servicebroker.audit order by audit_id desc limit 1").fetchall()
+        return str(act)
+
+
+def test_wrong_passwords_cost_a_delay(port: int, database: sb.Database) -> None:
+    database.execute_tsql("CREATE LOGIN guessed WITH PASSWORD = 'Right 1'")
+    for _ in range(4):
+        with RawClient(port) as client:
+            client.sign_in("guessed", "wrong")
+    with RawClient(port) as client:
+        assert says(client.sign_in("guessed", "Right 1"), "Login failed for user 'guessed'.")
+
+
+def test_a_login_works_as_its_user(port: int, database: sb.Database) -> None:
+    database.execute_tsql("CREATE LOGIN clerk WITH PASSWORD = 'Right 1'; CREATE USER Clerk FOR LOGIN clerk")
+    with RawClient(port) as client:
+        client.sign_in("clerk", "Right 1", database.name)
+        assert says(client.batch("PRINT SUSER_SNAME() + N' as ' + USER_NAME()"), "clerk as Clerk")
+        assert says(client.batch("CREATE QUEUE Mine"), "CREATE QUEUE permission denied")
+    database.execute_tsql("ALTER LOGIN clerk DISABLE")
+    with RawClient(port) as client:
+        assert says(client.sign_in("clerk", "Right 1", database.name), "The account is disabled.")
+    database.execute_tsql("DROP USER Clerk; DROP LOGIN clerk")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x12\x01\x00\x09\x00\x00\x01\x00\x00",  # an option list without an end
+        b"\x16\x03\x01\x00\x05hello",  # no TLS
+        b"\x01\x01\x00\x08\x00\x00\x01\x00",  # a batch before the login
+        b"\x12\x01\xff\xff\x00\x00\x01\x00",
+    ],
+)
+def test_malformed_bytes_end_the_connection_and_nothing_else(port: int, client: RawClient, data: bytes) -> None:
+    with RawClient(port) as hostile:
+        hostile.socket.sendall(data)
+        assert hostile.read() == b""
+    assert says(client.batch("PRINT 'alive'"), "alive")
+
+
+def test_a_malformed_request_ends_its_session_with_an_error(client: RawClient) -> None:
+    client.send(PacketType.RPC, NO_HEADERS + struct.pack("<HHH", 0xFFFF, 99, 0))
+    assert says(client.read(), "No procedure has the number 99.")
+    assert client.read() == b""
+
+
+def test_refused_requests_leave_the_session(client: RawClient) -> None:
+    client.send(PacketType.RPC, call(2))
+    assert says(client.read(), "sp_cursoropen")
+    client.send(PacketType.RPC, call("P", b"\x02@\0t\0\0\xf3" + bytes(20)))
+    assert says(client.read(), "a table-valued parameter")
+    client.send(PacketType.BULK_LOAD, b"")
+    assert says(client.read(), "Bulk load")
+    assert says(client.batch("PRINT 'alive'"), "alive")
+
+
+def test_calls_return_outputs_and_status(client: RawClient) -> None:
+    client.batch("CREATE PROCEDURE Twice @n int OUTPUT AS SET @n = 2 * @n; RETURN 7")
+    client.send(PacketType.RPC, call("Twice", parameter("@n", INT, 21, 1)))
+    response = client.read()
+    assert b"\x79\x07\0\0\0" in response
+    assert b"\x26\x04\x04\x2a\0\0\0" in response
+    statement = parameter("", NVARCHAR, "SELECT @a"), parameter("", NVARCHAR, "@a nvarchar(9)")
+    client.send(PacketType.RPC, call(10, *statement, parameter("@a", NVARCHAR, "by name")))
+    assert says(client.read(), "by name")
+    client.send(
+        PacketType.RPC, call(13, parameter("", INT, None, 1), *reversed(statement), parameter("@a", NVARCHAR, "1"))
+    )
+    handle = client.read()[-30:].partition(b"\x26\x04\x04")[2][:4]
+    client.send(
+        PacketType.RPC, call(12, parameter("", INT, struct.unpack("<i", handle)[0]), parameter("", NVARCHAR, "again"))
+    )
+    assert says(client.read(), "again")
+    client.send(PacketType.RPC, call(12, parameter("", INT, 999)))
+    assert says(client.read(), "Could not find prepared statement with handle 999.")
+
+
+def test_an_attention_ends_a_wait_and_loses_nothing(client: RawClient, database: sb.Database) -> None:
+    client.batch("BEGIN TRANSACTION")
+    client.send(PacketType.SQL_BATCH, NO_HEADERS + encode_utf16(f"WAITFOR (RECEIVE * FROM [{STOCK_QUEUE}])"))
+    time.sleep(0.2)  # until it waits; earlier it is cancelled as well
+    client.send(PacketType.ATTENTION, b"")
+    assert ends_with(client.read(), Status.FINAL)
+    assert ends_with(client.read(), Status.ATTENTION)
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    database.send(handle, ORDER, b"kept")
+    assert says(client.batch(f"RECEIVE TOP(1) message_type_name FROM [{STOCK_QUEUE}]; PRINT @@TRANCOUNT"), ORDER)
+
+
+def test_a_reset_gives_a_session_as_after_the_login(client: RawClient, database: sb.Database) -> None:
+    client.batch("SET NOCOUNT ON; CREATE TABLE #t (a int); USE master; BEGIN TRANSACTION")
+    client.send(
+        PacketType.SQL_BATCH,
+        NO_HEADERS + encode_utf16("PRINT DB_NAME(); PRINT @@TRANCOUNT; SELECT * FROM #t"),
+        END_OF_MESSAGE | RESET_SESSION,
+    )
+    response = client.read()
+    assert says(response, database.name)
+    assert says(response, "Invalid object name '#t'.")
+
+
+def test_an_idle_session_holds_no_connection(port: int, database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PARK_DELAY_S", 0.05)
+    with RawClient(port) as client:
+        client.sign_in("sa", PASSWORD, database.name)
+        client.batch("SET XACT_ABORT ON; SET DATEFIRST 3")
+        wait_for(lambda: count_sessions(database) == 0)
+        response = client.batch(
+            "PRINT 'day ' + CAST(@@DATEFIRST AS varchar(1)); IF @@OPTIONS & 16384 > 0 PRINT 'abort'"
+        )
+        assert says(response, "day 3")
+        assert says(response, "abort")
+        client.batch("BEGIN TRANSACTION; SELECT 1")
+        time.sleep(0.2)
+        assert count_sessions(database) == 1
+
+
+def count_sessions(database: sb.Database) -> int:
+    with database.instance.connection() as server:
+        sql = "select count(*) from pg_stat_activity where application_name like 'servicebroker tds%' "
+        sql += "and datname = current_database()"
+        ((count,),) = server.execute(sql).fetchall()
+        return int(count)
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_client_that_vanishes_in_a_transaction_frees_its_group(port: int, database: sb.Database) -> None:
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    database.send(handle, ORDER, b"back")
+    with RawClient(port) as client:
+        client.sign_in("sa", PASSWORD, database.name)
+        assert says(client.batch(f"BEGIN TRANSACTION; RECEIVE * FROM [{STOCK_QUEUE}]"), ORDER)
+        assert database.receive(STOCK_QUEUE) == []
+    (message,) = database.receive(STOCK_QUEUE, wait=10)
+    assert message.body == b"back"
+
+
+# ---------------------------------------------------------------- a driver
+
+
+@pytest.fixture
+def driver(port: int, database: sb.Database) -> Iterator[Any]:
+    """A connection of python-tds."""
+    pytds = pytest.importorskip("pytds", reason="python-tds is not installed")
+    with pytds.connect("127.0.0.1", database.name, "sa", PASSWORD, port=port, autocommit=True, timeout=20) as opened:
+        yield opened
+
+
+def rows(driver: Any, sql: str, *values: Any) -> list[Any]:
+    cursor = driver.cursor()
+    cursor.execute(sql, values) if values else cursor.execute(sql)
+    return list(cursor.fetchall()) if cursor.description else []
+
+
+def test_python_tds_reads_and_writes_values(driver: Any) -> None:
+    values = (5, "grüß", None, Decimal("1.25"), datetime(2026, 1, 2, 3, 4, 5), "y" * 100_000)
+    assert rows(driver, "SELECT %s, %s, %s, %s, %s, %s", *values) == [values]
+    found = rows(driver, "SELECT CAST(1 AS bit), CAST(2.5 AS money), CAST('x' AS char(3)), 0x01, CAST(N'<a/>' AS xml)")
+    assert found == [(True, Decimal("2.5"), "x  ", b"\1", "<a/>")]
+
+
+def test_python_tds_leads_a_dialog(driver: Any) -> None:
+    sql = f"DECLARE @h uniqueidentifier; BEGIN DIALOG @h FROM SERVICE [{ORDERS}] TO SERVICE '{STOCK}' "
+    ((handle,),) = rows(driver, sql + f"ON CONTRACT [{CONTRACT}] WITH ENCRYPTION = OFF; SELECT @h")
+    assert isinstance(handle, UUID)
+    rows(
+        driver,
+        f"DECLARE @h uniqueidentifier = %s; SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (%s)",
+        handle,
+        "hällo",
+    )
+    receive = f"WAITFOR (RECEIVE TOP(1) CAST(message_body AS nvarchar(max)) AS body FROM [{STOCK_QUEUE}]), TIMEOUT 5000"
+    assert rows(driver, receive) == [("hällo",)]
+
+
+def test_python_tds_reports_errors(driver: Any) -> None:
+    pytds = importlib.import_module("pytds")
+    with pytest.raises(pytds.Error) as raised:
+        rows(driver, "RAISERROR('broken', 16, 3)")
+    assert (raised.value.msg_no, raised.value.state, raised.value.severity) == (50000, 3, 16)
+
+
+def test_the_server_stops_while_clients_wait(instance: sb.Instance, port: int, database: sb.Database) -> None:
+    with ExitStack() as running:
+        other = running.enter_context(tds_served(instance, "127.0.0.1", 0))
+        with RawClient(other) as client:
+            client.sign_in("sa", PASSWORD, database.name)
+            client.send(PacketType.SQL_BATCH, NO_HEADERS + encode_utf16("WAITFOR DELAY '00:01:00'"))
+            running.close()
+            assert ends_with(client.read(), Status.FINAL)
+            assert says(client.read(), "SHUTDOWN is in progress.")
+            assert client.read() == b""
