@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
+from weakref import ReferenceType, ref
 
 import pytest
 
@@ -27,6 +28,7 @@ from servicebroker.broker.policy import Policy
 from servicebroker.broker.transport import accepting, sockets, stream
 from servicebroker.broker.transport.accepting import Acceptor, Terms, Visitor
 from servicebroker.broker.transport.sockets import Network
+from servicebroker.broker.transport.stream import Stream
 from servicebroker.broker.transport.tls import Tls
 from servicebroker.cli.descriptor_limit import MIN_DESCRIPTORS, raise_limit
 from servicebroker.engine.catalog.network_endpoints import SUPPORTED
@@ -246,6 +248,31 @@ def test_connections_that_are_over_leave_no_garbage(identity: Path, kind: str) -
             acceptor.close()
 
     assert asyncio.run(left()) == 0
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.0\r\n\r\n", HANDSHAKE], ids=["no handshake", "half a handshake"])
+def test_streams_that_are_over_leave_no_garbage(
+    site: Site, said: bytes, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "REFUSAL_LINGER_S", 0.05)
+    monkeypatch.setattr(stream, "CLOSING_TIME", 0.1)  # its timer references the transport
+    made: list[ReferenceType[Stream]] = []
+    connection_made = Stream.connection_made
+
+    def note(self: Stream, transport: asyncio.BaseTransport) -> None:
+        made.append(ref(self))
+        connection_made(self, transport)
+
+    monkeypatch.setattr(Stream, "connection_made", note)
+    site.network.apply(Policy())
+    site.port = site.network.apply(Policy("127.0.0.1", 0, encryption=SUPPORTED, tls=tls)) or 0
+    gc.disable()
+    try:
+        for _ in range(3):
+            site.stranger(said).close()
+        eventually(lambda: len(made) == 3 and not any(reference() for reference in made), seconds=5)
+    finally:
+        gc.enable()
 
 
 class Silent(asyncio.Protocol):

@@ -254,7 +254,7 @@ class Stream(asyncio.Protocol):
         if self._visitor is not None:
             self._visitor.leave()
         self._handle(self.connection.end_of_stream())
-        self._transport = None
+        self._transport = self._visitor = None  # else TLS objects stay in memory until a garbage collection
 
     @override
     def resume_writing(self) -> None:
