@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 MAX_MEMORY_BYTES = 300_000_000
 MAX_LOG_BYTES_PER_HOUR = 1_000_000  # for each attacker
@@ -66,6 +69,48 @@ class Times:
         while statistics.median(measure(SLICE_S)) > MAX_SLOWDOWN * statistics.median(self.quiet):
             assert time.monotonic() - began < RESTORE_LIMIT_S, "messages are not as fast as before"
         return f"restored after {time.monotonic() - began - SLICE_S:.1f} s"
+
+
+class AttackProcess:
+    """A process of a program of attacks, paused until `go`. The program prints a line when it begins.
+
+    At the end of its standard input it prints how many attacks it has made.
+    """
+
+    def __init__(self, program: str, *arguments: object) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name(program)), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+        self.pause()
+
+    def go(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def end(self) -> int:
+        """Stop the attacks. Return their number."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self.go()
+        return int(self._process.stdout.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def log_size(lines: list[dict[str, Any]]) -> Callable[[], int]:

@@ -9,11 +9,9 @@ import os
 import random
 import select
 import socket
-import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from uuid import UUID
 
 from servicebroker_lab.http_fuzzing.requests import RequestMaker
@@ -23,24 +21,16 @@ PAUSE_S = 0.01  # between two connections
 TIMEOUT_S = 0.05  # for a part of the answer
 
 
-@contextmanager
-def http_strangers(port: int, seed: int) -> Iterator[None]:
-    """Send requests while the block runs."""
-    process = subprocess.Popen([sys.executable, __file__, str(port), str(seed)], stdin=subprocess.PIPE)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def main(port: int, seed: int) -> None:
     os.nice(19)  # a real attacker has a processor of its own
     draw = random.Random(seed)
     maker = RequestMaker(draw, port, [], [UUID(int=0)], may_act=False)
     held: deque[socket.socket] = deque()
+    count = 0
+    print("ready", flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], PAUSE_S)[0]:
         content = b"".join(maker.request().content for _ in range(draw.randint(1, 3)))
+        count += 1
         with suppress(OSError):
             connection = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
             is_held = draw.random() < 0.1
@@ -53,6 +43,7 @@ def main(port: int, seed: int) -> None:
                 connection.close()
         while len(held) > HELD_COUNT:
             held.popleft().close()
+    print(count)  # noqa: T201
 
 
 if __name__ == "__main__":

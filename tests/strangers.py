@@ -25,6 +25,7 @@ class Strangers:
     def __init__(self, port: int, count: int, rate: float, said: bytes) -> None:
         self._address, self._count, self._rate, self._said = ("127.0.0.1", port), count, rate, said
         self._allowance, self._then = 0.0, time.monotonic()
+        self.opened = 0
         self._poll = select.epoll()
         self._held: dict[int, socket.socket] = {}
 
@@ -38,6 +39,7 @@ class Strangers:
             self._open()
 
     def _open(self) -> None:
+        self.opened += 1
         connection = socket.socket()
         connection.setblocking(False)
         with suppress(BlockingIOError):
@@ -63,7 +65,7 @@ class Strangers:
 def strangers(port: int, count: int, said: bytes = b"", rate: float = 1e9) -> Iterator[None]:
     """Hold `count` connections while the block runs, and open at most `rate` in a second."""
     arguments = (str(port), str(count), str(rate), said.hex())
-    process = subprocess.Popen([sys.executable, __file__, *arguments], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         yield
     finally:
@@ -74,10 +76,12 @@ def strangers(port: int, count: int, said: bytes = b"", rate: float = 1e9) -> It
 def main(port: int, count: int, rate: float, said: bytes) -> None:
     os.nice(19)  # a real attacker has a processor of its own
     held = Strangers(port, count, rate, said)
+    print("ready", flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], 0)[0]:
         held.open_missing()
         held.go_on()
         time.sleep(PAUSE_S)
+    print(held.opened)  # noqa: T201
 
 
 if __name__ == "__main__":

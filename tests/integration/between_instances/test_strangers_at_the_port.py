@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attacks import MIN_JUDGED_S, SLICE_S, Costs, Times, log_size
+from attacks import MIN_JUDGED_S, SLICE_S, AttackProcess, Costs, Times, log_size
 from daemons import Served, Two, two_sites
 from strangers import strangers
 from support import STOCK_QUEUE, bodies, eventually, waiting_messages
@@ -60,14 +60,18 @@ def test_strangers_cost_little_and_delay_nobody(
     measure(SLICE_S)
     costs = Costs(east.process.pid, log_size(east.lines))
     duration_s = request.config.getoption("--hostile-seconds")
-    end = time.monotonic() + duration_s
-    while time.monotonic() < end:
-        times.quiet += measure(SLICE_S)
-        with strangers(two.east.port, 300, said, CONNECTIONS_PER_S):
+    with AttackProcess("strangers.py", two.east.port, 300, CONNECTIONS_PER_S, said.hex()) as attacker:
+        end = time.monotonic() + duration_s
+        while time.monotonic() < end:
+            times.quiet += measure(SLICE_S)
+            attacker.go()
             times.harmed += measure(2 * SLICE_S)
-        time.sleep(SLICE_S / 2)
+            attacker.pause()
+            time.sleep(SLICE_S / 2)
+        count = attacker.end()
+    assert count > 0
     told = [times.wait_until_restored(measure), times.check(are_judged=duration_s >= MIN_JUDGED_S), costs.check()]
-    record_property("strangers", f"{told}, {len(sent)} messages")
+    record_property("strangers", f"{told}, {len(sent)} messages, {count} connections of strangers")
     eventually(lambda: waiting_messages(two.west.database) == 0)
     assert two.east.database.receive(STOCK_QUEUE) == []
 

@@ -27,9 +27,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from typer.testing import CliRunner
 
-from attacks import MIN_JUDGED_S, SLICE_S, Costs, Times
+from attacks import MIN_JUDGED_S, SLICE_S, AttackProcess, Costs, Times
 from forked import Command
-from http_strangers import http_strangers
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, server
 from servicebroker.store.keys import x509_certificates
@@ -186,19 +185,18 @@ def test_strangers_cost_the_dashboard_little(
     measure(SLICE_S)
     costs = Costs(site.pid, lambda: sum(map(len, list(said))))
     duration_s = request.config.getoption("--hostile-seconds")
-    end = time.monotonic() + duration_s
-    seed = 0
-    while time.monotonic() < end:
-        times.quiet += measure(SLICE_S)
-        with http_strangers(site.port, seed):
-            time.sleep(SLICE_S)  # the process starts
+    with AttackProcess("http_strangers.py", site.port, 1) as strangers:
+        end = time.monotonic() + duration_s
+        while time.monotonic() < end:
+            times.quiet += measure(SLICE_S)
+            strangers.go()
             times.harmed += measure(2 * SLICE_S)
-        seed += 1
-        time.sleep(SLICE_S / 2)
-    record_property(
-        "strangers",
-        [times.wait_until_restored(measure), times.check(are_judged=duration_s >= MIN_JUDGED_S), costs.check()],
-    )
+            strangers.pause()
+            time.sleep(SLICE_S / 2)
+        count = strangers.end()
+    told = [times.wait_until_restored(measure), times.check(are_judged=duration_s >= MIN_JUDGED_S), costs.check()]
+    record_property("strangers", f"{told}, {count} connections of strangers")
+    assert count > 0
     assert "Traceback" not in "".join(said)
 
 
