@@ -90,7 +90,7 @@ def statements(database: Database) -> dict[str, str]:
         [*map(literal, path.parameters), "handle_", "group_", "'2094-01-01'", "false", "null", *message],
     )
     known = [str(answer.channel.catalog_version), *map(literal, kind), "false"]
-    peer = [str(answer.far_service_id), str(answer.far_contract_id)]
+    peer = [str(answer.peer_service_id), str(answer.peer_contract_id)]
     send = filled(enqueue.send_answer(own), ["handle_", *message, "now_", *known, *peer])
     ends = ["handle_", "now_", "null"]
     draw = "handle_ := gen_random_uuid(); group_ := gen_random_uuid(); "

@@ -57,7 +57,7 @@ MUTANTS = [
     Mutant(
         "an initiator does not go by the clock of the target",
         "broker.arrivals",
-        "                    entry.note_far_clock(clock, self._seconds())\n",
+        "                    entry.note_peer_clock(clock, self._seconds())\n",
         "                    pass\n",
         5,
     ),
@@ -493,7 +493,7 @@ MUTANTS = [
     Mutant(
         "an acknowledgement is not noted where it arrives",
         "broker.arrivals",
-        "                    entry.note_acknowledgement(str(event.far_broker))\n",
+        "                    entry.note_acknowledgement(str(event.peer_broker))\n",
         "",
         704,
     ),

@@ -281,7 +281,7 @@ class Run:
             priority=random.randint(1, 10),
         )
         if service == EVERYWHERE and random.random() < 0.3:
-            endpoint.far_broker = str(there.tables.broker)
+            endpoint.peer_broker = str(there.tables.broker)
         here.tables.insert(endpoint)
         self._plan(here, endpoint.key, random.randint(1, 12), random.choice((Content.END, Content.ERROR, None)))
 

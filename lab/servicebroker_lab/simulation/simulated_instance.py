@@ -547,7 +547,7 @@ class Instance:
         Raises:
             Lost: it lacks one.
         """
-        peer = self.world.find((endpoint.conversation, not endpoint.is_initiator), event.far_broker)
+        peer = self.world.find((endpoint.conversation, not endpoint.is_initiator), event.peer_broker)
         if peer is None or endpoint.conversation in self.world.parted:
             return
         lost = [number for number in endpoint.rows if peer.next <= number < event.below]

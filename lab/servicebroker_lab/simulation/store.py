@@ -103,7 +103,7 @@ class Endpoint:
     encryption: bool = False
     priority: int = 5
     state: EndpointState = EndpointState.STARTED_OUTBOUND
-    far_broker: str | None = None
+    peer_broker: str | None = None
     routed_broker: str | None = None
     is_remote: bool = False
     is_acknowledged: bool = False
@@ -374,7 +374,7 @@ class MemoryStore(Store):
             *(
                 endpoint.own_service,
                 endpoint.far_service,
-                endpoint.far_broker,
+                endpoint.peer_broker,
                 endpoint.routed_broker,
                 endpoint.contract,
                 endpoint.lifetime,
@@ -535,7 +535,7 @@ class MemoryStore(Store):
             acknowledged = [endpoint.rows.pop(number) for number in list(endpoint.rows) if number < event.below]
             ends = any(row.part.content is not Content.DATA for row in acknowledged)
             if not endpoint.is_acknowledged:
-                endpoint.is_acknowledged, endpoint.far_broker = True, str(event.far_broker)
+                endpoint.is_acknowledged, endpoint.peer_broker = True, str(event.peer_broker)
             if ends and endpoint.state is EndpointState.DISCONNECTED_OUTBOUND:
                 self._tables.close(endpoint)
                 over.append(handle)
@@ -577,9 +577,9 @@ class MemoryStore(Store):
 
     @override
     def note_old_copy(
-        self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
+        self, endpoint: RemoteEndpoint, peer_broker: UUID | None, own: BrokerFailure, *, is_here: bool
     ) -> None:
-        self._tables.old_copies.add((far_broker, is_here))
+        self._tables.old_copies.add((peer_broker, is_here))
 
     @override
     def set_statuses(self, texts: dict[UUID, str]) -> None:
@@ -610,7 +610,7 @@ class MemoryStore(Store):
             lifetime=target.lifetime,
             encryption=opening.encryption,
             state=EndpointState.STARTED_INBOUND,
-            far_broker=str(header.from_broker),
+            peer_broker=str(header.from_broker),
             is_remote=True,
             security=target.security,
             keys=target.keys,

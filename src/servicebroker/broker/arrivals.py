@@ -453,7 +453,7 @@ class InboundWriter:
             match event:
                 case Acknowledged():
                     self._acknowledged[handle] = event
-                    entry.note_acknowledgement(str(event.far_broker))
+                    entry.note_acknowledgement(str(event.peer_broker))
                     self._conversations.acknowledged(entry, event.below)
                     if entry.status in (UNANSWERED, CLOCK_DIFFERS):
                         self._conversations.set_status(entry, "")
@@ -462,7 +462,7 @@ class InboundWriter:
                 case Diverged():
                     self._diverged[handle] = event
                 case ClockDiffers(clock):
-                    entry.note_far_clock(clock, self._seconds())
+                    entry.note_peer_clock(clock, self._seconds())
                     self._conversations.set_status(entry, CLOCK_DIFFERS)
                 case Dropped():
                     journal.undeliverable(event, header, link)
@@ -642,8 +642,8 @@ class InboundWriter:
     def _note_restored(self, store: Store, entry: Entry, own: BrokerFailure) -> None:
         """Record that one of the two databases was restored from an old copy."""
         journal.transmission(entry.endpoint.conversation_id, own.description)
-        far_broker = entry.dialog.far_broker
-        store.note_old_copy(entry.endpoint, far_broker, own, is_here=own.code == -9719)
+        peer_broker = entry.dialog.peer_broker
+        store.note_old_copy(entry.endpoint, peer_broker, own, is_here=own.code == -9719)
 
     def count(self, touched: int, began: float) -> None:
         """Update the counters of Broker TO Statistics (transmission objects) after a committed round."""

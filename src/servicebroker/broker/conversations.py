@@ -68,7 +68,7 @@ class Entry:
     load: int = 0  # bytes of offered messages without acknowledgement, as counted for its link
     status: str | None = None  # transmission_status that was set last
     # of a target that refused an opening as too old: its clock (seconds since 1970), and the local seconds at that time
-    far_clock: tuple[int, float] | None = None
+    peer_clock: tuple[int, float] | None = None
     match_at: float = NEVER  # time of the next matching
     alarm: float = NEVER  # time of the next alarm
 
@@ -113,18 +113,18 @@ class Entry:
     def note_acknowledgement(self, broker: str) -> None:
         """Record the broker that has acknowledged the first message."""
         if not self.endpoint.is_acknowledged:
-            self.endpoint = self.endpoint._replace(is_acknowledged=True, far_broker=broker)
+            self.endpoint = self.endpoint._replace(is_acknowledged=True, peer_broker=broker)
 
     def date(self, own_clock: int, seconds: float) -> int:
         """Return the time of a frame, in seconds since 1970: by the local clock, or by the target's if it differs."""
-        if self.far_clock is None:
+        if self.peer_clock is None:
             return own_clock
-        clock, since = self.far_clock
+        clock, since = self.peer_clock
         return clock + int(seconds - since)
 
-    def note_far_clock(self, clock: int, seconds: float) -> None:
+    def note_peer_clock(self, clock: int, seconds: float) -> None:
         """Record the target's clock, which it reports when it refuses an opening as too old."""
-        self.far_clock = clock, seconds
+        self.peer_clock = clock, seconds
 
     def note_made(self, made: CreatedTarget) -> None:
         """Record the created endpoint, with its handle and the priority from the database."""
@@ -612,7 +612,7 @@ def _state(endpoint: RemoteEndpoint) -> TransmissionState:
         base=endpoint.first,
         sent_below=endpoint.send_sequence,
         sending=_SENDING_BY_STATE.get(endpoint.state, Sending.FLOWING),
-        far_broker=UUID(endpoint.far_broker) if endpoint.far_broker else None,
+        peer_broker=UUID(endpoint.peer_broker) if endpoint.peer_broker else None,
         is_acknowledged=endpoint.is_acknowledged,
         next=endpoint.receive_sequence,
         final=endpoint.receive_sequence - 1 if has_ended and endpoint.receive_sequence else None,

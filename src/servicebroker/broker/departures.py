@@ -318,7 +318,7 @@ class Frames:
         opening = structs.replace(
             header.opening,
             sealed_at=entry.date(own_clock, self._seconds()),
-            own_clock=None if entry.far_clock is None else own_clock,
+            own_clock=None if entry.peer_clock is None else own_clock,
             capabilities=CAPABILITIES,
         )
         return structs.replace(header, opening=opening)

@@ -72,7 +72,7 @@ class Matching:
         claimed, locked = self._claim(store, ready) if ready else (set(), {})
         for handle, decision in decisions.items():
             entry = entries[handle]
-            journal.classified(decision.destination, entry.endpoint.far_service, entry.endpoint.far_broker)
+            journal.classified(decision.destination, entry.endpoint.far_service, entry.endpoint.peer_broker)
             self._send_to(entry, decision, away.get(handle))
             if handle in claimed:
                 self._conversations.on_event(entry, Event.WON)
@@ -169,8 +169,8 @@ class Matching:
         event = Event.ROUTED if entry.address in (None, address) else Event.REROUTED
         self._conversations.on_event(entry, event, address=address, pair=pair, until=decision.expires)
         if not entry.endpoint.is_acknowledged:
-            known = entry.endpoint.far_broker or chosen.broker_instance
-            entry.dialog.far_broker = UUID(known) if known else entry.dialog.far_broker
+            known = entry.endpoint.peer_broker or chosen.broker_instance
+            entry.dialog.peer_broker = UUID(known) if known else entry.dialog.peer_broker
 
     def on_routes(self, store: Store, version: int) -> set[UUID]:
         """Handle a new version of the routes. Returns the conversations to match again."""

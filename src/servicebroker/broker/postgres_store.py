@@ -265,9 +265,9 @@ class PostgresStore(Store):
 
     @override
     def note_old_copy(
-        self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
+        self, endpoint: RemoteEndpoint, peer_broker: UUID | None, own: BrokerFailure, *, is_here: bool
     ) -> None:
-        self._execute(old_copies.note(endpoint, far_broker, own, self._clock(), is_here=is_here))
+        self._execute(old_copies.note(endpoint, peer_broker, own, self._clock(), is_here=is_here))
 
     @override
     def set_statuses(self, texts: dict[UUID, str]) -> None:

@@ -132,7 +132,7 @@ class Store(Protocol):
         """Fail conversations whose two sides have different histories. Returns the failed ones."""
 
     def note_old_copy(
-        self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
+        self, endpoint: RemoteEndpoint, peer_broker: UUID | None, own: BrokerFailure, *, is_here: bool
     ) -> None:
         """Record that one of the two databases was restored, which has ended the conversation with this Error."""
 

@@ -164,7 +164,7 @@ def _source(header: Header, entry: Entry | None, decision: Decision | None) -> S
         endpoint = entry.endpoint
         if endpoint.security in (Security.ANONYMOUS, Security.FULL):
             return None
-        known = entry.dialog.far_broker or endpoint.routed_broker or broker
+        known = entry.dialog.peer_broker or endpoint.routed_broker or broker
         return Source(endpoint.far_service, str(known), str(endpoint.own_broker))
     destination = decision.destination if decision else None
     if isinstance(destination, Elsewhere):

@@ -317,9 +317,9 @@ def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Rea
                 raise
             return {"now": now, "handle": handle, "endpoint": None, "life": timeline_rows(events, handle)}
         other = None
-        handles = [handle] if endpoint.far_handle is None else [handle, endpoint.far_handle]
-        if endpoint.far_handle is not None:
-            other = yield from dashboard_queries.endpoint(endpoint.far_handle)
+        handles = [handle] if endpoint.peer_handle is None else [handle, endpoint.peer_handle]
+        if endpoint.peer_handle is not None:
+            other = yield from dashboard_queries.endpoint(endpoint.peer_handle)
         database_id = yield from instance.engine.find_database(endpoint.database, create=False)
         gather_facts = gather_own_conversation if is_restricted else gather_conversation
         facts = yield from gather_facts(database_id, handle, now)

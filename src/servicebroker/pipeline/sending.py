@@ -227,7 +227,7 @@ def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) ->
         staged_piece = (piece.attempt, piece.number, piece.messages, now, channel.catalog_version)
         rows = yield Statement(
             "sending.send_piece",
-            enqueue.send_staged(channel.far_queue_id),
+            enqueue.send_staged(channel.delivery_queue_id),
             (handle, peer.message_type_id, peer.validation, *staged_piece),
         )
         if rows:

@@ -109,7 +109,7 @@ class Acknowledged(NamedTuple):
     """
 
     below: int
-    far_broker: UUID
+    peer_broker: UUID
 
 
 class Failed(NamedTuple):
@@ -174,7 +174,7 @@ class TransmissionState(NamedTuple):
         sent_below: the next number of SEND.
         attempts: failed attempts to get a link, in a row.
         sending: the state of sending.
-        far_broker: the peer's broker, if known.
+        peer_broker: the peer's broker, if known.
         is_acknowledged: the peer has acknowledged a message.
         next: the next message to arrive.
         final: the message that ended the conversation, once it is known.
@@ -186,7 +186,7 @@ class TransmissionState(NamedTuple):
     sent_below: int = 0
     attempts: int = 0
     sending: Sending = Sending.FLOWING
-    far_broker: UUID | None = None
+    peer_broker: UUID | None = None
     is_acknowledged: bool = False
     next: int = 0
     final: int | None = None
@@ -234,8 +234,8 @@ class Dialog:
         "_link_status",
         "_outgoing",
         "dirty",
-        "far_broker",
         "identity",
+        "peer_broker",
         "sending",
     )
 
@@ -243,7 +243,7 @@ class Dialog:
         self, identity: Identity, state: TransmissionState, draw: Callable[[], float], limits: Limits = LIMITS
     ) -> None:
         self.identity = identity
-        self.far_broker = state.far_broker
+        self.peer_broker = state.peer_broker
         self._deleted_below = state.base
         self._is_acknowledged = state.is_acknowledged
         self.sending = state.sending
@@ -381,7 +381,7 @@ class Dialog:
             kind,
             identity.is_secured,
             identity.far_service,
-            self.far_broker,
+            self.peer_broker,
             identity.own_service,
             identity.own_broker,
             first,
@@ -518,7 +518,7 @@ class Dialog:
             return dropped(11222, header.to_service, identity.own_service)
         if header.opening is not None and header.opening.contract != identity.contract and identity.contract:
             return dropped(11223, header.opening.contract, identity.contract)
-        if self.far_broker not in (None, header.from_broker):
+        if self.peer_broker not in (None, header.from_broker):
             return dropped(11224)
         return None
 
@@ -551,7 +551,7 @@ class Dialog:
         if not self._outgoing.acknowledged(acknowledgement):
             return []
         self.dirty = True
-        self.far_broker = header.from_broker
+        self.peer_broker = header.from_broker
         self._is_acknowledged = True
         self._link_status = ""
         if self._end is not None and self._outgoing.base > self._end:
@@ -660,7 +660,7 @@ class Dialog:
                 out.sent_below,
                 out.attempts,
                 self.sending,
-                self.far_broker,
+                self.peer_broker,
                 self._is_acknowledged,
                 stored.next,
                 stored.final,

@@ -65,7 +65,7 @@ def _new_broker(session: Session, broker: Broker) -> None:
     for endpoint in [*own, *peers]:
         session.drop_undelivered(endpoint.conversation_handle)
     for endpoint in peers:
-        session.update(endpoint, far_handle=None, is_parked=False)
+        session.update(endpoint, peer_handle=None, is_parked=False)
     for endpoint in [*own, *(peer for peer in peers if peer.state is EndpointState.DISCONNECTED_OUTBOUND)]:
         remove_endpoint(session, endpoint)
     broker.service_broker_guid = uuid4()

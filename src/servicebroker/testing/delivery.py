@@ -63,7 +63,7 @@ def _send(
     first = endpoint.send_sequence
     if until is not None or session.is_delayed(handle):
         _delay(session, endpoint, message_type, contents, until)
-    elif endpoint.far_handle is not None or _open_and_deliver(session, endpoint, message_type, contents):
+    elif endpoint.peer_handle is not None or _open_and_deliver(session, endpoint, message_type, contents):
         _deliver(session, session.endpoint(handle), message_type, contents)
     return first
 
@@ -214,14 +214,14 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
         lifetime=initiator.lifetime,
         far_service=initiator.service.name,
         far_broker_instance=str(initiator.broker.service_broker_guid),
-        far_handle=initiator.conversation_handle,
+        peer_handle=initiator.conversation_handle,
     )
     session.endpoints.put(handle, target)
     session.groups.put(group, service)
     session.lock("endpoint", handle)
     session.update(
         initiator,
-        far_handle=handle,
+        peer_handle=handle,
         state=EndpointState.CONVERSING if initiator.state is EndpointState.STARTED_OUTBOUND else initiator.state,
         far_broker_instance=str(service.broker.service_broker_guid),
     )
@@ -306,7 +306,7 @@ def deliver_everything(session: Session) -> None:
     for opened in (True, False):
         for handle in handles:
             endpoint = session.endpoints.get(handle)
-            if endpoint is None or (endpoint.far_handle is not None) is not opened:
+            if endpoint is None or (endpoint.peer_handle is not None) is not opened:
                 continue
             if not session.deliverable(handle):
                 continue
@@ -395,7 +395,7 @@ def _should_retry(session: Session, initiator: Endpoint) -> bool:
 
 
 def _open_waiting(session: Session, endpoint: Endpoint) -> None:
-    if endpoint.far_handle is not None:
+    if endpoint.peer_handle is not None:
         return
     refusal, wait_reason = _open_target(session, endpoint)
     if refusal:
@@ -415,8 +415,8 @@ def _open_waiting(session: Session, endpoint: Endpoint) -> None:
 def _fail(session: Session, endpoint: Endpoint, error: BrokerError, at_peer: BrokerError | None = None) -> None:
     """Fail a conversation on both sides with an error of the broker. The peer gets the same error, or `at_peer`."""
     fail_endpoints(session, [endpoint.conversation_handle], error)
-    if endpoint.far_handle is not None:
-        fail_endpoints(session, [endpoint.far_handle], at_peer or error)
+    if endpoint.peer_handle is not None:
+        fail_endpoints(session, [endpoint.peer_handle], at_peer or error)
 
 
 def fail_endpoints(session: Session, handles: list[UUID], error: BrokerError) -> None:

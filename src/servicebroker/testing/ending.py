@@ -56,7 +56,7 @@ def _lock(session: Session, handle: UUID) -> tuple[Endpoint, Endpoint | None]:
 
 def _send_end(session: Session, endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> bool:
     """Send EndDialog or Error to the peer. Returns True if it has to wait in the transmission queue."""
-    if peer is None or endpoint.far_handle is None:
+    if peer is None or endpoint.peer_handle is None:
         if error or not never_opened(session, endpoint):
             return False
         _park_end(session, endpoint, None)
@@ -88,5 +88,5 @@ def _park_end(session: Session, endpoint: Endpoint, error: tuple[int, str] | Non
 def _forget_address(session: Session, endpoint: Endpoint) -> None:
     """Remove the peer's address of an endpoint that is removed, so that the peer's next SEND fails."""
     peer = session.peer(endpoint)
-    if peer and peer.far_handle == endpoint.conversation_handle:
-        session.update(peer, far_handle=None, is_parked=False)
+    if peer and peer.peer_handle == endpoint.conversation_handle:
+        session.update(peer, peer_handle=None, is_parked=False)

@@ -18,7 +18,7 @@ def close_endpoint(session: Session, endpoint: Endpoint) -> None:
         endpoint,
         state=EndpointState.CLOSED,
         dialog_timer=None,
-        far_handle=None,
+        peer_handle=None,
         is_parked=False,
         security_timestamp=session.now + REPLAY_PROTECTION,
     )

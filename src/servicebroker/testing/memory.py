@@ -69,7 +69,7 @@ class Endpoint:
     lifetime: datetime
     far_service: str
     far_broker_instance: str | None
-    far_handle: UUID | None = None
+    peer_handle: UUID | None = None
     is_parked: bool = False
     dialog_timer: datetime | None = None
     security_timestamp: datetime | None = None
@@ -344,7 +344,7 @@ class Session:
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
         """Return the endpoint to which this one sends; None if this one does not know its handle."""
-        return None if endpoint.far_handle is None else self.endpoints.get(endpoint.far_handle)
+        return None if endpoint.peer_handle is None else self.endpoints.get(endpoint.peer_handle)
 
     def other_side(self, endpoint: Endpoint) -> Endpoint | None:
         """Return the other endpoint of the conversation, even if this one lacks its handle; None without one."""

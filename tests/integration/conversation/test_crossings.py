@@ -114,7 +114,7 @@ class Crossed(Model):
         self.begin_transaction()
         pair = self.open[-1]
         known = self.double._memory.endpoints.get(handle)
-        far = known.far_handle if known is not None else None
+        far = known.peer_handle if known is not None else None
         if lock == "group":
             self.step(
                 "begin",
@@ -140,7 +140,7 @@ class Crossed(Model):
             if state == "DO":
                 self.do("end", VERBS["end"][1], near)
             return near
-        far = self.double._memory.endpoints[near].far_handle
+        far = self.double._memory.endpoints[near].peer_handle
         assert far is not None
         self.do("send", VERBS["send"][1], far)
         form = VERBS["end with error" if state.startswith("ER") else "end"][1]

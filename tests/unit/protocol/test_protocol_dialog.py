@@ -54,7 +54,7 @@ def dialog(is_initiator: bool = True, state: TransmissionState | None = None, **
 
 
 def target(**changes: Any) -> Dialog:
-    return dialog(False, TransmissionState(far_broker=HERE), **changes)
+    return dialog(False, TransmissionState(peer_broker=HERE), **changes)
 
 
 def send(from_: Dialog, now: float = 0.0) -> Transmission:
@@ -317,7 +317,7 @@ def test_tokens_of_one_history_change_nothing() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) -> None:
     _, other = conversed(9)
-    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
     (event,) = move(initiator, other, "b")
     assert event.number == 11218  # no evidence of a different message yet
@@ -329,7 +329,7 @@ def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) 
 @pytest.mark.parametrize("count", [4, 6])
 def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> None:
     _, other = conversed(9)
-    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
     (apart, *_) = move(initiator, other, "b")
     assert apart.what == "Message 8 has come twice, and differs."
@@ -339,7 +339,7 @@ def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> Non
 def test_a_message_after_an_unknown_one_is_refused() -> None:
     """The frames before this message were lost."""
     _, other = conversed(9)
-    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 4, "b")
     send(initiator)
     say(initiator, 1, "b")
@@ -354,7 +354,7 @@ def test_a_message_after_another_kept_one_is_refused() -> None:
     send(initiator)  # the frame is lost
     say(initiator)
     move(initiator, other)
-    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 2, "b")
     send(initiator)
     say(initiator, 1, "b")
@@ -365,12 +365,12 @@ def test_a_message_after_another_kept_one_is_refused() -> None:
 
 def test_messages_sent_before_a_restore_are_detected() -> None:
     _, other = conversed(9)
-    initiator = dialog(state=TransmissionState(5, 12, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 12, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 1, "b")
     move(initiator, other, "b")
     (apart,) = move(other, initiator, "b")
     assert apart.what == "Message 8 was acknowledged, and is not the one that was sent."
-    same = dialog(state=TransmissionState(5, 12, far_broker=THERE, is_acknowledged=True))
+    same = dialog(state=TransmissionState(5, 12, peer_broker=THERE, is_acknowledged=True))
     say(same)
     move(same, other)
     assert move(other, same) == [Acknowledged(9, THERE)]
@@ -379,7 +379,7 @@ def test_messages_sent_before_a_restore_are_detected() -> None:
 def test_any_frame_tells_a_restored_receiver_of_its_loss() -> None:
     for has_message in (True, False):
         initiator, _ = conversed(9)
-        other = dialog(False, TransmissionState(next=5, far_broker=HERE, token=token_of(4)))
+        other = dialog(False, TransmissionState(next=5, peer_broker=HERE, token=token_of(4)))
         if has_message:
             say(initiator)
         else:
@@ -394,7 +394,7 @@ def test_any_frame_tells_a_restored_receiver_of_its_loss() -> None:
 def test_a_copy_that_has_missed_nothing_goes_on() -> None:
     """The copy retransmits messages that were not acknowledged when it was made."""
     _, other = conversed(9)
-    initiator = dialog(state=TransmissionState(5, 9, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 9, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 4)
     assert [event.number for event in move(initiator, other)] == [11218]
     assert move(other, initiator) == [Acknowledged(9, THERE)]
@@ -402,7 +402,7 @@ def test_a_copy_that_has_missed_nothing_goes_on() -> None:
 
 def test_the_ending_side_knows_the_acknowledged_count_before_the_end_is_offered() -> None:
     """The receiver waits for a message that was acknowledged, and the window is full."""
-    initiator = dialog(state=TransmissionState(5, 500, sending=Sending.ENDING, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 500, sending=Sending.ENDING, peer_broker=THERE, is_acknowledged=True))
     assert not initiator.has_work(0.0)
     say(initiator)
     assert send(initiator).header.floor == 5
@@ -431,7 +431,7 @@ def test_fragments_of_two_histories_make_no_message() -> None:
 
 def test_a_divergence_is_reported_once_and_answered_each_time() -> None:
     initiator, other = conversed(9)
-    other = dialog(False, TransmissionState(next=5, far_broker=HERE))
+    other = dialog(False, TransmissionState(next=5, peer_broker=HERE))
     say(initiator)
     transmission = send(initiator)
     payload = (Part("t", Content.DATA, b"x" * 10, token_of(9)),)
@@ -534,7 +534,7 @@ def test_a_refusal_is_repeated_each_time_the_peer_tries_again() -> None:
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_failed_endpoint_takes_nothing_new(is_told: bool) -> None:
     """The failure may come from the peer's broker, or the endpoint may be loaded as failed from the database."""
-    initiator, other = dialog(), dialog(False, TransmissionState(sending=Sending.FAILED, far_broker=HERE))
+    initiator, other = dialog(), dialog(False, TransmissionState(sending=Sending.FAILED, peer_broker=HERE))
     if is_told:
         other = target()
         header = msgspec.structs.replace(send_one(initiator).header, kind=Kind.FAILURE)
@@ -669,7 +669,7 @@ def test_rows_that_are_not_deleted_yet_are_offered_again_after_a_restart() -> No
 
 def test_a_peer_that_has_ended_is_known_after_a_restart() -> None:
     assert dialog(state=TransmissionState(next=3, final=2)).sending is Sending.HELD
-    closed = dialog(state=TransmissionState(sending=Sending.CLOSED, far_broker=THERE))
+    closed = dialog(state=TransmissionState(sending=Sending.CLOSED, peer_broker=THERE))
     assert closed.sending is Sending.CLOSED
 
 

@@ -99,8 +99,8 @@ def _dead_letters(opened: DiagnosedInstance, handle: UUID) -> Iterator[Finding]:
         return
 
     def steps() -> Steps[list[DeadLetterOfConversation]]:
-        far_handle = (yield from endpoint(handle)).far_handle
-        return (yield from dead_letters_of([handle] if far_handle is None else [handle, far_handle]))
+        peer_handle = (yield from endpoint(handle)).peer_handle
+        return (yield from dead_letters_of([handle] if peer_handle is None else [handle, peer_handle]))
 
     for letter in opened.query("dead letters", steps(), []):
         yield Finding(

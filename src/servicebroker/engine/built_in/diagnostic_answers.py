@@ -55,8 +55,8 @@ def answer_query(catalog: Catalog, database_id: int, query: Message, now: dateti
 
 def _may_send(endpoint: Endpoint, service_id: int) -> Steps[bool]:
     """Check whether this endpoint's initiator could begin a conversation with the service."""
-    if endpoint.far_handle is not None:
-        initiator = yield from find_endpoint(endpoint.far_handle)
+    if endpoint.peer_handle is not None:
+        initiator = yield from find_endpoint(endpoint.peer_handle)
         return (yield from refused_arrival(initiator, service_id)) is None
     rows = yield SQL("may_send", (endpoint.conversation_handle,))
     principal_id = rows[0][0] if rows else PUBLIC_ID  # 0, which is public, for an unauthenticated initiator

@@ -71,18 +71,18 @@ class Channel(NamedTuple):
 
     Attributes:
         is_initiator: the side of the handle.
-        far_queue_id: the peer's queue; 0 if the peer is in another instance.
+        delivery_queue_id: the peer's queue; 0 if the peer is in another instance.
         own_usages, peer_usages: the contract in the databases of this side and of the peer.
         catalog_version: that of the peer's queue, under which permissions were checked.
-        far_priority: the priority of the messages in the peer's queue.
+        peer_priority: the priority of the messages in the peer's queue.
     """
 
     is_initiator: bool
-    far_queue_id: int
+    delivery_queue_id: int
     own_usages: Usages
     peer_usages: Usages
     catalog_version: int
-    far_priority: int = 0
+    peer_priority: int = 0
 
 
 class ReceivedConversation(NamedTuple):
@@ -115,8 +115,8 @@ class AnswerPath(NamedTuple):
     """
 
     channel: Channel
-    far_service_id: int
-    far_contract_id: int
+    peer_service_id: int
+    peer_contract_id: int
 
 
 def _count_nothing(priority: int, many: int) -> None:

@@ -50,8 +50,8 @@ def may_defer(catalog: Catalog, handle: UUID, taken: Taken) -> bool:
         return found.has_ended and taken.state == EndpointState.DISCONNECTED_INBOUND
     path = catalog.answer_paths.get(found.kind)
     if path is None:
-        return catalog.end_queues.get(found.kind) == taken.far_queue_id
-    return (path.channel.far_queue_id, path.far_service_id) == (taken.far_queue_id, taken.far_service_id)
+        return catalog.end_queues.get(found.kind) == taken.delivery_queue_id
+    return (path.channel.delivery_queue_id, path.peer_service_id) == (taken.delivery_queue_id, taken.peer_service_id)
 
 
 def defer_send(
@@ -74,10 +74,10 @@ def defer_send(
         return None
     statement = Statement(
         "deferred_answers.defer_send",
-        enqueue.send_answer(channel.far_queue_id, certain=True),
+        enqueue.send_answer(channel.delivery_queue_id, certain=True),
         (
             *(handle, usage.message_type_id, usage.validation, content, now, channel.catalog_version),
-            *(*found.kind, channel.is_initiator, path.far_service_id, path.far_contract_id, number),
+            *(*found.kind, channel.is_initiator, path.peer_service_id, path.peer_contract_id, number),
         ),
     )
 
@@ -90,7 +90,7 @@ def defer_end(catalog: Catalog, operation: EndConversation, now: datetime) -> De
     if operation.error or operation.cleanup:
         return None
     found = catalog.received.get(operation.handle.bytes)
-    far = found and _find_far_queue(catalog, operation.handle, found)
+    far = found and _find_peer_queue(catalog, operation.handle, found)
     if found is None or far is None or far == enqueue.IN_ANOTHER_INSTANCE:
         return None
     sql = enqueue.end_dialog(found.queue_id, far, certain=True)
@@ -101,24 +101,24 @@ def defer_end(catalog: Catalog, operation: EndConversation, now: datetime) -> De
 def _find_path(catalog: Catalog, handle: UUID, found: ReceivedConversation) -> AnswerPath | None:
     """Return the cached path to a peer in this instance; None without one, or if the conversation has another peer."""
     path, own = catalog.answer_paths.get(found.kind), catalog.channels.get(handle)
-    if path is None or not path.channel.far_queue_id:
+    if path is None or not path.channel.delivery_queue_id:
         return None
-    return path if own is None or own.far_queue_id == path.channel.far_queue_id else None
+    return path if own is None or own.delivery_queue_id == path.channel.delivery_queue_id else None
 
 
-def _find_far_queue(catalog: Catalog, handle: UUID, found: ReceivedConversation) -> int | None:
+def _find_peer_queue(catalog: Catalog, handle: UUID, found: ReceivedConversation) -> int | None:
     """Return the parameter `peer_queue` of `enqueue.end_dialog` from the cache."""
     if found.has_ended:
         return enqueue.HAS_ENDED
     if (own := catalog.channels.get(handle)) is not None:
-        return own.far_queue_id or None
+        return own.delivery_queue_id or None
     path = _find_path(catalog, handle, found)
-    return catalog.end_queues.get(found.kind) if path is None else path.channel.far_queue_id
+    return catalog.end_queues.get(found.kind) if path is None else path.channel.delivery_queue_id
 
 
 def _note_sent(catalog: Catalog, handle: UUID, channel: Channel, row: Row) -> bool:
     priority = row[0]
-    catalog.remember_channel(handle, channel._replace(far_priority=priority))
+    catalog.remember_channel(handle, channel._replace(peer_priority=priority))
     catalog.count_enqueued(priority, 1)
     return False
 

@@ -98,7 +98,7 @@ def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None
         if received.has_ended:
             return received.queue_id, enqueue.HAS_ENDED
         if channel is not None:
-            return received.queue_id, channel.far_queue_id or enqueue.IN_ANOTHER_INSTANCE
+            return received.queue_id, channel.delivery_queue_id or enqueue.IN_ANOTHER_INSTANCE
         if (peer_queue := catalog.end_queues.get(received.kind)) is not None:
             return received.queue_id, peer_queue
     rows = yield SQL("find_queues", (handle,))
@@ -172,7 +172,9 @@ def _send_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
         message = (names.ERROR_ID, "X", error_body(*error), enqueue.RANK_ERROR)
     else:
         message = (names.END_DIALOG_ID, "E", None, enqueue.RANK_DATA)
-    yield Statement("end.send_end", enqueue.tell_peer(endpoint.far_queue_id), (endpoint.conversation_handle, *message))
+    yield Statement(
+        "end.send_end", enqueue.tell_peer(endpoint.delivery_queue_id), (endpoint.conversation_handle, *message)
+    )
     yield _set_state(peer, after(EndpointState(peer.state), event) or EndpointState.CLOSED)
     return False
 
@@ -227,7 +229,7 @@ def _delete_messages(endpoint: Endpoint) -> Steps[None]:
 
 def _forget_address(endpoint: Endpoint) -> Statement:
     """Clear this side's address in the peer's row, so that its next SEND finds no target."""
-    return SQL("forget_address", (endpoint.conversation_handle, endpoint.far_handle))
+    return SQL("forget_address", (endpoint.conversation_handle, endpoint.peer_handle))
 
 
 def _set_state(endpoint: Endpoint, state: EndpointState) -> Statement:

@@ -20,11 +20,12 @@ SQL = SqlFile(__file__)
 class Endpoint(NamedTuple):
     """The row of a conversation endpoint, with the state of its peer if the peer is in this instance.
 
-    The peer is the other endpoint of the conversation; names with `far_` and `peer_` are values of it. Without a peer
-    in this instance its numbers are 0 and its texts ''.
+    The peer is the other endpoint of the conversation; names with `peer_` are values of it, as are `far_service` and
+    `far_broker_instance`, named as in sys.conversation_endpoints. Without a peer in this instance its numbers are 0 and
+    its texts ''.
 
     Attributes:
-        far_queue_id: the peer's queue; 0 while messages cannot be delivered directly (`is_blocked`).
+        delivery_queue_id: the peer's queue; 0 while messages cannot be delivered directly (`is_blocked`).
         peer_queue_id: the peer's queue, also while delivery is blocked.
         catalog_version: that of the peer's queue.
         blocked_by: the number of the obstacle to delivery (`OBSTACLES`); 0 if there is none.
@@ -49,11 +50,11 @@ class Endpoint(NamedTuple):
     lifetime: datetime
     far_service: str
     far_broker_instance: str | None
-    far_handle: UUID | None
-    far_queue_id: int
-    far_contract_id: int
+    peer_handle: UUID | None
+    delivery_queue_id: int
+    peer_contract_id: int
     send_sequence: int
-    far_database_id: int
+    peer_database_id: int
     peer_queue_id: int
     peer_state: str
     catalog_version: int
@@ -62,9 +63,9 @@ class Endpoint(NamedTuple):
     keeps_retained: bool
     is_queue_enabled: bool
     owner_id: int
-    far_service_id: int
+    peer_service_id: int
     is_remote: bool
-    far_priority: int
+    peer_priority: int
     acts_as: int | None
     is_delayed: bool
 
@@ -76,12 +77,12 @@ class Endpoint(NamedTuple):
     @property
     def is_blocked(self) -> bool:
         """True if a new message has to wait: there is an obstacle, or earlier messages are waiting."""
-        return bool(self.blocked_by) or (self.has_peer and not self.far_queue_id)
+        return bool(self.blocked_by) or (self.has_peer and not self.delivery_queue_id)
 
     @property
     def has_peer(self) -> bool:
         """True if the other endpoint exists in this instance."""
-        return self.far_handle is not None
+        return self.peer_handle is not None
 
     @property
     def peer_has_ended(self) -> bool:

@@ -43,8 +43,8 @@ def fail_conversation(endpoint: Endpoint, error: BrokerError, at_peer: BrokerErr
     conversation.
     """
     yield from fail_endpoints([endpoint.conversation_handle], error)
-    if endpoint.far_handle is not None:
-        yield from fail_endpoints([endpoint.far_handle], at_peer or error)
+    if endpoint.peer_handle is not None:
+        yield from fail_endpoints([endpoint.peer_handle], at_peer or error)
 
 
 def fail_endpoints(handles: list[UUID], error: BrokerError) -> Steps[None]:

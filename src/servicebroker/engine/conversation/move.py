@@ -44,7 +44,7 @@ def move_conversation(operation: MoveConversation) -> Steps[None]:
     if group == endpoint.conversation_group_id:
         return
     yield from keep_off_pipelines(endpoint.queue_id)
-    yield SQL("move_conversation", (handle, group, endpoint.far_handle))
+    yield SQL("move_conversation", (handle, group, endpoint.peer_handle))
     yield _move_messages(endpoint, group)
     if endpoint.keeps_retained:
         yield move_to_group(endpoint, group)

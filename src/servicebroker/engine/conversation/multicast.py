@@ -40,7 +40,7 @@ class _DecisionKey(NamedTuple):
     is_initiator: bool
     owner_id: int
     acts_as: int | None
-    far_service_id: int
+    peer_service_id: int
 
 
 _Decisions: TypeAlias = dict[_DecisionKey, bool]
@@ -78,7 +78,7 @@ def send_multicast(
         if handle in sent:
             continue
         endpoint = endpoints[handle]
-        if endpoint.far_handle in endpoints:  # the other end may have failed this one
+        if endpoint.peer_handle in endpoints:  # the other end may have failed this one
             endpoint = yield from find_endpoint(handle)
         if endpoint.state == EndpointState.ERROR:
             sent[handle] = yield from discard(endpoint, 1)
@@ -108,8 +108,8 @@ def _lock(
         yield from check_own_side(catalog, endpoint, message_type, now)
         if until is not None:
             check_delay(endpoint, until)
-        if endpoint.far_handle and not (yield from _accepted(catalog, endpoint, message_type, content, decisions)):
-            wanted.append(endpoint.far_handle)  # the Error goes to both sides
+        if endpoint.peer_handle and not (yield from _accepted(catalog, endpoint, message_type, content, decisions)):
+            wanted.append(endpoint.peer_handle)  # the Error goes to both sides
     for service in sorted({endpoint.far_service for endpoint in endpoints.values() if not endpoint.has_peer}):
         yield lock_service(service)
     if until is not None or any(endpoint.is_blocked for endpoint in endpoints.values()):
@@ -141,7 +141,7 @@ def _deliver(
         sent.update((handle, number) for handle, number, _ in rows)
     for endpoint in endpoints:
         if endpoint.conversation_handle in sent:
-            catalog.count_enqueued(endpoint.far_priority, 1)
+            catalog.count_enqueued(endpoint.peer_priority, 1)
     return sent
 
 
@@ -150,7 +150,7 @@ def _accepted(
 ) -> Steps[bool]:
     """Check whether the peer accepts the message. Peers with equal facts are checked once."""
     usage = (yield from find_peer_usages(catalog, endpoint)).get(message_type)
-    key = _DecisionKey(usage, endpoint.is_initiator, endpoint.owner_id, endpoint.acts_as, endpoint.far_service_id)
+    key = _DecisionKey(usage, endpoint.is_initiator, endpoint.owner_id, endpoint.acts_as, endpoint.peer_service_id)
     if key not in decisions:
         decisions[key] = (yield from find_refusal(catalog, endpoint, message_type, [content])) is None
     return decisions[key]

@@ -57,7 +57,7 @@ def send_pipelined(
     remaining = sends
     while remaining := (yield from _send_cached(catalog, remaining, now, numbers)):
         channel = catalog.channels.get(remaining[0].handle)
-        is_remote = channel is not None and not channel.far_queue_id
+        is_remote = channel is not None and not channel.delivery_queue_id
         # to a local peer one by one: if the peer refuses it, the conversation fails, and the next SEND raises
         yield from _send_run(_first_run(remaining) if is_remote else remaining[:1], send_batch, numbers)
         remaining = [send for send in remaining if send.position not in numbers]
@@ -118,7 +118,7 @@ def _send_cached(
         if channel is None or usage is None or at is not None:
             break
         accepted = group_sends[: _count_accepted(usage, channel.is_initiator, group_sends)]
-        runs = runs_by_queue[channel.far_queue_id, channel.catalog_version][handle]
+        runs = runs_by_queue[channel.delivery_queue_id, channel.catalog_version][handle]
         if runs and runs[-1].message_type == message_type:
             runs[-1].sends.extend(accepted)
         elif accepted:
@@ -182,4 +182,4 @@ def _send_many(
         number = first_numbers.get(run.sends[0].handle)
         if number is not None:
             numbers.update(zip((send.position for send in run.sends), count(number + first)))
-            catalog.count_enqueued(run.channel.far_priority, len(run.sends))
+            catalog.count_enqueued(run.channel.peer_priority, len(run.sends))

@@ -157,8 +157,8 @@ class Taken(NamedTuple):
     messages: int
     state: str | None = None
     next_number: int | None = None
-    far_queue_id: int | None = None
-    far_service_id: int | None = None
+    delivery_queue_id: int | None = None
+    peer_service_id: int | None = None
 
 
 def take(queue_id: int, messages: Sequence[Message]) -> Steps[Taken]:

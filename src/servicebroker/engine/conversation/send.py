@@ -54,19 +54,19 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
         number = yield from _answer(catalog, handle, message_type, content, now)
         if number is not None:
             return number
-    if channel is not None and not channel.far_queue_id:
+    if channel is not None and not channel.delivery_queue_id:
         return (yield from _transmit(catalog, channel, handle, message_type, [content], now))
     if channel is not None:
         usage = known_usage(channel, message_type)
         if usage is not None and (usage.validation == ANYTHING or accepts(usage, channel.is_initiator, content)):
             rows = yield Statement(
                 "conversation.send",
-                enqueue.send(channel.far_queue_id),
+                enqueue.send(channel.delivery_queue_id),
                 (handle, usage.message_type_id, usage.validation, content, now, channel.catalog_version),
-                certain=enqueue.send(channel.far_queue_id, certain=True),
+                certain=enqueue.send(channel.delivery_queue_id, certain=True),
             )
             if rows:
-                catalog.count_enqueued(channel.far_priority, 1)
+                catalog.count_enqueued(channel.peer_priority, 1)
                 return int(rows[0][0])
         catalog.forget(handle)
     elif (path := catalog.paths.take_begun(handle)) is not None and (
@@ -86,7 +86,7 @@ def _answer(
     """
     kind = catalog.received[handle.bytes].kind
     path = catalog.answer_paths.get(kind)
-    if path is not None and not path.channel.far_queue_id:
+    if path is not None and not path.channel.delivery_queue_id:
         return (yield from _transmit_answer(catalog, kind, path.channel, handle, message_type, content, now))
     usage = path and known_usage(path.channel, message_type)
     if path is None or usage is None or not accepts(usage, path.channel.is_initiator, content):
@@ -94,17 +94,17 @@ def _answer(
     channel = path.channel
     rows = yield Statement(
         "send.answer",
-        enqueue.send_answer(channel.far_queue_id),
+        enqueue.send_answer(channel.delivery_queue_id),
         (
             *(handle, usage.message_type_id, usage.validation, content, now, channel.catalog_version),
-            *(*kind, channel.is_initiator, path.far_service_id, path.far_contract_id),
+            *(*kind, channel.is_initiator, path.peer_service_id, path.peer_contract_id),
         ),
     )
     if not rows:
         catalog.answer_paths.pop(kind, None)
         return None
     number, priority, _ = rows[0]
-    catalog.remember_channel(handle, channel._replace(far_priority=priority))
+    catalog.remember_channel(handle, channel._replace(peer_priority=priority))
     catalog.count_enqueued(priority, 1)
     return int(number)
 
@@ -189,7 +189,7 @@ def send_batch(
     if operation.is_delayed and (until := operation.due(now)) is not None:
         return (yield from _delay(catalog, handle, message_type, contents, now, until))
     channel = catalog.channels.get(handle)
-    if channel is not None and not channel.far_queue_id:
+    if channel is not None and not channel.delivery_queue_id:
         return (yield from _transmit(catalog, channel, handle, message_type, contents, now))
     portions = enqueue.split_batch(contents)
     if channel is not None and len(portions) == 1:
@@ -198,11 +198,11 @@ def send_batch(
             kind = usage.message_type_id, usage.validation
             rows = yield Statement(
                 "send.send_batch",
-                enqueue.send_batch(channel.far_queue_id),
+                enqueue.send_batch(channel.delivery_queue_id),
                 (handle, *kind, portions[0], len(contents), now, channel.catalog_version),
             )
             if rows:
-                catalog.count_enqueued(channel.far_priority, len(contents))
+                catalog.count_enqueued(channel.peer_priority, len(contents))
                 return int(rows[0][0])
         catalog.forget(handle)
     return (yield from _send_slowly(catalog, handle, message_type, contents, now))
@@ -335,7 +335,7 @@ def _send_unlocked(
     peer_usages = yield from find_peer_usages(catalog, endpoint)
     number = yield from _enqueue_portion(endpoint, peer_usages[message_type], portions[0], now, None)
     if number is not None:
-        catalog.count_enqueued(endpoint.far_priority, len(contents))
+        catalog.count_enqueued(endpoint.peer_priority, len(contents))
         _cache_channel(catalog, endpoint, own_usages, peer_usages, permissions_version)
     return number
 
@@ -437,14 +437,14 @@ def _dispatch(
             if not (yield from transmission.deliver_waiting(catalog, endpoint, now)):
                 return first
         if (yield from _enqueue_portion(endpoint, usage, portions[0], now, body_id)) is not None:
-            catalog.count_enqueued(endpoint.far_priority, len(portions.pop(0)))
+            catalog.count_enqueued(endpoint.peer_priority, len(portions.pop(0)))
         else:  # the queue or the message type was altered meanwhile
             endpoint = yield from find_endpoint(handle)
             unsent = [content for portion in portions for content in portion]
             yield from _dispatch(catalog, endpoint, own_usages, message_type, unsent, now, body_id, permissions_version)
             return first
     _cache_channel(catalog, endpoint, own_usages, peer_usages, permissions_version)
-    if stable_route and endpoint.far_queue_id and not endpoint.retains:
+    if stable_route and endpoint.delivery_queue_id and not endpoint.retains:
         yield from _cache_target(catalog, unopened, endpoint, stable_route, own_usages, peer_usages)
     return first
 
@@ -454,19 +454,19 @@ def _cache_channel(
 ) -> None:
     """Cache the channel for the next SEND. Does nothing if its permissions were checked under another version."""
     is_old = endpoint.catalog_version != permissions_version and _is_checked(catalog, endpoint)
-    if not endpoint.far_queue_id or endpoint.retains or is_old:
+    if not endpoint.delivery_queue_id or endpoint.retains or is_old:
         return
     channel = Channel(
         endpoint.is_initiator,
-        endpoint.far_queue_id,
+        endpoint.delivery_queue_id,
         own_usages,
         peer_usages,
         endpoint.catalog_version,
-        endpoint.far_priority,
+        endpoint.peer_priority,
     )
     catalog.remember_channel(endpoint.conversation_handle, channel)
     kind = endpoint.service_id, endpoint.service_contract_id
-    catalog.remember_answer_path(kind, AnswerPath(channel, endpoint.far_service_id, endpoint.far_contract_id))
+    catalog.remember_answer_path(kind, AnswerPath(channel, endpoint.peer_service_id, endpoint.peer_contract_id))
 
 
 def _is_checked(catalog: Catalog, endpoint: Endpoint) -> bool:
@@ -493,14 +493,14 @@ def _cache_target(
                 yield from authorize(catalog.user, Send.permission, conversation(opened.conversation_handle))
         except BrokerError:
             return
-        if (yield from refused_arrival(opened, opened.far_service_id)):
+        if (yield from refused_arrival(opened, opened.peer_service_id)):
             return
     target = TargetSide(
         stable_route.routes_version,
-        opened.far_database_id,
-        opened.far_service_id,
-        opened.far_contract_id,
-        opened.far_queue_id,
+        opened.peer_database_id,
+        opened.peer_service_id,
+        opened.peer_contract_id,
+        opened.delivery_queue_id,
         opened.catalog_version,
         stable_route.broker,
         own_usages,
@@ -550,7 +550,7 @@ def _enqueue_portion(
 
 def find_peer_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
     """Return the usages of the peer's contract, with the validation of the peer's message types."""
-    return find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
+    return find_usages(catalog, endpoint.peer_database_id, endpoint.peer_contract_id, endpoint.catalog_version)
 
 
 def check_own_side(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
@@ -602,7 +602,7 @@ def find_refusal(
 
     A sender without permission is refused with the first message.
     """
-    if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
+    if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.peer_service_id))):
         return PeerRefusal(0, on_both_sides(refused))
     peer_usages = yield from find_peer_usages(catalog, endpoint)
     for index, content in enumerate(contents):

@@ -26,12 +26,12 @@ class Sender(NamedTuple):
 
     conversation_id: UUID
     is_initiator: bool
-    far_database_id: int
+    peer_database_id: int
 
 
 def sender_of(endpoint: Endpoint) -> Sender:
     """Return the sender for an endpoint whose peer is in this instance."""
-    return Sender(endpoint.conversation_id, endpoint.is_initiator, endpoint.far_database_id)
+    return Sender(endpoint.conversation_id, endpoint.is_initiator, endpoint.peer_database_id)
 
 
 def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> bool:
@@ -50,7 +50,7 @@ def rejection(
     """
     usage = peer_usages.get(message_type)
     if usage is None:
-        rows = yield SQL("rejection", (sender.far_database_id, message_type))
+        rows = yield SQL("rejection", (sender.peer_database_id, message_type))
         return unknown_type(message_type, is_known=bool(rows))
     if not usage.allows(sender.is_initiator):
         return wrong_direction(message_type, from_initiator=sender.is_initiator)

@@ -253,10 +253,12 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
         (endpoint.conversation_handle,),
     )
     may_have_end = endpoint.state != "CO"  # an EndDialog may be the only parked message
-    if not waiting and (endpoint.is_delayed or (endpoint.far_queue_id and not may_have_end)):
+    if not waiting and (endpoint.is_delayed or (endpoint.delivery_queue_id and not may_have_end)):
         return True
-    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
-    refused = (yield from refused_arrival(endpoint, endpoint.far_service_id)) if endpoint.is_initiator else None
+    far = yield from find_usages(
+        catalog, endpoint.peer_database_id, endpoint.peer_contract_id, endpoint.catalog_version
+    )
+    refused = (yield from refused_arrival(endpoint, endpoint.peer_service_id)) if endpoint.is_initiator else None
     for number, message_type, body in waiting:
         failure = (
             on_both_sides(refused)

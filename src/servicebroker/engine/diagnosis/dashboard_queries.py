@@ -82,7 +82,7 @@ class MessageHead(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """One side of a conversation. `far_handle`: the peer's handle, if the peer is in this instance."""
+    """One side of a conversation. `peer_handle`: the peer's handle, if the peer is in this instance."""
 
     database: str
     handle: UUID
@@ -102,7 +102,7 @@ class Endpoint(NamedTuple):
     receive_sequence: int
     lifetime: datetime
     timer: datetime | None
-    far_handle: UUID | None
+    peer_handle: UUID | None
 
 
 class EndpointLine(NamedTuple):

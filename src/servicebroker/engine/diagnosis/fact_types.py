@@ -235,7 +235,7 @@ class OldCopyFacts(NamedTuple):
 
     database: str
     own_broker: UUID
-    far_broker: str
+    peer_broker: str
     is_here: bool
     far_service: str
     times: int

@@ -172,7 +172,7 @@ def _unfinished(one: UnfinishedOfPeer) -> Finding:
 
 def _old_copy(one: OldCopyFacts) -> Finding:
     ended = (
-        f"{counted(one.times, 'conversation')} with broker {one.far_broker} (service {one.far_service}) ended with an "
+        f"{counted(one.times, 'conversation')} with broker {one.peer_broker} (service {one.far_service}) ended with an "
         f"Error, the last at {one.last:%Y-%m-%d %H:%M:%S} UTC: {one.detail}"
     )
     subject = f"database {one.database}, broker {one.own_broker}"
@@ -180,13 +180,13 @@ def _old_copy(one: OldCopyFacts) -> Finding:
         return Finding(
             subject,
             f"This database has gone back to an old copy: {ended}",
-            f"Only broker {one.far_broker} still knows what was sent and received here since that copy: compare with "
+            f"Only broker {one.peer_broker} still knows what was sent and received here since that copy: compare with "
             "it, then begin new conversations. After a restore: servicebroker instance adopt.",
         )
     return Finding(
         subject,
         f"That database has gone back to an old copy: {ended}",
-        f"Broker {one.far_broker} has lost the messages that it received since that copy: send them again on new "
+        f"Broker {one.peer_broker} has lost the messages that it received since that copy: send them again on new "
         "conversations. At that instance: servicebroker instance adopt, servicebroker doctor.",
     )
 

@@ -229,7 +229,7 @@ def route_departures(
         if one.database_id not in routers:  # its database was dropped, and its conversations with it
             continue
         own_broker, router = routers[one.database_id]
-        for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):
+        for broker in dict.fromkeys((one.peer_broker or one.routed_broker, one.peer_broker)):
             conversation = Conversation(one.far_service, broker, own_broker, not one.is_initiator)
             decision = router.decide(conversation, one.conversation_id)
             if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is gone
@@ -348,7 +348,7 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Ackno
     ended = yield from _remove({handle: news[handle].below for handle in done})
     first = [handle for handle, was_acknowledged, _ in rows if not was_acknowledged and handle in done]
     if first:
-        yield SQL("acknowledge.note", (first, [news[handle].far_broker for handle in first]))
+        yield SQL("acknowledge.note", (first, [news[handle].peer_broker for handle in first]))
     over = [handle for handle, _, is_ending in rows if is_ending and handle in ended]
     if over:
         yield from close_endpoints(over, now)

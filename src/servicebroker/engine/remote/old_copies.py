@@ -15,7 +15,7 @@ SQL = SqlFile(__file__)
 
 
 def note(
-    endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, now: datetime, *, is_here: bool
+    endpoint: RemoteEndpoint, peer_broker: UUID | None, own: BrokerFailure, now: datetime, *, is_here: bool
 ) -> Statement:
     """Record a conversation that ended with the Error `own` because the database of one side was restored.
 
@@ -25,7 +25,7 @@ def note(
         "note",
         (
             endpoint.own_broker,
-            "" if far_broker is None else str(far_broker),
+            "" if peer_broker is None else str(peer_broker),
             is_here,
             endpoint.far_service,
             now,

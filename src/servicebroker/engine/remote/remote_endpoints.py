@@ -47,7 +47,7 @@ class RemoteEndpoint(NamedTuple):
     is_enabled: bool
     own_service: str
     far_service: str
-    far_broker: str | None
+    peer_broker: str | None
     routed_broker: str | None
     contract: str
     lifetime: datetime

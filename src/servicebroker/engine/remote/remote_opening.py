@@ -79,7 +79,7 @@ class NewTarget(NamedTuple):
             is_enabled=True,
             own_service=header.to_service,
             far_service=header.from_service,
-            far_broker=str(header.from_broker),
+            peer_broker=str(header.from_broker),
             routed_broker=None,
             contract=opening.contract,
             lifetime=self.lifetime,

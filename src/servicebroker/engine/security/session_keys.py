@@ -147,11 +147,11 @@ def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
     """Store the session keys of conversations that have no keys yet."""
     if not keys:
         return
-    owners, far_owners, ids, firsts, second_ids, seconds, exchanges = zip(*keys.values(), strict=True)
+    owners, peer_owners, ids, firsts, second_ids, seconds, exchanges = zip(*keys.values(), strict=True)
     yield SQL(
         "save_keys",
         (
-            *(list(keys), list(owners), list(far_owners), list(ids), Bodies(firsts)),
+            *(list(keys), list(owners), list(peer_owners), list(ids), Bodies(firsts)),
             *(list(second_ids), Bodies(seconds), Bodies(exchanges)),
         ),
     )
