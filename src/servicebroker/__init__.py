@@ -139,8 +139,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY_ATTRIBUTES:
         raise AttributeError(f"module 'servicebroker' has no attribute '{name}'")
     module, attribute = _LAZY_ATTRIBUTES[name]
-    globals()[name] = found = getattr(import_module(module), attribute)
-    return found
+    globals()[name] = value = getattr(import_module(module), attribute)
+    return value
 
 
 def __dir__() -> list[str]:

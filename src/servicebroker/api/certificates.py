@@ -50,29 +50,29 @@ def _create_certificate(database: Database, operation: CreateCertificate) -> Non
         start = database.instance.clock() if operation.start_date is None else operation.start_date
         expiry = a_year_after(start) if operation.expiry_date is None else operation.expiry_date
         facts, key = issue(operation.name if operation.subject is None else operation.subject, start, expiry)
-        kept = _keep(database, key, operation.encryption_password)
+        stored_key = _keep(database, key, operation.encryption_password)
     else:
         facts = read(in_thread(read_file, operation.file))
-        kept = _read_key(database, facts, operation)
+        stored_key = _read_key(database, facts, operation)
 
     def steps() -> Steps[None]:
         owner = yield from principals.find_owner(user, operation.authorization)
-        yield from user_certificates.create_certificate(user.database_id, operation, owner, facts, kept)
+        yield from user_certificates.create_certificate(user.database_id, operation, owner, facts, stored_key)
 
     database._alone(steps())
 
 
 def _alter_certificate(database: Database, operation: AlterCertificate) -> None:
     operation.check()
-    kept = StoredKey() if operation.remove_private_key else None
+    stored_key = StoredKey() if operation.remove_private_key else None
     if operation.changes_key:
         certificate = find_certificate(database, operation.permission, operation.name)
         if operation.private_key_file is not None:
-            kept = _read_key(database, certificate.facts, operation)
+            stored_key = _read_key(database, certificate.facts, operation)
         else:
             key = open_key(database, certificate, operation.decryption_password)
-            kept = _keep(database, key, operation.encryption_password)
-    database._alone(user_certificates.alter_certificate(database.user, operation, kept))
+            stored_key = _keep(database, key, operation.encryption_password)
+    database._alone(user_certificates.alter_certificate(database.user, operation, stored_key))
 
 
 def _backup_certificate(database: Database, operation: BackupCertificate) -> None:

@@ -150,12 +150,12 @@ class ConversationPool:
         """
         check_wait(wait)
         queue = self.database._do(recycling.find_queue(self._address.database_id, self._address.from_service))
-        done = 0
+        processed = 0
         self.recycle()  # messages that a dead process has noted
         while taken := self._take(queue, wait):
-            done += taken
+            processed += taken
             self.recycle()
-        return done
+        return processed
 
     def note(self, transaction: Transaction, messages: list[Message]) -> None:
         """Store DialogTimer, EndDialog and Error messages for `recycle`, in the transaction that received them.
@@ -173,10 +173,10 @@ class ConversationPool:
 
     def recycle(self) -> int:
         """Handle the messages stored by `note`, each in a transaction of its own. Returns their number."""
-        done = 0
+        recycled = 0
         while self._recycle_one():
-            done += 1
-        return done
+            recycled += 1
+        return recycled
 
     def errors(self) -> list[ConversationError]:
         """Return the last 1,000 Errors of conversations from `from_service` in any pool, oldest first."""

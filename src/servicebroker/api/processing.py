@@ -106,7 +106,7 @@ def _drain(
     Returns the number of messages, and whether to call this again: the connection was lost, or the throttle requires
     a pause.
     """
-    done = 0
+    total = 0
     queue = database._find(operation.queue)
     has_woken = False
 
@@ -130,7 +130,7 @@ def _drain(
             return processed
 
         def take_next() -> int:
-            run = procedure if done else wake_and_process
+            run = procedure if total else wake_and_process
             if failure_handler is not None:
                 return failure_handler.take(connection, operation, run)
             if operation.groups > 1:
@@ -144,15 +144,15 @@ def _drain(
                 processed = process_next()
                 if not processed:
                     break
-                done += processed
+                total += processed
                 if connection.closed:
-                    return done, True
+                    return total, True
                 if stopping():
                     _commit(database, connection, failure_handler)
                     break
             else:
                 _commit(database, connection, failure_handler)
-                return done, True
+                return total, True
             if failure_handler is not None:
                 failure_handler.sweep(connection)
         except (psycopg.Error, InstanceError):
@@ -163,7 +163,7 @@ def _drain(
             if throttle is not None:
                 throttle.leave(connection, queue.queue_id)
             database.instance.poison.commit_unknown(connection)
-    return done, False
+    return total, False
 
 
 def _commit(database: Database, connection: DirectConnection, failure_handler: FailureHandler | None) -> None:
@@ -195,7 +195,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
 
     A deadlock, a serialization failure, a lost connection or a stop rolls back all of them.
     """
-    done, failure = 0, None
+    processed, failure = 0, None
     with Transaction(database, connection) as transaction:
         for index, turn in enumerate(chained(hold(transaction, operation))):
             if not turn.begin(is_first=index == 0):
@@ -208,16 +208,16 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
                 is_of_group = (
                     isinstance(problem, Exception) and transaction._is_counted and not is_transaction_conflict(problem)
                 )
-                if not done or not is_of_group or transaction._has_finished():
+                if not processed or not is_of_group or transaction._has_finished():
                     raise
                 failure = problem
                 turn.put_back()
                 break
-            done += len(turn.messages)
+            processed += len(turn.messages)
             if transaction._has_finished():
                 break
-        if done and failure is None:  # otherwise no RECEIVE follows, and COMMIT is sent at once
+        if processed and failure is None:  # otherwise no RECEIVE follows, and COMMIT is sent at once
             transaction._let_commit_travel()
     if failure is not None:
         raise failure
-    return done
+    return processed

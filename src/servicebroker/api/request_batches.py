@@ -92,7 +92,7 @@ class RequestSender:
             with self._lock:
                 if asked in self._asked:
                     first, self._asked[:MAX_BEGUN] = self._asked[:MAX_BEGUN], []
-                    self._begin_together(database, [one for one in first if not one.has_left])
+                    self._begin_together(database, [request for request in first if not request.has_left])
         if asked.problem is not None:
             raise asked.problem
         if asked.waiter is None:

@@ -124,15 +124,15 @@ def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
 def process_late_answers(database: Database, queue: str, procedure: Procedure) -> int:
     """Implement `Database.process_late_answers`."""
     queue_entry = database._find(queue)
-    done = 0
+    processed = 0
     while True:
         late = database._do(database.engine.find_late(queue_entry.queue_id))
         taken = 0
         for late_request in late:
             taken += _handle_late(database, queue, late_request.handle, procedure)
-        done += taken
+        processed += taken
         if not taken:
-            return done
+            return processed
 
 
 def _wait(database: Database, waiter: Waiter, timeout: float, deadline: float) -> Message:
@@ -181,10 +181,10 @@ def _take(database: Database, waiter: Waiter) -> list[Message]:
         except BrokerError as refused:
             if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
-            found: AnswerQueue = database._do(database.engine.find_answer_queue(waiter.handle))
-            if found == queue:
+            answer_queue: AnswerQueue = database._do(database.engine.find_answer_queue(waiter.handle))
+            if answer_queue == queue:
                 raise
-            queue = found
+            queue = answer_queue
 
 
 def _receive(database: Database, queue: str, handle: UUID) -> list[Message]:
@@ -394,11 +394,11 @@ class Watcher:
 
     def _take(self, handles: list[UUID]) -> None:
         """Receive the answers that need no wait for a lock, for their callers, in one transaction."""
-        done = Event()
+        has_taken = Event()
         with self._lock:
             takers = {handle: waiters[0] for handle in handles if (waiters := self._watched.get(handle))}
             for waiter in takers.values():
-                waiter.taking = done
+                waiter.taking = has_taken
         try:
             taken = take_answers(self._database, self.queue, list(takers))
             for handle, messages in taken.answers.items():
@@ -407,7 +407,7 @@ class Watcher:
         finally:
             for waiter in takers.values():
                 waiter.taking = None
-            done.set()
+            has_taken.set()
 
     def _let_be(self, waiter: Waiter) -> None:
         """Stop waking a waiter."""

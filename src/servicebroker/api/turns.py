@@ -215,9 +215,11 @@ def answer_ends(transaction: Transaction, queue_id: int, turns: list[GroupTurn])
     if not ends:
         return []
     answered = set(transaction._do(transaction.engine.answer_ends(queue_id, ends)))
-    done = [turn for turn in turns if answered.issuperset(message.conversation_handle for message in turn.messages)]
-    turns[:] = [turn for turn in turns if turn not in done]
-    return [message for turn in done for message in turn.messages]
+    answered_turns = [
+        turn for turn in turns if answered.issuperset(message.conversation_handle for message in turn.messages)
+    ]
+    turns[:] = [turn for turn in turns if turn not in answered_turns]
+    return [message for turn in answered_turns for message in turn.messages]
 
 
 def _nothing() -> None:

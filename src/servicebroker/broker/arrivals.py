@@ -511,19 +511,19 @@ class InboundWriter:
         load = 0 if entry is None else entry.dialog.arriving
         return load + (TARGET_COST_BYTES if handle in self._targets else 0)
 
-    def _note_made(self, store: Store, made: Mapping[UUID, CreatedTarget]) -> None:
+    def _note_made(self, store: Store, created: Mapping[UUID, CreatedTarget]) -> None:
         """Report the created targets. Drop the others: both sides of those conversations are in this instance."""
-        groups = store.groups_of(list(made)) if made and journal.watches_conversations() else {}
+        groups = store.groups_of(list(created)) if created and journal.watches_conversations() else {}
         targets, self._targets = self._targets, {}
         for handle, (target, link) in targets.items():
             entry = self._conversations.get(handle)
-            if handle not in made:
+            if handle not in created:
                 journal.undeliverable(
                     dropped(11221, "both sides of the conversation are in this instance"), target.header, link
                 )
                 self._conversations.forget(handle)
             elif entry is not None:
-                entry.note_made(made[handle])
+                entry.note_made(created[handle])
                 link.opened()
                 journal.conversed(ConversationEvent.DIALOG_CREATED, entry.endpoint, EndpointState.STARTED_INBOUND)
                 if handle in groups:
@@ -599,10 +599,10 @@ class InboundWriter:
         if self._acknowledged:
             groups = store.groups_of(list(self._acknowledged)) if journal.watches_conversations() else {}
             began = self._charges.now
-            done, ended = store.acknowledge(self._acknowledged)
+            acknowledged, ended = store.acknowledge(self._acknowledged)
             if self._charges.are_shared:
                 self._charges.charge_by_weight(dict.fromkeys(self._acknowledged, 1.0), began)
-            settled = {handle: self._acknowledged.pop(handle) for handle in done}
+            settled = {handle: self._acknowledged.pop(handle) for handle in acknowledged}
             self._reload_outdated(settled)
             self._report_ends(store, ended, groups)
             if is_traced:

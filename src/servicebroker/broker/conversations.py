@@ -126,9 +126,9 @@ class Entry:
         """Record the target's clock, which it reports when it refuses an opening as too old."""
         self.peer_clock = clock, seconds
 
-    def note_made(self, made: CreatedTarget) -> None:
+    def note_made(self, target: CreatedTarget) -> None:
         """Record the created endpoint, with its handle and the priority from the database."""
-        self.endpoint = self.endpoint._replace(**made._asdict())
+        self.endpoint = self.endpoint._replace(**target._asdict())
 
     def secure(self, endpoint: RemoteEndpoint, session: SessionKeys | None) -> None:
         """Set the keys of the conversation."""
@@ -488,11 +488,11 @@ class Conversations:
         """Update the load of the conversation's link."""
         before, entry.load = entry.load, entry.dialog.load
         if entry.link is not None:
-            traffic, gone = self._traffic[entry.link], before - entry.load
-            traffic.load -= gone
-            if gone > 0:
+            traffic, released = self._traffic[entry.link], before - entry.load
+            traffic.load -= released
+            if released > 0:
                 traffic.turn(self._seconds())
-                traffic.taken += gone
+                traffic.taken += released
 
     def set_status(self, entry: Entry, status: str) -> None:
         """Set transmission_status: the reason why its messages wait, or '' while they are sent."""

@@ -326,16 +326,16 @@ class Daemon:
             0.0,
         )
         self._membership = run(connection, find_membership())
-        kept = KeptDeliveries(self._url, self._clock)
-        store = PostgresStore(connection, self._clock, kept=kept)
+        deliveries = KeptDeliveries(self._url, self._clock)
+        store = PostgresStore(connection, self._clock, kept=deliveries)
         connection.add_notice_handler(store.notice)
         prepare_session(connection)
         connections.write(connection, [])
         forwarding.write(connection, [])
         self._reports.write(connection, anew=True)
         notifications = listening(self._url, ("servicebroker", DELIVERY_CHANNEL), self._on_notification, name=NAME)
-        with contextlib.closing(kept), notifications as listener:
-            kept.ask()  # for deliveries that another process has left unfinished
+        with contextlib.closing(deliveries), notifications as listener:
+            deliveries.ask()  # for deliveries that another process has left unfinished
             self._poll(connection)  # write the current state now, in case no round succeeds
             try:
                 self._shares.begin(store)

@@ -99,11 +99,11 @@ class Forwarding:
                 self._forwarder.postpone(hop)
                 continue
             self._note_link(address)
-            while link.room > 0 and (found := self._forwarder.pass_on(hop, now)) is not None:
-                if isinstance(found, DroppedMessage):
-                    _dropped(found)
+            while link.room > 0 and (forwarded := self._forwarder.pass_on(hop, now)) is not None:
+                if isinstance(forwarded, DroppedMessage):
+                    _dropped(forwarded)
                     continue
-                header, body = found
+                header, body = forwarded
                 link.send(body, is_forwarded=True)
                 journal.forwarded(header, address, len(body))
                 sent = True

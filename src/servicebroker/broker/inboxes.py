@@ -322,9 +322,9 @@ class Inboxes:
     def divide(self, count: int) -> None:
         """Keep or add inboxes for `count` shares, and divide the waiting frames among them. No frame is lost."""
         with self._lock:
-            kept, removed = self.shares[:count], self.shares[count:]
-            arrivals = [arrival for inbox in (*kept, *removed) for arrival in inbox.empty()]
-            self.shares = (*kept, *(self._new() for _ in range(count - len(kept))))
+            remaining, removed = self.shares[:count], self.shares[count:]
+            arrivals = [arrival for inbox in (*remaining, *removed) for arrival in inbox.empty()]
+            self.shares = (*remaining, *(self._new() for _ in range(count - len(remaining))))
             for inbox in self.shares:
                 inbox.count = count
             for arrival in arrivals:

@@ -86,8 +86,8 @@ class KeptDeliveries:
 
         Returns whether all were delivered.
         """
-        kept = run(connection, find_kept())
-        for handle in kept:
+        handles = run(connection, find_kept())
+        for handle in handles:
             if self._closed.is_set():
                 break
             try:
@@ -96,4 +96,4 @@ class KeptDeliveries:
                 if connection.broken:
                     raise
                 self._outage.report(problem)
-        return not kept or not run(connection, find_kept())
+        return not handles or not run(connection, find_kept())

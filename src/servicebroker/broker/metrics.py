@@ -137,15 +137,15 @@ FRAGMENT_BYTES = _both("fragment_bytes", "Bytes of these; by fragments it is the
 
 def take_counted() -> Counted:
     """Return the counts of this process since the last call."""
-    found = {
+    values = {
         (name, tuple(sample.labels.values())): sample.value
         for name, counter in _COUNTERS.items()
         for metric in counter.collect()
         for sample in metric.samples
         if sample.name.endswith("_total")
     }
-    news = {key: value - _TAKEN.get(key, 0.0) for key, value in found.items() if value != _TAKEN.get(key, 0.0)}
-    _TAKEN.update(found)
+    news = {key: value - _TAKEN.get(key, 0.0) for key, value in values.items() if value != _TAKEN.get(key, 0.0)}
+    _TAKEN.update(values)
     return news
 
 
@@ -173,15 +173,17 @@ class StoredCounters(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
-        found: list[Counter] = []
+        instance_counters: list[Counter] = []
         try:
             with connect(self._url) as connection:
-                found = run(connection, counters())
+                instance_counters = run(connection, counters())
         except (InstanceError, psycopg.Error) as problem:
             fields = {"event": "Metrics", "subclass": "Database"}  # the log counts them, since each scrape causes one
             _log.warning("The metrics cannot be read: %s", one_line(problem), extra={"fields": fields})
-        yield GaugeMetricFamily(PREFIX + "up", "1 when the instance's PostgreSQL answers.", value=bool(found))
-        for counter in found:
+        yield GaugeMetricFamily(
+            PREFIX + "up", "1 when the instance's PostgreSQL answers.", value=bool(instance_counters)
+        )
+        for counter in instance_counters:
             kind = CounterMetricFamily if counter.rises else GaugeMetricFamily
             family = kind(PREFIX + counter.name, counter.meaning, labels=counter.labels)
             for labels, value in counter.values:

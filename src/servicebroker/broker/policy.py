@@ -218,7 +218,7 @@ class PolicyWatch:
             _warn_of_passwords(certificates)
             return None
         try:
-            made = Tls(
+            tls = Tls(
                 identity,
                 [certificate for certificate in certificates if not certificate.is_own],
                 [certificate for certificate in certificates if certificate.is_own],
@@ -232,7 +232,7 @@ class PolicyWatch:
         if domain is not None and domain.member is not None and domain.facts is not None:
             until = f"{domain.facts.expiry_date:%Y-%m-%d %H:%M} UTC"
             _log.info("Peers are shown a certificate of %s, until %s.", domain.member.account, until)
-        return made
+        return tls
 
     def _identity(self, own: TransportCertificate) -> Path | None:
         """Return the file with the private key of a certificate of this instance, or None."""

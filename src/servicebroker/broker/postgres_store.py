@@ -104,9 +104,9 @@ class PostgresStore(Store):
         self._next_look = 0.0  # for locked queues
         self._locks = Outage(_log, "Messages wait, and those for other queues go on")
 
-    def notice(self, said: psycopg.errors.Diagnostic) -> None:
+    def notice(self, notice: psycopg.errors.Diagnostic) -> None:
         """Handle a notice of PostgreSQL: a canceled wait for the standby, after which the commit still succeeds."""
-        if said.source_function == "SyncRepWaitForLSN":
+        if notice.source_function == "SyncRepWaitForLSN":
             self._is_replicated = False
 
     @override

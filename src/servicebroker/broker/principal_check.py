@@ -70,8 +70,8 @@ class PrincipalCheck:
         """Wait for a commit. Returns why this server is not the principal, or ''."""
         given_up: list[bool] = []
 
-        def notice(said: psycopg.errors.Diagnostic) -> None:
-            given_up.append(said.source_function == "SyncRepWaitForLSN")
+        def notice(diagnostic: psycopg.errors.Diagnostic) -> None:
+            given_up.append(diagnostic.source_function == "SyncRepWaitForLSN")
 
         connection.add_notice_handler(notice)
         impatient = threading.Timer(COMMIT_TIMEOUT_S, connection.cancel_safe)

@@ -225,12 +225,14 @@ class Shares:
         return future
 
     def _open_shares(self, divisions: list[Division]) -> list[_Opened | ShareProcess]:
-        kept = None if self._store is None else self._store.kept
+        deliveries = None if self._store is None else self._store.kept
         with ExitStack() as stack:
             opened: list[_Opened | ShareProcess] = []
             for division in divisions:
                 share = (
-                    self._start(division, False) if self._start else open_share(self._url, self._clock, division, kept)
+                    self._start(division, False)
+                    if self._start
+                    else open_share(self._url, self._clock, division, deliveries)
                 )
                 opened.append(stack.enter_context(closing(share)))
             for share in opened:
@@ -429,8 +431,8 @@ def _wait(wait: Wait, wake_event: threading.Event, over: threading.Event) -> boo
 def _close(opening: Future[list[_Opened | ShareProcess]]) -> None:
     """Close opened shares that are no longer needed."""
     if opening.exception() is None:
-        for one in opening.result():
-            one.close()
+        for share_connection in opening.result():
+            share_connection.close()
 
 
 def _resident(pid: int) -> int | None:

@@ -56,7 +56,7 @@ def judge_disk_of(target: str, usage: DiskUsage) -> list[Finding]:
         used = shutil.disk_usage(target)
         findings = judge_disk(target, used.free, used.total)
     if users := largest(usage):
-        findings = [one._replace(advice=f"{one.advice} Most of it: {users}.") for one in findings]
+        findings = [finding._replace(advice=f"{finding.advice} Most of it: {users}.") for finding in findings]
     return [*findings, *judge_disk_usage(usage)]
 
 

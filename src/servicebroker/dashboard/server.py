@@ -67,8 +67,8 @@ def configured(app: Any, **options: Any) -> uvicorn.Config:
 class _DeadlineProtocol(H11Protocol):
     """One connection, with deadlines for the next step of its browser."""
 
-    def __init__(self, visitor: Visitor, **made: Any) -> None:
-        super().__init__(**made)
+    def __init__(self, visitor: Visitor, **options: Any) -> None:
+        super().__init__(**options)
         self._visitor = visitor
         self._step: object = None  # the browser's next step, which has a deadline; None while the server works
         self._is_lingering = False  # answered early: the rest of the request is not read

@@ -212,10 +212,10 @@ def messages_per_second(name: str, rate: object) -> float:
     Raises:
         BrokerError: 402 another value, or none above 0.
     """
-    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
-    if found is None or not float(found["count"]):
+    match = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if match is None or not float(match["count"]):
         raise BrokerError(402, name, shown(rate), 'a number above 0 of messages by s, min or h: "100/s"')
-    return float(found["count"]) / _UNIT_S[found["unit"]]
+    return float(match["count"]) / _UNIT_S[match["unit"]]
 
 
 def check_priority(priority: object) -> None:
@@ -308,9 +308,9 @@ def checked_sent_by(contract: str, sent_by: Mapping[str, str] | Iterable[tuple[s
         BrokerError: 8403 a type is given twice, 8492 the initiator may send nothing, 402 wrong types.
     """
     pairs = _pairs(sent_by)
-    given = [names.checked("message type", message_type) for message_type, _ in pairs]
-    for message_type in given:
-        if given.count(message_type) > 1:
+    message_types = [names.checked("message type", message_type) for message_type, _ in pairs]
+    for message_type in message_types:
+        if message_types.count(message_type) > 1:
             raise BrokerError(8403, message_type)
     for _, side in pairs:
         if not isinstance(side, str) or side not in SENT_BY:
@@ -322,21 +322,21 @@ def checked_sent_by(contract: str, sent_by: Mapping[str, str] | Iterable[tuple[s
 
 def _pairs(sent_by: object) -> list[tuple[str, str]]:
     """Return message types with their senders, from a mapping or from pairs."""
-    given = list(sent_by.items() if isinstance(sent_by, Mapping) else sent_by if isinstance(sent_by, Iterable) else [0])
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
+    pairs = list(sent_by.items() if isinstance(sent_by, Mapping) else sent_by if isinstance(sent_by, Iterable) else [0])
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise BrokerError(402, "the message types", type(sent_by).__name__, "a mapping or pairs of type and sender")
-    return given
+    return pairs
 
 
 def checked_contracts(contracts: Iterable[str]) -> list[str]:
     """Check and return contract names. A name that occurs twice is refused with 8404."""
     if isinstance(contracts, str) or not isinstance(contracts, Iterable):
         raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
-    given = [names.checked("service contract", contract) for contract in contracts]
-    for contract in given:
-        if given.count(contract) > 1:
+    contract_names = [names.checked("service contract", contract) for contract in contracts]
+    for contract in contract_names:
+        if contract_names.count(contract) > 1:
             raise BrokerError(8404, contract)
-    return given
+    return contract_names
 
 
 def check_switch(option: str, given: object) -> None:
@@ -358,9 +358,9 @@ def may_exist(allowed: bool) -> Iterator[None]:
 
 def check_changes(**options: object) -> None:
     """Refuse options of an ALTER that are neither ON, OFF nor None; None means unchanged."""
-    for option, given in options.items():
-        if given is not None:
-            check_switch(option, given)
+    for option, value in options.items():
+        if value is not None:
+            check_switch(option, value)
 
 
 def check_broker_options(*chosen: bool) -> None:

@@ -119,9 +119,9 @@ def _pydantic(model: Any) -> Codec:
         if names or model.model_config.get("populate_by_name"):
             read_as.append(name)
         if written_as not in read_as:
-            found = f"{model.__name__}, which writes {name} as {written_as} and does not read it"
+            description = f"{model.__name__}, which writes {name} as {written_as} and does not read it"
             raise BrokerError(
-                402, "the codec", found, f"a model that reads what it writes: Field(alias='{written_as}')"
+                402, "the codec", description, f"a model that reads what it writes: Field(alias='{written_as}')"
             )
 
     def encode(value: Any) -> bytes:
@@ -160,8 +160,8 @@ def _check_finite(value: Any) -> None:
         value = value.values()
     elif not isinstance(value, list | tuple | set | frozenset):
         return
-    for one in value:
-        _check_finite(one)
+    for item in value:
+        _check_finite(item)
 
 
 def _text(value: Any) -> bytes:
@@ -192,12 +192,12 @@ def encoded(message_type: str, body: Any) -> Body | Omitted:
     """
     if type(body) is bytes or isinstance(body, bytearray | memoryview | Omitted):
         return body
-    found = _codecs.get(message_type) if isinstance(message_type, str) else None
-    if found is None or body is None:
+    registered = _codecs.get(message_type) if isinstance(message_type, str) else None
+    if registered is None or body is None:
         return cast(Body, body)  # a str, or a value that the verb refuses
     try:
-        written = found.codec.encode(body)
-        found.codec.decode(written)
+        written = registered.codec.encode(body)
+        registered.codec.decode(written)
     except Exception as problem:
         raise BodyError(f"The body is not what messages of type '{message_type}' carry: {_said(problem)}") from problem
     return written
@@ -217,11 +217,11 @@ def decoded(message_type: str, body: bytes | None) -> Any:
     Raises:
         BodyError: the codec cannot read it.
     """
-    found = _codecs.get(message_type)
-    if found is None or body is None:
+    registered = _codecs.get(message_type)
+    if registered is None or body is None:
         return body
     try:
-        return found.codec.decode(body)
+        return registered.codec.decode(body)
     except Exception as problem:
         raise BodyError(f"The body of a message of type '{message_type}' cannot be read: {_said(problem)}") from problem
 
@@ -251,8 +251,8 @@ def decoder(where: str, message_type: str, kind: Any) -> Callable[[bytes | None]
         try:
             return read(body)
         except Exception as problem:
-            said = f"The body of a message of type '{message_type}' cannot be read: {_said(problem)}"
-            raise BodyError(said) from problem
+            text = f"The body of a message of type '{message_type}' cannot be read: {_said(problem)}"
+            raise BodyError(text) from problem
 
     return decode
 

@@ -109,9 +109,9 @@ def find_events(
             yield EndpointEvent(event_class, own)
             if event_class is not ConversationEvent.BEGIN:
                 yield from _ended(event_class, own, before, after)
-    gone = {one.conversation_group_id: one.database_id for one in before.endpoints.values()}
-    for group in gone.keys() & (before.groups - after.groups):
-        yield GroupEvent(DROPPED, group, gone[group])
+    removed_groups = {endpoint.conversation_group_id: endpoint.database_id for endpoint in before.endpoints.values()}
+    for group in removed_groups.keys() & (before.groups - after.groups):
+        yield GroupEvent(DROPPED, group, removed_groups[group])
 
 
 def _sent(
@@ -138,12 +138,12 @@ def _ended(
 ) -> Iterator[VerbEvent]:
     peer, peer_was = after.peer(own), before.peer(own)
     if peer is not None and peer_was is not None and peer.state != peer_was.state:
-        told = {
+        event = {
             EndpointState.DISCONNECTED_INBOUND: ConversationEvent.RECEIVED_END,
             EndpointState.ERROR: ConversationEvent.RECEIVED_ERROR,
         }.get(EndpointState(peer.state))
-        if told is not None:
-            yield EndpointEvent(told, peer)
+        if event is not None:
+            yield EndpointEvent(event, peer)
             if own.state == EndpointState.CLOSED:
                 yield EndpointEvent(ConversationEvent.RECEIVED_END_ACK, own)
     peer_is_closed = peer is None or peer.state == EndpointState.CLOSED

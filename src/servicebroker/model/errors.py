@@ -88,9 +88,9 @@ class BrokerError(ServiceBrokerError):
     def of_send(self, place: int, what: str) -> Self:
         """Add the position of its SEND among pipelined SENDs, and return this error."""
         self.place = place
-        said = f"This is SEND {place} of the pipeline: {what}."
-        self.hint = f"{self.hint} {said}".strip()
-        self.args = (f"{self.args[0]} {said}",)
+        position = f"This is SEND {place} of the pipeline: {what}."
+        self.hint = f"{self.hint} {position}".strip()
+        self.args = (f"{self.args[0]} {position}",)
         return self
 
 

@@ -246,20 +246,20 @@ def events_of(named: Iterable[str], scope: str) -> Sequence[str]:
     Raises:
         BrokerError: 1084 no such event, 1098 none of this scope.
     """
-    found: dict[str, None] = {}
-    for said in named:
-        name = said.upper()
+    types: dict[str, None] = {}
+    for given_name in named:
+        name = given_name.upper()
         if name not in EVENTS and name not in _GROUPS:
-            raise BrokerError(1084, said)
+            raise BrokerError(1084, given_name)
         events = _GROUPS.get(name, (name,))
         fitting = [event for event in events if _fits(event, scope)]
         if not fitting:
             scopes = [
                 other.lower() for other in (QUEUE, DATABASE, SERVER) if any(_fits(event, other) for event in events)
             ]
-            raise BrokerError(1098, said, scope.lower(), hint=f"It is valid on: {', '.join(scopes)}.")
-        found |= dict.fromkeys(fitting)
-    return list(found)
+            raise BrokerError(1098, given_name, scope.lower(), hint=f"It is valid on: {', '.join(scopes)}.")
+        types |= dict.fromkeys(fitting)
+    return list(types)
 
 
 def _fits(event: str, scope: str) -> bool:

@@ -187,10 +187,10 @@ def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:
         raise BrokerError(15151, "use", "name", ascii(full[:40]), hint="A name has no half of a surrogate pair.")
     if name.startswith("pg_") or name == "information_schema":
         name = "_" + name
-    found, attempt = name, ""
-    while len(found.encode()) > POSTGRES_IDENTIFIER or found in taken:
+    candidate, attempt = name, ""
+    while len(candidate.encode()) > POSTGRES_IDENTIFIER or candidate in taken:
         digest = hashlib.sha256((full + attempt).encode()).hexdigest()[:8]
         room = POSTGRES_IDENTIFIER - len(digest) - 1
-        found = name.encode()[:room].decode(errors="ignore") + "_" + digest
+        candidate = name.encode()[:room].decode(errors="ignore") + "_" + digest
         attempt += "'"
-    return found
+    return candidate

@@ -18,7 +18,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises:
         ValueError: the text is no TOML, or has values that Python cannot read; the message names them.
     """
-    if any(len(re.findall(_PART, found[0])) > MAX_KEY_PARTS for found in _PARTS.finditer(text)):
+    if any(len(re.findall(_PART, match[0])) > MAX_KEY_PARTS for match in _PARTS.finditer(text)):
         raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")
     try:
         content = tomllib.loads(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}"))

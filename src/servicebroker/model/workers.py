@@ -144,9 +144,9 @@ class Worker:
             BrokerError: 402 an argument that is no name, a type that has a handler, END_DIALOG with `answers_ends`, a
                 coroutine function beside a plain one, a generator function, or one that does not take two arguments.
         """
-        for given in message_types:
-            if not isinstance(given, str):
-                raise BrokerError(402, "on", shown(given), 'the name of a message type: @worker.on("//shop/Order")')
+        for name in message_types:
+            if not isinstance(name, str):
+                raise BrokerError(402, "on", shown(name), 'the name of a message type: @worker.on("//shop/Order")')
         if self.answers_ends and END_DIALOG in message_types:
             raise BrokerError(402, "on", "END_DIALOG", "another type: this worker answers ends without a handler")
 
@@ -297,9 +297,11 @@ class Worker:
                 continue
             near = get_close_matches(message_type, self._handlers, 1)
             hint = f"Did you mean it by the handler of '{near[0]}'?" if near else ""
-            found = f"one without a handler of '{message_type}', which '{contract}' lets initiators send to '{service}'"
-            given = f"given one: @worker.on({message_type!r}), or @worker.on() for all other types"
-            raise BrokerError(402, f"the worker of {self.queue}", found, given, hint=hint)
+            actual = (
+                f"one without a handler of '{message_type}', which '{contract}' lets initiators send to '{service}'"
+            )
+            remedy = f"given one: @worker.on({message_type!r}), or @worker.on() for all other types"
+            raise BrokerError(402, f"the worker of {self.queue}", actual, remedy, hint=hint)
 
     def handler_of(self, message: Message) -> Handler | None:
         """Return the handler of a message; None for an EndDialog or Error without a handler.
@@ -307,9 +309,9 @@ class Worker:
         Raises:
             InstanceError: its type has no handler.
         """
-        given = self._handlers.get(message.message_type_name)
-        if given is not None or message.is_end_dialog or message.is_error:
-            return given
+        handler = self._handlers.get(message.message_type_name)
+        if handler is not None or message.is_end_dialog or message.is_error:
+            return handler
         if _OTHERS in self._handlers:
             return self._handlers[_OTHERS]
         raise InstanceError(

@@ -89,15 +89,15 @@ class Change(NamedTuple):
 # ---------------------------------------------------------------- TOML
 
 
-def _part(made: type, *left_out: str, **defaults: object) -> type[msgspec.Struct]:
+def _part(operation_class: type, *left_out: str, **defaults: object) -> type[msgspec.Struct]:
     """Make the TOML form of a class from its parameters, without those in `left_out`. Unknown keys are refused."""
-    hints, declared = get_type_hints(made), []
-    for name, parameter in inspect.signature(made).parameters.items():
+    hints, declared = get_type_hints(operation_class), []
+    for name, parameter in inspect.signature(operation_class).parameters.items():
         kind = _ACTIVATION | None if Activation in get_args(hints[name]) else written_type(hints[name])
         default = defaults.get(name, [] if parameter.default == () else parameter.default)
         if name not in left_out:
             declared.append((name, kind) if default is parameter.empty else (name, kind, default))
-    return _struct(made.__name__, declared)
+    return _struct(operation_class.__name__, declared)
 
 
 def _struct(name: str, declared: Iterable[Any]) -> type[msgspec.Struct]:

@@ -171,10 +171,10 @@ def repeated_positions(keys: pa.Table, keeps: Literal["min", "max"]) -> pa.Array
     rank: Any = compute.rank(keys.column(_ORDER), "ascending", tiebreaker="first")
     large = keys.column(0).cast(pa.large_string())  # together, the handles may exceed the 2 GiB of a string column
     grouped = pa.table([large, keys.column(1), rank], [*_MESSAGE_KEY, "rank"]).group_by(_MESSAGE_KEY)
-    kept: Any = grouped.aggregate([("rank", keeps)]).column(f"rank_{keeps}")
-    if len(kept) == keys.num_rows:
+    kept_ranks: Any = grouped.aggregate([("rank", keeps)]).column(f"rank_{keeps}")
+    if len(kept_ranks) == keys.num_rows:
         return pa.array([], pa.int64())
-    is_repeated: Any = compute.invert(compute.is_in(rank, value_set=kept))
+    is_repeated: Any = compute.invert(compute.is_in(rank, value_set=kept_ranks))
     positions: pa.Array[Any] = compute.indices_nonzero(is_repeated).cast(pa.int64())
     return positions
 

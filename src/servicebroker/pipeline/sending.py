@@ -194,14 +194,14 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
             yield from _end_stream(sender, handle, now)
             handle, sent = yield from _begin(sender, slot, now)
         try:
-            done = yield from _send_piece(sender.catalog, handle, piece, now)
+            sent_count = yield from _send_piece(sender.catalog, handle, piece, now)
         except BrokerError as refused:
             if refused.number not in _CONVERSATION_OVER:
                 raise
             yield _retire(handle)  # the target has ended it
-            done = 0
-        bodies = (yield from _bodies(piece)) if done < piece.messages else []
-        while done < piece.messages:
+            sent_count = 0
+        bodies = (yield from _bodies(piece)) if sent_count < piece.messages else []
+        while sent_count < piece.messages:
             if refusals == MAX_REFUSALS_PER_SLOT:
                 raise InstanceError(
                     f"The batch is not sent: {refusals} conversations of it have failed, most likely since that many "
@@ -209,7 +209,7 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
                 )
             refusals += 1
             handle, sent = yield from _begin(sender, slot, now)
-            done += yield from _send_bodies(sender.catalog, handle, piece.message_type, bodies[done:], now)
+            sent_count += yield from _send_bodies(sender.catalog, handle, piece.message_type, bodies[sent_count:], now)
         sent += piece.messages
     yield SQL("send_slot", (handle, sent))
 

@@ -365,10 +365,10 @@ class Connection:
                 question = _questions.decode(frame.body)
                 return [QuestionReceived(KnownTimeline(question.system, question.timeline, question.signature))]
             case FrameKind.STANDING:
-                said = _standings.decode(frame.body)
+                body = _standings.decode(frame.body)
                 return [
                     StandingReceived(
-                        RoleReport(said.role, said.system, said.timeline, said.is_synchronous, said.signature)
+                        RoleReport(body.role, body.system, body.timeline, body.is_synchronous, body.signature)
                     )
                 ]
             case _:

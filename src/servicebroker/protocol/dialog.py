@@ -212,7 +212,7 @@ def unpack(saved: bytes, limits: Limits = LIMITS) -> TransmissionState:
     decoded = _saved.decode(saved)
     state = TransmissionState(*decoded.state, dict(decoded.kept))
     beyond = impossible(state.next, state.kept, limits)
-    return state._replace(kept={number: kept for number, kept in state.kept.items() if number not in beyond})
+    return state._replace(kept={number: message for number, message in state.kept.items() if number not in beyond})
 
 
 class Dialog:

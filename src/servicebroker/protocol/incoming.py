@@ -178,11 +178,11 @@ class Kept(NamedTuple):
         return full * unit <= self.size <= self.arrived * unit and (self.size > full * unit or full == self.arrived)
 
 
-def impossible(next_number: int, kept: Mapping[int, Kept], limits: Limits = LIMITS) -> list[int]:
+def impossible(next_number: int, kept_messages: Mapping[int, Kept], limits: Limits = LIMITS) -> list[int]:
     """Return the messages that exceed these limits, of those stored from `next_number` on; of too many the last."""
     beyond, ahead = [], 0
-    for number in sorted(kept):
-        message = kept[number]
+    for number in sorted(kept_messages):
+        message = kept_messages[number]
         is_early = number != next_number
         cost = message.cost(limits) if is_early else 0
         is_far = number >= next_number + limits.ahead_messages
@@ -215,7 +215,7 @@ class Progress:
         self.next = next_number
         self.token = token
         self.kept = kept or _NO_MESSAGES
-        self.held = sum(kept.cost(limits) for kept in self.kept.values())  # bytes counted for them
+        self.held = sum(message.cost(limits) for message in self.kept.values())  # bytes counted for them
         self.final = final  # the number of the message that ends the conversation, once it is known
         self.limits = limits
         self._acknowledgement: Acknowledgement | None = None  # cached until the next change
@@ -242,8 +242,8 @@ class Progress:
         """Return whether this fragment was received."""
         if number < self.next:
             return True
-        kept = self.kept.get(number)
-        return kept is not None and kept.has(fragment)
+        message = self.kept.get(number)
+        return message is not None and message.has(fragment)
 
     def add_run(self, number: int, parts: tuple[Part, ...]) -> Step:
         """Add whole messages that are next in order. `kept` is empty; only the last one may end the conversation."""
@@ -270,25 +270,25 @@ class Progress:
             self.held += self.limits.kept_cost
         size = len(part.body or b"")
         self.held += size + self.limits.message_cost
-        kept = self.kept[number] = before.with_fragment(fragment, size)
+        message = self.kept[number] = before.with_fragment(fragment, size)
         steps: list[Step] = [Keep(number, fragment, fragments, part)]
-        if kept.is_whole and part.content is Content.ERROR:
+        if message.is_whole and part.content is Content.ERROR:
             steps += self._jump_to(number)
         return [*steps, *self._complete()]
 
     def _jump_to(self, number: int) -> list[Step]:
         """Skip to an Error, which replaces all messages that have not arrived (decision 050)."""
-        dropped = [kept for kept in self.kept if kept < number]
-        for kept in dropped:
-            self._drop(kept)
+        dropped = [kept_number for kept_number in self.kept if kept_number < number]
+        for kept_number in dropped:
+            self._drop(kept_number)
         first, self.next = self.next, number
         return [Discard(first, number)] if dropped else []
 
     def _complete(self) -> list[Step]:
         steps: list[Step] = []
-        while (kept := self.kept.get(self.next)) is not None and kept.is_whole:
+        while (message := self.kept.get(self.next)) is not None and message.is_whole:
             self._drop(self.next)
-            self.token = kept.token
+            self.token = message.token
             steps.append(Complete(self.next))
             self.next += 1
         return steps
@@ -313,9 +313,9 @@ class Progress:
         whole: list[tuple[int, int]] = []
         parts: list[tuple[int, int, int]] = []
         for number in sorted(self.kept):
-            kept = self.kept[number]
-            if not kept.is_whole:
-                parts += [(number, first, last) for first, last in kept.ranges]
+            message = self.kept[number]
+            if not message.is_whole:
+                parts += [(number, first, last) for first, last in message.ranges]
             elif whole and whole[-1][1] == number - 1:
                 whole[-1] = (whole[-1][0], number)
             else:
@@ -358,8 +358,8 @@ class Incoming:
             return seen.next - 1
         if seen.kept:  # rare; only the kept messages of this frame are compared
             for place, token in enumerate((before, *(part.token for part in parts)), -1):
-                kept = seen.kept.get(number + place)
-                if token and kept is not None and kept.token and token != kept.token:
+                message = seen.kept.get(number + place)
+                if token and message is not None and message.token and token != message.token:
                     return number + place
         return None
 
@@ -394,12 +394,12 @@ class Incoming:
             return Verdict.MISSHAPEN
         if self.seen.has(number, fragment):
             return Verdict.DUPLICATE if self.stored.has(number, fragment) else Verdict.PENDING
-        final, kept = self.seen.final, self.seen.kept.get(number)
+        final, message = self.seen.final, self.seen.kept.get(number)
         if final is not None and number > final:
             return Verdict.AFTER_END
-        if kept is not None and (kept.fragments, kept.content) != (fragments, part.content):
+        if message is not None and (message.fragments, message.content) != (fragments, part.content):
             return Verdict.INCONSISTENT
-        if kept is not None and not kept.has_room(fragment, self._limits):
+        if message is not None and not message.has_room(fragment, self._limits):
             return Verdict.TOO_FAR
         if not self._has_room(number, fragments, part):
             return Verdict.TOO_FAR

@@ -162,9 +162,9 @@ class Outgoing:
         if ack.below > self.sent_below:
             return f"The messages {self.sent_below} to {ack.below - 1} were acknowledged, and never sent."
         whole = [last for _, last in ack.whole]
-        kept = whole + [number for number, *_ in ack.parts]
-        if kept and max(kept) >= self.sent_below:
-            return f"Of message {max(kept)} something has come, and it was never sent."
+        numbers = whole + [number for number, *_ in ack.parts]
+        if numbers and max(numbers) >= self.sent_below:
+            return f"Of message {max(numbers)} something has come, and it was never sent."
         if self._error is not None and whole and max(whole) >= self._error:
             return f"Message {max(whole)} waits for others there, and an Error was sent, which waits for none."
         for part in ack.parts:

@@ -257,18 +257,18 @@ def match(
 ) -> tuple[Rule, tuple[Route, ...]]:
     """Step 1: return the first rule with a valid (unexpired) route, and its valid routes."""
     named = table.of(conversation.service)
-    if conversation.broker_instance and (found := _valid(named.get(conversation.broker_instance, ()), now)):
-        return Rule.SERVICE_AND_INSTANCE, found
-    if found := _valid(named.get(None, ()), now):
-        return Rule.SERVICE, found
+    if conversation.broker_instance and (matching := _valid(named.get(conversation.broker_instance, ()), now)):
+        return Rule.SERVICE_AND_INSTANCE, matching
+    if matching := _valid(named.get(None, ()), now):
+        return Rule.SERVICE, matching
     if conversation.broker_instance is None:
         instances = {key: valid for key, routes in named.items() if key and (valid := _valid(routes, now))}
         if instances:
             return Rule.SERVICE_ANY_INSTANCE, instances[_any(_preferred(instances, site), pick)]
     if conversation.service not in site.asked and asks(conversation.service, table, now):
         return Rule.DYNAMIC, ()
-    if found := _valid(table.of(None).get(None, ()), now):
-        return Rule.LAST_RESORT, found
+    if matching := _valid(table.of(None).get(None, ()), now):
+        return Rule.LAST_RESORT, matching
     if conversation.broker_instance is not None and site.homes(conversation.service):
         return Rule.HERE, ()
     return Rule.NONE, ()

@@ -135,15 +135,15 @@ class PreparedStatements:
         transformer = self._transformer = self._transformer or Transformer(connection)
         sends: list[Callable[[], None]] = []
         keys: list[tuple[str, tuple[int, ...]]] = []
-        for one in sent:
-            if isinstance(one, Statement):
-                values = transformer.dump_sequence(one.parameters, [PyFormat.AUTO] * len(one.parameters))
-                key, formats = (text_of(one.name, one.sql), tuple(transformer.types or ())), transformer.formats
+        for command in sent:
+            if isinstance(command, Statement):
+                values = transformer.dump_sequence(command.parameters, [PyFormat.AUTO] * len(command.parameters))
+                key, formats = (text_of(command.name, command.sql), tuple(transformer.types or ())), transformer.formats
                 name = self._names.get(key) or (yield from self._prepare(connection, *key))
                 sends.append(partial(pgconn.send_query_prepared, name, values, formats, Format.BINARY))
                 keys.append(key)
             else:
-                sends.append(partial(pgconn.send_query_params, one, None))
+                sends.append(partial(pgconn.send_query_params, command, None))
                 keys.append(("", ()))
         pgconn.enter_pipeline_mode()
         try:
@@ -163,13 +163,13 @@ class PreparedStatements:
                 self._forget(*keys[len(results)])
         counts, seconds = counts_of(connection), (perf_counter() - began) / len(sent)
         rows: list[list[Row]] = []
-        for one, result in zip(sent, results, strict=False):
+        for command, result in zip(sent, results, strict=False):
             loads = result.status == ExecStatus.TUPLES_OK and result.ntuples
             if loads:
                 transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
             rows.append(_load(connection, result, transformer) if loads else [])
-            if isinstance(one, Statement):
-                counts.add(one.name, seconds)
+            if isinstance(command, Statement):
+                counts.add(command.name, seconds)
         return Outcome(rows, problem)
 
     def before(self, connection: AnyConnection) -> PQGen[None]:
@@ -595,10 +595,10 @@ def _replies(pgconn: PGconn, queued: Sequence[QueuedCommand]) -> PQGen[list[PGre
             return results
         if result.status == ExecStatus.PIPELINE_ABORTED:
             continue
-        done = queued[len(results)].done if len(results) < len(queued) else None
+        on_success = queued[len(results)].done if len(results) < len(queued) else None
         results.append(result)
-        if done and result.status == ExecStatus.COMMAND_OK:
-            done()
+        if on_success and result.status == ExecStatus.COMMAND_OK:
+            on_success()
 
 
 def _checked(connection: AnyConnection, results: Sequence[PGresult]) -> PGresult:

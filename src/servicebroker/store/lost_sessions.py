@@ -133,8 +133,8 @@ def _judge(url: str, suspects: dict[AnyConnection, _Watched]) -> None:
     for connection, (pid, start) in ((connection, each.session) for connection, each in suspects.items()):
         is_replaced = pid in existing and start and existing[pid] and existing[pid] != start
         if (pid not in existing or is_replaced) and not connection.closed:
-            said = "PostgreSQL has no session %s any more, and nobody closed the connection: it is closed."
-            report(_LOG, logging.WARNING, said, pid)
+            text = "PostgreSQL has no session %s any more, and nobody closed the connection: it is closed."
+            report(_LOG, logging.WARNING, text, pid)
             shut_down_socket(connection)
 
 

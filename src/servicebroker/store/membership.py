@@ -140,23 +140,25 @@ class Membership:
         return self._judge(authority, self._known(), now, problem)
 
     def _judge(self, authority: Facts, revoked: frozenset[str], now: datetime, problem: str) -> MemberState:
-        found = self._find(authority)
+        own_file = self._find(authority)
         name = x509.domain_of(authority)
-        if found is None:
+        if own_file is None:
             return MemberState(name, authority, None, None, None, revoked, problem)
-        usable = found.facts.is_valid(now)
-        if found.member.name.lower() in revoked:
-            usable, problem = False, f"{found.member.account} was revoked."
+        usable = own_file.facts.is_valid(now)
+        if own_file.member.name.lower() in revoked:
+            usable, problem = False, f"{own_file.member.account} was revoked."
         elif not usable:
-            valid = f"from {found.facts.start_date:%Y-%m-%d %H:%M} to {found.facts.expiry_date:%Y-%m-%d %H:%M} UTC"
-            problem = f"The certificate of {found.member.account} is valid {valid}, and not now. {problem}".rstrip()
-        elif not problem and found.facts.expiry_date - now < OVERDUE:
+            valid = (
+                f"from {own_file.facts.start_date:%Y-%m-%d %H:%M} to {own_file.facts.expiry_date:%Y-%m-%d %H:%M} UTC"
+            )
+            problem = f"The certificate of {own_file.member.account} is valid {valid}, and not now. {problem}".rstrip()
+        elif not problem and own_file.facts.expiry_date - now < OVERDUE:
             problem = (
                 f"{name} has not renewed the certificate: the daemon of whoever holds its key does, or servicebroker "
                 "domain answer there."
             )
         file = self._file if usable else None
-        return MemberState(name, authority, found.member, file, found.facts, revoked, problem)
+        return MemberState(name, authority, own_file.member, file, own_file.facts, revoked, problem)
 
     def _domain(self, now: datetime) -> Domain:
         """Return the instance's domain. The domain of the operating-system user is created if it is missing."""
@@ -164,31 +166,31 @@ class Membership:
         if not self._has_joined and not folder.exists():
             with suppress(DomainError):  # another process may have created it; `Domain` raises other problems
                 Domain.create(folder, machine_name(), now, is_shared=False)
-        found = Domain(folder)
-        if self._has_joined and found.authority.thumbprint != self._pinned().thumbprint:
+        domain = Domain(folder)
+        if self._has_joined and domain.authority.thumbprint != self._pinned().thumbprint:
             raise DomainError(f"The domain in {folder} is another one than the instance has joined.")
-        return found
+        return domain
 
     def _renew(self, domain: Domain, now: datetime) -> None:
         """Renew the certificate if it is due. Without the domain's key: write a request, and read the answer later."""
-        found = self._find(domain.authority)
-        if found is not None and found.facts.is_valid(now) and found.facts.expiry_date - now > RENEWAL:
+        own_file = self._find(domain.authority)
+        if own_file is not None and own_file.facts.is_valid(now) and own_file.facts.expiry_date - now > RENEWAL:
             return
         if domain.holds_key:
-            key = found.key if found is not None else x509.new_key()
-            name = found.member.name if found is not None else own_name()
+            key = own_file.key if own_file is not None else x509.new_key()
+            name = own_file.member.name if own_file is not None else own_name()
             self._keep(key, domain.issue(x509.public_bytes(key), name, self._instance, now))
             return
-        if found is None:
+        if own_file is None:
             raise DomainError(f"The instance has no certificate of {domain.name}: servicebroker domain join.")
-        answer = domain.answered(found.key)
+        answer = domain.answered(own_file.key)
         if answer is not None and not answer.refusal:
-            facts = self._checked(domain, answer, found.key)
-            if facts.expiry_date > found.facts.expiry_date:
-                self._keep(found.key, facts)
+            facts = self._checked(domain, answer, own_file.key)
+            if facts.expiry_date > own_file.facts.expiry_date:
+                self._keep(own_file.key, facts)
                 return
         if self._ask_at is None or not self._ask_at <= now < self._ask_at + REQUEST_INTERVAL:
-            domain.ask(Request(x509.request(found.key), self._instance, certificate=found.facts.der))
+            domain.ask(Request(x509.request(own_file.key), self._instance, certificate=own_file.facts.der))
             self._ask_at = now
         if answer is not None and answer.refusal:
             raise DomainError(f"{domain.name} does not renew the certificate: {answer.refusal}")
@@ -311,7 +313,7 @@ class Membership:
 def _stamp(file: Path) -> object:
     """Return a value that changes with the file; None without the file."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode

@@ -53,8 +53,8 @@ def explain_error(problem: psycopg.Error, *, transaction_only: bool = False) -> 
     if isinstance(problem, psycopg.errors.DeadlockDetected):
         return BrokerError(1205, _victim(problem), "lock")
     if state == "S3906":
-        found = re.search('"(.*)"', problem.diag.message_primary or "")
-        return BrokerError(3906, found[1] if found else "")
+        match = re.search('"(.*)"', problem.diag.message_primary or "")
+        return BrokerError(3906, match[1] if match else "")
     if transaction_only and not affects_transaction(problem):
         return None
     if isinstance(problem, psycopg.errors.LockNotAvailable):
@@ -138,5 +138,5 @@ def _is_conflict(problem: BaseException) -> bool:
 
 def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:
     """Return the server process that PostgreSQL has chosen as the victim: the first in the detail."""
-    found = re.search(r"\d+", deadlock.diag.message_detail or "")
-    return found[0] if found else "unknown"
+    match = re.search(r"\d+", deadlock.diag.message_detail or "")
+    return match[0] if match else "unknown"

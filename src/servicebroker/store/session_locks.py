@@ -58,45 +58,45 @@ def may_keep_locks(connection: psycopg.BaseConnection[Any]) -> bool:
 
 
 def _locks_of(connection: psycopg.BaseConnection[Any]) -> _SessionLocks:
-    kept: _SessionLocks = connection.__dict__.setdefault(_LOCKS_ATTRIBUTE, _SessionLocks())
-    return kept
+    session_locks: _SessionLocks = connection.__dict__.setdefault(_LOCKS_ATTRIBUTE, _SessionLocks())
+    return session_locks
 
 
 def release(connection: psycopg.Connection[Any]) -> None:
     """Release the locks of the session after its transaction has ended. Costs nothing without locks."""
-    kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
-    if kept is None:
+    session_locks: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
+    if session_locks is None:
         return
     if not connection.closed:
-        _unlock(connection, kept)
+        _unlock(connection, session_locks)
     with contextlib.suppress(AttributeError):
         delattr(connection, _LOCKS_ATTRIBUTE)
 
 
 def release_stale(connection: psycopg.Connection[Any]) -> None:
     """Release the locks if the application has ended their transaction. Call this before a verb on its connection."""
-    kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
-    if kept is None or connection.info.transaction_status == TransactionStatus.INERROR:
+    session_locks: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
+    if session_locks is None or connection.info.transaction_status == TransactionStatus.INERROR:
         return
     if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
         release(connection)
         return
     start = _find_start(connection)
-    if kept.transaction_start is None:
-        kept.transaction_start = start
-    elif kept.transaction_start != start:
+    if session_locks.transaction_start is None:
+        session_locks.transaction_start = start
+    elif session_locks.transaction_start != start:
         release(connection)
 
 
 def record_transaction(connection: psycopg.Connection[Any]) -> None:
     """Record the transaction that the locks belong to. Call this after a verb on a connection of the application."""
-    kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
+    session_locks: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if (
-        kept is not None
-        and kept.transaction_start is None
+        session_locks is not None
+        and session_locks.transaction_start is None
         and connection.info.transaction_status == TransactionStatus.INTRANS
     ):
-        kept.transaction_start = _find_start(connection)
+        session_locks.transaction_start = _find_start(connection)
 
 
 def _find_start(connection: psycopg.Connection[Any]) -> datetime:
@@ -108,10 +108,10 @@ def _find_start(connection: psycopg.Connection[Any]) -> datetime:
     return transaction_start
 
 
-def _unlock(connection: psycopg.Connection[Any], kept: _SessionLocks) -> None:
+def _unlock(connection: psycopg.Connection[Any], session_locks: _SessionLocks) -> None:
     with connection.cursor(row_factory=tuple_row) as cursor:
-        if not kept.has_unknown:
-            cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.CONVERSATION_GROUP, kept.keys))
+        if not session_locks.has_unknown:
+            cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.CONVERSATION_GROUP, session_locks.keys))
             return
         has_released = True
         while has_released:  # a lock that was taken several times must be released as often

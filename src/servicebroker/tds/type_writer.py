@@ -337,11 +337,11 @@ def _type_of_decimal(value: Decimal) -> SqlType:
 
 def type_of_values(values: Iterable[Any]) -> SqlType:
     """Return a type that holds all these values; nvarchar(MAX), written as text, if they have nothing in common."""
-    found: SqlType | None = None
+    common_type: SqlType | None = None
     for value in values:
         if value is not None:
-            found = type_of_value(value) if found is None else _wider(found, type_of_value(value))
-    return NVARCHAR if found is None else found
+            common_type = type_of_value(value) if common_type is None else _wider(common_type, type_of_value(value))
+    return NVARCHAR if common_type is None else common_type
 
 
 _WHOLE_RANKS = {"bit": 1, "int": 10, "bigint": 19}

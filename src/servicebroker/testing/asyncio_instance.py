@@ -152,21 +152,21 @@ class AsyncDatabase(_AwaitableMethods):
         check_groups(groups)
         check_policy(poison)
         procedure = typed_procedure(procedure)
-        done = 0
+        processed = 0
         while poison is not None:
             operation = Receive(queue, top=top, groups=groups, wait=wait)
             taken = await self._take(operation, partial(_called, procedure), poison)
             if not taken:
-                return done
-            done += taken
+                return processed
+            processed += taken
         while True:
             async with self.transaction() as transaction:
                 messages = await transaction.receive(queue, top=top, groups=groups, wait=wait)
                 if not messages:
-                    return done
+                    return processed
                 for group_of_messages in worker_calls.group_messages(messages):
                     check_result(await procedure(transaction, group_of_messages))
-            done += len(messages)
+            processed += len(messages)
 
     async def request(self, *arguments: Any, **keywords: Any) -> Message:
         """Send a request, let the workers answer, and return the answer."""

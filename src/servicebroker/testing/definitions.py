@@ -260,8 +260,8 @@ def _alter_service(session: Session, broker: Broker, operation: operations.Alter
     for contract in dropped:
         if contract not in service.contracts:
             raise BrokerError(15151, "drop", "service contract", contract)
-    kept = {contract: value for contract, value in service.contracts.items() if contract not in dropped}
-    service.contracts = kept | added
+    remaining = {contract: value for contract, value in service.contracts.items() if contract not in dropped}
+    service.contracts = remaining | added
     if target is not service.queue:
         service.queue = target
         session.requeue([message for message in session.messages.all() if message.service is service])

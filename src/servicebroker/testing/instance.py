@@ -236,21 +236,21 @@ class Database(Verbs):
         check_groups(groups)
         check_policy(poison)
         procedure = typed_procedure(procedure)
-        done = 0
+        processed = 0
         while poison is not None:
             operation = Receive(queue, top=top, groups=groups, wait=wait)
             taken = self._take(operation, lambda *work: _called(procedure, *work), poison)
             if not taken:
-                return done
-            done += taken
+                return processed
+            processed += taken
         while True:
             with self.transaction() as transaction:
                 messages = transaction.receive(queue, top=top, groups=groups, wait=wait)
                 if not messages:
-                    return done
+                    return processed
                 for group_of_messages in worker_calls.group_messages(messages):
                     check_result(procedure(transaction, group_of_messages))
-            done += len(messages)
+            processed += len(messages)
 
     def process_late_answers(self, queue: str, procedure: Callable[[Transaction, list[Message]], object]) -> int:
         """Run `procedure(transaction, messages)` for each late answer in a queue, and end its conversation.

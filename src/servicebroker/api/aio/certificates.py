@@ -49,29 +49,29 @@ async def _create_certificate(database: AsyncDatabase, operation: CreateCertific
         start = database.instance.clock() if operation.start_date is None else operation.start_date
         expiry = a_year_after(start) if operation.expiry_date is None else operation.expiry_date
         facts, key = issue(operation.name if operation.subject is None else operation.subject, start, expiry)
-        kept = await _keep(database, key, operation.encryption_password)
+        stored_key = await _keep(database, key, operation.encryption_password)
     else:
         facts = read(await in_thread(read_file, operation.file))
-        kept = await _read_key(database, facts, operation)
+        stored_key = await _read_key(database, facts, operation)
 
     def steps() -> Steps[None]:
         owner = yield from principals.find_owner(user, operation.authorization)
-        yield from user_certificates.create_certificate(user.database_id, operation, owner, facts, kept)
+        yield from user_certificates.create_certificate(user.database_id, operation, owner, facts, stored_key)
 
     await database._alone(steps())
 
 
 async def _alter_certificate(database: AsyncDatabase, operation: AlterCertificate) -> None:
     operation.check()
-    kept = StoredKey() if operation.remove_private_key else None
+    stored_key = StoredKey() if operation.remove_private_key else None
     if operation.changes_key:
         certificate = await find_certificate(database, operation.permission, operation.name)
         if operation.private_key_file is not None:
-            kept = await _read_key(database, certificate.facts, operation)
+            stored_key = await _read_key(database, certificate.facts, operation)
         else:
             key = await open_key(database, certificate, operation.decryption_password)
-            kept = await _keep(database, key, operation.encryption_password)
-    await database._alone(user_certificates.alter_certificate(database.user, operation, kept))
+            stored_key = await _keep(database, key, operation.encryption_password)
+    await database._alone(user_certificates.alter_certificate(database.user, operation, stored_key))
 
 
 async def _backup_certificate(database: AsyncDatabase, operation: BackupCertificate) -> None:

@@ -149,12 +149,12 @@ class AsyncConversationPool:
         """
         check_wait(wait)
         queue = await self.database._do(recycling.find_queue(self._address.database_id, self._address.from_service))
-        done = 0
+        processed = 0
         await self.recycle()  # messages that a dead process has noted
         while taken := await self._take(queue, wait):
-            done += taken
+            processed += taken
             await self.recycle()
-        return done
+        return processed
 
     async def note(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
         """Store DialogTimer, EndDialog and Error messages for `recycle`, in the transaction that received them.
@@ -172,10 +172,10 @@ class AsyncConversationPool:
 
     async def recycle(self) -> int:
         """Handle the messages stored by `note`, each in a transaction of its own. Returns their number."""
-        done = 0
+        recycled = 0
         while await self._recycle_one():
-            done += 1
-        return done
+            recycled += 1
+        return recycled
 
     async def errors(self) -> list[ConversationError]:
         """Return the last 1,000 Errors of conversations from `from_service` in any pool, oldest first."""

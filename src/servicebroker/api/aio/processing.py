@@ -105,7 +105,7 @@ async def _drain(
     Returns the number of messages, and whether to call this again: the connection was lost, or the throttle requires
     a pause.
     """
-    done = 0
+    total = 0
     queue = await database._find(operation.queue)
     has_woken = False
 
@@ -129,7 +129,7 @@ async def _drain(
             return processed
 
         async def take_next() -> int:
-            run = procedure if done else wake_and_process
+            run = procedure if total else wake_and_process
             if failure_handler is not None:
                 return await failure_handler.take(connection, operation, run)
             if operation.groups > 1:
@@ -143,15 +143,15 @@ async def _drain(
                 processed = await process_next()
                 if not processed:
                     break
-                done += processed
+                total += processed
                 if connection.closed:
-                    return done, True
+                    return total, True
                 if stopping():
                     await _commit(database, connection, failure_handler)
                     break
             else:
                 await _commit(database, connection, failure_handler)
-                return done, True
+                return total, True
             if failure_handler is not None:
                 await failure_handler.sweep(connection)
         except (psycopg.Error, InstanceError):
@@ -162,7 +162,7 @@ async def _drain(
             if throttle is not None:
                 await throttle.leave(connection, queue.queue_id)
             database.instance.poison.commit_unknown(connection)
-    return done, False
+    return total, False
 
 
 async def _commit(
@@ -200,7 +200,7 @@ async def _take_groups(
 
     A deadlock, a serialization failure, a lost connection or a stop rolls back all of them.
     """
-    done, failure = 0, None
+    processed, failure = 0, None
     async with AsyncTransaction(database, connection) as transaction:
         for index, turn in enumerate(chained(await hold(transaction, operation))):
             if not await turn.begin(is_first=index == 0):
@@ -213,16 +213,16 @@ async def _take_groups(
                 is_of_group = (
                     isinstance(problem, Exception) and transaction._is_counted and not is_transaction_conflict(problem)
                 )
-                if not done or not is_of_group or transaction._has_finished():
+                if not processed or not is_of_group or transaction._has_finished():
                     raise
                 failure = problem
                 await turn.put_back()
                 break
-            done += len(turn.messages)
+            processed += len(turn.messages)
             if transaction._has_finished():
                 break
-        if done and failure is None:  # otherwise no RECEIVE follows, and COMMIT is sent at once
+        if processed and failure is None:  # otherwise no RECEIVE follows, and COMMIT is sent at once
             await transaction._let_commit_travel()
     if failure is not None:
         raise failure
-    return done
+    return processed

@@ -91,7 +91,7 @@ class AsyncRequestSender:
             async with self._lock:
                 if asked in self._asked:
                     first, self._asked[:MAX_BEGUN] = self._asked[:MAX_BEGUN], []
-                    await self._begin_together(database, [one for one in first if not one.has_left])
+                    await self._begin_together(database, [request for request in first if not request.has_left])
         if asked.problem is not None:
             raise asked.problem
         if asked.waiter is None:

@@ -123,15 +123,15 @@ async def wait_for_answer(verbs: AsyncVerbs, operation: WaitForAnswer) -> Messag
 async def process_late_answers(database: AsyncDatabase, queue: str, procedure: Procedure) -> int:
     """Implement `Database.process_late_answers`."""
     queue_entry = await database._find(queue)
-    done = 0
+    processed = 0
     while True:
         late = await database._do(database.engine.find_late(queue_entry.queue_id))
         taken = 0
         for late_request in late:
             taken += await _handle_late(database, queue, late_request.handle, procedure)
-        done += taken
+        processed += taken
         if not taken:
-            return done
+            return processed
 
 
 async def _wait(database: AsyncDatabase, waiter: AsyncWaiter, timeout: float, deadline: float) -> Message:
@@ -180,10 +180,10 @@ async def _take(database: AsyncDatabase, waiter: AsyncWaiter) -> list[Message]:
         except BrokerError as refused:
             if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
-            found: AnswerQueue = await database._do(database.engine.find_answer_queue(waiter.handle))
-            if found == queue:
+            answer_queue: AnswerQueue = await database._do(database.engine.find_answer_queue(waiter.handle))
+            if answer_queue == queue:
                 raise
-            queue = found
+            queue = answer_queue
 
 
 async def _receive(database: AsyncDatabase, queue: str, handle: UUID) -> list[Message]:
@@ -393,11 +393,11 @@ class AsyncWatcher:
 
     async def _take(self, handles: list[UUID]) -> None:
         """Receive the answers that need no wait for a lock, for their callers, in one transaction."""
-        done = Event()
+        has_taken = Event()
         async with self._lock:
             takers = {handle: waiters[0] for handle in handles if (waiters := self._watched.get(handle))}
             for waiter in takers.values():
-                waiter.taking = done
+                waiter.taking = has_taken
         try:
             taken = await take_answers(self._database, self.queue, list(takers))
             for handle, messages in taken.answers.items():
@@ -406,7 +406,7 @@ class AsyncWatcher:
         finally:
             for waiter in takers.values():
                 waiter.taking = None
-            done.set()
+            has_taken.set()
 
     def _let_be(self, waiter: AsyncWaiter) -> None:
         """Stop waking a waiter."""

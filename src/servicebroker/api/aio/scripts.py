@@ -72,11 +72,11 @@ async def _in_own_thread(work: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            done, value = result.set_result, context.run(work)
+            set_outcome, value = result.set_result, context.run(work)
         except BaseException as problem:
-            done, value = result.set_exception, problem  # type: ignore[assignment]
+            set_outcome, value = result.set_exception, problem  # type: ignore[assignment]
         if not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: None if result.done() else done(value))
+            loop.call_soon_threadsafe(lambda: None if result.done() else set_outcome(value))
 
     threading.Thread(target=run, name="servicebroker T-SQL", daemon=True).start()
     return await result

@@ -534,6 +534,6 @@ class _Translated(AbstractAsyncContextManager[None]):
 
 def translate(problem: psycopg.Error, *, runs_application_sql: bool = True) -> None:
     """Raise the broker's error that corresponds to an error of PostgreSQL; without one, do nothing."""
-    said = explain_error(problem, transaction_only=runs_application_sql)
-    if said is not None:
-        raise said from problem
+    broker_error = explain_error(problem, transaction_only=runs_application_sql)
+    if broker_error is not None:
+        raise broker_error from problem

@@ -29,7 +29,7 @@ class Load:
         """
         count = len(worked)
         elapsed = max(now - self._polled_at, 1e-6)
-        busy = [(one - before) / elapsed for one, before in zip(worked, self._before, strict=False)]
+        busy = [(seconds - before) / elapsed for seconds, before in zip(worked, self._before, strict=False)]
         computing = 0.0 if self._in_processes else (computed - self._computed) / elapsed
         is_known = len(self._before) == count
         self._before, self._polled_at, self._computed = worked, now, computed

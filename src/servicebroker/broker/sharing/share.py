@@ -64,20 +64,20 @@ class Share:
         began = seconds()
         taken = self.inbox.take(ROUND_FRAMES)
         arrivals = []
-        for one in taken:
-            match one:
+        for input_event in taken:
+            match input_event:
                 case Arrival():
-                    arrivals.append(one)
+                    arrivals.append(input_event)
                 case Lost():
-                    self.relay.lost(one.link, one.status)
+                    self.relay.lost(input_event.link, input_event.status)
                 case Reached():
-                    self.relay.reached(one.address)
+                    self.relay.reached(input_event.address)
                 case Unreached():
-                    self.relay.unreached(one.address, one.status)
+                    self.relay.unreached(input_event.address, input_event.status)
                 case Answered():
-                    self.relay.on_peer_role(one.address, one.role_report)
+                    self.relay.on_peer_role(input_event.address, input_event.role_report)
                 case Outdated():
-                    challenge(one.known)
+                    challenge(input_event.known)
         handled = self._round(arrivals)
         passed = seconds() - began
         self.inbox.account_round(passed)
@@ -114,10 +114,15 @@ class ShareSet:
         self._shrink(1 if self._in_processes else count)
         self._inboxes.divide(count)
         for number in range(len(self.all), count):
-            one = opened[number - 1]
-            self.all.append(Share(one if isinstance(one, RemoteRelay) else self._make(), self._inboxes.shares[number]))
-        for share, one in zip(self.all[1:], opened, strict=True):
-            share.use_connection(one)
+            opened_share = opened[number - 1]
+            self.all.append(
+                Share(
+                    opened_share if isinstance(opened_share, RemoteRelay) else self._make(),
+                    self._inboxes.shares[number],
+                )
+            )
+        for share, opened_share in zip(self.all[1:], opened, strict=True):
+            share.use_connection(opened_share)
         store.division = Division(0, count)
         self.forget()
 

@@ -61,9 +61,9 @@ def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
     )
     ours = {handle: is_alone for handle, is_ours, is_alone in rows if is_ours}
     free = (yield from lock_free([handle for handle, is_alone in ours.items() if not is_alone])) if ours else set()
-    done = [handle for handle, is_alone in ours.items() if is_alone or handle in free]
-    is_left = len(done) < len(rows) or len(rows) == MAX_CONVERSATIONS
-    for handle in done:
+    finished = [handle for handle, is_alone in ours.items() if is_alone or handle in free]
+    is_left = len(finished) < len(rows) or len(rows) == MAX_CONVERSATIONS
+    for handle in finished:
         is_left |= yield from _answer(queue, handle, now)
     return is_left
 

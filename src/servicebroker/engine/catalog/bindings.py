@@ -72,7 +72,7 @@ def _find_remote(user: User, remote_user: str) -> Steps[int]:
     Raises:
         BrokerError: 28083 a role or guest, and what `find_owner` raises.
     """
-    found = yield from find_principal("find", user.database_id, remote_user)
-    if found.is_role or found.principal_id == GUEST_ID:
-        raise BrokerError(28083, found.name)
+    principal = yield from find_principal("find", user.database_id, remote_user)
+    if principal.is_role or principal.principal_id == GUEST_ID:
+        raise BrokerError(28083, principal.name)
     return (yield from find_owner(user, remote_user))

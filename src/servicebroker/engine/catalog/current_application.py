@@ -41,7 +41,10 @@ def find_application(database_id: int, database: str) -> Steps[Application]:
     routes = yield SQL("find_application.find_routes", (database_id,))
     users = yield SQL("find_application.find_users", (database_id, FIRST_USER_ID))
     return Application(
-        {name: WITH_COLLECTION + one if one else _VALIDATIONS[letter] for name, letter, one in types},
+        {
+            name: WITH_COLLECTION + collection if collection else _VALIDATIONS[letter]
+            for name, letter, collection in types
+        },
         contracts,
         (yield from _queues(database_id, database)),
         (yield from _services(database_id)),
@@ -59,16 +62,16 @@ def find_application(database_id: int, database: str) -> Steps[Application]:
 
 def _queues(database_id: int, database: str) -> Steps[dict[str, CreateQueue]]:
     rows = yield SQL("queues", (database_id, FIRST_USER_ID))
-    found = {}
+    queues = {}
     for name, is_on, retains, handles, procedure, readers, activates, as_id, as_name in rows:
         who = "OWNER" if as_id == OWNER_ID else as_name
         activation = None
         if procedure is not None:
             activation = Activation(_shortest(procedure, database), readers or 0, who, activates)
-        found[name] = CreateQueue(
+        queues[name] = CreateQueue(
             name, status=is_on, retention=retains, poison_message_handling=handles, activation=activation
         )
-    return found
+    return queues
 
 
 def _shortest(procedure: str, database: str) -> str:

@@ -60,6 +60,6 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
     yield SQL("lock_database.reset_timeout", prepared=False)
 
 
-def end_users(there: list[UserTransaction]) -> Steps[None]:
+def end_users(users: list[UserTransaction]) -> Steps[None]:
     """WITH ROLLBACK: end the sessions of these transactions, without those that have started another one."""
-    yield SQL("end_users", ([user.pid for user in there], [user.xact_start for user in there]))
+    yield SQL("end_users", ([user.pid for user in users], [user.xact_start for user in users]))

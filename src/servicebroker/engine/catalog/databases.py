@@ -156,8 +156,8 @@ def drop_database(database_id: int) -> Steps[None]:
             (database_id,),
         )
     for schema in sorted({schema for _, schema, _ in queues}):
-        kept = yield SQL("drop_database.find_schema_use", (schema,))
-        if not kept:
+        remaining = yield SQL("drop_database.find_schema_use", (schema,))
+        if not remaining:
             yield Statement(
                 "databases.drop_database.drop_schema", f"drop schema if exists {quoted(schema)}", prepared=False
             )

@@ -72,10 +72,10 @@ def create_event_notification(definer: Definer, operation: CreateEventNotificati
         yield from rights.authorize(user, operation.permission)
     else:
         yield from demand_administrator()
-    wanted, given = _checked_events(operation.events, scope), operation.broker_instance
-    instance = arguments.broker_instance(given) if given != CURRENT_DATABASE else CURRENT_DATABASE
+    wanted, broker_instance = _checked_events(operation.events, scope), operation.broker_instance
+    instance = arguments.broker_instance(broker_instance) if broker_instance != CURRENT_DATABASE else CURRENT_DATABASE
     if instance is None or instance == arguments.CURRENT_DATABASE:
-        raise BrokerError(1093, given, hint=f"Give an identifier, or '{CURRENT_DATABASE}'.")
+        raise BrokerError(1093, broker_instance, hint=f"Give an identifier, or '{CURRENT_DATABASE}'.")
     queue_id = None if on_queue is None else (yield from _find_notified(user, on_queue, wanted))
     rows = yield SQL(
         "create_event_notification.insert_notifications",
@@ -140,16 +140,16 @@ def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[
 
 def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
     """Send an event of a queue to every notification for it. Returns the errors to log."""
-    found = yield from _notifications(
+    notifications = yield from _notifications(
         "$2 = any (n.events) and (n.queue_id = $1 or n.is_of_server or n.queue_id is null and n.database_id = "
         "(select database_id from servicebroker.queues where queue_id = $1))",
         queue_id,
         event,
     )
-    if not found:
+    if not notifications:
         return []
     rows = yield SQL("post", (queue_id,))
-    return (yield from _send_to_all(found, event_body(EventInstance(event, post_time(now), *rows[0])), now))
+    return (yield from _send_to_all(notifications, event_body(EventInstance(event, post_time(now), *rows[0])), now))
 
 
 def has_notification(database_id: int, event: str) -> Steps[bool]:
@@ -169,40 +169,40 @@ def send_ddl_event(
 
     `happened` lacks the time and the server; `more` are elements of this type of event.
     """
-    found = yield from _notifications(_OF_DDL, database_id, happened.event_type)
+    notifications = yield from _notifications(_OF_DDL, database_id, happened.event_type)
     rows = yield SQL("send_ddl_event")
     happened = happened._replace(post_time=post_time(now), server_name=rows[0][0])
-    return (yield from _send_to_all(found, event_body(happened, more), now))
+    return (yield from _send_to_all(notifications, event_body(happened, more), now))
 
 
 _OF_DDL = "$2 = any (n.events) and (n.is_of_server or n.queue_id is null and n.database_id = $1)"
 
 
-def _send_to_all(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[list[BrokerError]]:
+def _send_to_all(notifications: Sequence[_Notification], body: bytes, now: datetime) -> Steps[list[BrokerError]]:
     """Send a message to each notification. Returns the errors to log.
 
     Notifications WITH FAN_IN with equal creator, service and broker identifier get one message in all.
     """
-    said = []
-    told: set[tuple[str, str, str]] = set()
-    for notification in found:
+    problems = []
+    notified: set[tuple[str, str, str]] = set()
+    for notification in notifications:
         whom = (notification.creator, notification.service_name, notification.broker_instance)
-        if notification.is_fan_in and whom in told:
+        if notification.is_fan_in and whom in notified:
             continue
-        told |= {whom} if notification.is_fan_in else set()
+        notified |= {whom} if notification.is_fan_in else set()
         problem = yield from _send(notification, body, now)
-        said += [problem] if problem else []
-    return said
+        problems += [problem] if problem else []
+    return problems
 
 
 def send_pending_events(now: datetime) -> Steps[list[BrokerError]]:
     """Send the events that restricted roles have caused, but have no permission to send. Returns the errors to log."""
-    said: list[BrokerError] = []
+    problems: list[BrokerError] = []
     if (yield SQL("send_pending_events.find_events_to_post")):
         left = yield SQL("send_pending_events.take_events")
         for queue_id, event in left:
-            said += yield from post(event, queue_id, now)
-    return said
+            problems += yield from post(event, queue_id, now)
+    return problems
 
 
 def drop_broken(now: datetime) -> Steps[list[BrokerError]]:
@@ -210,17 +210,17 @@ def drop_broken(now: datetime) -> Steps[list[BrokerError]]:
     broken = yield from _notifications(
         "n.conversation_handle is not null and (e.state is null or e.state not in ('SO', 'SI', 'CO'))"
     )
-    said = []
+    problems = []
     for notification in broken:
-        said.append((yield from _drop_broken(notification, now)))
-    return said
+        problems.append((yield from _drop_broken(notification, now)))
+    return problems
 
 
 def _checked_events(events: object, scope: str) -> list[str]:
-    given = [events] if isinstance(events, str) else events
-    if not isinstance(given, list | tuple) or not given or not all(isinstance(event, str) for event in given):
+    names = [events] if isinstance(events, str) else events
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(event, str) for event in names):
         raise BrokerError(402, "FOR", shown(events), "an event or several")
-    return list(events_of(given, scope))
+    return list(events_of(names, scope))
 
 
 def _notifications(condition: str, *parameters: object) -> Steps[list[_Notification]]:
@@ -268,8 +268,8 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
 def _locked(object_id: int) -> Steps[_Notification | None]:
     """Lock and return the notification, as it is after the lock was granted; None if it was dropped."""
     yield SQL("locked", (object_id,))
-    found = yield from _notifications("n.object_id = $1", object_id)
-    return found[0] if found else None
+    notifications = yield from _notifications("n.object_id = $1", object_id)
+    return notifications[0] if notifications else None
 
 
 def _drop_broken(notification: _Notification, now: datetime) -> Steps[BrokerError]:

@@ -69,12 +69,12 @@ def create_endpoint(operation: CreateEndpoint, now: datetime, *, in_domain: bool
     if operation.authentication is None and in_domain:
         own = yield SQL("create_endpoint.find_certificates")
         operation = operation if own else replace(operation, authentication="WINDOWS")
-    found = yield from _checked(operation, NetworkEndpoint(STOPPED, "", 0, REQUIRED), now)
-    rows = yield SQL("create_endpoint.insert_endpoints", (name, *_row(found)))
+    checked = yield from _checked(operation, NetworkEndpoint(STOPPED, "", 0, REQUIRED), now)
+    rows = yield SQL("create_endpoint.insert_endpoints", (name, *_row(checked)))
     if not rows:
         raise BrokerError(7874, hint="An instance has at most one endpoint for the broker: alter it, or drop it first.")
     yield renew_routes()  # routes to the endpoint's address lead to this instance now
-    return found.warning
+    return checked.warning
 
 
 def alter_endpoint(operation: AlterEndpoint, now: datetime) -> Steps[str | None]:
@@ -87,10 +87,10 @@ def alter_endpoint(operation: AlterEndpoint, now: datetime) -> Steps[str | None]
     )
     if not rows:
         raise BrokerError(15151, "alter", "endpoint", name)
-    found = yield from _checked(operation, _endpoint(rows[0]), now)
-    yield SQL("alter_endpoint.update_endpoints", (name, *_row(found)))
+    checked = yield from _checked(operation, _endpoint(rows[0]), now)
+    yield SQL("alter_endpoint.update_endpoints", (name, *_row(checked)))
     yield renew_routes()
-    return found.warning
+    return checked.warning
 
 
 def drop_endpoint(operation: DropEndpoint, now: datetime) -> Steps[None]:
@@ -130,7 +130,7 @@ def _checked(clauses: CreateEndpoint | AlterEndpoint, before: NetworkEndpoint, n
     Raises:
         BrokerError: what the checks of the clauses refuse.
     """
-    found = before._replace(
+    endpoint = before._replace(
         state=_one_of("STATE", clauses.state, STATES) or before.state,
         host=before.host if clauses.listener_ip is None else _host(clauses.listener_ip),
         port=before.port if clauses.listener_port is None else _port(clauses.listener_port),
@@ -139,59 +139,59 @@ def _checked(clauses: CreateEndpoint | AlterEndpoint, before: NetworkEndpoint, n
         forward_size=_forward_size(clauses.message_forward_size, before.forward_size),
     )
     if clauses.authentication is None:
-        return found
+        return endpoint
     authentication, name = parse_authentication(clauses.authentication)
     if name is None:
-        return found._replace(authentication=authentication, certificate_id=None)
+        return endpoint._replace(authentication=authentication, certificate_id=None)
     rows = yield SQL("checked", (name, now))
     if not rows:
         raise BrokerError(15151, "find", "certificate", name)
     certificate_id, is_usable = rows[0]
     if not is_usable:
         raise BrokerError(28055, name)
-    return found._replace(authentication=authentication, certificate_id=certificate_id)
+    return endpoint._replace(authentication=authentication, certificate_id=certificate_id)
 
 
-def _one_of(clause: str, given: object, words: tuple[str, ...]) -> str | None:
-    if given is None:
+def _one_of(clause: str, value: object, words: tuple[str, ...]) -> str | None:
+    if value is None:
         return None
-    if not isinstance(given, str) or given.upper() not in words:
-        raise BrokerError(402, clause, shown(given), " or ".join(words))
-    return given.upper()
+    if not isinstance(value, str) or value.upper() not in words:
+        raise BrokerError(402, clause, shown(value), " or ".join(words))
+    return value.upper()
 
 
-def _port(given: object) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or not LOWEST_PORT <= given <= HIGHEST_PORT:
+def _port(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not LOWEST_PORT <= value <= HIGHEST_PORT:
         raise BrokerError(5837)
-    return given
+    return value
 
 
-def _host(given: object) -> str:
-    if isinstance(given, str) and given.upper() == ALL:
+def _host(value: object) -> str:
+    if isinstance(value, str) and value.upper() == ALL:
         return ""
     try:
-        return str(ip_address(given.strip("()"))) if isinstance(given, str) else _not_an_address(given)
+        return str(ip_address(value.strip("()"))) if isinstance(value, str) else _not_an_address(value)
     except ValueError:
-        return _not_an_address(given)
+        return _not_an_address(value)
 
 
-def _not_an_address(given: object) -> str:
-    raise BrokerError(402, "LISTENER_IP", shown(given), "ALL or an IP address")
+def _not_an_address(value: object) -> str:
+    raise BrokerError(402, "LISTENER_IP", shown(value), "ALL or an IP address")
 
 
-def _forwards(given: object, before: bool) -> bool:
-    if given is None:
+def _forwards(value: object, before: bool) -> bool:
+    if value is None:
         return before
-    if not isinstance(given, str) or given.upper() not in ("ENABLED", DISABLED):
+    if not isinstance(value, str) or value.upper() not in ("ENABLED", DISABLED):
         raise BrokerError(5840)
-    return given.upper() == "ENABLED"
+    return value.upper() == "ENABLED"
 
 
-def _forward_size(given: object, before: int) -> int:
-    if given is None:
+def _forward_size(value: object, before: int) -> int:
+    if value is None:
         return before
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise BrokerError(402, "MESSAGE_FORWARD_SIZE", type(given).__name__, "int MB")
-    if not 1 <= given <= LARGEST_FORWARD_SIZE:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BrokerError(402, "MESSAGE_FORWARD_SIZE", type(value).__name__, "int MB")
+    if not 1 <= value <= LARGEST_FORWARD_SIZE:
         raise BrokerError(5839)
-    return given
+    return value

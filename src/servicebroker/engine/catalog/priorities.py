@@ -95,5 +95,5 @@ def _refuse_taken(
 ) -> Steps[None]:
     rows = yield SQL("refuse_taken", (database_id, own_id, operation.name, contract, service, remote))
     if rows:
-        given = operation.contract_name, operation.local_service_name, operation.remote_service_name
-        raise BrokerError(33303, operation.name, *(name or ANY for name in given))
+        criteria = operation.contract_name, operation.local_service_name, operation.remote_service_name
+        raise BrokerError(33303, operation.name, *(name or ANY for name in criteria))

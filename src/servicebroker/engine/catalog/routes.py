@@ -163,8 +163,12 @@ def _checked(clauses: CreateRoute, now: datetime) -> Route:
         for clause, text in (("ADDRESS", address), ("MIRROR_ADDRESS", mirror)):
             if text.upper() in (LOCAL, TRANSPORT):
                 raise BrokerError(9743, clause, name)
-    for clause, given in (("ADDRESS", address), ("MIRROR_ADDRESS", mirror)):
-        if given is not None and given.upper() not in (LOCAL, TRANSPORT) and parse_address(given) is None:
+    for clause, address_text in (("ADDRESS", address), ("MIRROR_ADDRESS", mirror)):
+        if (
+            address_text is not None
+            and address_text.upper() not in (LOCAL, TRANSPORT)
+            and parse_address(address_text) is None
+        ):
             raise BrokerError(9744, clause, name, hint="Write TCP://host:port, LOCAL or TRANSPORT.")
     if mirror is not None and parse_address(address) == parse_address(mirror):
         raise BrokerError(9747, name)
@@ -173,27 +177,27 @@ def _checked(clauses: CreateRoute, now: datetime) -> Route:
     return Route(name, service, instance, _expiry(name, clauses.lifetime, now), address, mirror)
 
 
-def _text(name: str, clause: str, given: object) -> str | None:
-    if given is None:
+def _text(name: str, clause: str, value: object) -> str | None:
+    if value is None:
         return None
-    if not isinstance(given, str):
-        raise BrokerError(402, clause, type(given).__name__, "str")
-    if not given:
+    if not isinstance(value, str):
+        raise BrokerError(402, clause, type(value).__name__, "str")
+    if not value:
         raise BrokerError(9659, clause, name)
-    if len(given) > MAXIMUM_TEXT:
+    if len(value) > MAXIMUM_TEXT:
         raise BrokerError(9660, clause, name, MAXIMUM_TEXT + 1)
-    if "\0" in given or not names.is_encodable(given):
+    if "\0" in value or not names.is_encodable(value):
         raise BrokerError(402, clause, "a text with a NUL or half of a surrogate pair", "str")
-    return given
+    return value
 
 
-def _identifier(name: str, given: str | UUID | None) -> str | None:
+def _identifier(name: str, value: str | UUID | None) -> str | None:
     """Return a broker identifier in its usual spelling; None without one.
 
     Raises:
         BrokerError: 1093 it is invalid.
     """
-    text = _text(name, "BROKER_INSTANCE", str(given) if isinstance(given, UUID) else given)
+    text = _text(name, "BROKER_INSTANCE", str(value) if isinstance(value, UUID) else value)
     if text is None:
         return None
     try:

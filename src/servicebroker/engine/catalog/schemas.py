@@ -110,13 +110,13 @@ def _documents(schemas: object) -> list[SchemaDocument]:
     Raises:
         BrokerError: 402 no texts, 2378 a text that is no XML schema.
     """
-    given = [schemas] if isinstance(schemas, str | bytes) else list(schemas) if isinstance(schemas, Iterable) else []
-    if not given or not all(isinstance(text, str | bytes) for text in given):
+    texts = [schemas] if isinstance(schemas, str | bytes) else list(schemas) if isinstance(schemas, Iterable) else []
+    if not texts or not all(isinstance(text, str | bytes) for text in texts):
         raise BrokerError(
             402, "the schemas", type(schemas).__name__, "str or bytes, or a list of them that is not empty"
         )
     try:
-        return [read_schema(text) for text in given]
+        return [read_schema(text) for text in texts]
     except ValueError as problem:
         raise BrokerError(2378, hint=str(problem)) from None
 

@@ -43,14 +43,14 @@ class DeferredVerb(NamedTuple):
 
 def may_defer(catalog: Catalog, handle: UUID, taken: Taken) -> bool:
     """Return whether the cache describes the conversation of these messages, so that its verbs should not fail."""
-    found = catalog.received.get(handle.bytes)
-    if found is None:
+    conversation = catalog.received.get(handle.bytes)
+    if conversation is None:
         return False
     if taken.state != EndpointState.CONVERSING:
-        return found.has_ended and taken.state == EndpointState.DISCONNECTED_INBOUND
-    path = catalog.answer_paths.get(found.kind)
+        return conversation.has_ended and taken.state == EndpointState.DISCONNECTED_INBOUND
+    path = catalog.answer_paths.get(conversation.kind)
     if path is None:
-        return catalog.end_queues.get(found.kind) == taken.delivery_queue_id
+        return catalog.end_queues.get(conversation.kind) == taken.delivery_queue_id
     return (path.channel.delivery_queue_id, path.peer_service_id) == (taken.delivery_queue_id, taken.peer_service_id)
 
 
@@ -64,9 +64,9 @@ def defer_send(
     """
     handle = operation.handle
     assert isinstance(handle, UUID)
-    found = None if operation.is_delayed else catalog.received.get(handle.bytes)
-    path = None if found is None or found.has_ended else _find_path(catalog, handle, found)
-    if found is None or path is None:
+    conversation = None if operation.is_delayed else catalog.received.get(handle.bytes)
+    path = None if conversation is None or conversation.has_ended else _find_path(catalog, handle, conversation)
+    if conversation is None or path is None:
         return None
     content, channel = operation.content(maximum_body), path.channel
     usage = known_usage(channel, operation.message_type)
@@ -77,7 +77,7 @@ def defer_send(
         enqueue.send_answer(channel.delivery_queue_id, certain=True),
         (
             *(handle, usage.message_type_id, usage.validation, content, now, channel.catalog_version),
-            *(*found.kind, channel.is_initiator, path.peer_service_id, path.peer_contract_id, number),
+            *(*conversation.kind, channel.is_initiator, path.peer_service_id, path.peer_contract_id, number),
         ),
     )
 
@@ -89,31 +89,31 @@ def defer_end(catalog: Catalog, operation: EndConversation, now: datetime) -> De
     """Defer END CONVERSATION. None if it cannot be deferred."""
     if operation.error or operation.cleanup:
         return None
-    found = catalog.received.get(operation.handle.bytes)
-    far = found and _find_peer_queue(catalog, operation.handle, found)
-    if found is None or far is None or far == enqueue.IN_ANOTHER_INSTANCE:
+    conversation = catalog.received.get(operation.handle.bytes)
+    peer_queue_id = conversation and _find_peer_queue(catalog, operation.handle, conversation)
+    if conversation is None or peer_queue_id is None or peer_queue_id == enqueue.IN_ANOTHER_INSTANCE:
         return None
-    sql = enqueue.end_dialog(found.queue_id, far, certain=True)
+    sql = enqueue.end_dialog(conversation.queue_id, peer_queue_id, certain=True)
     statement = Statement("deferred_answers.defer_end", sql, (operation.handle, now, None))
     return DeferredVerb(statement, partial(_note_end, catalog, operation.handle))
 
 
-def _find_path(catalog: Catalog, handle: UUID, found: ReceivedConversation) -> AnswerPath | None:
+def _find_path(catalog: Catalog, handle: UUID, conversation: ReceivedConversation) -> AnswerPath | None:
     """Return the cached path to a peer in this instance; None without one, or if the conversation has another peer."""
-    path, own = catalog.answer_paths.get(found.kind), catalog.channels.get(handle)
+    path, own = catalog.answer_paths.get(conversation.kind), catalog.channels.get(handle)
     if path is None or not path.channel.delivery_queue_id:
         return None
     return path if own is None or own.delivery_queue_id == path.channel.delivery_queue_id else None
 
 
-def _find_peer_queue(catalog: Catalog, handle: UUID, found: ReceivedConversation) -> int | None:
+def _find_peer_queue(catalog: Catalog, handle: UUID, conversation: ReceivedConversation) -> int | None:
     """Return the parameter `peer_queue` of `enqueue.end_dialog` from the cache."""
-    if found.has_ended:
+    if conversation.has_ended:
         return enqueue.HAS_ENDED
     if (own := catalog.channels.get(handle)) is not None:
         return own.delivery_queue_id or None
-    path = _find_path(catalog, handle, found)
-    return catalog.end_queues.get(found.kind) if path is None else path.channel.delivery_queue_id
+    path = _find_path(catalog, handle, conversation)
+    return catalog.end_queues.get(conversation.kind) if path is None else path.channel.delivery_queue_id
 
 
 def _note_sent(catalog: Catalog, handle: UUID, channel: Channel, row: Row) -> bool:

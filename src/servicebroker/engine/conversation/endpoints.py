@@ -147,11 +147,11 @@ def find_endpoints(handles: Sequence[UUID]) -> Steps[dict[UUID, Endpoint]]:
     rows = yield Statement(
         "endpoints.find_endpoints", _SELECT + "where e.conversation_handle = any ($1)", (list(handles),)
     )
-    found = {row[0]: Endpoint(*row) for row in rows}
+    endpoints = {row[0]: Endpoint(*row) for row in rows}
     for handle in handles:
-        if handle not in found:
+        if handle not in endpoints:
             raise BrokerError(8426, handle)
-    return found
+    return endpoints
 
 
 def lock_endpoint(handle: UUID) -> Steps[Endpoint]:

@@ -150,14 +150,14 @@ class LateAnswersOfQueue(NamedTuple):
 
 def count_late(now: datetime) -> Steps[list[LateAnswersOfQueue]]:
     """Count the late answers in each queue."""
-    found = []
+    counts = []
     for late in LateAnswers:
         rows = yield SQL("count_late", late_groups(now, late))
         for queue_id, name in rows:
             answers = yield from find_late(queue_id, now, late)
             if answers:
-                found.append(LateAnswersOfQueue(name, len(answers), late is LateAnswers.DROP))
-    return found
+                counts.append(LateAnswersOfQueue(name, len(answers), late is LateAnswers.DROP))
+    return counts
 
 
 def drop_late(now: datetime) -> Steps[int]:
@@ -178,5 +178,7 @@ def drop_late(now: datetime) -> Steps[int]:
 
 def _lock_free(late: Sequence[LateAnswer]) -> Steps[set[UUID]]:
     """Lock the groups and endpoints of these requests, without those that are locked. Returns the handles."""
-    rows = yield SQL("lock_free", ([one.handle for one in late], [one.group for one in late], locks.CONVERSATION_GROUP))
+    rows = yield SQL(
+        "lock_free", ([answer.handle for answer in late], [answer.group for answer in late], locks.CONVERSATION_GROUP)
+    )
     return (yield from lock_free([handle for (handle,) in rows]))

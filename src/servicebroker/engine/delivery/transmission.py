@@ -142,17 +142,17 @@ def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[
     should try again: another session had a lock, or the daemon may have stored more messages beside a queue meanwhile.
     """
     parked, unopened = yield from _deliverable(since)
-    wanted, kept = [*parked, *unopened], (yield from find_kept())
-    if not wanted and not kept:
+    wanted, kept_handles = [*parked, *unopened], (yield from find_kept())
+    if not wanted and not kept_handles:
         return False
     rows = yield SQL("deliver_left_over", (locks.PARKED_DELIVERY, locks.SERVICE_NAME, unopened))
     if not rows[0][0]:
         return True
-    yield from deliver_kept(kept, now)
+    yield from deliver_kept(kept_handles, now)
     free = yield from lock_free(wanted)
     yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
     yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
-    return bool(kept) or len(free) < len(wanted)
+    return bool(kept_handles) or len(free) < len(wanted)
 
 
 def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
@@ -255,7 +255,7 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
     may_have_end = endpoint.state != "CO"  # an EndDialog may be the only parked message
     if not waiting and (endpoint.is_delayed or (endpoint.delivery_queue_id and not may_have_end)):
         return True
-    far = yield from find_usages(
+    peer_usages = yield from find_usages(
         catalog, endpoint.peer_database_id, endpoint.peer_contract_id, endpoint.catalog_version
     )
     refused = (yield from refused_arrival(endpoint, endpoint.peer_service_id)) if endpoint.is_initiator else None
@@ -263,7 +263,7 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
         failure = (
             on_both_sides(refused)
             if refused
-            else (yield from rejection(sender_of(endpoint), far, message_type, number, body))
+            else (yield from rejection(sender_of(endpoint), peer_usages, message_type, number, body))
         )
         if failure:
             yield purge(
@@ -286,8 +286,8 @@ def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime
     ends = yield SQL("deliver.find_ends", (handles,))
     rows = yield Statement("transmission.deliver.enqueue", enqueue.deliver(queue_id), (handles,))
     priorities: list[int] = rows[0][0] or []
-    for priority, many in Counter(priorities).items():
-        catalog.count_enqueued(priority, many)
+    for priority, count in Counter(priorities).items():
+        catalog.count_enqueued(priority, count)
     if ends:
         yield from _finish([handle for handle, _ in ends], [handle for handle, is_error in ends if is_error], now)
 

@@ -184,12 +184,12 @@ def _check_queues() -> Steps[Report]:
     rows = yield SQL("check_queues.find_queues")
     findings = _findings(8444, [(queue_id,) for queue_id, is_whole in rows if not is_whole])
     whole = [queue_id for queue_id, is_whole in rows if is_whole]
-    kept = yield from stored_queues(whole, "retained")
-    for some in in_parts(sorted({*(yield from stored_queues(whole)), *kept})):
+    with_retained = yield from stored_queues(whole, "retained")
+    for some in in_parts(sorted({*(yield from stored_queues(whole)), *with_retained})):
         for number, text in _OF_A_QUEUE.items():
             texts = (f"({text.format(id=queue_id)} limit {MAX_FINDINGS})" for queue_id in some)
-            found = yield Statement("consistency.check_queues.compare", " union all ".join(texts), prepared=False)
-            findings += _findings(number, found)
+            differences = yield Statement("consistency.check_queues.compare", " union all ".join(texts), prepared=False)
+            findings += _findings(number, differences)
     return Report({}, findings)
 
 
@@ -198,7 +198,7 @@ def _check_dropped_queues() -> Steps[Report]:
 
 
 def _check_definitions() -> Steps[Report]:
-    return Report({}, _findings(3859, [(changes_of(*one),) for one in (yield from changed(MAX_FINDINGS))]))
+    return Report({}, _findings(3859, [(changes_of(*change),) for change in (yield from changed(MAX_FINDINGS))]))
 
 
 def _check_ownership() -> Steps[Report]:
@@ -236,8 +236,8 @@ _FAULTS = (
 
 def tampered() -> Steps[list[str]]:
     """Return descriptions of changed ownership and rights of the broker's objects; none without a change."""
-    said: list[str] = []
+    faults: list[str] = []
     for text in _FAULTS:
         rows = yield Statement("consistency.tampered", text, prepared=False)
-        said += [fault for (fault,) in rows]
-    return said
+        faults += [fault for (fault,) in rows]
+    return faults

@@ -23,13 +23,13 @@ from servicebroker.model.wording import about_instance, counted
 
 def judge_conversation(facts: ConversationFacts) -> list[Finding]:
     """Return the reasons why a conversation makes no progress; none without a problem."""
-    return [Finding(f"conversation {facts.handle}", *found) for found in _conversation(facts)]
+    return [Finding(f"conversation {facts.handle}", *finding) for finding in _conversation(facts)]
 
 
 def say_why_unanswered(facts: ConversationFacts) -> str:
     """Return why a request has no answer: a problem of its conversation with advice, or how far the request is."""
-    if found := judge_conversation(facts):
-        return " ".join(f"{finding.problem} {finding.advice}" for finding in found)
+    if findings := judge_conversation(facts):
+        return " ".join(f"{finding.problem} {finding.advice}" for finding in findings)
     if facts.waits:
         return f"It has not reached {facts.far_service} yet."
     return "No problem is known on this side; the other side has not answered yet."
@@ -74,10 +74,10 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
             Severity.NOTE,
         )
     elif facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > UNEXPLAINED_WAIT):
-        said = about_instance(facts.status or NO_REASON)
-        far = facts.far_service
-        what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")
-        yield ConversationFinding(f"{what}: {said}", after_status(facts.status))
+        reason = about_instance(facts.status or NO_REASON)
+        peer_service = facts.far_service
+        what = counted(facts.waits, f"message to {peer_service} waits", f"messages to {peer_service} wait")
+        yield ConversationFinding(f"{what}: {reason}", after_status(facts.status))
     if not facts.is_on:
         yield ConversationFinding(
             f"Its queue {facts.queue} is OFF.",

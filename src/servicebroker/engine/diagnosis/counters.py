@@ -44,15 +44,15 @@ def counters() -> Steps[list[Counter]]:
 
 def _verbs() -> Steps[list[Counter]]:
     """Return the counters that processes of applications add up, every few seconds."""
-    found = yield from totals()
+    totals_by_counter = yield from totals()
     named = (("sql_sends", SENDS), ("sql_receives", RECEIVES), ("broker_transaction_rollbacks", ROLLBACKS))
     return [
-        *(Counter(name, f"{counter}.", (), [((), found[counter])], rises=True) for name, counter in named),
+        *(Counter(name, f"{counter}.", (), [((), totals_by_counter[counter])], rises=True) for name, counter in named),
         Counter(
             "enqueued_sent_messages",
             "Enqueued P1 to P10 Msgs: messages of SENDs that came into a queue of this instance.",
             ("priority",),
-            [((str(priority),), found[counter]) for priority, counter in ENQUEUED.items()],
+            [((str(priority),), totals_by_counter[counter]) for priority, counter in ENQUEUED.items()],
             rises=True,
         ),
     ]
@@ -102,7 +102,7 @@ def message_flows() -> Steps[list[Counter]]:
 
 
 def _depths() -> Steps[list[Counter]]:
-    found = yield from queue_statuses()
+    queues = yield from queue_statuses()
     ages = yield SQL("depths.now")
     now: float = ages[0][0]
     waiting = yield Statement(
@@ -116,19 +116,27 @@ def _depths() -> Steps[list[Counter]]:
             "queue_messages",
             f"Messages in a queue, up to {COUNT_LIMIT}.",
             queue,
-            [((one.database, one.queue), one.messages) for one in found],
+            [((queue.database, queue.queue), queue.messages) for queue in queues],
         ),
         Counter(
             "queue_oldest_seconds",
             "The age of the oldest message of a queue.",
             queue,
-            [((one.database, one.queue), max(0.0, now - one.oldest.timestamp())) for one in found if one.oldest],
+            [
+                ((queue.database, queue.queue), max(0.0, now - queue.oldest.timestamp()))
+                for queue in queues
+                if queue.oldest
+            ],
         ),
         Counter(
             "conversations",
             f"Conversation endpoints by state, up to {COUNT_LIMIT} of a queue.",
             (*queue, "state"),
-            [((one.database, one.queue, state), count) for one in found for state, count in one.conversations.items()],
+            [
+                ((queue.database, queue.queue, state), count)
+                for queue in queues
+                for state, count in queue.conversations.items()
+            ],
         ),
         Counter(
             "transmission_queue_messages",
@@ -162,8 +170,11 @@ def _certificates() -> Steps[list[Counter]]:
     """Return the remaining validity of certificates in use; of a domain's certificate only if it was not renewed."""
     rows = yield SQL("certificates")
     now = rows[0][0]
-    found = yield from find_used_certificates(now)
-    left = [((one.database, one.user, one.name), (one.expires - now).total_seconds()) for one in found]
+    certificates = yield from find_used_certificates(now)
+    left = [
+        ((certificate.database, certificate.user, certificate.name), (certificate.expires - now).total_seconds())
+        for certificate in certificates
+    ]
     return [
         Counter(
             "certificate_seconds_left",
@@ -176,7 +187,7 @@ def _certificates() -> Steps[list[Counter]]:
             f"Certificates in use that expire within {EXPIRY_WARNING.days} days or have expired, "
             "or a domain does not renew.",
             (),
-            [((), sum(one.is_expiring(now) for one in found))],
+            [((), sum(certificate.is_expiring(now) for certificate in certificates))],
         ),
     ]
 

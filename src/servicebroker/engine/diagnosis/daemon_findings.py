@@ -26,12 +26,12 @@ def judge_daemon_version(reports: Iterable[DaemonReport], version: str) -> list[
     return [
         Finding(
             "servicebroker serve",
-            f"It is {one.report}, and this is {version}.",
+            f"It is {entry.report}, and this is {version}.",
             "Restart it with the installed version, or run servicebroker doctor of its version.",
             Severity.WARNING,
         )
-        for one in reports
-        if one.subject == Subject.VERSION and one.report != version
+        for entry in reports
+        if entry.subject == Subject.VERSION and entry.report != version
     ]
 
 
@@ -39,17 +39,17 @@ def judge_daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]
     """Report problems that the daemon has recorded, and a stuck daemon: one without a query for several seconds."""
     for report in daemon.reports if daemon is not None else ():
         if report.subject in TROUBLE_REMEDIES:
-            said = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."
-            yield Finding("servicebroker serve", said, TROUBLE_REMEDIES[report.subject])
+            problem = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."
+            yield Finding("servicebroker serve", problem, TROUBLE_REMEDIES[report.subject])
     if daemon is None or daemon.since is None or now - daemon.since <= UNEXPLAINED_WAIT:
         return
     if daemon.awaits_standby:  # `judge_commits` reports it, and another daemon would wait, too
         return
     long = duration(now - daemon.since)
-    said = f"has waited in one statement for {long}" if daemon.state == "active" else f"has done nothing for {long}"
+    problem = f"has waited in one statement for {long}" if daemon.state == "active" else f"has done nothing for {long}"
     yield Finding(
         "servicebroker serve",
-        f"The process that serves the instance (session {daemon.pid}) {said}: messages from and to peers wait.",
+        f"The process that serves the instance (session {daemon.pid}) {problem}: messages from and to peers wait.",
         "Check whether it or its machine hangs; end it and start it again. Another waiting daemon takes over "
         f"after select pg_terminate_backend({daemon.pid}).",
         acts=(end_session(daemon.pid),),
@@ -58,12 +58,16 @@ def judge_daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]
 
 def judge_replaced(processes: Sequence[ProcessStatus], now: datetime) -> Iterator[Finding]:
     """Report processes of the daemon that were killed and replaced repeatedly."""
-    for one in processes:
-        if one.replaced >= REPEATED_TIMES and one.last_time is not None and now - one.last_time < REFUSAL_AGE:
+    for process in processes:
+        if (
+            process.replaced >= REPEATED_TIMES
+            and process.last_time is not None
+            and now - process.last_time < REFUSAL_AGE
+        ):
             yield Finding(
                 "servicebroker serve",
-                f"Process {one.number} of {len(processes)} was replaced {counted(one.replaced, 'time')}, "
-                f"lately {one.last_time:%Y-%m-%d %H:%M:%S} UTC: it {one.ending}.",
+                f"Process {process.number} of {len(processes)} was replaced {counted(process.replaced, 'time')}, "
+                f"lately {process.last_time:%Y-%m-%d %H:%M:%S} UTC: it {process.ending}.",
                 "Find out what kills it: the system if memory is short (see its log), or a limit of the service.",
             )
 
@@ -98,7 +102,7 @@ def judge_network(facts: Facts) -> Iterator[Finding]:
             f"{facts.remote_routes} routes lead to other instances, and no servicebroker serve runs here.",
             "Start servicebroker serve.",
         )
-    listens = facts.daemon is not None and any(one.subject == Subject.LISTENS for one in facts.daemon.reports)
+    listens = facts.daemon is not None and any(entry.subject == Subject.LISTENS for entry in facts.daemon.reports)
     if facts.endpoint is None and not listens:
         yield Finding(
             "network",
@@ -116,13 +120,13 @@ def judge_clocks(clocks: Iterable[WrongClock], now: datetime) -> Iterator[Findin
             yield _clock(clock)
 
 
-def _clock(one: WrongClock) -> Finding:
+def _clock(clock: WrongClock) -> Finding:
     """Report a wrong clock. The broker uses the server's clock only, but logs have times of the wrong one."""
-    where = f"machine {one.host}" if one.host else "machine of the PostgreSQL server"
-    off = f"{abs(one.seconds_ahead):,} s {'ahead of' if one.seconds_ahead > 0 else 'behind'}"
+    where = f"machine {clock.host}" if clock.host else "machine of the PostgreSQL server"
+    off = f"{abs(clock.seconds_ahead):,} s {'ahead of' if clock.seconds_ahead > 0 else 'behind'}"
     return Finding(
         where,
-        f"The clock of {one.program} there is {off} that of the PostgreSQL server, whose time the broker uses.",
+        f"The clock of {clock.program} there is {off} that of the PostgreSQL server, whose time the broker uses.",
         "Set the clock that is wrong.",
         Severity.WARNING,
     )

@@ -602,7 +602,7 @@ def matches(text: str) -> Steps[list[Match]]:
         f"where strpos(lower(m.name), lower($2)) > 0 order by length(m.name), m.name, m.database limit {MAX_ROWS}",
         (names.FIRST_USER_ID, text),
     )
-    found = [Match(*row) for row in rows]
+    matching = [Match(*row) for row in rows]
     digits = text.replace("-", "").lower()
     if 4 <= len(digits) <= 32 and set(digits) <= set("0123456789abcdef"):
         rows = yield Statement(
@@ -613,5 +613,7 @@ def matches(text: str) -> Steps[list[Match]]:
             f"where e.conversation_handle between $1 and $2 order by 1 limit {MAX_ROWS}",
             (UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))),
         )
-        found += [Match("conversation", service, database, queue, handle) for handle, service, database, queue in rows]
-    return found
+        matching += [
+            Match("conversation", service, database, queue, handle) for handle, service, database, queue in rows
+        ]
+    return matching

@@ -70,7 +70,7 @@ class DiskUsage(NamedTuple):
 def find_disk_usage() -> Steps[DiskUsage]:
     """Return the largest users of the disk."""
     tables = [TableUsage(*row) for row in (yield SQL("find_disk_usage.tables", (MAX_USERS,)))]
-    is_large = any(one.table == _INCOMPLETE and one.bytes >= LARGE_BYTES for one in tables)
+    is_large = any(usage.table == _INCOMPLETE and usage.bytes >= LARGE_BYTES for usage in tables)
     peers = (yield from sum_by_peer(MAX_USERS)) if is_large else []
     slots = [SlotUsage(*row) for row in (yield SQL("find_disk_usage.slots", (MAX_USERS,)))]
     return DiskUsage(tables, peers, slots)
@@ -95,8 +95,8 @@ def judge_disk_usage(usage: DiskUsage) -> Iterator[Finding]:
 
 def largest(usage: DiskUsage) -> str:
     """Return the largest users of the disk in words, for the finding that it is full."""
-    users = [(one.bytes, one.subject) for one in usage.tables]
-    users += [(one.bytes, f"WAL kept by replication slot {one.name}") for one in usage.slots]
+    users = [(table.bytes, table.subject) for table in usage.tables]
+    users += [(slot.bytes, f"WAL kept by replication slot {slot.name}") for slot in usage.slots]
     users.sort(reverse=True)
     return ", ".join(f"{subject} ({size(used)})" for used, subject in users[:MAX_USERS])
 
@@ -106,26 +106,27 @@ def size(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
 
 
-def _table(one: TableUsage) -> Finding:
-    owner = f"; its owner is {one.owner}" if one.owner else ""
-    problem = f"It uses {size(one.bytes)} of the disk, for about {one.rows:,} rows{owner}."
+def _table(table: TableUsage) -> Finding:
+    owner = f"; its owner is {table.owner}" if table.owner else ""
+    problem = f"It uses {size(table.bytes)} of the disk, for about {table.rows:,} rows{owner}."
     advice = (
         "Space of deleted rows is used again. If the rows are few, VACUUM FULL gives it back; others wait meanwhile."
     )
-    if one.queue:
+    if table.queue:
         advice = (
             "Receive its messages, or find out who sends them. Space of deleted messages is used again; ALTER QUEUE "
             "... REORGANIZE gives back what it can without making others wait."
         )
-    return Finding(one.subject, problem, advice, Severity.NOTE)
+    return Finding(table.subject, problem, advice, Severity.NOTE)
 
 
-def _slot(one: SlotUsage) -> Finding:
-    reader = "its reader is behind" if one.is_active else "nobody reads it"
+def _slot(slot: SlotUsage) -> Finding:
+    reader = "its reader is behind" if slot.is_active else "nobody reads it"
     return Finding(
-        f"replication slot {one.name}",
-        f"It keeps {size(one.bytes)} of WAL on the disk, and {reader}.",
-        f"Bring its reader back. If there is none any more: select pg_drop_replication_slot('{one.name}'). The setting "
+        f"replication slot {slot.name}",
+        f"It keeps {size(slot.bytes)} of WAL on the disk, and {reader}.",
+        f"Bring its reader back. If there is none any more: select pg_drop_replication_slot('{slot.name}'). "
+        "The setting "
         "max_slot_wal_keep_size limits what a slot keeps.",
-        Severity.NOTE if one.is_active else Severity.WARNING,
+        Severity.NOTE if slot.is_active else Severity.WARNING,
     )

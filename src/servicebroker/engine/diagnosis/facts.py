@@ -188,9 +188,9 @@ def find_similar_services(wanted: Iterable[str]) -> Steps[dict[str, str]]:
     rows = yield Statement(
         "facts.find_similar_services", f"select distinct name from servicebroker.services limit {_MAX_NAMES}"
     )
-    there = {name for (name,) in rows}
-    similar = {name: get_close_matches(name, there, 1) for name in set(wanted) - there}
-    return {name: found[0] for name, found in similar.items() if found}
+    services = {name for (name,) in rows}
+    similar = {name: get_close_matches(name, services, 1) for name in set(wanted) - services}
+    return {name: matches[0] for name, matches in similar.items() if matches}
 
 
 def _read_certificates(facts: Facts) -> Steps[Facts]:
@@ -255,7 +255,7 @@ def _read_clocks(facts: Facts) -> Steps[Facts]:
 def _read_definitions(facts: Facts) -> Steps[Facts]:
     changes = yield from changed(_MAX_ROWS)
     return facts._replace(
-        changed=tuple(changes_of(*one) for one in changes),
+        changed=tuple(changes_of(*change) for change in changes),
         is_foreign=(yield from is_foreign()),
         publications=(yield from find_blocking(_MAX_ROWS)),
     )
@@ -338,8 +338,16 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
     )
     connections = yield SQL("neighbours.count_connections")
     return NeighbourFacts(
-        [(one.role, ", ".join(one.direct[:3]), len(one.direct)) for one in rights if one.direct],
-        [one for one in map(BlockerFacts._make, blockers) if one.pid not in {holder.pid for holder in holders}],
+        [
+            (role_rights.role, ", ".join(role_rights.direct[:3]), len(role_rights.direct))
+            for role_rights in rights
+            if role_rights.direct
+        ],
+        [
+            blocker
+            for blocker in map(BlockerFacts._make, blockers)
+            if blocker.pid not in {holder.pid for holder in holders}
+        ],
         [SnapshotFacts(*row) for row in snapshots],
         ConnectionFacts(*connections[0]),
         holders,
@@ -446,14 +454,14 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     )
     if not rows:
         raise BrokerError(8426, handle)
-    found = _EndpointRow._make(rows[0])
-    own = yield _queued(found.queue_id, found.priority, found.group, handle)
-    theirs = yield _queued(found.peer_queue_id, found.peer_priority, found.peer_group, found.peer)
+    endpoint = _EndpointRow._make(rows[0])
+    own = yield _queued(endpoint.queue_id, endpoint.priority, endpoint.group, handle)
+    theirs = yield _queued(endpoint.peer_queue_id, endpoint.peer_priority, endpoint.peer_group, endpoint.peer)
     failed = yield Statement(
         "facts.gather_conversation.find_error",
-        f"select message_body from servicebroker.queue_{found.queue_id} where priority = $1 "
+        f"select message_body from servicebroker.queue_{endpoint.queue_id} where priority = $1 "
         f"and conversation_group_id = $2 and conversation_handle = $3 and message_type_id = {names.ERROR_ID} limit 1",
-        (found.priority, found.group, handle),
+        (endpoint.priority, endpoint.group, handle),
     )
     waits = yield Statement(
         "facts.gather_conversation.find_transmission_queue",
@@ -467,7 +475,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         f"{_SESSIONS} and a.pid in (select l.pid from pg_locks l where l.locktype = 'advisory' and l.granted "
         f"and {_IN_THIS_DATABASE} and l.classid::bigint = {locks.CONVERSATION_GROUP} "
         "and l.objid::bigint = (uuid_hash($1)::bigint & 4294967295))",
-        (found.group,),
+        (endpoint.group,),
     )
     failures = yield SQL("gather_conversation.find_failures", (handle,))
     (messages, oldest), (waiting, status, sent, delayed_until) = own[0], waits[0]
@@ -475,29 +483,29 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     return ConversationFacts(
         now,
         handle,
-        found.state,
-        found.far_service,
-        found.lifetime,
-        found.queue,
-        found.is_on,
+        endpoint.state,
+        endpoint.far_service,
+        endpoint.lifetime,
+        endpoint.queue,
+        endpoint.is_on,
         messages,
         oldest,
         waiting,
         status,
-        found.peer_queue,
+        endpoint.peer_queue,
         theirs[0][0],
         [SessionFacts(*row) for row in holders],
         count,
         last_error,
         held_until,
         read_error(failed[0][0]) if failed else None,
-        found.readers,
-        found.is_activated,
+        endpoint.readers,
+        endpoint.is_activated,
         sent,
         delayed_until,
-        found.peer_is_on,
-        found.peer_readers,
-        found.peer_is_activated,
+        endpoint.peer_is_on,
+        endpoint.peer_readers,
+        endpoint.peer_is_activated,
     )
 
 

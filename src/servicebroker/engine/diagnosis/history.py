@@ -71,8 +71,8 @@ def sample() -> Steps[None]:
     )
     if step == min(RETENTION):
         return
-    for kept_step, kept in RETENTION.items():
-        yield SQL("sample.forget", (kept_step, at - kept))
+    for kept_step, age in RETENTION.items():
+        yield SQL("sample.forget", (kept_step, at - age))
 
 
 def queue_histories(
@@ -152,7 +152,7 @@ class _Period(NamedTuple):
     def of(cls, now: datetime, span: timedelta) -> _Period:
         parts = max(1, min(MAX_PARTS, int(span.total_seconds() / SAMPLE_INTERVAL_S)))
         part_s = span.total_seconds() / parts
-        fine = [step for step, kept in RETENTION.items() if kept >= span] or [max(RETENTION)]
+        fine = [step for step, age in RETENTION.items() if age >= span] or [max(RETENTION)]
         return cls(now - span, part_s, parts, max([fine[0], *(step for step in fine if step <= part_s)]))
 
     @property

@@ -72,12 +72,12 @@ def judge_failed_queries(unseen: Iterable[FailedQueryFacts]) -> list[Finding]:
     return [
         Finding(
             "doctor",
-            f"The query of {one.subject} failed: {one.reason}",
+            f"The query of {failed.subject} failed: {failed.reason}",
             "Run doctor again. If the query fails again, pg_stat_activity and pg_locks show what it waits for."
-            if one.is_cut
+            if failed.is_cut
             else "The other findings are valid.",
         )
-        for one in unseen
+        for failed in unseen
     ]
 
 

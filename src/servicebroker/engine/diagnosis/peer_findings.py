@@ -38,42 +38,46 @@ _ROUTE = (
 def judge_refusals(refusals: Sequence[RefusalRecord], now: datetime) -> list[Finding]:
     """Report refusals by peers and by this instance, failures of the daemon, and connections that break repeatedly."""
     return [
-        *(_refusal(one) for one in refusals if one.number not in (CONNECTION_BROKEN, ROUND_FAILED)),
-        *(_failed(one) for one in refusals if one.number == ROUND_FAILED),
-        *(_broken(one) for one in refusals if one.number == CONNECTION_BROKEN and _lasts(one, now)),
+        *(_refusal(refusal) for refusal in refusals if refusal.number not in (CONNECTION_BROKEN, ROUND_FAILED)),
+        *(_failed(refusal) for refusal in refusals if refusal.number == ROUND_FAILED),
+        *(_broken(refusal) for refusal in refusals if refusal.number == CONNECTION_BROKEN and _lasts(refusal, now)),
     ]
 
 
-def _refusal(one: RefusalRecord) -> Finding:
+def _refusal(refusal: RefusalRecord) -> Finding:
     """Report a connection or a message that the peer or this instance has refused."""
-    what = "Refused here" if one.is_ours else "It refuses us"
+    what = "Refused here" if refusal.is_ours else "It refuses us"
     return Finding(
-        f"peer {one.peer}",
-        f"{what}, {_often(one)}: {one.number} {one.text}",
-        after_refusal(one.number, is_ours=one.is_ours),
+        f"peer {refusal.peer}",
+        f"{what}, {_often(refusal)}: {refusal.number} {refusal.text}",
+        after_refusal(refusal.number, is_ours=refusal.is_ours),
     )
 
 
-def _failed(one: RefusalRecord) -> Finding:
+def _failed(refusal: RefusalRecord) -> Finding:
     """Report a failed round of the daemon, after which it has restarted its work."""
-    return Finding(one.peer, f"It has failed {_often(one)}: {one.number} {one.text}", REMEDIES[one.number])
-
-
-def _lasts(one: RefusalRecord, now: datetime) -> bool:
-    """Check whether connections with a peer broke repeatedly and recently. A single one is no problem: a restart."""
-    return one.times >= REPEATED_TIMES and abs(now - one.last) < LONG_WAIT
-
-
-def _broken(one: RefusalRecord) -> Finding:
     return Finding(
-        f"peer {one.peer}",
-        f"The connection with it broke, {_often(one)}: {one.text}",
+        refusal.peer, f"It has failed {_often(refusal)}: {refusal.number} {refusal.text}", REMEDIES[refusal.number]
+    )
+
+
+def _lasts(refusal: RefusalRecord, now: datetime) -> bool:
+    """Check whether connections with a peer broke repeatedly and recently. A single one is no problem: a restart."""
+    return refusal.times >= REPEATED_TIMES and abs(now - refusal.last) < LONG_WAIT
+
+
+def _broken(refusal: RefusalRecord) -> Finding:
+    return Finding(
+        f"peer {refusal.peer}",
+        f"The connection with it broke, {_often(refusal)}: {refusal.text}",
         "Check the network between the two instances, and the log of servicebroker serve at both.",
     )
 
 
-def _often(one: RefusalRecord) -> str:
-    return f"{counted(one.times, 'time')} since {one.first:%H:%M:%S}, lately {one.last:%Y-%m-%d %H:%M:%S} UTC"
+def _often(refusal: RefusalRecord) -> str:
+    return (
+        f"{counted(refusal.times, 'time')} since {refusal.first:%H:%M:%S}, lately {refusal.last:%Y-%m-%d %H:%M:%S} UTC"
+    )
 
 
 def judge_claims(peers: Iterable[PeerFacts], now: datetime) -> Iterator[Finding]:
@@ -110,108 +114,117 @@ def judge_certificates(certificates: Iterable[UsedCertificate], now: datetime) -
             yield _certificate(certificate, now)
 
 
-def _peer(one: PeerFacts) -> Finding:
+def _peer(peer: PeerFacts) -> Finding:
     """Report a peer's false claims. They had no effect."""
-    said = _CLAIM_TEXTS[one.claim].format(
-        f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail
+    problem = _CLAIM_TEXTS[peer.claim].format(
+        f"{counted(peer.times, 'time')} until {peer.last:%Y-%m-%d %H:%M:%S} UTC", peer.detail
     )
-    if one.claim == TWINS:
-        return Finding(f"peer {one.owner}".rstrip(), said, _COPY, Severity.WARNING)
-    if one.certificate is None and one.owner != NOBODY:  # a member of the domain, or an unknown peer that public admits
+    if peer.claim == TWINS:
+        return Finding(f"peer {peer.owner}".rstrip(), problem, _COPY, Severity.WARNING)
+    if (
+        peer.certificate is None and peer.owner != NOBODY
+    ):  # a member of the domain, or an unknown peer that public admits
         advice = "servicebroker domain revoke, or DENY CONNECT ON ENDPOINT to its login or to public."
-        return Finding(f"peer {one.owner}", said, advice, Severity.WARNING)
-    if one.certificate is None:
+        return Finding(f"peer {peer.owner}", problem, advice, Severity.WARNING)
+    if peer.certificate is None:
         return Finding(
-            "a peer without certificate", said, "ALTER ENDPOINT ... ENCRYPTION = REQUIRED.", Severity.WARNING
+            "a peer without certificate", problem, "ALTER ENDPOINT ... ENCRYPTION = REQUIRED.", Severity.WARNING
         )
     right = {MESSAGES: _ROUTE, STANDING: "It should not."}.get(
-        one.claim, f"If it is right: servicebroker certificate accept {one.certificate}."
+        peer.claim, f"If it is right: servicebroker certificate accept {peer.certificate}."
     )
     return Finding(
-        f"peer with {one.owner}",
-        said,
-        f"{right} If not, stop accepting it: servicebroker certificate drop {one.certificate}.",
+        f"peer with {peer.owner}",
+        problem,
+        f"{right} If not, stop accepting it: servicebroker certificate drop {peer.certificate}.",
         Severity.WARNING,
     )
 
 
-def _dispute(one: DisputeFacts) -> Finding:
+def _dispute(dispute: DisputeFacts) -> Finding:
     return Finding(
-        f"instance {one.instance}",
-        f"The owners of the certificates {' and '.join(one.certificates)} claim to be it, so none may connect.",
-        f"Choose the right one: servicebroker certificate accept {' | '.join(one.certificates)}. If both belong to one "
+        f"instance {dispute.instance}",
+        f"The owners of the certificates {' and '.join(dispute.certificates)} claim to be it, so none may connect.",
+        f"Choose the right one: servicebroker certificate accept {' | '.join(dispute.certificates)}. If both "
+        "belong to one "
         "peer, drop one and import it with the same --login as the other.",
     )
 
 
-def is_much(one: UnfinishedOfPeer) -> bool:
+def is_much(unfinished: UnfinishedOfPeer) -> bool:
     """Check whether a peer has used up its quota."""
-    return one.bytes >= one.quota
+    return unfinished.bytes >= unfinished.quota
 
 
-def _unfinished(one: UnfinishedOfPeer) -> Finding:
+def _unfinished(unfinished: UnfinishedOfPeer) -> Finding:
     """Report messages of which a peer has sent only a part."""
     begun = (
-        f"{counted(one.messages, 'message')} of {counted(one.conversations, 'conversation')} "
-        f"{'is' if one.messages == 1 else 'are'} not complete, {megabytes(one.bytes)} MB, the last part arrived at "
-        f"{one.last_time:%Y-%m-%d %H:%M:%S} UTC."
+        f"{counted(unfinished.messages, 'message')} of {counted(unfinished.conversations, 'conversation')} "
+        f"{'is' if unfinished.messages == 1 else 'are'} not complete, {megabytes(unfinished.bytes)} MB, the "
+        "last part arrived at "
+        f"{unfinished.last_time:%Y-%m-%d %H:%M:%S} UTC."
     )
     full = (
-        " That is the peer's limit: other long messages have to wait until these are complete." if is_much(one) else ""
+        " That is the peer's limit: other long messages have to wait until these are complete."
+        if is_much(unfinished)
+        else ""
     )
     advice = (
         "Check at the peer whether it still sends. Parts without progress for an hour (5 minutes at the limit) are "
         "deleted, and sent again."
     )
-    if one.certificate:
-        advice += f" If it means harm: servicebroker certificate drop {one.certificate}."
-        advice += f" If it needs more: servicebroker certificate budget {one.certificate}."
-    severity = Severity.TROUBLE if is_much(one) else Severity.WARNING
-    return Finding(peer_with(one.owner), begun + full, advice, severity)
+    if unfinished.certificate:
+        advice += f" If it means harm: servicebroker certificate drop {unfinished.certificate}."
+        advice += f" If it needs more: servicebroker certificate budget {unfinished.certificate}."
+    severity = Severity.TROUBLE if is_much(unfinished) else Severity.WARNING
+    return Finding(peer_with(unfinished.owner), begun + full, advice, severity)
 
 
-def _old_copy(one: OldCopyFacts) -> Finding:
+def _old_copy(old_copy: OldCopyFacts) -> Finding:
     ended = (
-        f"{counted(one.times, 'conversation')} with broker {one.peer_broker} (service {one.far_service}) ended with an "
-        f"Error, the last at {one.last:%Y-%m-%d %H:%M:%S} UTC: {one.detail}"
+        f"{counted(old_copy.times, 'conversation')} with broker {old_copy.peer_broker} (service "
+        f"{old_copy.far_service}) ended with an "
+        f"Error, the last at {old_copy.last:%Y-%m-%d %H:%M:%S} UTC: {old_copy.detail}"
     )
-    subject = f"database {one.database}, broker {one.own_broker}"
-    if one.is_here:
+    subject = f"database {old_copy.database}, broker {old_copy.own_broker}"
+    if old_copy.is_here:
         return Finding(
             subject,
             f"This database has gone back to an old copy: {ended}",
-            f"Only broker {one.peer_broker} still knows what was sent and received here since that copy: compare with "
+            f"Only broker {old_copy.peer_broker} still knows what was sent and received here since that copy: "
+            "compare with "
             "it, then begin new conversations. After a restore: servicebroker instance adopt.",
         )
     return Finding(
         subject,
         f"That database has gone back to an old copy: {ended}",
-        f"Broker {one.peer_broker} has lost the messages that it received since that copy: send them again on new "
+        f"Broker {old_copy.peer_broker} has lost the messages that it received since that copy: send them again on new "
         "conversations. At that instance: servicebroker instance adopt, servicebroker doctor.",
     )
 
 
-def _certificate(one: UsedCertificate, now: datetime) -> Finding:
-    is_expired = one.expires <= now
-    over = f"{'has expired' if is_expired else 'expires'} on {one.expires:%Y-%m-%d}"
+def _certificate(certificate: UsedCertificate, now: datetime) -> Finding:
+    is_expired = certificate.expires <= now
+    over = f"{'has expired' if is_expired else 'expires'} on {certificate.expires:%Y-%m-%d}"
     severity = Severity.TROUBLE if is_expired else Severity.WARNING
-    if one.problem:
+    if certificate.problem:
         return Finding(
-            f"domain member {one.name}",
-            f"Its certificate {over}, and is not renewed: {one.problem}",
+            f"domain member {certificate.name}",
+            f"Its certificate {over}, and is not renewed: {certificate.problem}",
             "See the log of servicebroker serve, and servicebroker domain show.",
             severity,
         )
-    if one.database:
+    if certificate.database:
         return Finding(
-            f"certificate {one.name}",
-            f"It belongs to the user {one.user} in {one.database} and {over}: without it no secured dialog begins.",
+            f"certificate {certificate.name}",
+            f"It belongs to the user {certificate.user} in {certificate.database} and {over}: without it no "
+            "secured dialog begins.",
             "Make or import a new one under the same user: servicebroker certificate create or import, --database.",
             severity,
         )
-    whose = "of this instance" if one.is_own else "of a peer"
+    whose = "of this instance" if certificate.is_own else "of a peer"
     return Finding(
-        f"certificate {one.name}",
+        f"certificate {certificate.name}",
         f"It is {whose} and {over}: without it no connection is accepted.",
         "Make a new one (servicebroker certificate create), export it, and import it at each peer.",
         severity,

@@ -56,15 +56,15 @@ class QueuedMessage(NamedTuple):
 def off_queues() -> Steps[list[OffQueue]]:
     """Return the queues that are off for RECEIVE."""
     rows = yield SQL("off_queues.find_queues")
-    found = []
+    queues = []
     for database, queue, queue_id in rows:
         counted = yield Statement(
             "poison_report.off_queues.count",
             "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
             f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q",
         )
-        found.append(OffQueue(database, queue, *counted[0]))
-    return found
+        queues.append(OffQueue(database, queue, *counted[0]))
+    return queues
 
 
 def failing_messages() -> Steps[list[FailingMessage]]:

@@ -66,8 +66,8 @@ def queue_statuses() -> Steps[list[QueueStatus]]:
     depths = yield from queue_depths(queue_id for _, _, queue_id, _ in queues)
     states = yield SQL("queue_statuses.count_endpoints")
     conversations: dict[int, dict[str, int]] = {}
-    for queue_id, state, many in states:
-        conversations.setdefault(queue_id, {})[state] = many
+    for queue_id, state, count in states:
+        conversations.setdefault(queue_id, {})[state] = count
     limits = yield from find_worker_limits()
     return [
         QueueStatus(

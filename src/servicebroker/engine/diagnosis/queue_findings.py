@@ -152,18 +152,18 @@ def _is_on_its_way(wait: WaitFacts, facts: Facts) -> bool:
 
 
 def _waiting(wait: WaitFacts) -> Finding:
-    said, advice = about_instance(wait.status or NO_REASON), after_status(wait.status)
+    problem, advice = about_instance(wait.status or NO_REASON), after_status(wait.status)
     acts: tuple[Remedy, ...] = ()
     if wait.similar is not None and wait.example is not None:
         handle, database = wait.example
-        said = f"{said} Did you mean {wait.similar}?"
+        problem = f"{problem} Did you mean {wait.similar}?"
         end = f"servicebroker end {handle} --database {database} --cleanup"
         advice = f"{advice} If the name is wrong, remove each: {end}."
         acts = (Remedy("remove-conversation", str(handle), database),)
     return Finding(
         f"service {wait.to_service}",
         f"{counted(wait.messages, 'message to it waits', 'messages to it wait')}, "
-        f"the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {said}",
+        f"the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {problem}",
         advice,
         acts=acts,
     )

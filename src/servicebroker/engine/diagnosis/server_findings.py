@@ -27,40 +27,42 @@ _NO_ENTRANCE = re.compile(
 
 def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: datetime) -> list[Finding]:
     """Return findings while the database cannot be reached: the failure, and problems found in files."""
-    said = f"It is down, so doctor can check little: {problem}"
+    problem_text = f"It is down, so doctor can check little: {problem}"
     advice = "Start the server; waiting work then continues by itself. Run doctor again."
     if any(words in problem for words in _NO_CONNECTION):
-        said = f"No connection is left, so doctor can check little: {problem}"
+        problem_text = f"No connection is left, so doctor can check little: {problem}"
         advice = "End sessions that nobody needs, or raise max_connections (ALTER ROLE ... CONNECTION LIMIT)."
     elif _NO_ENTRANCE.search(problem):
-        said = f"It is up, but refuses this connection, so doctor can check little: {problem}"
+        problem_text = f"It is up, but refuses this connection, so doctor can check little: {problem}"
         advice = "Correct the role, the password or the database in the URL, or let the role in by pg_hba.conf."
-    found = [Finding("PostgreSQL", said, advice)]
-    own = [UsedCertificate("", "", one.subject, True, one.expiry_date) for one in certificates]
-    return [*found, *judge_certificates(own, now)]
+    findings = [Finding("PostgreSQL", problem_text, advice)]
+    own = [UsedCertificate("", "", certificate.subject, True, certificate.expiry_date) for certificate in certificates]
+    return [*findings, *judge_certificates(own, now)]
 
 
 def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
     """Report a data folder's disk with too little free space, in bytes: on a full disk, nothing can be stored."""
     if free >= min(size // 20, ENOUGH_DISK_BYTES):
         return []
-    said = f"Its disk is full but for {free // 2**20} MB."
+    problem = f"Its disk is full but for {free // 2**20} MB."
     return [
-        Finding(f"folder {folder}", said, "Free space, or move the folder to a larger disk. Waiting work then goes on.")
+        Finding(
+            f"folder {folder}", problem, "Free space, or move the folder to a larger disk. Waiting work then goes on."
+        )
     ]
 
 
 def judge_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
     """Report that several servers of a URL accept writes (split brain): an old primary still runs."""
-    writable = sorted((one for one in hosts if not one.is_standby), key=lambda one: one.timeline)
+    writable = sorted((host for host in hosts if not host.is_standby), key=lambda host: host.timeline)
     if len(writable) < 2:
         return []
-    said = ", ".join(f"{one.host} on timeline {one.timeline}" for one in writable)
-    if len({one.system for one in writable}) > 1:
+    host_list = ", ".join(f"{host.host} on timeline {host.timeline}" for host in writable)
+    if len({host.system for host in writable}) > 1:
         return [
             Finding(
                 "PostgreSQL",
-                f"The hosts of the URL are servers of different clusters, and each accepts writes: {said}.",
+                f"The hosts of the URL are servers of different clusters, and each accepts writes: {host_list}.",
                 "Name only one cluster in the URL: now each connection uses an arbitrary one of them.",
             )
         ]
@@ -68,7 +70,7 @@ def judge_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
     return [
         Finding(
             "PostgreSQL",
-            f"Several servers of the URL accept writes: {said}. Changes on a lower timeline will be lost.",
+            f"Several servers of the URL accept writes: {host_list}. Changes on a lower timeline will be lost.",
             f"Stop every one but {newest.host}, before anything else; then make it a standby of {newest.host} "
             "(pg_basebackup or pg_rewind). End no conversation before.",
         )
@@ -83,11 +85,11 @@ def judge_refused(problem: str) -> list[Finding]:
 
 def judge_log(path: str, written: str) -> Finding:
     """Report that the log of an embedded server is not at its path; `written` is the file that the server writes."""
-    kept = f" Until then {written} has it." if written else ""
+    old_log = f" Until then {written} has it." if written else ""
     return Finding(
         "PostgreSQL",
         f"Its log '{path}' was deleted or moved while the server runs: new messages of the server are not in it.",
-        f"End all processes that have the instance open, and start them again: the server begins a new log.{kept}",
+        f"End all processes that have the instance open, and start them again: the server begins a new log.{old_log}",
     )
 
 
@@ -136,14 +138,15 @@ def judge_commits(facts: Facts) -> Iterator[Finding]:
     is_missing = not commits.has_standby and commits.synchronous_commit not in ("off", "local")
     if not waits and not is_missing:
         return
-    gone = "does not confirm them" if commits.has_standby else "is not connected"
+    standby_state = "does not confirm them" if commits.has_standby else "is not connected"
     since = ""
     if commits.since is not None:
         sessions = counted(commits.waiting, "session waits", "sessions wait")
         since = f"; {sessions}, the first for {duration(facts.now - commits.since)}"
     yield Finding(
         "PostgreSQL",
-        f"Commits wait for a synchronous standby ({commits.standby_names}), which {gone}{since}. No verb returns.",
+        f"Commits wait for a synchronous standby ({commits.standby_names}), which {standby_state}{since}. No "
+        "verb returns.",
         "Bring that standby back: waiting commits then return, and nothing is lost. End no waiting session. If it "
         "is lost for good: ALTER SYSTEM SET synchronous_standby_names = '' and reload; commits from then on "
         "may be lost with this server.",
@@ -156,9 +159,10 @@ def judge_publications(publications: Iterable[BlockingPublication]) -> Iterator[
         yield _blocking(publication)
 
 
-def _blocking(one: BlockingPublication) -> Finding:
-    tables = f"{counted(one.table_count, 'table')} ({one.tables}{', ...' if one.table_count > 3 else ''})"
-    said, advice = {
+def _blocking(publication: BlockingPublication) -> Finding:
+    more = ", ..." if publication.table_count > 3 else ""
+    tables = f"{counted(publication.table_count, 'table')} ({publication.tables}{more})"
+    problem, advice = {
         "identity": (
             f"It publishes updates and deletes of {tables} without a replica identity",
             "Give each a primary key, or ALTER TABLE ... REPLICA IDENTITY FULL; or publish other tables only.",
@@ -171,9 +175,9 @@ def _blocking(one: BlockingPublication) -> Finding:
             f"Its condition asks for columns outside of the replica identity of {tables}",
             "ALTER PUBLICATION ... SET (publish = 'insert'), or ALTER TABLE ... REPLICA IDENTITY FULL.",
         ),
-    }[one.reason]
+    }[publication.reason]
     return Finding(
-        f"publication {one.name}",
-        f"{said}: PostgreSQL refuses to update and delete their rows.",
+        f"publication {publication.name}",
+        f"{problem}: PostgreSQL refuses to update and delete their rows.",
         advice,
     )

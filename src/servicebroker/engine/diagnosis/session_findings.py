@@ -66,13 +66,15 @@ def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"servicebroker rights grant {role} --database ... --receive ... revokes them, and grants the verbs.",
             Severity.WARNING,
         )
-    for one in facts.blockers:
+    for blocker in facts.blockers:
         yield Finding(
-            f"session {one.pid}",
-            f"It ({one.role}, {one.application or 'no name'}) holds the broker's lock of {one.lock}, for which "
-            f"{counted(one.waiting, 'session waits', 'sessions wait')}, the first for {duration(now - one.since)}.",
-            f"See what that program does. select pg_terminate_backend({one.pid}) ends it.",
-            acts=(end_session(one.pid),),
+            f"session {blocker.pid}",
+            f"It ({blocker.role}, {blocker.application or 'no name'}) holds the broker's lock of "
+            f"{blocker.lock}, for which "
+            f"{counted(blocker.waiting, 'session waits', 'sessions wait')}, the first for "
+            f"{duration(now - blocker.since)}.",
+            f"See what that program does. select pg_terminate_backend({blocker.pid}) ends it.",
+            acts=(end_session(blocker.pid),),
         )
     yield from _locks(facts)
     for hoarder in facts.hoarders:
@@ -121,8 +123,8 @@ def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
     close = f"{CLOSING_COMMAND} takes the functions from others."
     if not rights.may_close:
         close = f"Let a superuser run what {CLOSING_COMMAND} --sql prints."
-    for one in facts.holders:
-        yield _holder(one, close)
+    for holder in facts.holders:
+        yield _holder(holder, close)
     if facts.able:
         some = ", ".join(facts.able[:_MOST_NAMED])
         more = f" and {counted(len(facts.able) - _MOST_NAMED, 'other')}" if len(facts.able) > _MOST_NAMED else ""
@@ -141,37 +143,38 @@ def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
         )
 
 
-def _holder(one: HolderFacts, close: str) -> Finding:
-    since = f" since {one.since:%Y-%m-%d %H:%M:%S} UTC" if one.since else ""
-    held = f"{counted(one.locks, 'lock')} of the broker ({one.kinds}): sessions that need them wait."
-    if one.prepared:
+def _holder(holder: HolderFacts, close: str) -> Finding:
+    since = f" since {holder.since:%Y-%m-%d %H:%M:%S} UTC" if holder.since else ""
+    held = f"{counted(holder.locks, 'lock')} of the broker ({holder.kinds}): sessions that need them wait."
+    if holder.prepared:
         return Finding(
-            f"transaction {one.prepared}",
-            f"The role {one.role} has prepared it{since}, and it holds {held}",
-            f"As a superuser: rollback prepared '{one.prepared}'. {close}",
+            f"transaction {holder.prepared}",
+            f"The role {holder.role} has prepared it{since}, and it holds {held}",
+            f"As a superuser: rollback prepared '{holder.prepared}'. {close}",
         )
-    who = f"{one.role}, {one.application or 'no name'}{', connected' + since if since else ''}"
+    who = f"{holder.role}, {holder.application or 'no name'}{', connected' + since if since else ''}"
     return Finding(
-        f"session {one.pid}",
+        f"session {holder.pid}",
         f"It ({who}) does not belong to the broker, and holds or waits for {held}",
-        f"As a superuser or a member of pg_signal_backend: select pg_terminate_backend({one.pid}). {close}",
-        acts=(end_session(one.pid),),
+        f"As a superuser or a member of pg_signal_backend: select pg_terminate_backend({holder.pid}). {close}",
+        acts=(end_session(holder.pid),),
     )
 
 
-def describe_transaction(one: SessionFacts, now: datetime) -> str:
+def describe_transaction(session: SessionFacts, now: datetime) -> str:
     """Return a description of an open transaction: session, age, locked groups, last statement."""
-    groups = f" and holds {one.groups:,} conversation groups" if one.groups else ""
-    who = ", ".join(filter(None, (one.role, one.application or "no name", one.state)))
+    groups = f" and holds {session.groups:,} conversation groups" if session.groups else ""
+    who = ", ".join(filter(None, (session.role, session.application or "no name", session.state)))
     return (
-        f"Its transaction ({who}) has been open for {duration(now - one.since)}{groups}; "
-        f"its last statement: {one.query}"
+        f"Its transaction ({who}) has been open for {duration(now - session.since)}{groups}; "
+        f"its last statement: {session.query}"
     )
 
 
-def advise_on_transaction(one: SessionFacts) -> str:
+def advise_on_transaction(session: SessionFacts) -> str:
     """Return advice on an open transaction: what to look for, and how to end it."""
     return (
-        f"See what that program waits for. select pg_terminate_backend({one.pid}) rolls it back: what it has received "
+        f"See what that program waits for. select pg_terminate_backend({session.pid}) rolls it back: what it "
+        "has received "
         "is in its queue again."
     )

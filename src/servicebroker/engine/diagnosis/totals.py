@@ -51,7 +51,7 @@ def add_statements(totals: Sequence[StatementTotal]) -> Steps[None]:
     """Add the calls and times of statements to their totals, as `add_totals` does."""
     yield SQL(
         "add_statements",
-        ([one.name for one in totals], [one.calls for one in totals], [one.microseconds for one in totals]),
+        ([total.name for total in totals], [total.calls for total in totals], [total.microseconds for total in totals]),
     )
 
 

@@ -92,11 +92,13 @@ def find_conversations(handles: Sequence[UUID]) -> Statement:
 
 def with_conversation(handle: UUID) -> Steps[TrailSettings]:
     """Return the settings with one more conversation, and without conversations that do not exist any more."""
-    kept = yield from settings()
-    if not kept.is_on:
+    stored = yield from settings()
+    if not stored.is_on:
         return TrailSettings(True, 0.0, [], [handle])
-    there = {conversation for _, conversation in (yield find_conversations(kept.conversations))}
-    return kept._replace(conversations=[*(one for one in kept.conversations if one in there), handle])
+    existing = {conversation for _, conversation in (yield find_conversations(stored.conversations))}
+    return stored._replace(
+        conversations=[*(conversation for conversation in stored.conversations if conversation in existing), handle]
+    )
 
 
 def switch(wanted: TrailSettings) -> Steps[None]:
@@ -111,23 +113,27 @@ def switch(wanted: TrailSettings) -> Steps[None]:
     for service in wanted.services:
         if (service,) not in known:
             raise BrokerError(15151, "find", "service", service)
-    found = yield find_conversations(wanted.conversations)
-    identifiers = {one: conversation for handle, conversation in found for one in (handle, conversation)}
-    for one in wanted.conversations:
-        if one not in identifiers:
-            raise BrokerError(8426, one)
-    chosen = sorted({identifiers[one] for one in wanted.conversations}, key=str)
+    rows = yield find_conversations(wanted.conversations)
+    identifiers = {identifier: conversation for handle, conversation in rows for identifier in (handle, conversation)}
+    for wanted_id in wanted.conversations:
+        if wanted_id not in identifiers:
+            raise BrokerError(8426, wanted_id)
+    chosen = sorted({identifiers[wanted_id] for wanted_id in wanted.conversations}, key=str)
     yield SQL("switch.update", (wanted.is_on, round(wanted.share * _SHARE_UNITS), wanted.services, chosen))
-    told = {"share": wanted.share, "services": ", ".join(wanted.services), "conversations": ", ".join(map(str, chosen))}
-    yield from record_action("TRAIL ON" if wanted.is_on else "TRAIL OFF", "", "", told if wanted.is_on else {})
+    audited = {
+        "share": wanted.share,
+        "services": ", ".join(wanted.services),
+        "conversations": ", ".join(map(str, chosen)),
+    }
+    yield from record_action("TRAIL ON" if wanted.is_on else "TRAIL OFF", "", "", audited if wanted.is_on else {})
 
 
 def changes() -> Steps[list[Change]]:
     """Return the changes that make the triggers match the settings; each needs a transaction of its own."""
-    kept = yield from settings()
+    stored = yield from settings()
     wanted: dict[str, dict[str, str]] = {}
-    if kept.is_on:
-        arguments, queues = yield from _followed(kept)
+    if stored.is_on:
+        arguments, queues = yield from _followed(stored)
         for queue_id in queues:
             wanted[f"queue_{queue_id}"] = _of_messages("trail_messages", ("A", "R"), arguments)
         wanted["transmission_queue"] = _of_messages("trail_sent", ("W", "L"), arguments)
@@ -145,13 +151,13 @@ def changes() -> Steps[list[Change]]:
                 f"servicebroker.trail_failure({_listed((what, *arguments))})"
             }
     rows = yield SQL("changes")
-    there: dict[str, set[str]] = {}
+    existing: dict[str, set[str]] = {}
     for table, name in rows:
-        there.setdefault(table, set()).add(name)
+        existing.setdefault(table, set()).add(name)
     return [
-        Change(table, _remade(table, wanted.get(table, {}), there.get(table, set())))
-        for table in sorted(wanted.keys() | there.keys())
-        if wanted.get(table, {}).keys() != there.get(table, set())
+        Change(table, _remade(table, wanted.get(table, {}), existing.get(table, set())))
+        for table in sorted(wanted.keys() | existing.keys())
+        if wanted.get(table, {}).keys() != existing.get(table, set())
     ]
 
 
@@ -161,16 +167,20 @@ def briefly(statement: Statement) -> Steps[None]:
     yield statement
 
 
-def _followed(kept: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
+def _followed(stored: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
     """Return the arguments of the triggers, and the queues that need them."""
     rows = yield SQL(
-        "followed", (kept.services, kept.conversations, names.FIRST_USER_ID, not kept.services and kept.share > 0)
+        "followed",
+        (stored.services, stored.conversations, names.FIRST_USER_ID, not stored.services and stored.share > 0),
     )
     services, queues = rows[0]
-    if kept.share == 1 and not kept.services:
+    if stored.share == 1 and not stored.services:
         return (), list(queues)
-    chosen = ",".join(str(number) for number in services), ",".join(str(one) for one in kept.conversations)
-    return (str(round(kept.share * _SHARE_UNITS)), f"{{{chosen[0]}}}", f"{{{chosen[1]}}}"), list(queues)
+    chosen = (
+        ",".join(str(number) for number in services),
+        ",".join(str(conversation) for conversation in stored.conversations),
+    )
+    return (str(round(stored.share * _SHARE_UNITS)), f"{{{chosen[0]}}}", f"{{{chosen[1]}}}"), list(queues)
 
 
 def _of_messages(function: str, letters: tuple[str, str], arguments: tuple[str, ...]) -> dict[str, str]:
@@ -191,27 +201,27 @@ def _listed(arguments: Sequence[str]) -> str:
     return ", ".join(f"'{argument}'" for argument in arguments)  # numbers and identifiers only, so that quoting is safe
 
 
-def _remade(table: str, wanted: dict[str, str], there: set[str]) -> Statement:
+def _remade(table: str, wanted: dict[str, str], existing: set[str]) -> Statement:
     whole = f"servicebroker.{table}"
-    drops = [f"drop trigger {name} on {whole};" for name in sorted(there - wanted.keys())]
+    drops = [f"drop trigger {name} on {whole};" for name in sorted(existing - wanted.keys())]
     makes = [
-        f"create trigger {name} {text.replace(_TABLE, whole)};" for name, text in wanted.items() if name not in there
+        f"create trigger {name} {text.replace(_TABLE, whole)};" for name, text in wanted.items() if name not in existing
     ]
     return Statement("trail.remade", f"do $make$ begin\n{chr(10).join(drops + makes)}\nend $make$", prepared=False)
 
 
 def partitions(now: datetime) -> Steps[list[Statement]]:
     """Return statements that create partitions for the next days and drop old ones."""
-    kept = yield from settings()
+    stored = yield from settings()
     rows = yield SQL("partitions.find")
-    there = {name for (name,) in rows}
+    existing = {name for (name,) in rows}
     rest = yield SQL("partitions.find_rest")
     todo = []
-    for ahead in range(_DAYS_AHEAD + 1 if kept.is_on else 0):
+    for ahead in range(_DAYS_AHEAD + 1 if stored.is_on else 0):
         day = (now + timedelta(days=ahead)).date()
         after = day + timedelta(days=1)
         is_free = rest[0][1] is None or rest[0][1].date() < day
-        if (name := f"trail_d{day:%Y%m%d}") not in there and is_free:
+        if (name := f"trail_d{day:%Y%m%d}") not in existing and is_free:
             text = f"for values from ('{day} 00:00:00+00') to ('{after} 00:00:00+00')"
             todo.append(
                 f"do $make$ begin create table servicebroker.{name} partition of servicebroker.trail {text}; "
@@ -219,7 +229,7 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
                 f"alter table servicebroker.{name} replica identity full; end $make$"
             )
     oldest = f"trail_d{(now - TRAIL_RETENTION).date():%Y%m%d}"
-    todo += [f"drop table servicebroker.{name}" for name in sorted(there) if name < oldest]
+    todo += [f"drop table servicebroker.{name}" for name in sorted(existing) if name < oldest]
     statements = [Statement("trail.partitions.change", text, prepared=False) for text in todo]
     if rest[0][0] is not None and rest[0][0] < now - TRAIL_RETENTION:
         statements.append(SQL("partitions.forget", (now - TRAIL_RETENTION,)))
@@ -251,20 +261,20 @@ def life(handle: UUID) -> Steps[list[Event]]:
 
 def merged(events: Sequence[Event]) -> list[Event]:
     """Merge equal events of one transaction whose messages have consecutive numbers."""
-    found: list[Event] = []
-    for one in events:
-        last = found[-1] if found else None
+    merged_events: list[Event] = []
+    for event in events:
+        last = merged_events[-1] if merged_events else None
         if (
             last is not None
-            and one.first is not None
+            and event.first is not None
             and last.last is not None
             and (last.transaction, last.handle, last.what, last.detail)
-            == (one.transaction, one.handle, one.what, one.detail)
-            and one.first == last.last + 1
+            == (event.transaction, event.handle, event.what, event.detail)
+            and event.first == last.last + 1
         ):
-            both = (last.messages or 0) + (one.messages or 0)
-            kind = last.message_type if last.message_type == one.message_type else ""
-            found[-1] = last._replace(last=one.last, messages=both, message_type=kind)
+            both = (last.messages or 0) + (event.messages or 0)
+            kind = last.message_type if last.message_type == event.message_type else ""
+            merged_events[-1] = last._replace(last=event.last, messages=both, message_type=kind)
         else:
-            found.append(one)
-    return found
+            merged_events.append(event)
+    return merged_events

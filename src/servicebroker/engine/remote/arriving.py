@@ -183,19 +183,19 @@ def store(
     is_free = rows[0][0]  # else a queue is being switched on, or a service moved: what waits beside queues goes first
     free = {handle: target for handle, target in targets.items() if target.home.queue_id not in locked}
     first = (yield from _plan_new_targets(catalog, batches, free, large)) if is_free else []
-    made = yield from _create_targets(first)
-    handled = {one.target.conversation_handle for one in first}
+    created = yield from _create_targets(first)
+    handled = {new_target.target.conversation_handle for new_target in first}
     if rest := [target for handle, target in targets.items() if handle not in handled]:
-        made |= yield from insert_targets(rest)
-    opened = [one.plan for one in first if one.target.conversation_handle in made]
+        created |= yield from insert_targets(rest)
+    opened = [new_target.plan for new_target in first if new_target.target.conversation_handle in created]
     later = {handle: batch for handle, batch in batches.items() if handle not in handled}
     if not is_free:
-        return StoreResult([], list(later), set(), [], {}, set(), made)
+        return StoreResult([], list(later), set(), [], {}, set(), created)
     endpoints = (yield from _lock_shared(later)) if later else []
-    found = {endpoint.conversation_handle for endpoint in endpoints}
-    gone = yield from find_gone([handle for handle in later if handle not in found])
+    existing = {endpoint.conversation_handle for endpoint in endpoints}
+    missing = yield from find_gone([handle for handle in later if handle not in existing])
     endpoints = [endpoint for endpoint in endpoints if endpoint.queue_id not in locked]
-    gone |= handled - made.keys()
+    missing |= handled - created.keys()
     plans = []
     for endpoint in endpoints:
         plans.append((yield from _plan(catalog, endpoint, batches[endpoint.conversation_handle], large)))
@@ -205,15 +205,15 @@ def store(
     yield from _deliver(plans)
     yield from _update_endpoints(plans, now)
     stored = [plan.endpoint.conversation_handle for plan in (*opened, *plans)]
-    done = gone.union(stored)
+    finished = missing.union(stored)
     return StoreResult(
         stored,
-        [handle for handle in batches if handle not in done],
-        gone,
+        [handle for handle in batches if handle not in finished],
+        missing,
         [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == EndpointState.CLOSED],
         {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _error_for_peer(plan)) is not None},
         {plan.endpoint.queue_id for plan in (*opened, *plans) if plan.messages or plan.failure},
-        made,
+        created,
         any(plan.endpoint.waits and not plan.endpoint.is_off and plan.messages for plan in plans),
     )
 
@@ -266,19 +266,19 @@ def _plan_new_targets(
 def _create_targets(first: list[NewTargetPlan]) -> Steps[dict[UUID, CreatedTarget]]:
     """Create targets with their messages, in one statement for each queue. Returns the created ones."""
     queues: dict[int, list[NewTargetPlan]] = defaultdict(list)
-    for one in first:
-        queues[one.target.home.queue_id].append(one)
-    made: dict[UUID, CreatedTarget] = {}
+    for new_target in first:
+        queues[new_target.target.home.queue_id].append(new_target)
+    created: dict[UUID, CreatedTarget] = {}
     for queue_id, some in queues.items():
-        messages = [arrived for one in some for arrived in one.plan.messages]
-        made |= yield from insert_with_messages(
+        messages = [arrived for new_target in some for arrived in new_target.plan.messages]
+        created |= yield from insert_with_messages(
             queue_id,
-            [one.target for one in some],
-            [FirstMessages(one.plan.batch.reached, one.plan.batch.token) for one in some],
+            [new_target.target for new_target in some],
+            [FirstMessages(new_target.plan.batch.reached, new_target.plan.batch.token) for new_target in some],
             [run[:-1] for run in _runs(messages)],  # none has its body in fragments
             Bodies(chain.from_iterable(arrived.run.bodies for arrived in messages)),
         )
-    return made
+    return created
 
 
 # as `endpoints.lock_parking`, but without waiting
@@ -373,19 +373,19 @@ def _make_readable(sender: Sender, end: MessageRun) -> MessageRun:
 
 def _next_messages(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages, large: int) -> Steps[list[MessageRun]]:
     """Return the messages of the batch that are next in order, as runs."""
-    found = []
+    runs = []
     for step in batch.steps:
         if isinstance(step, Deliver):
             number = step.number
             for (message_type, content), group in groupby(step.parts, attrgetter("message_type", "content")):
                 bodies = [part.body for part in group]
-                found.append(MessageRun(number, message_type, content, bodies, is_fragmented=False))
+                runs.append(MessageRun(number, message_type, content, bodies, is_fragmented=False))
                 number += len(bodies)
         elif isinstance(step, Complete):
             part, fragments = yield from _assemble(endpoint, batch, step.number, usages)
             is_large = fragments > large and part.content is Content.DATA
-            found.append(MessageRun(step.number, part.message_type, part.content, [part.body], True, is_large))
-    return found
+            runs.append(MessageRun(step.number, part.message_type, part.content, [part.body], True, is_large))
+    return runs
 
 
 def _count_accepted(sender: Sender, usages: Usages, run: MessageRun) -> Steps[tuple[int, Rejection | None]]:
@@ -405,9 +405,9 @@ def _assemble(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Us
     If the message needs no validation, its body stays in the fragments: the returned message has no body.
     """
     new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
-    kept = yield SQL("assemble.find_kind", (endpoint.conversation_handle, number))
+    kinds = yield SQL("assemble.find_kind", (endpoint.conversation_handle, number))
     message_type, content, fragments = (
-        kept[0] if kept else next((part.message_type, part.content, 0) for part in new.values())
+        kinds[0] if kinds else next((part.message_type, part.content, 0) for part in new.values())
     )
     usage = usages.get(message_type)
     if content == Content.DATA and usage is not None and usage.validation == "N":
@@ -428,9 +428,9 @@ def _assemble(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Us
 def _keep(plans: list[Plan], owners: Mapping[UUID, str]) -> Steps[None]:
     """Store fragments and messages that arrived before their turn. Delete stored ones that the batch discards."""
     takes = [plan for plan in plans if plan.endpoint.state != EndpointState.CLOSED]
-    kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
-    keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
-    discards = [(handle, *step) for handle, step in kept if isinstance(step, Discard)]
+    handle_steps = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
+    keeps = [(handle, step) for handle, step in handle_steps if isinstance(step, Keep)]
+    discards = [(handle, *step) for handle, step in handle_steps if isinstance(step, Discard)]
     if keeps:
         yield SQL(
             "keep.insert_fragments",
@@ -493,9 +493,9 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
                     Bodies(chain.from_iterable(arrived.run.bodies for arrived in messages)),
                 ),
             )
-    gone = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _fragments_to_delete(plan)]
-    if gone:
-        yield SQL("deliver.delete_fragments", ([handle for handle, _ in gone], [number for _, number in gone]))
+    obsolete = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _fragments_to_delete(plan)]
+    if obsolete:
+        yield SQL("deliver.delete_fragments", ([handle for handle, _ in obsolete], [number for _, number in obsolete]))
     whole = [
         (arrived.handle, number, arrived.run.message_type, int(arrived.run.content), body)
         for arrived in beside
@@ -510,7 +510,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
 def _fragments_to_delete(plan: Plan) -> set[int]:
     """Return the completed messages whose fragments are to be deleted: they are in the queue, or were not accepted."""
     complete = {step.number for step in plan.batch.steps if isinstance(step, Complete)}
-    waits = {one.run.first for one in plan.messages if plan.endpoint.waits and one.run.is_fragmented}
+    waits = {message.run.first for message in plan.messages if plan.endpoint.waits and message.run.is_fragmented}
     return complete - waits
 
 

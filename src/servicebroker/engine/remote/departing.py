@@ -113,9 +113,9 @@ def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingPol
         rows = yield Statement("departing.look", _POLL, parameters)
     else:
         rows = yield Statement("departing.look.divided", _POLL_DIVIDED, (*parameters, *division))
-    found = [build_row(_PollRow, row) for row in rows]
-    waiting = [row.waiting for row in found if row.waiting is not None]
-    first = found[0]
+    poll_rows = [build_row(_PollRow, row) for row in rows]
+    waiting = [row.waiting for row in poll_rows if row.waiting is not None]
+    first = poll_rows[0]
     return OutgoingPoll(
         Snapshot(first.end, tuple(first.unfinished)), waiting, frozenset(first.disabled), first.routes, first.traced
     )
@@ -203,10 +203,10 @@ def route(
             tables[database.database_id] = yield from located.routes(catalog, database)
     outside = yield from located.routes(catalog, located.msdb)
     decisions = route_departures(departures, located, tables, outside, now)
-    for one in departures:
-        decision = decisions.get(one.conversation_handle)
+    for endpoint in departures:
+        decision = decisions.get(endpoint.conversation_handle)
         if decision is not None and isinstance(decision.destination, Ask):
-            own = located.find(one.database_id)
+            own = located.find(endpoint.database_id)
             lacking = located.msdb if decision.through_outside and located.msdb else own
             yield from ask(lacking.database_id, decision.destination, now)
     return decisions
@@ -225,16 +225,16 @@ def route_departures(
     for database_id, table in tables.items():
         own = located.find(database_id)
         routers[database_id] = own.broker, Router(table, outside, located.site_of(own), now)
-    for one in departures:
-        if one.database_id not in routers:  # its database was dropped, and its conversations with it
+    for departure in departures:
+        if departure.database_id not in routers:  # its database was dropped, and its conversations with it
             continue
-        own_broker, router = routers[one.database_id]
-        for broker in dict.fromkeys((one.peer_broker or one.routed_broker, one.peer_broker)):
-            conversation = Conversation(one.far_service, broker, own_broker, not one.is_initiator)
-            decision = router.decide(conversation, one.conversation_id)
+        own_broker, router = routers[departure.database_id]
+        for broker in dict.fromkeys((departure.peer_broker or departure.routed_broker, departure.peer_broker)):
+            conversation = Conversation(departure.far_service, broker, own_broker, not departure.is_initiator)
+            decision = router.decide(conversation, departure.conversation_id)
             if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is gone
                 break
-        decisions[one.conversation_handle] = decision
+        decisions[departure.conversation_handle] = decision
     return decisions
 
 
@@ -255,8 +255,8 @@ def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
         "claim",
         (
             list(claims),
-            [one.broker for one in claims.values()],
-            [one.security for one in claims.values()],
+            [claim.broker for claim in claims.values()],
+            [claim.security for claim in claims.values()],
         ),
     )
     return {handle for (handle,) in rows}
@@ -289,18 +289,18 @@ def read(wanted: dict[UUID, ReadRequest], longest: int) -> Steps[dict[UUID, Outg
         "where t.before < r.room and not t.is_held order by r.place, t.number",
         (
             list(wanted),
-            [one.first for one in wanted.values()],
-            [one.most for one in wanted.values()],
-            [one.room for one in wanted.values()],
+            [request.first for request in wanted.values()],
+            [request.most for request in wanted.values()],
+            [request.room for request in wanted.values()],
             longest,
         ),
     )
-    found, handles = {}, list(wanted)
+    messages, handles = {}, list(wanted)
     for place, group in groupby(rows, itemgetter(0)):
         _, numbers, sizes, types, contents, bodies, tokens = zip(*group, strict=True)
         parts = list(map(Part, types, map(_CONTENTS.__getitem__, contents), bodies, tokens))
-        found[handles[place - 1]] = OutgoingMessages(numbers, sizes, parts)
-    return found
+        messages[handles[place - 1]] = OutgoingMessages(numbers, sizes, parts)
+    return messages
 
 
 _CONTENTS = tuple(Content)  # by number
@@ -342,17 +342,17 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Ackno
         "acknowledge.lock", (list(news),)
     )
     free = {handle for handle, *_ in rows}
-    gone = yield from find_gone([handle for handle in news if handle not in free])
+    missing = yield from find_gone([handle for handle in news if handle not in free])
     changing = [handle for handle, was_acknowledged, is_ending in rows if is_ending or not was_acknowledged]
-    done = free.difference(changing) | (yield from lock_alone(changing))
-    ended = yield from _remove({handle: news[handle].below for handle in done})
-    first = [handle for handle, was_acknowledged, _ in rows if not was_acknowledged and handle in done]
+    locked = free.difference(changing) | (yield from lock_alone(changing))
+    ended = yield from _remove({handle: news[handle].below for handle in locked})
+    first = [handle for handle, was_acknowledged, _ in rows if not was_acknowledged and handle in locked]
     if first:
         yield SQL("acknowledge.note", (first, [news[handle].peer_broker for handle in first]))
     over = [handle for handle, _, is_ending in rows if is_ending and handle in ended]
     if over:
         yield from close_endpoints(over, now)
-    return AcknowledgedEndpoints([*done, *gone], over)
+    return AcknowledgedEndpoints([*locked, *missing], over)
 
 
 def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
@@ -374,16 +374,16 @@ def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
 
 def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UUID]]:
     """Fail conversations that the peers' brokers have refused. Returns the handled ones; repeat the others."""
-    free, gone = yield from lock_shared(list(failures))
-    done = yield from lock_alone(list(free))
-    rows = yield SQL("fail", (list(done),))
+    free, missing = yield from lock_shared(list(failures))
+    locked = yield from lock_alone(list(free))
+    rows = yield SQL("fail", (list(locked),))
     ended = [handle for (handle,) in rows]  # ended by the application, which therefore gets no Error
     if ended:
         yield delete_parked(ended)
         yield from close_endpoints(ended, now)
-    for handle in done.difference(ended):
+    for handle in locked.difference(ended):
         yield from fail_with_body([handle], error_body(failures[handle].code, failures[handle].description))
-    return [*done, *gone]
+    return [*locked, *missing]
 
 
 def diverge(diverged: Mapping[UUID, Diverged], now: datetime) -> Steps[list[UUID]]:
@@ -391,11 +391,11 @@ def diverge(diverged: Mapping[UUID, Diverged], now: datetime) -> Steps[list[UUID
 
     The sides of a conversation diverge if the database of one side was restored from an old copy.
     """
-    done = yield from fail({handle: side.own for handle, side in diverged.items()}, now)
-    yield _mark_remote(done)
-    for handle in done:
+    failed = yield from fail({handle: side.own for handle, side in diverged.items()}, now)
+    yield _mark_remote(failed)
+    for handle in failed:
         yield store_remote_error([handle], ConversationFailure(*structs.astuple(diverged[handle].far)))
-    return done
+    return failed
 
 
 def _mark_remote(handles: list[UUID]) -> Statement:

@@ -28,8 +28,8 @@ MAX_CLAIMS = 1_000  # stored false claims, the latest
 def find_answers() -> Steps[dict[Address, Answer]]:
     """Return the certificate owner and the instance that answered at each address."""
     rows = yield SQL("find_answers")
-    found = {parse_address(address): Answer(owner, instance) for address, owner, instance in rows}
-    return {address: answer for address, answer in found.items() if address is not None}
+    answers = {parse_address(address): Answer(owner, instance) for address, owner, instance in rows}
+    return {address: answer for address, answer in answers.items() if address is not None}
 
 
 def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None]:
@@ -38,8 +38,8 @@ def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None
         "save_answers.insert_peers",
         (
             [str(address) for address in answers],
-            [one.owner for one in answers.values()],
-            [one.instance for one in answers.values()],
+            [peer.owner for peer in answers.values()],
+            [peer.instance for peer in answers.values()],
             now,
         ),
     )
@@ -50,16 +50,16 @@ def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None
     )
 
 
-def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) -> Steps[None]:
+def save_mistrusted(mistrusted: Mapping[Mistrust, tuple[int, str]], now: datetime) -> Steps[None]:
     """Add false claims, with count and latest detail, to the stored ones. Deletes the oldest beyond `MAX_CLAIMS`."""
     yield SQL(
         "save_mistrusted",
         (
-            [one.owner for one in found],
-            [one.claim for one in found],
-            [one.subject for one in found],
-            [times for times, _ in found.values()],
-            [detail for _, detail in found.values()],
+            [mistrust.owner for mistrust in mistrusted],
+            [mistrust.claim for mistrust in mistrusted],
+            [mistrust.subject for mistrust in mistrusted],
+            [times for times, _ in mistrusted.values()],
+            [detail for _, detail in mistrusted.values()],
             now,
         ),
     )
@@ -83,11 +83,11 @@ def accept(name: str, now: datetime) -> Steps[AcceptedClaims]:
     Raises:
         BrokerError: 15151 no certificate of a peer has that name; it may be a certificate of this instance.
     """
-    found = yield from find_certificate("accept", name)
-    if found.is_own:
+    certificate = yield from find_certificate("accept", name)
+    if certificate.is_own:
         hint = "It is a certificate of this instance: name that of a peer."
         raise BrokerError(15151, "accept", "certificate of a peer", name, hint=hint)
-    owner = found.proved.owner
+    owner = certificate.proved.owner
     instances = yield SQL("accept.insert_accepted_peers", (owner, INSTANCE))
     yield SQL("accept.delete_others", (owner, [instance for (instance,) in instances]))
     addresses = yield SQL("accept.delete_left", (owner, ADDRESS))

@@ -104,15 +104,15 @@ class LocalTopology(NamedTuple):
         Raises:
             BrokerError: 8442 the database was dropped.
         """
-        for one in self.databases:
-            if one.database_id == database_id:
-                return one
+        for database in self.databases:
+            if database.database_id == database_id:
+                return database
         raise BrokerError(8442)
 
     @property
     def msdb(self) -> Database | None:
         """The database whose routes apply to messages from other instances."""
-        return next((one for one in self.databases if one.is_msdb), None)
+        return next((database for database in self.databases if database.is_msdb), None)
 
     def site_of(self, database: Database | None) -> Site:
         """Return the site for conversations that are routed by the routes of this database."""
@@ -148,18 +148,18 @@ def find_topology(
         database_id: the initiator's database, if its remote service bindings matter.
     """
     rows = yield SQL("find_topology", (list(services), contract, now - ROUTE_REQUEST_RETRY, database_id))
-    found = [build_row(_TopologyRow, row) for row in rows]
-    databases = list({one.database.database_id: one.database for one in found}.values())
+    topology = [build_row(_TopologyRow, row) for row in rows]
+    databases = list({row.database.database_id: row.database for row in topology}.values())
     homes = {
-        (one.service, one.database.broker): one.home
-        for one in found
-        if one.service is not None and one.home is not None and one.database.is_enabled
+        (row.service, row.database.broker): row.home
+        for row in topology
+        if row.service is not None and row.home is not None and row.database.is_enabled
     }
     brokers: dict[str, list[str]] = {}
     for service, broker in homes:
         brokers.setdefault(service, []).append(broker)
-    enabled = frozenset(one.broker for one in databases if one.is_enabled)
-    first = found[0] if found else None
+    enabled = frozenset(database.broker for database in databases if database.is_enabled)
+    first = topology[0] if topology else None
     if here is None:
         here = LocalInstance()
         if first is not None and first.port is not None:
@@ -182,9 +182,9 @@ class ChancePick:
         """Return a number from 0 up to and without `count`."""
         self.was_asked = True
         self._chance *= count
-        found = min(int(self._chance), count - 1)
-        self._chance -= found
-        return found
+        index = min(int(self._chance), count - 1)
+        self._chance -= index
+        return index
 
 
 class Router:
@@ -215,7 +215,7 @@ class Router:
 def own_addresses(host: str, port: int) -> frozenset[Address]:
     """Return the addresses by which routes mean a listener at `host` ('' for all interfaces) and `port`."""
     hosts = (host,) if host else ("localhost", "127.0.0.1", "::1", os.uname().nodename)
-    return frozenset(Address(one.lower(), port) for one in hosts)
+    return frozenset(Address(host.lower(), port) for host in hosts)
 
 
 def route_arrivals(

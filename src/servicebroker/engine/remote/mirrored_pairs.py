@@ -43,8 +43,8 @@ class Row(NamedTuple):
 
 def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, KnownTimeline]]:
     """Return the highest known timeline of each of these pairs."""
-    found = {_pair(row): KnownTimeline(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
-    return {pair: found.get(pair, KnownTimeline()) for pair in pairs}
+    timelines = {_pair(row): KnownTimeline(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
+    return {pair: timelines.get(pair, KnownTimeline()) for pair in pairs}
 
 
 def pairs() -> Steps[list[Elsewhere]]:

@@ -140,14 +140,14 @@ def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
     behind = [build_row(_LastColumns, row[_OWN_COLUMNS:]) for row in rows]
     endpoints = [_endpoint(row[:_OWN_COLUMNS], more) for row, more in zip(rows, behind, strict=True)]
-    kept = yield from _find_kept(
+    kept_messages = yield from _find_kept(
         {
             endpoint.conversation_handle: endpoint.receive_sequence
             for endpoint, more in zip(endpoints, behind, strict=True)
             if more.has_fragments
         }
     )
-    return [_with_kept(endpoint, kept.get(endpoint.conversation_handle)) for endpoint in endpoints]
+    return [_with_kept(endpoint, kept_messages.get(endpoint.conversation_handle)) for endpoint in endpoints]
 
 
 def _endpoint(own: Row, more: _LastColumns) -> RemoteEndpoint:
@@ -156,12 +156,12 @@ def _endpoint(own: Row, more: _LastColumns) -> RemoteEndpoint:
     return RemoteEndpoint._make([*own, failure, {}, *keys, more.receive_token, False])
 
 
-def _with_kept(endpoint: RemoteEndpoint, kept: dict[int, Kept] | None) -> RemoteEndpoint:
+def _with_kept(endpoint: RemoteEndpoint, kept_messages: dict[int, Kept] | None) -> RemoteEndpoint:
     """Return the endpoint with the stored parts of later messages and `is_end_waiting`."""
-    if not kept:
+    if not kept_messages:
         return endpoint
-    last = kept.pop(endpoint.receive_sequence - 1, None)
-    return endpoint._replace(kept=kept, is_end_waiting=last is not None and last.content is not Content.DATA)
+    last = kept_messages.pop(endpoint.receive_sequence - 1, None)
+    return endpoint._replace(kept=kept_messages, is_end_waiting=last is not None and last.content is not Content.DATA)
 
 
 def _find_kept(next_of: dict[UUID, int]) -> Steps[dict[UUID, dict[int, Kept]]]:
@@ -170,26 +170,26 @@ def _find_kept(next_of: dict[UUID, int]) -> Steps[dict[UUID, dict[int, Kept]]]:
     `next_of` has the `receive_sequence` of each endpoint. Parts of later messages beyond the limits are deleted: the
     peer sends them again.
     """
-    kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
+    kept_messages: dict[UUID, dict[int, Kept]] = defaultdict(dict)
     if not next_of:
-        return kept
+        return kept_messages
     rows = yield SQL("find_kept", (list(next_of),))
     for handle, number, least, most, firsts, behinds, size, content, token in rows:
         bounds = tuple(chain.from_iterable(zip(firsts, behinds, strict=True)))
         fragments = most if least == most else 0  # the parts disagree on the number of fragments
-        kept[handle][number] = Kept(fragments, bounds, size, Content(content), token)
-    yield from _drop_impossible(next_of, kept)
-    return kept
+        kept_messages[handle][number] = Kept(fragments, bounds, size, Content(content), token)
+    yield from _drop_impossible(next_of, kept_messages)
+    return kept_messages
 
 
-def _drop_impossible(next_of: dict[UUID, int], kept: dict[UUID, dict[int, Kept]]) -> Steps[None]:
+def _drop_impossible(next_of: dict[UUID, int], kept_messages: dict[UUID, dict[int, Kept]]) -> Steps[None]:
     """Delete the parts of messages that are beyond the limits (`impossible`), also from `kept`."""
     dropped = []
     for handle, next_number in next_of.items():
-        behind = {number: one for number, one in kept[handle].items() if number >= next_number}
+        behind = {number: message for number, message in kept_messages[handle].items() if number >= next_number}
         for number in impossible(next_number, behind):
             dropped.append((handle, number))
-            del kept[handle][number]
+            del kept_messages[handle][number]
     if dropped:
         yield SQL("drop_impossible", ([handle for handle, _ in dropped], [number for _, number in dropped]))
 

@@ -191,8 +191,8 @@ def insert_with_messages(
         _INSERT_WITH_MESSAGES.format(arrived=enqueue.arrive_first(queue_id, "target", _FIRST_RUN)),
         (
             *_columns(targets),
-            [one.reached for one in messages],
-            Bodies(one.token for one in messages),
+            [message.reached for message in messages],
+            Bodies(message.token for message in messages),
             *map(list, zip(*runs, strict=True)),
             bodies,
         ),
@@ -203,19 +203,19 @@ def insert_with_messages(
 def _columns(targets: Sequence[NewTarget]) -> tuple[Sequence[object], ...]:
     """Return the parameters of `_WANTED`, an array for each column. Arrays of bytes are sent in binary format."""
     columns: list[Sequence[object]] = [
-        [one.conversation_handle for one in targets],
-        [one.header.conversation_id for one in targets],
-        [one.home.database_id for one in targets],
-        [one.home.service_id for one in targets],
-        [one.home.contract_id for one in targets],
-        [one.home.queue_id for one in targets],
-        [one.opening.encryption for one in targets],
-        [one.lifetime for one in targets],
-        [one.header.from_service for one in targets],
-        [str(one.header.from_broker) for one in targets],
-        [one.security for one in targets],
+        [target.conversation_handle for target in targets],
+        [target.header.conversation_id for target in targets],
+        [target.home.database_id for target in targets],
+        [target.home.service_id for target in targets],
+        [target.home.contract_id for target in targets],
+        [target.home.queue_id for target in targets],
+        [target.opening.encryption for target in targets],
+        [target.lifetime for target in targets],
+        [target.header.from_service for target in targets],
+        [str(target.header.from_broker) for target in targets],
+        [target.security for target in targets],
     ]
-    keys = zip(*(one.keys or _NO_KEYS for one in targets), strict=True)
+    keys = zip(*(target.keys or _NO_KEYS for target in targets), strict=True)
     for name, column in zip(Keys._fields, keys, strict=True):
         columns.append(Bodies(column) if name in _BYTES else list(column))
     return tuple(columns)

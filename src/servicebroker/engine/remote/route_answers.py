@@ -57,20 +57,22 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[RouteAnswers]:
         return RouteAnswers([], [])
     if not requests[0].locks_delivery:
         return RouteAnswers([], [], again=True)
-    free = yield from lock_free([one.handle for one in requests if one.state is not None and one.locks_group])
-    done = [one for one in requests if one.state is None or one.handle in free]
+    free = yield from lock_free(
+        [request.handle for request in requests if request.state is not None and request.locks_group]
+    )
+    unlocked = [request for request in requests if request.state is None or request.handle in free]
     failures: list[BrokerError] = []
-    for request in done:
+    for request in unlocked:
         if request.state == EndpointState.ERROR:
             failures += yield from _failures(request.handle, request.queue_id)
         if request.state is not None:
             yield from end_conversation(EndConversation(request.handle), now=now)
-    failed = [request.handle for request in done if request.state == EndpointState.ERROR]
-    yield SQL("take_answers.note_answer", ([request.handle for request in done], now, failed))
+    failed = [request.handle for request in unlocked if request.state == EndpointState.ERROR]
+    yield SQL("take_answers.note_answer", ([request.handle for request in unlocked], now, failed))
     left: list[UUID] = []
-    for database_id in sorted({request.database_id for request in done}):
+    for database_id in sorted({request.database_id for request in unlocked}):
         left += yield from match_again(catalog, database_id, now)
-    return RouteAnswers(failures, left, again=len(done) < len(requests))
+    return RouteAnswers(failures, left, again=len(unlocked) < len(requests))
 
 
 def _failures(handle: UUID, queue_id: int) -> Steps[list[BrokerError]]:

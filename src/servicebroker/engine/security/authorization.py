@@ -78,11 +78,11 @@ def authorize(user: User, statement: str, *objects: Lookup, subject: tuple[objec
     if user.is_dbo:
         return
     rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
-    found = [Securable(Kind.DATABASE, 0, DBO_ID, user.database)]
+    securables = [Securable(Kind.DATABASE, 0, DBO_ID, user.database)]
     for lookup in objects:
-        found += yield from lookup(user)
+        securables += yield from lookup(user)
     for need in NEEDS[statement]:
-        for securable in found:
+        for securable in securables:
             if securable.kind is need.kind and not rights.has(need, securable):
                 raise refusal(statement, need, securable, user, subject)
 
@@ -364,12 +364,12 @@ def conversation(*handles: UUID) -> Lookup:
         for handle in handles:
             check_handle(handle)
         rows = yield SQL("conversation", (list(handles), user.database_id))
-        found = {row[0]: row[1:] for row in rows}
+        endpoints = {row[0]: row[1:] for row in rows}
         objects: dict[Securable, None] = {}  # in the order of the handles, each once
         for handle in handles:
-            if handle not in found:
+            if handle not in endpoints:
                 raise BrokerError(8426, handle)
-            service_id, service_owner, name, queue_id, queue_owner, schema_id = found[handle]
+            service_id, service_owner, name, queue_id, queue_owner, schema_id = endpoints[handle]
             objects[Securable(Kind.SERVICE, service_id, service_owner, name)] = None
             objects[Securable(Kind.QUEUE, queue_id, queue_owner, name, schema_id)] = None
         return list(objects)
@@ -381,17 +381,19 @@ def _named(kind: Kind, table: str, column: str, names: object) -> Lookup:
     """Look up existing objects; the statement itself reports arguments that are no names."""
 
     def look(user: User) -> Steps[list[Securable]]:
-        given = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else []
-        given = [one[0] if isinstance(one, tuple) and one else one for one in given]  # a message type and its sender
+        candidates = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else []
+        candidates = [
+            name[0] if isinstance(name, tuple) and name else name for name in candidates
+        ]  # a message type and its sender
         rows = yield Statement(
             "authorization.named",
             f"select {column}, owner_id, name from servicebroker.{table} where database_id = $1 and name = any ($2)",
-            (user.database_id, [name for name in given if _can_be_a_name(name)]),
+            (user.database_id, [name for name in candidates if _can_be_a_name(name)]),
         )
         return [Securable(kind, *row) for row in rows]
 
     return look
 
 
-def _can_be_a_name(given: object) -> bool:
-    return isinstance(given, str) and "\0" not in given and is_encodable(given)
+def _can_be_a_name(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value and is_encodable(value)

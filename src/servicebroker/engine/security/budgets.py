@@ -98,7 +98,7 @@ def _check(amounts: object, resources: tuple[str, ...]) -> None:
 
 
 def _owner(name: str) -> Steps[str]:
-    found = yield from find_certificate("find", name)
-    if found.is_own:
+    certificate = yield from find_certificate("find", name)
+    if certificate.is_own:
         raise BrokerError(15151, "find", "certificate of a peer", name)
-    return found.proved.owner
+    return certificate.proved.owner

@@ -46,34 +46,39 @@ def find_used_certificates(now: datetime) -> Steps[list[UsedCertificate]]:
     """Return the transport certificates in use, then those of users, then that of the domain if it was not renewed."""
     endpoint, certificates = (yield from find_endpoint()), (yield from all_certificates())
     takes_certificates = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
-    found = _of_the_transport(endpoint, certificates, now) if takes_certificates else []
+    used = _of_the_transport(endpoint, certificates, now) if takes_certificates else []
     rows = yield SQL(
         # of a user's valid certificates the broker uses the latest (model/security/dialog_security.py)
         "find_used_certificates",
         (now,),
     )
-    found += [UsedCertificate(*row) for row in rows]
+    used += [UsedCertificate(*row) for row in rows]
     membership = yield from find_membership()
     if membership is not None and membership.account is not None and membership.expiry_date is not None:
         problem = membership.problem
         if not problem and membership.expiry_date < now + RENEWAL_OVERDUE:
             problem = "Start servicebroker serve, which renews it."
         if problem:
-            found.append(UsedCertificate("", "", membership.account, True, membership.expiry_date, problem))
-    return found
+            used.append(UsedCertificate("", "", membership.account, True, membership.expiry_date, problem))
+    return used
 
 
 def _of_the_transport(
     endpoint: NetworkEndpoint | None, certificates: Sequence[TransportCertificate], now: datetime
 ) -> list[UsedCertificate]:
     """Return the instance's own certificate, even if it is not valid, and the latest one of each peer's owner."""
-    own = [one for one in certificates if one.is_own and not one.by_password]
+    own = [certificate for certificate in certificates if certificate.is_own and not certificate.by_password]
     if endpoint is not None and endpoint.certificate_id is not None:
-        own = [one for one in own if one.certificate_id == endpoint.certificate_id]
-    chosen = choose_own(endpoint, certificates, now) or max(own, key=lambda one: one.facts.expiry_date, default=None)
+        own = [certificate for certificate in own if certificate.certificate_id == endpoint.certificate_id]
+    chosen = choose_own(endpoint, certificates, now) or max(
+        own, key=lambda certificate: certificate.facts.expiry_date, default=None
+    )
     latest: dict[str, TransportCertificate] = {}
-    for one in sorted(certificates, key=lambda one: one.facts.expiry_date):
-        if not one.is_own:
-            latest[one.proved.owner] = one
+    for certificate in sorted(certificates, key=lambda certificate: certificate.facts.expiry_date):
+        if not certificate.is_own:
+            latest[certificate.proved.owner] = certificate
     used = [*([] if chosen is None else [chosen]), *latest.values()]
-    return [UsedCertificate("", "", one.name, one.is_own, one.facts.expiry_date) for one in used]
+    return [
+        UsedCertificate("", "", certificate.name, certificate.is_own, certificate.facts.expiry_date)
+        for certificate in used
+    ]

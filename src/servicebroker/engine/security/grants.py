@@ -201,12 +201,12 @@ def _refuse_grantee(user: User, grantee: Principal, securable: Securable) -> Non
 def _find(user: User, target: _Target, *, takes_built_in: bool = False) -> Steps[Securable]:
     if target.lookup is None:
         return Securable(Kind.DATABASE, 0, DBO_ID, user.database)
-    found = yield from target.lookup(user)
-    if not found:
+    securables = yield from target.lookup(user)
+    if not securables:
         raise BrokerError(15151, "find", KIND_WORDS[target.kind], target.name)
-    if found[0].is_built_in and not takes_built_in:
+    if securables[0].is_built_in and not takes_built_in:
         raise BrokerError(9663)
-    return found[0]
+    return securables[0]
 
 
 def _find_holders(change: _Change, cascade: bool) -> Steps[list[int]]:

@@ -60,10 +60,10 @@ def require_master_key(user: User) -> Steps[MasterKey]:
         BrokerError: 15581 the database has no master key, 15247 no permission.
     """
     yield from demand(user, "MASTER KEY")
-    found = yield from find_master_key(user.database_id)
-    if found is None:
+    master_key = yield from find_master_key(user.database_id)
+    if master_key is None:
         raise BrokerError(15581)
-    return found
+    return master_key
 
 
 def set_service_encryption(user: User, by_service_master_key: bytes | None) -> Steps[None]:

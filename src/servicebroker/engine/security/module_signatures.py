@@ -64,13 +64,13 @@ def are_trusted(database_id: int, database: str, signers: Iterable[bytes]) -> St
 
     A user or login of one of the certificates needs AUTHENTICATE or AUTHENTICATE SERVER.
     """
-    given = list(signers)
+    thumbprints = list(signers)
     (need,) = NEEDS["AUTHENTICATE"]
-    for principal_id in (yield from find_users(database_id, given)):
+    for principal_id in (yield from find_users(database_id, thumbprints)):
         rights = yield from find_rights(database_id, principal_id, database)
         if rights.has(need, Securable(Kind.DATABASE, 0, DBO_ID, database)):
             return True
-    for login in (yield from find_logins(given)):
+    for login in (yield from find_logins(thumbprints)):
         try:
             yield from authorize_login(login, "AUTHENTICATE SERVER")
         except BrokerError:

@@ -48,24 +48,28 @@ def permissions_on(user: User, login: Login, name: str | None, kind: str) -> Ste
         rights = yield from find_login_rights(login)
         named = _permissions_of(Kind.SERVER)
         return [
-            one
-            for one in named
-            if login.is_administrator or is_allowed(rights.identities, one, INSTANCE, rights.entries)
+            permission
+            for permission in named
+            if login.is_administrator or is_allowed(rights.identities, permission, INSTANCE, rights.entries)
         ]
-    found: list[Securable] = []
+    securables: list[Securable] = []
     if kind == "DATABASE":
         if name is None or name.strip("[]").lower() == user.database.lower():
-            found = [Securable(Kind.DATABASE, 0, DBO_ID, user.database)]
+            securables = [Securable(Kind.DATABASE, 0, DBO_ID, user.database)]
     elif kind in _LOOKUPS and name is not None:
         try:
-            found = yield from _LOOKUPS[kind](name)(user)
+            securables = yield from _LOOKUPS[kind](name)(user)
         except BrokerError:  # the name is no name
             return None
-    if not found:
+    if not securables:
         return None
-    on = found[0]
+    on = securables[0]
     rights = yield from find_rights(user.database_id, user.principal_id, user.name, user.also)
-    return [one for one in _permissions_of(on.kind) if is_allowed(rights.identities, one, on, rights.entries)]
+    return [
+        permission
+        for permission in _permissions_of(on.kind)
+        if is_allowed(rights.identities, permission, on, rights.entries)
+    ]
 
 
 def _permissions_of(kind: Kind) -> list[str]:

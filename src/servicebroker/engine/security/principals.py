@@ -92,12 +92,12 @@ def find_impersonated(user: User, name: str) -> Steps[User]:
     Raises:
         BrokerError: 15517 no such user, or `user` may not impersonate it, 916 without CONNECT.
     """
-    found = yield from _find(user.database_id, name)
-    if found is None or found.is_role:
+    principal = yield from _find(user.database_id, name)
+    if principal is None or principal.is_role:
         raise BrokerError(15517, name)
-    if found.principal_id != user.principal_id:
+    if principal.principal_id != user.principal_id:
         yield from authorize(user, "EXECUTE AS USER", user_named(name))
-    user = user._replace(principal_id=found.principal_id, name=found.name)
+    user = user._replace(principal_id=principal.principal_id, name=principal.name)
     yield from demand(user, "CONNECT")
     return user
 
@@ -108,10 +108,10 @@ def check_execute_as(user: User, name: str) -> Steps[None]:
     Raises:
         BrokerError: 15151 no such user, or this one may not impersonate it.
     """
-    found = yield from _find(user.database_id, name)
-    if found is None or found.is_role:
+    principal = yield from _find(user.database_id, name)
+    if principal is None or principal.is_role:
         raise BrokerError(15151, "execute as", "user", name)
-    if found.principal_id != user.principal_id:
+    if principal.principal_id != user.principal_id:
         yield from authorize(user, "WITH EXECUTE AS", user_named(name))
 
 
@@ -121,10 +121,10 @@ def find_module_user(database_id: int, database: str, name: str) -> Steps[User]:
     Raises:
         BrokerError: 15517 the user was dropped.
     """
-    found = yield from _find(database_id, name)
-    if found is None or found.is_role:
+    principal = yield from _find(database_id, name)
+    if principal is None or principal.is_role:
         raise BrokerError(15517, name)
-    return User(database_id, database, found.principal_id, found.name)
+    return User(database_id, database, principal.principal_id, principal.name)
 
 
 def find_user_of(database_id: int, login: Login) -> Steps[User]:
@@ -232,10 +232,10 @@ def find_principal(action: str, database_id: int, name: str, kind: str = "user")
     Raises:
         BrokerError: 15151 no such principal.
     """
-    found = yield from _find(database_id, name)
-    if found is None:
+    principal = yield from _find(database_id, name)
+    if principal is None:
         raise BrokerError(15151, action, kind, name)
-    return found
+    return principal
 
 
 # ---------------------------------------------------------------- users
@@ -257,8 +257,8 @@ def create_user(definer: Definer, operation: CreateUser) -> Steps[None]:
     login_id = None if login is None else (yield from _login(user.database_id, login))
     thumbprint = None
     if operation.from_certificate is not None:
-        found = yield from find_certificate("find", user.database_id, operation.from_certificate)
-        thumbprint = found.facts.thumbprint
+        certificate = yield from find_certificate("find", user.database_id, operation.from_certificate)
+        thumbprint = certificate.facts.thumbprint
         if (yield from find_users(user.database_id, [thumbprint])):
             raise BrokerError(15063)
     principal_id = yield from _create(user.database_id, name, False, postgres_role, login_id)
@@ -285,10 +285,10 @@ def drop_user(definer: Definer, operation: DropUser) -> Steps[None]:
     """Delete the user."""
     user, name = definer.user, operation.name
     yield from demand(user, operation.permission, "user", name)
-    found = yield from find_principal("drop", user.database_id, name)
-    if found.is_role:
+    principal = yield from find_principal("drop", user.database_id, name)
+    if principal.is_role:
         raise BrokerError(15151, "drop", "user", name)
-    yield from _drop(user.database_id, found)
+    yield from _drop(user.database_id, principal)
 
 
 # ---------------------------------------------------------------- roles
@@ -317,21 +317,21 @@ def drop_role(definer: Definer, operation: DropRole) -> Steps[None]:
 def add_role_member(definer: Definer, operation: AddRoleMember) -> Steps[None]:
     """Add the member to the role."""
     user = definer.user
-    of, one = yield from _find_both(user, operation)
-    if one.principal_id in _FIXED - {GUEST_ID}:
-        raise BrokerError(15405, one.name)
+    of, member = yield from _find_both(user, operation)
+    if member.principal_id in _FIXED - {GUEST_ID}:
+        raise BrokerError(15405, member.name)
     rights = yield from find_rights(user.database_id, of.principal_id, of.name)
-    if one.principal_id in rights.identities:
+    if member.principal_id in rights.identities:
         raise BrokerError(15413)
-    yield SQL("add_role_member", (user.database_id, of.principal_id, one.principal_id))
+    yield SQL("add_role_member", (user.database_id, of.principal_id, member.principal_id))
     yield renew_versions()
 
 
 def drop_role_member(definer: Definer, operation: DropRoleMember) -> Steps[None]:
     """Remove the member from the role."""
     user = definer.user
-    of, one = yield from _find_both(user, operation)
-    rows = yield SQL("drop_role_member", (user.database_id, of.principal_id, one.principal_id))
+    of, member = yield from _find_both(user, operation)
+    rows = yield SQL("drop_role_member", (user.database_id, of.principal_id, member.principal_id))
     if not rows:
         raise BrokerError(15151, "drop", "member", operation.member)
     yield renew_versions()

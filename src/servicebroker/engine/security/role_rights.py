@@ -224,10 +224,10 @@ def _plan_revoke_direct(role: str) -> Steps[list[Statement]]:
     return [
         Statement(
             "role_rights.plan_revoke_direct.revoke",
-            f"revoke all on {one} servicebroker, sys from {quoted(role)}",
+            f"revoke all on {objects} servicebroker, sys from {quoted(role)}",
             prepared=False,
         )
-        for one in what
+        for objects in what
     ]
 
 
@@ -237,7 +237,7 @@ def _plan_user(role: str, database_id: int) -> Steps[list[Statement]]:
     is_user, is_taken = rows[0]
     if is_taken and not is_user:
         raise BrokerError(15023, role)
-    made = SQL("plan_user.insert_principals", (database_id, role))
+    insert = SQL("plan_user.insert_principals", (database_id, role))
     connects = Statement(
         "role_rights.plan_user.insert_permissions",
         f"insert into servicebroker.permissions select $1, {Kind.DATABASE.value}, 0, principal_id, {DBO_ID}, "
@@ -245,15 +245,15 @@ def _plan_user(role: str, database_id: int) -> Steps[list[Statement]]:
         "on conflict do nothing",
         (database_id, role),
     )
-    return [connects] if is_user else [made, connects]
+    return [connects] if is_user else [insert, connects]
 
 
 def _find_permissions(database_id: int, operation: RightsChange) -> Steps[list[tuple[Kind, int, str]]]:
     """Return the permissions of the statement: kind and id of the object, and the permission."""
-    found = []
+    permissions = []
     for queue in operation.receive:
-        there = yield from find_queue_uncached("find", database_id, queue)
-        found.append((Kind.QUEUE, there.queue_id, "RECEIVE"))
+        queue_row = yield from find_queue_uncached("find", database_id, queue)
+        permissions.append((Kind.QUEUE, queue_row.queue_id, "RECEIVE"))
     for service in operation.send:
         rows = yield SQL(
             "find_permissions.find_contracts_used",
@@ -262,13 +262,16 @@ def _find_permissions(database_id: int, operation: RightsChange) -> Steps[list[t
         if not rows:
             raise BrokerError(15151, "find", "service", service)
         number, contracts = rows[0]
-        found += [(Kind.SERVICE, number, "SEND"), *((Kind.CONTRACT, one, "REFERENCES") for one in contracts)]
+        permissions += [
+            (Kind.SERVICE, number, "SEND"),
+            *((Kind.CONTRACT, contract_id, "REFERENCES") for contract_id in contracts),
+        ]
     for contract in operation.contracts:
         rows = yield SQL("find_permissions.find_contracts", (database_id, names.checked("service contract", contract)))
         if not rows:
             raise BrokerError(15151, "find", "service contract", contract)
-        found.append((Kind.CONTRACT, rows[0][0], "REFERENCES"))
-    return list(dict.fromkeys(found))
+        permissions.append((Kind.CONTRACT, rows[0][0], "REFERENCES"))
+    return list(dict.fromkeys(permissions))
 
 
 _STATEMENTS: Mapping[type[RightsChange], Callable[[Any], Steps[list[Statement]]]] = {
@@ -323,10 +326,10 @@ def find_rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
 
 def _find_direct_rights(roles: list[str]) -> Steps[dict[str, list[str]]]:
     rows = yield SQL("find_direct_rights", (roles,))
-    found: dict[str, list[str]] = defaultdict(list)
+    rights: dict[str, list[str]] = defaultdict(list)
     for role, right in rows:
-        found[role].append(right)
-    return found
+        rights[role].append(right)
+    return rights
 
 
 def _find_users() -> Steps[dict[str, dict[str, list[str]]]]:
@@ -358,7 +361,7 @@ def _find_users() -> Steps[dict[str, dict[str, list[str]]]]:
         "left join objects o on o.database_id = p.database_id and o.class = p.class and o.id = p.major_id "
         f"left join (values {words}) w (class, word) on w.class = p.class order by 1, 2, 3",
     )
-    found: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    rights: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for role, user, right in rows:
-        found[role].setdefault(user, []).extend([right] if right else [])
-    return found
+        rights[role].setdefault(user, []).extend([right] if right else [])
+    return rights

@@ -101,11 +101,11 @@ def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[
         + " where (database_id, owner_id) in (select * from unnest($1::int[], $2::int[]))",
         ([database_id for database_id, _ in wanted], [owner_id for _, owner_id in wanted]),
     )
-    found: dict[tuple[int, int], list[UserCertificate]] = {one: [] for one in wanted}
+    certificates: dict[tuple[int, int], list[UserCertificate]] = {key: [] for key in wanted}
     for row in rows:
         certificate = certificate_of(row)
-        found[row[-1], certificate.owner_id].append(certificate)
-    return found
+        certificates[row[-1], certificate.owner_id].append(certificate)
+    return certificates
 
 
 def choose_certificate(certificates: Sequence[UserCertificate], owner_id: int | None, now: datetime) -> UserCertificate:
@@ -114,10 +114,10 @@ def choose_certificate(certificates: Sequence[UserCertificate], owner_id: int | 
     Raises:
         BrokerError: 9731, 9767 the user has no suitable certificate.
     """
-    found = choose(certificates, now)
-    if isinstance(found, int):
-        raise BrokerError(found, owner_id)
-    return found
+    chosen = choose(certificates, now)
+    if isinstance(chosen, int):
+        raise BrokerError(chosen, owner_id)
+    return chosen
 
 
 def choose_signer(certificates: Sequence[UserCertificate], owner_id: int, now: datetime) -> UserCertificate:
@@ -126,10 +126,10 @@ def choose_signer(certificates: Sequence[UserCertificate], owner_id: int, now: d
     Raises:
         BrokerError: as `choose_certificate`, 9733 no private key, 9737 the key is encrypted by a password.
     """
-    found = choose_certificate(certificates, owner_id, now)
-    if found.key.encryption != BY_MASTER_KEY:
-        raise BrokerError(9733 if found.key.encryption == NONE else 9737, owner_id)
-    return found
+    certificate = choose_certificate(certificates, owner_id, now)
+    if certificate.key.encryption != BY_MASTER_KEY:
+        raise BrokerError(9733 if certificate.key.encryption == NONE else 9737, owner_id)
+    return certificate
 
 
 def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[dict[bytes, UserCertificate]]:
@@ -139,8 +139,8 @@ def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[d
         SELECT + " where database_id = $1 and thumbprint = any ($2::bytea[])",
         (database_id, list(thumbprints)),
     )
-    found = [certificate_of(row) for row in rows]
-    return {one.facts.thumbprint: one for one in found}
+    certificates = [certificate_of(row) for row in rows]
+    return {certificate.facts.thumbprint: certificate for certificate in certificates}
 
 
 def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:

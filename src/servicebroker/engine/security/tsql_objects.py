@@ -61,12 +61,12 @@ def authorize_uses(user: User, uses: Sequence[Use]) -> Steps[None]:
     """
     if user.is_dbo or not uses:
         return
-    found = yield from _find(user, uses)
-    for use, one in zip(uses, found, strict=True):
-        if not one.is_known:
+    objects = yield from _find(user, uses)
+    for use, tsql_object in zip(uses, objects, strict=True):
+        if not tsql_object.is_known:
             raise BrokerError(2760, use.schema) if _creates(use) else BrokerError(208, f"{use.schema}.{use.name}")
-    wanted = [pair for pair in zip(uses, found, strict=True) if pair[1].is_there or _creates(pair[0])]
-    yield from authorize_all(user, [(_settled(use, one), one.securable) for use, one in wanted])
+    wanted = [pair for pair in zip(uses, objects, strict=True) if pair[1].is_there or _creates(pair[0])]
+    yield from authorize_all(user, [(_settled(use, tsql_object), tsql_object.securable) for use, tsql_object in wanted])
 
 
 def authorize_queues(user: User, uses: Sequence[Use]) -> Steps[None]:
@@ -79,9 +79,13 @@ def authorize_queues(user: User, uses: Sequence[Use]) -> Steps[None]:
     """
     if user.is_dbo or not uses:
         return
-    found = yield from _find(user, uses)
-    pairs = zip(uses, found, strict=True)
-    others = [(use.statement, one.securable) for use, one in pairs if one.is_queue and one.securable.owner_id != DBO_ID]
+    objects = yield from _find(user, uses)
+    pairs = zip(uses, objects, strict=True)
+    others = [
+        (use.statement, tsql_object.securable)
+        for use, tsql_object in pairs
+        if tsql_object.is_queue and tsql_object.securable.owner_id != DBO_ID
+    ]
     if others:
         yield from authorize_all(user, others)
 
@@ -94,17 +98,17 @@ def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
             4708 or 8197 for a queue or a synonym; 2714 for a module, 208 for a missing view to alter.
     """
     check_schemas(uses)
-    found = yield from _find(user, uses)
-    for use, one in zip(uses, found, strict=True):
-        if one.is_queue:
+    objects = yield from _find(user, uses)
+    for use, tsql_object in zip(uses, objects, strict=True):
+        if tsql_object.is_queue:
             raise _of_no_table(use, "service queue", "DROP QUEUE")
-        if one.module is not None and _creates(use):
+        if tsql_object.module is not None and _creates(use):
             raise BrokerError(2714, use.name)
-        if not one.is_known and _creates(use):
+        if not tsql_object.is_known and _creates(use):
             raise BrokerError(2760, use.schema)
-        if one.module == "SN" and use.statement != "DROP SYNONYM":
+        if tsql_object.module == "SN" and use.statement != "DROP SYNONYM":
             raise _of_no_table(use, "synonym", "DROP SYNONYM")
-        if use.statement == "ALTER VIEW" and not one.is_there:
+        if use.statement == "ALTER VIEW" and not tsql_object.is_there:
             raise BrokerError(208, use.shown or use.name)
 
 
@@ -171,10 +175,10 @@ def look_up_object(name: object) -> Lookup:
     """Look up an object or queue of the database by `name` or `schema.name`."""
 
     def look(user: User) -> Steps[list[Securable]]:
-        ((is_queue, _, is_known, is_there, found),) = yield from _find(
+        ((is_queue, _, is_known, is_there, securable),) = yield from _find(
             user, [Use("SELECT", *names.split_name("object", name))]
         )
-        return [found] if is_queue or (is_there and is_known) else []
+        return [securable] if is_queue or (is_there and is_known) else []
 
     return look
 
@@ -184,16 +188,16 @@ def look_up_registered(name: object) -> Lookup:
 
     def look(user: User) -> Steps[list[Securable]]:
         schema, own = names.split_name("object", name)
-        ((is_queue, _, is_known, is_there, found),) = yield from _find(user, [Use("SELECT", schema, own)])
+        ((is_queue, _, is_known, is_there, securable),) = yield from _find(user, [Use("SELECT", schema, own)])
         if is_queue or not is_there or not is_known:
             return []
-        if found.major_id:
-            return [found]
+        if securable.major_id:
+            return [securable]
         rows = yield SQL(
             "look_up_registered",
             (user.database_id, names.postgres_name(user.database, schema), names.postgres_name(own)),
         )
-        return [found._replace(major_id=rows[0][0])]
+        return [securable._replace(major_id=rows[0][0])]
 
     return look
 
@@ -249,18 +253,18 @@ def _find(user: User, uses: Sequence[Use]) -> Steps[list[_Found]]:
             [names.postgres_name(use.name) for use in uses],
         ),
     )
-    found = []
+    objects = []
     for use, (is_queue, module, is_known, is_there, major_id, owner_id, name, *place) in zip(uses, rows, strict=True):
         kind = Kind.QUEUE if is_queue else Kind.OBJECT
         securable = Securable(kind, major_id, owner_id, use.shown or name, *place)
         # a queue may be in a schema that CREATE SCHEMA has not created
-        found.append(_Found(is_queue, module, is_known or is_queue, is_there, securable))
-    return found
+        objects.append(_Found(is_queue, module, is_known or is_queue, is_there, securable))
+    return objects
 
 
-def _settled(use: Use, found: _Found) -> str:
+def _settled(use: Use, tsql_object: _Found) -> str:
     """Return the statement, with CREATE OR ALTER replaced by the one that applies."""
-    return use.statement.replace("CREATE OR ALTER", "ALTER" if found.is_there else "CREATE")
+    return use.statement.replace("CREATE OR ALTER", "ALTER" if tsql_object.is_there else "CREATE")
 
 
 def _creates(use: Use) -> bool:

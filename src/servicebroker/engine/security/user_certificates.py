@@ -97,25 +97,25 @@ def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[UserCert
         + " where database_id = $1 order by 14, certificate_id",
         (database_id,),
     )  # fmt: skip
-    found: dict[str, list[UserCertificate]] = {}
+    certificates: dict[str, list[UserCertificate]] = {}
     for row in rows:
-        found.setdefault(str(row[-1]), []).append(certificate_of(row))
-    return found
+        certificates.setdefault(str(row[-1]), []).append(certificate_of(row))
+    return certificates
 
 
 def alter_certificate(user: User, operation: AlterCertificate, key: StoredKey | None) -> Steps[None]:
     """Change the clauses that the statement names. `key` is the new private key, None to keep the old one."""
     name, is_active = operation.name, operation.active_for_begin_dialog
     yield from authorize(user, operation.permission, certificate(name))
-    found = yield from find_certificate("alter", user.database_id, name)
+    existing = yield from find_certificate("alter", user.database_id, name)
     if is_active is not None:
         check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
     yield SQL(
         "alter_certificate",
         (
-            found.certificate_id,
-            found.is_active_for_begin_dialog if is_active is None else is_active,
-            *(found.key if key is None else key),
+            existing.certificate_id,
+            existing.is_active_for_begin_dialog if is_active is None else is_active,
+            *(existing.key if key is None else key),
         ),
     )
 
@@ -124,10 +124,10 @@ def drop_certificate(definer: Definer, operation: DropCertificate) -> Steps[None
     """Delete an unused certificate."""
     user, name = definer.user, operation.name
     yield from authorize(user, operation.permission, certificate(name))
-    found = yield from find_certificate("drop", user.database_id, name)
-    yield from _check_unused(user.database_id, found)
-    yield SQL("drop_certificate", (found.certificate_id,))
-    yield forget_permissions(user.database_id, Kind.CERTIFICATE, found.certificate_id)
+    existing = yield from find_certificate("drop", user.database_id, name)
+    yield from _check_unused(user.database_id, existing)
+    yield SQL("drop_certificate", (existing.certificate_id,))
+    yield forget_permissions(user.database_id, Kind.CERTIFICATE, existing.certificate_id)
 
 
 def _check_unused(database_id: int, certificate: UserCertificate) -> Steps[None]:

@@ -96,8 +96,10 @@ def as_exception(problem: BaseException) -> Exception:
     """Return a handler's exception as an `Exception`, which policies and logs can take and raise again."""
     if isinstance(problem, Exception):
         return problem
-    said = "has called sys.exit" if isinstance(problem, SystemExit) else f"has ended by {told(problem).rstrip('.: ')}"
-    failure = InstanceError(f"The handler {said}.").with_traceback(problem.__traceback__)
+    outcome = (
+        "has called sys.exit" if isinstance(problem, SystemExit) else f"has ended by {told(problem).rstrip('.: ')}"
+    )
+    failure = InstanceError(f"The handler {outcome}.").with_traceback(problem.__traceback__)
     failure.__cause__ = problem
     return failure
 

@@ -121,9 +121,9 @@ class Schedule(NamedTuple):
             _Fields.parse(rule)
         else:
             raise BrokerError(402, "every", shown(every), 'cron\'s five fields, as "*/5 * * * *", or a timedelta')
-        found = cls(rule, time_zone, str(missed))
-        found.following(datetime.now(UTC))
-        return found
+        schedule = cls(rule, time_zone, str(missed))
+        schedule.following(datetime.now(UTC))
+        return schedule
 
     def following(self, after: datetime) -> datetime:
         """Return the first time after `after`.
@@ -138,9 +138,9 @@ class Schedule(NamedTuple):
 
         fields, zone = _Fields.parse(self.rule), ZoneInfo(self.time_zone)
         search = _real_times if len(fields.hours) == 24 else _wall_times  # all hours of a day
-        for found in search(fields, zone, after.astimezone(UTC)):
-            if found > after:
-                return found
+        for instant in search(fields, zone, after.astimezone(UTC)):
+            if instant > after:
+                return instant
         raise BrokerError(402, "every", shown(self.rule), "a rule that has times")
 
     def turn(self, due: datetime, now: datetime) -> Turn:
@@ -158,10 +158,10 @@ class Schedule(NamedTuple):
         back = timedelta(minutes=1)
         while now - back > due and self.following(now - back) > now:
             back *= 2
-        found = due if now - back <= due else self.following(now - back)
-        while (following := self.following(found)) <= now:
-            found = following
-        return found
+        latest = due if now - back <= due else self.following(now - back)
+        while (following := self.following(latest)) <= now:
+            latest = following
+        return latest
 
 
 def new_group() -> UUID:
@@ -190,10 +190,15 @@ def name_of(name: str | None, function: Callable[..., object]) -> str:
     Raises:
         BrokerError: 402 no name, or too long a one.
     """
-    found = getattr(function, "__name__", "") if name is None else name
-    if not isinstance(found, str) or not 1 <= len(found) <= MAX_NAME or not is_encodable(found) or "\0" in found:
-        raise BrokerError(402, "name", shown(found), f"a name of 1 to {MAX_NAME} characters")
-    return found
+    schedule_name = getattr(function, "__name__", "") if name is None else name
+    if (
+        not isinstance(schedule_name, str)
+        or not 1 <= len(schedule_name) <= MAX_NAME
+        or not is_encodable(schedule_name)
+        or "\0" in schedule_name
+    ):
+        raise BrokerError(402, "name", shown(schedule_name), f"a name of 1 to {MAX_NAME} characters")
+    return schedule_name
 
 
 # ---------------------------------------------------------------- cron
@@ -243,7 +248,7 @@ class _Fields(NamedTuple):
 
 def _values(rule: str, text: str, lowest: int, highest: int, names: dict[str, int]) -> set[int]:
     """Return the values that a field allows."""
-    found: set[int] = set()
+    values: set[int] = set()
     for part in text.split(","):
         span, has_step, step = part.partition("/")
         first, has_end, last = span.partition("-")
@@ -257,8 +262,8 @@ def _values(rule: str, text: str, lowest: int, highest: int, names: dict[str, in
             raise BrokerError(
                 402, "every", shown(rule), f"a rule with {lowest} to {highest} where {shown(part)} stands"
             )
-        found.update(range(begin, end + 1, width))
-    return found
+        values.update(range(begin, end + 1, width))
+    return values
 
 
 def _number(rule: str, text: str, names: dict[str, int]) -> int:
@@ -310,11 +315,11 @@ def _real_times(fields: _Fields, zone: ZoneInfo, after: datetime) -> Iterator[da
 
 def _instant(wall: datetime, zone: ZoneInfo) -> datetime:
     """Return the moment at which the clock first shows a time; if it skips the time, the moment behind the gap."""
-    found = wall.replace(tzinfo=zone).astimezone(UTC)
-    if found.astimezone(zone).replace(tzinfo=None) == wall:
-        return found
+    instant = wall.replace(tzinfo=zone).astimezone(UTC)
+    if instant.astimezone(zone).replace(tzinfo=None) == wall:
+        return instant
     early = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)  # before the gap
-    late = found  # behind it
+    late = instant  # behind it
     while late - early > timedelta(seconds=1):
         middle = early + (late - early) // 2
         if middle.astimezone(zone).utcoffset() == late.astimezone(zone).utcoffset():

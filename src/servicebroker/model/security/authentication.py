@@ -57,7 +57,7 @@ _CLAUSE = re.compile(
 )
 
 
-def parse_authentication(given: object) -> tuple[Authentication, str | None]:
+def parse_authentication(text: object) -> tuple[Authentication, str | None]:
     """Parse AUTHENTICATION = ... Returns also the name of the certificate; None for any certificate of the instance.
 
     A name may be in brackets.
@@ -65,21 +65,21 @@ def parse_authentication(given: object) -> tuple[Authentication, str | None]:
     Raises:
         BrokerError: 5838.
     """
-    found = _CLAUSE.fullmatch(given.strip()) if isinstance(given, str) else None
-    if found is None:
+    match = _CLAUSE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
         raise BrokerError(
             5838,
             hint="Write WINDOWS [NTLM | KERBEROS | NEGOTIATE], CERTIFICATE or CERTIFICATE and the name of one of this "
             "instance, or both; the first named is tried first.",
         )
-    protocol = (found["protocol1"] or found["protocol2"] or "NEGOTIATE").upper()
-    name = found["certificate1"] or found["certificate2"]
+    protocol = (match["protocol1"] or match["protocol2"] or "NEGOTIATE").upper()
+    name = match["certificate1"] or match["certificate2"]
     if name is not None and name.startswith("[") and name.endswith("]"):
         name = name[1:-1].replace("]]", "]")
-    if found["second"]:
+    if match["second"]:
         return Authentication((Method.WINDOWS, Method.CERTIFICATE), protocol), name
-    if found["windows"]:
+    if match["windows"]:
         return Authentication((Method.CERTIFICATE, Method.WINDOWS), protocol), name
-    if found[0].upper().startswith("WINDOWS"):
+    if match[0].upper().startswith("WINDOWS"):
         return Authentication((Method.WINDOWS,), protocol), None
     return CERTIFICATE, name

@@ -77,8 +77,8 @@ def choose(certificates: Sequence[C], now: datetime) -> C | int:
 
     If there is none, return the error number: 9731, or 9767 if the valid ones are not active.
     """
-    valid = [one for one in certificates if one.facts.is_valid(now)]
-    active = [one for one in valid if one.is_active_for_begin_dialog]
+    valid = [certificate for certificate in certificates if certificate.facts.is_valid(now)]
+    active = [certificate for certificate in valid if certificate.is_active_for_begin_dialog]
     if not active:
         return 9767 if valid else NO_CERTIFICATE
-    return max(active, key=lambda one: one.facts.expiry_date)
+    return max(active, key=lambda certificate: certificate.facts.expiry_date)

@@ -313,14 +313,14 @@ def implied_by(kind: Kind, permission: str) -> frozenset[Right]:
     """
     if (kind, permission) not in IMPLIED_BY:
         raise BrokerError(4606, permission)
-    found: set[Right] = set()
+    rights: set[Right] = set()
     left: list[Right] = [(kind, permission)]
     while left:
         right = left.pop()
-        if right not in found:
-            found.add(right)
+        if right not in rights:
+            rights.add(right)
             left += IMPLIED_BY[right]
-    return frozenset(found)
+    return frozenset(rights)
 
 
 def fixed_roles_with(rights: frozenset[Right]) -> tuple[list[int], list[int]]:
@@ -344,7 +344,7 @@ def is_allowed(identities: frozenset[int], permission: str, on: Securable, entri
     rights = implied_by(on.kind, permission)
     states = {entry.state for entry in entries if _concerns(entry, identities, rights, on)}
     on_database = {name for kind, name in rights if kind is Kind.DATABASE}
-    roles = [_OF_FIXED_ROLE[one] for one in identities & _OF_FIXED_ROLE.keys()]
+    roles = [_OF_FIXED_ROLE[identity] for identity in identities & _OF_FIXED_ROLE.keys()]
     if DENY in states or any(role.denied & on_database for role in roles):
         return False
     if on.is_built_in and permission == "REFERENCES":

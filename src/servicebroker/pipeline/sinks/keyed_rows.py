@@ -116,8 +116,8 @@ def fold(key: Sequence[str], existing: Changes, batch: Changes) -> Changes:
         tombstones = fold(key, Changes(tombstones), Changes(deletes)).rows
         rows = _without(rows, [_outdated(join_rows(rows, tombstones, key, AGE_COLUMNS))])
     matches = join_rows(_keys(key, Changes(rows, newest.deletes)), existing.rows, key, AGE_COLUMNS)
-    kept = exclude_rows(existing.rows, matches.filter(_is_newer(matches)).column(OLD_INDEX))
-    return Changes(pa.concat_tables([kept, _without(rows, [_outdated(matches)])]), tombstones)
+    remaining = exclude_rows(existing.rows, matches.filter(_is_newer(matches)).column(OLD_INDEX))
+    return Changes(pa.concat_tables([remaining, _without(rows, [_outdated(matches)])]), tombstones)
 
 
 def _keys(key: Sequence[str], changes: Changes) -> pa.Table:

@@ -58,45 +58,45 @@ def may_keep_locks(connection: psycopg.BaseConnection[Any]) -> bool:
 
 
 def _locks_of(connection: psycopg.BaseConnection[Any]) -> _SessionLocks:
-    kept: _SessionLocks = connection.__dict__.setdefault(_LOCKS_ATTRIBUTE, _SessionLocks())
-    return kept
+    session_locks: _SessionLocks = connection.__dict__.setdefault(_LOCKS_ATTRIBUTE, _SessionLocks())
+    return session_locks
 
 
 async def release(connection: psycopg.AsyncConnection[Any]) -> None:
     """Release the locks of the session after its transaction has ended. Costs nothing without locks."""
-    kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
-    if kept is None:
+    session_locks: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
+    if session_locks is None:
         return
     if not connection.closed:
-        await finish(_unlock(connection, kept))
+        await finish(_unlock(connection, session_locks))
     with contextlib.suppress(AttributeError):
         delattr(connection, _LOCKS_ATTRIBUTE)
 
 
 async def release_stale(connection: psycopg.AsyncConnection[Any]) -> None:
     """Release the locks if the application has ended their transaction. Call this before a verb on its connection."""
-    kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
-    if kept is None or connection.info.transaction_status == TransactionStatus.INERROR:
+    session_locks: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
+    if session_locks is None or connection.info.transaction_status == TransactionStatus.INERROR:
         return
     if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
         await release(connection)
         return
     start = await _find_start(connection)
-    if kept.transaction_start is None:
-        kept.transaction_start = start
-    elif kept.transaction_start != start:
+    if session_locks.transaction_start is None:
+        session_locks.transaction_start = start
+    elif session_locks.transaction_start != start:
         await release(connection)
 
 
 async def record_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
     """Record the transaction that the locks belong to. Call this after a verb on a connection of the application."""
-    kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
+    session_locks: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if (
-        kept is not None
-        and kept.transaction_start is None
+        session_locks is not None
+        and session_locks.transaction_start is None
         and connection.info.transaction_status == TransactionStatus.INTRANS
     ):
-        kept.transaction_start = await finish(_find_start(connection))
+        session_locks.transaction_start = await finish(_find_start(connection))
 
 
 async def _find_start(connection: psycopg.AsyncConnection[Any]) -> datetime:
@@ -108,10 +108,12 @@ async def _find_start(connection: psycopg.AsyncConnection[Any]) -> datetime:
     return transaction_start
 
 
-async def _unlock(connection: psycopg.AsyncConnection[Any], kept: _SessionLocks) -> None:
+async def _unlock(connection: psycopg.AsyncConnection[Any], session_locks: _SessionLocks) -> None:
     async with connection.cursor(row_factory=tuple_row) as cursor:
-        if not kept.has_unknown:
-            await cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.CONVERSATION_GROUP, kept.keys))
+        if not session_locks.has_unknown:
+            await cursor.execute(
+                text_of("session_locks.unlock", _UNLOCK), (locks.CONVERSATION_GROUP, session_locks.keys)
+            )
             return
         has_released = True
         while has_released:  # a lock that was taken several times must be released as often

@@ -150,8 +150,8 @@ def _name(domain: str, common: str) -> x509.Name:
 
 def _one(certificate: x509.Certificate, oid: x509.ObjectIdentifier) -> str:
     """Return the only attribute of this kind in the subject."""
-    (found,) = certificate.subject.get_attributes_for_oid(oid)
-    return str(found.value)
+    (attribute,) = certificate.subject.get_attributes_for_oid(oid)
+    return str(attribute.value)
 
 
 def _uri(instance: UUID) -> x509.UniformResourceIdentifier:
@@ -159,8 +159,8 @@ def _uri(instance: UUID) -> x509.UniformResourceIdentifier:
 
 
 def _issuer_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    found = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(found)
+    extension = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(extension)
 
 
 def _signs_certificates() -> x509.KeyUsage:

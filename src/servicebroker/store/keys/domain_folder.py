@@ -132,13 +132,13 @@ class Domain:
         facts, key = x509.make_authority(checked_name("domain", name), now)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
             try:
-                _fill(made, facts, key)
-                made.chmod(0o755 if is_shared else 0o700)
-                os.rename(made, folder)  # atomic; if two processes create the domain, the first one succeeds
+                _fill(temporary, facts, key)
+                temporary.chmod(0o755 if is_shared else 0o700)
+                os.rename(temporary, folder)  # atomic; if two processes create the domain, the first one succeeds
             finally:
-                shutil.rmtree(made, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
         except OSError as problem:
             if (folder / "authority.pem").exists():
                 raise DomainError(f"There is a domain in {folder} already.") from None
@@ -186,8 +186,11 @@ class Domain:
 
     def invitations(self) -> list[InvitationState]:
         """Return the stored invitations. The list is empty for a process that may not read them."""
-        found: list[Invitation] = [_decoded(read_file(file), Invitation) for file in self._invitations()]
-        return sorted(InvitationState(one.member, one.expires, bool(one.used_by)) for one in found)
+        invitations: list[Invitation] = [_decoded(read_file(file), Invitation) for file in self._invitations()]
+        return sorted(
+            InvitationState(invitation.member, invitation.expires, bool(invitation.used_by))
+            for invitation in invitations
+        )
 
     # ---------------------------------------------------------------- what the owner of the key does
 
@@ -239,8 +242,10 @@ class Domain:
         Raises:
             DomainError: the key belongs to another user, or a file cannot be read or written.
         """
-        with os.scandir(self.folder / "requests") as found:
-            waiting = [one.name for one in found if one.name.endswith(".json") and one.is_file(follow_symlinks=False)]
+        with os.scandir(self.folder / "requests") as entries:
+            waiting = [
+                entry.name for entry in entries if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False)
+            ]
         if not waiting:
             return 0
         with self._owner() as authority_key:

@@ -96,9 +96,9 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
             return []
         with connection.transaction():
             execute(connection, "migrations.migrate", "select pg_advisory_xact_lock($1, 0)", locks.SCHEMA_MIGRATION)
-            done = applied(connection)
-            new = _missing(done)
-            if not done:
+            applied_names = applied(connection)
+            new = _missing(applied_names)
+            if not applied_names:
                 _check_free(connection)
             _set_path(connection)
             views = find_views(connection)  # before the migrations, which may drop a view

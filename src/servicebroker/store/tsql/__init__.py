@@ -90,7 +90,7 @@ def _event_types() -> list[str]:
     numbers = {name: number for number, name in enumerate(events, 1)}
     numbers |= {name: number for number, name in enumerate((name for name in known if name in groups), 10001)}
     rows = ", ".join(
-        f"({numbers[one]}, '{one}', {numbers.get(parent, 'null::integer')})" for one, parent in known.items()
+        f"({numbers[name]}, '{name}', {numbers.get(parent, 'null::integer')})" for name, parent in known.items()
     )
     return [
         f"create or replace view tsql.{name} with (security_invoker = true) as "

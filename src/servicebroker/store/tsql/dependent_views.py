@@ -75,20 +75,20 @@ def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
 def restore_views(connection: psycopg.Connection[Any], views: list[DependentView]) -> None:
     """Recreate the dropped views. If PostgreSQL refuses a view, log its statement."""
     left = [view for view in views if not _is_there(connection, view)]
-    made: list[DependentView] = []
+    created: list[DependentView] = []
     while left:  # a view may read another one that comes later in the list
         refused = []
         for view in left:
             if problem := _make(connection, view):
                 refused.append((view, problem))
             else:
-                made.append(view)
+                created.append(view)
         if len(refused) == len(left):
             for view, problem in refused:
                 _LOG.error("The view %s could not be made again: %s. %s", view.name, problem, view.statements[0])
             break
         left = [view for view, _ in refused]
-    for view in made:
+    for view in created:
         if view.refresh is not None:
             _fill(connection, view.name, view.refresh)
 

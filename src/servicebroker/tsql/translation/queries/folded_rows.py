@@ -50,9 +50,9 @@ def _own_keys(writer: Writer, group: exp.Expression) -> dict[str, str]:
         with suppress(TsqlError):  # raised when the clause is written
             value = write_value(writer, item)
             if writer.folds(value):
-                one = f"min({typed_text(value)})"
+                minimum = f"min({typed_text(value)})"
                 is_null = f"grouping({folded_text(value)})"
-                keys[value.text] = f"(CASE WHEN {is_null} = 0 THEN {one} END)" if _has_totals(group) else one
+                keys[value.text] = f"(CASE WHEN {is_null} = 0 THEN {minimum} END)" if _has_totals(group) else minimum
     if not keys:
         writer.parameters[:] = parameters
     return keys
@@ -96,9 +96,9 @@ def combine_rows(
         strict=True,
     )
     condition = " AND ".join(f"{left} IS NOT DISTINCT FROM {right}" for left, right in pairs)
-    found = f"EXISTS (SELECT FROM ({texts[1]}) AS tsql_other ({', '.join(others)}) WHERE {condition})"
-    kept = keep_distinct_rows(writer, texts[0], outputs, labels)
-    return f"{kept} WHERE {'NOT ' if operator == 'EXCEPT' else ''}{found}"
+    exists_in_other = f"EXISTS (SELECT FROM ({texts[1]}) AS tsql_other ({', '.join(others)}) WHERE {condition})"
+    distinct_rows = keep_distinct_rows(writer, texts[0], outputs, labels)
+    return f"{distinct_rows} WHERE {'NOT ' if operator == 'EXCEPT' else ''}{exists_in_other}"
 
 
 def _keys(writer: Writer, outputs: Sequence[Output], fields: Sequence[str]) -> list[str]:
