@@ -15,8 +15,8 @@ from uuid import UUID
 import servicebroker as sb
 from servicebroker.dashboard import Dashboard, People
 from servicebroker.dashboard.server import Server, configured
-from servicebroker.overriding import override
 from servicebroker.store.running import execute
+from servicebroker_lab.error_log import ErrorLog
 
 START_TIMEOUT_S = SETTLING_TIMEOUT_S = 20.0
 CONVERSATION_COUNT = 6  # conversations that each state of the instance begins with
@@ -30,28 +30,6 @@ class Viewer(NamedTuple):
     cookie: str
     form_token: str
     may_act: bool
-
-
-class ErrorLog(logging.Handler):
-    """Collects the log's errors and tracebacks, and counts its characters."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._errors: list[str] = []
-        self.characters = 0
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take a record."""
-        text = self.format(record)
-        self.characters += len(text) + 1
-        if record.exc_info or record.levelno >= logging.ERROR:
-            self._errors.append(text)
-
-    def take(self) -> list[str]:
-        """Return the errors since the last call."""
-        errors, self._errors = self._errors, []
-        return errors
 
 
 class Site:
