@@ -5,6 +5,6 @@ them then changed. Fields are drawn anew, bytes are turned, lengths lie, message
 Attentions come at any moment, with TLS and without, and clients leave in the middle of everything.
 
 A case has failed when a valid request is not answered in time, when a response does not follow the protocol, or when
-the log has a traceback. It has failed, too, when a session stays after its client has left, when the process grows
-without a bound, or when an honest client beside gets no answer or a wrong one.
+the log has a traceback. It has failed, too, when a session stays after its client has left, or when the process grows
+without a bound. An honest client beside must always get the right answer.
 """

@@ -154,7 +154,7 @@ class _Trial:
         client.socket.settimeout(REST_S)
         try:
             while data := client.read():
-                if data[0]:  # else it answers PRELOGIN
+                if data[0]:  # the answer to PRELOGIN begins with 0, and has no tokens
                     parse_response(data)
                 self.outcomes["responses to changed messages"] += 1
             self.outcomes["connections closed by the server"] += 1

@@ -1,9 +1,9 @@
 """The log of a serving process, on standard error: its format, and a limit on lines that peers can cause.
 
-Peers cause the records of broker/journal.py, and those of asyncio and uvicorn. A repeated line of these is logged once
-a minute. From one kind of record and one host, the first twenty different lines in a minute are logged. The lines of
-one peer have a budget of bytes for each minute; beyond it, only the first line of each kind is logged. The lines left
-out are counted, and one line reports their number.
+Peers cause the records of broker/journal.py, of sign-ins in tds/, and those of asyncio and uvicorn. A repeated line of
+these is logged once a minute. From one kind of record and one host, the first twenty different lines in a minute are
+logged. The lines of one peer have a budget of bytes for each minute; beyond it, only the first line of each kind is
+logged. The lines left out are counted, and one line reports their number.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
 MAX_SOURCE_BYTES = 14_000  # of the lines of one peer in one interval: a peer is seen as host, as owner and as neither
 MAX_KINDS = 500  # counted separately in one interval: bounds memory
 BROKER_LOG = "servicebroker.broker"  # the logger of broker/journal.py, whose records peers cause
+PEER_LOGS = (BROKER_LOG, "servicebroker.tds")  # their records with fields are caused by peers
 LIBRARIES = ("asyncio", "uvicorn")  # libraries that serve peers: their lines are limited, too
 _MAX_LINE_CHARACTERS = 10_000
 _MAX_KIND_CHARACTERS = 100  # lines of a library with the same first 100 characters are of one kind
@@ -125,7 +126,7 @@ def _kind(record: logging.LogRecord, text: str) -> Kind | None:
     if record.name.partition(".")[0] in LIBRARIES:
         return Kind(record.name, " ".join(text.splitlines()[:1])[:_MAX_KIND_CHARACTERS], "")
     fields = getattr(record, "fields", None)
-    if fields is None or record.name != BROKER_LOG:
+    if fields is None or record.name not in PEER_LOGS:
         return None
     return Kind(fields["event"], fields.get("subclass", ""), fields.get("peer", "").rpartition(":")[0])
 

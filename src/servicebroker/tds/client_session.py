@@ -178,6 +178,7 @@ class ClientSession:
                 self._run_batch(parse_batch(message.data), response)
             case PacketType.RPC:
                 for call in parse_calls(message.data):
+                    self._instance.check_cancelled()
                     self._run_call(call, response)
             case PacketType.TRANSACTION_MANAGER:
                 self._run_transaction(parse_transaction_request(message.data), response)

@@ -32,6 +32,10 @@ SIGN_IN_TIMEOUT_S = 15.0  # from the connection to its login
 PARK_DELAY_S = 5.0  # of idleness, after which a session gives its connection to PostgreSQL back
 _MAX_WAITING_BYTES = 1024 * 1024  # of responses that the client has not read
 _WRITE_TIMEOUT_S = 600.0  # for a client to read on
+_CLOSE_TIMEOUT_S = 5.0  # for a client to read what was written before the end
+_MAX_UNREAD_BYTES = 4 * 1024 * 1024  # of answers to a client that sends and does not read
+_MESSAGE_TIMEOUT_S = 60.0  # for a message to arrive, and a second for each _MIN_BYTES_PER_S
+_MIN_BYTES_PER_S = 64 * 1024
 _SHUTDOWN = "SHUTDOWN is in progress."
 
 
@@ -96,6 +100,9 @@ class ClientConnection(asyncio.Protocol):
         self._is_busy = self._is_closing = self._has_attention = False
         self._next: Message | None = None  # the request that waits for the end of the last one
         self._timer: asyncio.TimerHandle | None = None
+        self._arrival_timer: asyncio.TimerHandle | None = None  # of a message whose rest is missing
+        self._arriving_since = 0.0
+        self._running_bytes = self._held_bytes = 0  # of the running request, and of all that is in memory
         self.signed_in_as = ""
 
     # ------------------------------------------------------------ the socket
@@ -118,12 +125,17 @@ class ClientConnection(asyncio.Protocol):
         if self._is_closing:
             return
         try:
+            if self.transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
+                raise ProtocolError("The client sends requests, and does not read the answers.")
             for message in self._handshake.receive(data):
+                self._arriving_since = self._loop.time()
                 self._take(message)
+            self._count_bytes()
+            self._watch_arrival()
             self._flush()
         except (ProtocolError, ssl.SSLError) as problem:
             self._flush()
-            _log.info("The connection of %s was closed: %s", self._address, problem)
+            self._log_end(str(problem))
             self.abort()
 
     @override
@@ -131,8 +143,12 @@ class ClientConnection(asyncio.Protocol):
         """End the session of a client that has gone. Its transaction is rolled back."""
         self._is_closing = True
         self._set_timer(0.0, None)
+        if self._arrival_timer is not None:
+            self._arrival_timer.cancel()
         self._outbox.close()
         self._server.remove(self)
+        if not self._is_busy:
+            self._release_bytes()
         session = self._session
         if session is not None:
             self._server.in_thread(session.terminate if self._is_busy else session.close)
@@ -158,10 +174,54 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(data)
 
     def abort(self) -> None:
-        """Close the connection at once."""
-        self.transport.close()
+        """Close the connection. A client that does not read what was written loses it after a short time."""
+        if not self._is_closing:
+            self.transport.close()
+            self._set_timer(_CLOSE_TIMEOUT_S, self.transport.abort)
         self._is_closing = True
         self._outbox.close()
+
+    def _count_bytes(self) -> None:
+        """Charge the server's memory of requests with what this connection holds.
+
+        Raises:
+            ProtocolError: the requests of all clients take too much memory.
+        """
+        held = self._handshake.buffered_bytes + self._running_bytes + (len(self._next.data) if self._next else 0)
+        change, self._held_bytes = held - self._held_bytes, held
+        if not self._server.memory.charge(change, held):
+            raise ProtocolError("The requests of all clients take too much memory. Send it again later.")
+
+    def _release_bytes(self) -> None:
+        self._server.memory.charge(-self._held_bytes, 0)
+        self._held_bytes = 0
+
+    def _watch_arrival(self) -> None:
+        """Begin to watch a message whose rest is missing: each byte of it takes memory until it has arrived."""
+        is_arriving = self._session is not None and self._handshake.buffered_bytes > 0
+        if self._arrival_timer is not None and not is_arriving:
+            self._arrival_timer.cancel()
+            self._arrival_timer = None
+        if self._arrival_timer is None and is_arriving:
+            self._arriving_since = self._loop.time()
+            self._arrival_timer = self._loop.call_later(_MESSAGE_TIMEOUT_S, self._check_arrival)
+
+    def _check_arrival(self) -> None:
+        self._arrival_timer = None
+        buffered = self._handshake.buffered_bytes
+        if self._is_closing or not buffered:
+            return
+        left_s = self._arriving_since + _MESSAGE_TIMEOUT_S + buffered / _MIN_BYTES_PER_S - self._loop.time()
+        if left_s > 0:
+            self._arrival_timer = self._loop.call_later(left_s, self._check_arrival)
+        else:
+            self._log_end("The rest of a request did not arrive.")
+            self.abort()
+
+    def _log_end(self, reason: str) -> None:
+        """Log why the server closes the connection. `cli/log.py` limits these lines by their fields."""
+        text = f"The connection of {self._address} was closed: {reason}"
+        _log.info("%s", text, extra={"fields": {"event": "Audit Logout", "peer": f"{self._address}:"}})
 
     def _set_timer(self, seconds: float, act: object) -> None:
         if self._timer is not None:
@@ -186,12 +246,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _sign_in(self, login: Login) -> None:
         self._is_busy = True
-        self._server.in_thread(lambda: self._sign_in_in_thread(login))
+        self._server.sign_ins.add(self, self._address, lambda: self._sign_in_in_thread(login))
 
     def _sign_in_in_thread(self, login: Login) -> None:
         session: ClientSession | None = None
         try:
-            session = self._server.sign_in.open(login, self._address)
+            session = self._server.sign_in.open(login, self._address, has_gone=lambda: self._is_closing)
             reports: tuple[tuple[int, int, str], ...] = ()
         except SignInError as refused:
             reports = refused.reports
@@ -239,6 +299,7 @@ class ClientConnection(asyncio.Protocol):
         """Run a request in a thread."""
         self._is_busy = True
         self._set_timer(0.0, None)
+        self._running_bytes = len(message.data)
         self._server.in_thread(lambda: self._run_in_thread(message))
 
     def _run_in_thread(self, message: Message) -> None:
@@ -259,12 +320,14 @@ class ClientConnection(asyncio.Protocol):
 
     def _ended(self, problem: Exception | None) -> None:
         """Continue after a request."""
-        self._is_busy = False
+        self._is_busy, self._running_bytes = False, 0
         session = self._session
         assert session is not None
         if self._is_closing:
+            self._release_bytes()
             self._server.in_thread(session.close)
             return
+        self._count_bytes()
         if problem is not None or self._server.is_stopping:
             text = _SHUTDOWN if problem is None else f"The server ends the connection: {problem}"
             number = 6005 if problem is None else 4002
@@ -312,7 +375,12 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------ attention and the end
 
     def _attend(self) -> None:
-        """Cancel the running request. Its response ends first, then the attention is acknowledged."""
+        """Cancel the running request. Its response ends first, then the attention is acknowledged.
+
+        Further attentions until then ask for the same.
+        """
+        if self._has_attention:
+            return
         self._has_attention = True
         if self._next is not None:  # its response has not begun
             self._next = None

@@ -17,9 +17,8 @@ from servicebroker.tds.packets import (
     message_of,
 )
 from servicebroker.tds.prelogin import Encryption, answer_prelogin, choose_encryption, parse_prelogin
+from servicebroker.tds.request_memory import MAX_REQUEST_BYTES
 from servicebroker.tds.tls import HANDSHAKE_BYTE, TlsContexts, TlsPipe
-
-MAX_REQUEST_BYTES = 1_200 * 2**20  # a body of 512 MiB as nvarchar, with its statement
 
 
 class _Stage(Enum):

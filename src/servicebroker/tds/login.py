@@ -8,7 +8,7 @@ from servicebroker.tds.byte_reader import ByteReader, ProtocolError, decode_utf1
 
 TDS_7_3_A, TDS_7_3_B, TDS_7_4, TDS_8_0 = 0x730A0003, 0x730B0003, 0x74000004, 0x08000000
 VERSIONS = frozenset({TDS_7_3_A, TDS_7_3_B, TDS_7_4, TDS_8_0})
-MAX_LOGIN_BYTES = 128 * 1024
+MAX_LOGIN_BYTES = 32 * 1024  # a login with a password has less than 3 KiB
 
 _FIXED_BYTES = 94  # of LOGIN7 before its texts
 _MAX_CHARACTERS = 128  # of each name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -88,8 +89,8 @@ def parse_batch(data: bytes | bytearray) -> str:
     return decode_utf16(reader.take(reader.remaining))
 
 
-def parse_calls(data: bytes | bytearray) -> list[RpcCall]:
-    """Return the calls of an RPC message.
+def parse_calls(data: bytes | bytearray) -> Iterator[RpcCall]:
+    """Yield the calls of an RPC message, each read when its turn comes: a batch of a driver may have 100,000.
 
     Raises:
         ProtocolError: it is malformed.
@@ -97,7 +98,7 @@ def parse_calls(data: bytes | bytearray) -> list[RpcCall]:
     """
     reader = ByteReader(data)
     _skip_headers(reader)
-    calls: list[RpcCall] = []
+    is_empty = True
     while reader.remaining:
         procedure = _read_procedure(reader)
         reader.uint16()  # options, about recompilation and metadata
@@ -106,12 +107,11 @@ def parse_calls(data: bytes | bytearray) -> list[RpcCall]:
             parameters.append(_read_parameter(reader))
             if len(parameters) > MAX_PARAMETERS:
                 raise ProtocolError(f"A call has more than {MAX_PARAMETERS} parameters.")
-        if reader.remaining and reader.uint8() == _NEXT_CALL_WITHOUT_EXECUTION:
-            continue
-        calls.append(RpcCall(procedure, tuple(parameters)))
-    if not calls:
+        is_empty = False
+        if not reader.remaining or reader.uint8() != _NEXT_CALL_WITHOUT_EXECUTION:
+            yield RpcCall(procedure, tuple(parameters))
+    if is_empty:
         raise ProtocolError("An RPC without a call.")
-    return calls
 
 
 def _read_procedure(reader: ByteReader) -> str:

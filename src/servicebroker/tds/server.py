@@ -16,14 +16,16 @@ from servicebroker.api.instance import Instance
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.admission import Admission, Places
 from servicebroker.tds.connection import SIGN_IN_TIMEOUT_S, ClientConnection
+from servicebroker.tds.request_memory import RequestMemory
 from servicebroker.tds.sign_in import SignIn
+from servicebroker.tds.sign_in_queue import SignInQueue
 from servicebroker.tds.tls import TlsContexts
 
 _log = logging.getLogger("servicebroker.tds")
 
 DEFAULT_PORT = 1433
 MAX_CONNECTIONS = 2_000
-UNAUTHENTICATED = Places(in_all=256, of_network=64)  # connections before their login
+UNAUTHENTICATED = Places(in_all=1024, of_network=512)  # connections before their login; a pool may open many at a time
 _MAX_UNACCEPTED = 256
 _STOP_TIMEOUT_S = 5.0  # for running requests to end
 # a client whose machine vanished is noticed after about a minute
@@ -37,6 +39,8 @@ class TdsServer:
         loop: the event loop, in a thread of its own.
         contexts: the TLS settings.
         sign_in: lets clients in.
+        sign_ins: the turns of sign-ins.
+        memory: what the requests of all clients take.
         name: the name of the server, as in errors.
         is_stopping: True after `stop`.
     """
@@ -49,6 +53,8 @@ class TdsServer:
         self.is_stopping = False
         self._connections: set[ClientConnection] = set()
         self._unauthenticated: Admission[ClientConnection] = Admission(UNAUTHENTICATED)
+        self.sign_ins: SignInQueue[ClientConnection] = SignInQueue(self.in_thread, self.in_loop)
+        self.memory = RequestMemory()
         self._workers = ThreadPoolExecutor(2 * MAX_CONNECTIONS, thread_name_prefix="servicebroker tds")
         self._thread = threading.Thread(target=self.loop.run_forever, name="servicebroker tds", daemon=True)
 
@@ -89,8 +95,8 @@ class TdsServer:
         while self._connections and self.loop.time() < end:
             await asyncio.sleep(0.01)
         for connection in tuple(self._connections):
-            connection.abort()
-        await asyncio.sleep(0)
+            connection.transport.abort()
+        await asyncio.sleep(0)  # until they have noticed
 
     def _end_loop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -134,6 +140,7 @@ class TdsServer:
         """Forget a closed connection."""
         self._connections.discard(connection)
         self._unauthenticated.leave(connection)
+        self.sign_ins.leave(connection)
 
     def in_thread(self, work: Callable[[], object]) -> None:
         """Run work in a worker thread."""

@@ -55,14 +55,19 @@ class SessionInstance(Instance):
         """
         self._reader = reader  # first: `wake` wakes it, or the check below sees that it was called
         try:
-            self._check()
+            self.check_cancelled()
             changed = super().sleep(reader, seconds)
-            self._check()
+            self.check_cancelled()
             return changed
         finally:
             self._reader = None
 
-    def _check(self) -> None:
+    def check_cancelled(self) -> None:
+        """Raise an exception if the client has cancelled its request.
+
+        Raises:
+            Cancelled: it has.
+        """
         if self.cancelled.is_set():
             raise Cancelled
 

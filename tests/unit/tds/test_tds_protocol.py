@@ -27,6 +27,7 @@ from servicebroker.tds.packets import (
 )
 from servicebroker.tds.prelogin import Encryption, answer_prelogin, choose_encryption, parse_prelogin
 from servicebroker.tds.requests import (
+    RpcCall,
     TransactionRequest,
     TransactionRequestType,
     parse_batch,
@@ -38,7 +39,12 @@ from servicebroker.tds.type_writer import column_type, type_of_values
 from servicebroker.tsql.types import INT, NVARCHAR, SqlType, parse_type
 from tds_support import NO_HEADERS, call, login_message, packet, parameter
 
-BEGINNINGS = (parse_prelogin, parse_login, parse_batch, parse_calls, parse_transaction_request)
+
+def all_calls(data: bytes) -> list[RpcCall]:
+    return list(parse_calls(data))
+
+
+BEGINNINGS = (parse_prelogin, parse_login, parse_batch, all_calls, parse_transaction_request)
 
 
 def messages(data: bytes, step: int = 1 << 20, limit: int = 1 << 20) -> list[Message]:
@@ -146,7 +152,7 @@ def test_calls() -> None:
         ("@a", INT, 7, False),
         ("@b", NVARCHAR, None, True),
     ]
-    assert parse_calls(by_name + b"\xfe" + by_number[4:])[0].procedure == "sp_executesql"
+    assert [one.procedure for one in parse_calls(by_name + b"\xfe" + by_number[4:])] == ["sp_executesql"]
 
 
 @pytest.mark.parametrize(
