@@ -28,7 +28,7 @@ from servicebroker.broker.policy import Policy
 from servicebroker.broker.transport import accepting, sockets, stream
 from servicebroker.broker.transport.accepting import Acceptor, Terms, Visitor
 from servicebroker.broker.transport.sockets import Network
-from servicebroker.broker.transport.stream import Stream
+from servicebroker.broker.transport.stream import OUTBOX_BYTES, OWNER_OUTBOX_BYTES, Stream
 from servicebroker.broker.transport.tls import Tls
 from servicebroker.cli.descriptor_limit import MIN_DESCRIPTORS, raise_limit
 from servicebroker.engine.catalog.network_endpoints import SUPPORTED
@@ -181,6 +181,18 @@ def test_a_host_without_certificates_has_a_share(site: Site, monkeypatch: pytest
     monkeypatch.setattr(sockets, "MAX_LINKS_PER_HOST", 3)
     peers = [site.peer() for _ in range(5)]
     assert [peer.is_online for peer in peers] == [True] * 3 + [False] * 2
+
+
+def test_the_links_of_a_host_divide_its_buffers(site: Site) -> None:
+    """A peer that reads none of its links fills a part of the memory, however many it has."""
+    peers = [site.peer() for _ in range(PLACES_PER_NETWORK)]
+    assert {stream.room for stream in site.network.streams} == {OUTBOX_BYTES}
+    for _ in range(2):
+        peers += [site.peer() for _ in range(PLACES_PER_NETWORK)]
+    assert sum(stream.room for stream in site.network.streams) <= OWNER_OUTBOX_BYTES
+    for peer in peers[1:]:
+        peer.close()
+    eventually(lambda: [stream.room for stream in site.network.streams] == [OUTBOX_BYTES])
 
 
 class Short(socket.socket):

@@ -348,6 +348,12 @@ class Network:
             return f"its owner has {count} connections" if count >= limit else None
         return f"its host has {count} connections without a certificate" if count >= MAX_LINKS_PER_HOST else None
 
+    def _divide_outboxes(self, name: str) -> None:
+        """Divide the buffers of an owner among its links: a peer that reads none of them may not fill the memory."""
+        links = [stream for stream in self.streams if stream.phase is Phase.ONLINE and stream.known_as == name]
+        for link in links:
+            link.divide_outbox(len(links))
+
     def online(self, stream: Stream, event: Online) -> None:
         """Handle an established connection. If there are two with the peer, one of them is closed."""
         peer = Peer(stream.owner, event.daemon_id)
@@ -374,6 +380,7 @@ class Network:
                 self._connect_back(peer)
         if loser is not None:
             loser.shut(28033, RULES[28033].text)
+        self._divide_outboxes(stream.known_as)
         if stream.address is not None:
             self.inbox.put(Reached(stream.address))
         self.loop.call_soon(self._repeat_question, peer)
@@ -447,6 +454,7 @@ class Network:
                 lost = self._pair_addresses(peer)
                 self._peers = {address: other for address, other in self._peers.items() if other != peer}
         if was_online:
+            self._divide_outboxes(stream.known_as)
             if closed.number == 28012 and stream.address is not None:  # a mirror accepts no messages
                 lost.append(stream.address)
             for address in set(lost) if closed.number else ():

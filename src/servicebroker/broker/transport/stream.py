@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from servicebroker.broker.transport.sockets import Network
 
 OUTBOX_BYTES = 4 * 1024 * 1024  # bytes that a link buffers
+OWNER_OUTBOX_BYTES = 8 * OUTBOX_BYTES  # bytes that all links of one owner buffer together, or of one host without one
 FRAMES_PER_NOISE_CHECK = 100  # frames handled before `is_noisy` is checked again
 OPENING_WASTE = 0.5  # useless frames that the creation of a conversation counts as
 STEP_TIME = 5.0  # seconds for each step of a connecting peer: the first byte, the TLS handshake, the greeting
@@ -79,6 +80,7 @@ class Stream(asyncio.Protocol):
         self._owes_role = False  # the role is sent once the peer has read the bytes before it
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
+        self._owner_part = OUTBOX_BYTES  # the link's part of OWNER_OUTBOX_BYTES
         self._send_lock = threading.Lock()  # held by threads of shares and the loop
         self._flush_due = False
         self._unsent_fragments = 0  # fragments written since the socket's buffer was empty
@@ -97,7 +99,8 @@ class Stream(asyncio.Protocol):
     def room(self) -> int:
         """The bytes that the link accepts now."""
         transport = self._transport
-        return OUTBOX_BYTES - self._outgoing - (transport.get_write_buffer_size() if transport else 0)
+        buffered = self._outgoing + (transport.get_write_buffer_size() if transport else 0)
+        return min(OUTBOX_BYTES, self._owner_part) - buffered
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one. A closed connection drops it."""
@@ -282,6 +285,12 @@ class Stream(asyncio.Protocol):
         self._receive(b"")
         if not self.network.inbox.is_noisy(self) and not self.network.inbox.is_full(self):
             self._transport.resume_reading()
+
+    def divide_outbox(self, links: int) -> None:
+        """Set the number of links that divide the buffers of their owner."""
+        self._owner_part = OWNER_OUTBOX_BYTES // links
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=min(OUTBOX_BYTES, self._owner_part))
 
     def shut(self, number: int, text: str) -> None:
         """End the connection, and send the reason to the peer."""
