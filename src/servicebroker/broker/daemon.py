@@ -33,8 +33,8 @@ from servicebroker.broker.principal_check import PrincipalCheck
 from servicebroker.broker.processes import ShareProcess
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.self_report import SelfReport
-from servicebroker.broker.shares import NAME, Serving, Shares, prepare_session
-from servicebroker.broker.sharing.messages import Begin, ProcessExited
+from servicebroker.broker.shares import DEADLINE_ERRORS, NAME, Serving, Shares, prepare_session
+from servicebroker.broker.sharing.messages import Begin, MissedDeadline, ProcessExited
 from servicebroker.broker.sharing.pace import ROUND_PAUSE_S, DaemonPace, Mode, Wait
 from servicebroker.broker.sharing.share import ROUND_FRAMES, Share
 from servicebroker.broker.sharing.takeover import (
@@ -206,7 +206,7 @@ class Daemon:
                 except ProcessExited as problem:  # while the conversations were divided among other shares
                     _log.warning("%s All shares restart from the stored state.", problem)
                     self._reset()
-                except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as problem:
+                except (*DEADLINE_ERRORS, MissedDeadline) as problem:
                     self._missed_deadlines.report(problem)
                     self._reset()
                 except (psycopg.Error, InstanceError) as problem:

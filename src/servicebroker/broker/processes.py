@@ -22,7 +22,16 @@ from typing import Any
 import psycopg
 
 from servicebroker.broker.peers import Peers
-from servicebroker.broker.sharing.messages import Begin, Done, Failed, ProcessExited, Question, Session, Unstartable
+from servicebroker.broker.sharing.messages import (
+    Begin,
+    Done,
+    Failed,
+    MissedDeadline,
+    ProcessExited,
+    Question,
+    Session,
+    Unstartable,
+)
 from servicebroker.broker.sharing.remote_relay import RemoteRelay
 from servicebroker.broker.transport.links import Arrival, Links
 from servicebroker.engine.remote.local_topology import LocalInstance
@@ -156,7 +165,7 @@ class ShareProcess(RemoteRelay):
 
         Raises:
             ProcessExited: the process was killed. Its committed work is in the database.
-            InstanceError, RuntimeError: the round has failed.
+            MissedDeadline, InstanceError, RuntimeError: the round has failed.
         """
         self._say(self.order(arrivals))
         while isinstance(answer := self._hear(), Question):
@@ -183,7 +192,13 @@ class ShareProcess(RemoteRelay):
         except (EOFError, OSError) as problem:
             raise ProcessExited from problem
         if isinstance(message, Failed):
-            failure = InstanceError(message.text) if message.is_of_database else RuntimeError(message.text)
+            failure = _error_of(message)
             failure.add_note(message.trace)
             raise failure
         return message
+
+
+def _error_of(failed: Failed) -> Exception:
+    if failed.is_deadline:
+        return MissedDeadline(failed.text)
+    return InstanceError(failed.text) if failed.is_of_database else RuntimeError(failed.text)

@@ -26,7 +26,7 @@ from servicebroker.broker import metrics
 from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.processes import PROGRAM
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.shares import open_share
+from servicebroker.broker.shares import DEADLINE_ERRORS, open_share
 from servicebroker.broker.sharing.messages import TO_LOG, Begin, Failed, Question, Session, StatusMessage
 from servicebroker.broker.sharing.worker import Calls, Surroundings, Worker
 from servicebroker.model.errors import InstanceError
@@ -146,7 +146,8 @@ def main(descriptor: int) -> None:
         except Exception as problem:
             of_database = isinstance(problem, psycopg.Error | InstanceError)
             text = one_line(problem) if of_database else f"{type(problem).__name__}: {one_line(problem)}"
-            daemon.say(Failed(of_database, text, traceback.format_exc()))
+            is_deadline = isinstance(problem, DEADLINE_ERRORS)
+            daemon.say(Failed(of_database, is_deadline, text, traceback.format_exc()))
 
 
 if __name__ == "__main__":

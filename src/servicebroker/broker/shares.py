@@ -49,6 +49,7 @@ RESTART_INTERVAL_S = 2.0  # seconds between two child processes of one share
 # tables makes one wait. Commits have no deadline, because they may wait for a standby (postgres_store.py).
 LOCK_TIMEOUT_MS = 5_000
 STATEMENT_TIMEOUT_MS = 120_000
+DEADLINE_ERRORS = psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled
 
 _log = logging.getLogger("servicebroker.broker")
 

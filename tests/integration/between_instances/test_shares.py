@@ -548,6 +548,22 @@ def test_a_failed_round_is_not_reported_as_a_killed_process(
     send_and_check(west, east, begin_in_share(west, 1), b"1")
 
 
+def test_a_missed_deadline_of_a_process_is_no_lost_connection(
+    served: tuple[Site, Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    west, east = served
+    handle = begin_in_share(west, 1)
+    (process,) = east.processes
+    with psycopg.connect(east.url) as holder:
+        holder.execute("lock table servicebroker.arrivals in exclusive mode")
+        west.database.send(handle, ORDER, b"1")
+        eventually(lambda: east.session_of(process)[0][0] == "Lock")
+        holder.execute("select pg_cancel_backend(%s)", (east.second_session,))  # as statement_timeout does
+        eventually(lambda: "A round missed its deadline, and is tried again" in caplog.text)
+    assert "connection to the database was lost" not in caplog.text
+    assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=60)] == [b"1"]
+
+
 def test_a_failed_stop_leaves_no_process_or_session(served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch) -> None:
     process = served[1].processes[0]
 

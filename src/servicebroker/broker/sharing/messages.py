@@ -108,9 +108,15 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The failure of a round. The process ends."""
+    """The failure of a round. The process ends.
+
+    Attributes:
+        is_of_database: the database or the instance has caused it, not a bug.
+        is_deadline: a statement has missed its deadline.
+    """
 
     is_of_database: bool
+    is_deadline: bool
     text: str
     trace: str
 
@@ -120,6 +126,10 @@ class ProcessExited(InstanceError):
 
     def __init__(self) -> None:
         super().__init__("The process of a share has ended.")
+
+
+class MissedDeadline(InstanceError):
+    """The error that a statement of a child process has missed its deadline."""
 
 
 class Unstartable(InstanceError):
