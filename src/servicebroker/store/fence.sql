@@ -67,25 +67,27 @@ begin
     end if;
 end $$;
 
--- Return the refusal of a further conversation if the role's budget of open conversations is used up, else null.
+-- Return the refusal of a further conversation if the role's budget of open conversations is used up, else null. A
+-- conversation is open until both of its endpoints in this instance are closed: messages may wait at either.
 create or replace function servicebroker.opening_refusal(me uuid) returns text[] language plpgsql as $$
 declare
     most bigint := (select f.max_conversations from servicebroker.fenced_roles f where f.key = me);
 begin
     if (select count(*) from servicebroker.conversations_of_roles c where c.role_key = me) < most then return null; end if;
-    delete from servicebroker.conversations_of_roles c where c.role_key = me and c.conversation_handle = any (array(
-        select o.conversation_handle from servicebroker.conversations_of_roles o
+    delete from servicebroker.conversations_of_roles c where c.role_key = me and c.conversation_id = any (array(
+        select o.conversation_id from servicebroker.conversations_of_roles o
          where o.role_key = me and not exists (
             select from servicebroker.conversation_endpoints e
-             where e.conversation_handle = o.conversation_handle and e.state <> 'CD')
+             where e.conversation_id = o.conversation_id and e.state <> 'CD')
            for update skip locked));
     return case when (select count(*) from servicebroker.conversations_of_roles c where c.role_key = me) >= most
                 then array['10928', 'open conversations', 'the role', most::text] end;
 end $$;
 
 create or replace function servicebroker.count_opening(me uuid, handle uuid) returns void language sql as $$
-insert into servicebroker.conversations_of_roles (role_key, conversation_handle)
-select f.key, handle from servicebroker.fenced_roles f where f.key = me and f.max_conversations is not null and handle is not null
+insert into servicebroker.conversations_of_roles (role_key, conversation_id)
+select f.key, e.conversation_id from servicebroker.fenced_roles f, servicebroker.conversation_endpoints e
+ where f.key = me and f.max_conversations is not null and e.conversation_handle = handle
 on conflict do nothing
 $$;
 
@@ -1310,7 +1312,8 @@ begin
     end if;
 end $$;
 
--- Return those of the conversations that have messages in the queue, or were moved to another queue.
+-- Return those of the conversations that have messages in the queue, or were moved to another queue that the caller may
+-- read.
 create or replace function servicebroker_fence.answered(
     queue_id integer, handles uuid[], me uuid default servicebroker_fence.me()
 ) returns setof uuid language plpgsql stable security definer {pinned} as $$
@@ -1318,10 +1321,11 @@ begin
     if servicebroker.receive_refusal(me, queue_id) is null then
         return query execute format(
             'select e.conversation_handle from servicebroker.conversation_endpoints e '
-            'where e.conversation_handle = any ($1) and (e.queue_id <> %1$s or exists ('
-            'select from servicebroker.queue_%1$s m where m.priority = e.priority '
-            'and m.conversation_group_id = e.conversation_group_id '
-            'and m.conversation_handle = e.conversation_handle))', queue_id) using handles;
+            'where e.conversation_handle = any ($1) '
+            'and case e.queue_id when %1$s then exists (select from servicebroker.queue_%1$s m '
+            'where m.priority = e.priority and m.conversation_group_id = e.conversation_group_id '
+            'and m.conversation_handle = e.conversation_handle) '
+            'else servicebroker.receive_refusal($2, e.queue_id) is null end', queue_id) using handles, me;
     end if;
 end $$;
 

@@ -111,6 +111,20 @@ def test_failure_times_are_not_in_the_future(fence: Fence) -> None:
     assert "e" * MAX_ERROR_CHARACTERS in kept
 
 
+def test_a_role_learns_nothing_of_conversations_in_other_queues(fence: Fence) -> None:
+    database = fence.database
+    database.create_queue("Other")
+    database.create_service("//other", "Other", ["DEFAULT"])
+    handle = database.begin_dialog("//other", "//own")
+    ((own,),) = query(database, "select queue_id from servicebroker.queues where name = 'Own'")
+    assert fence.call("answered", own, [handle]) == []
+    database.instance.grant_rights(ROLE, database="Bounds", receive=["Other"])  # then it may know: it was moved
+    assert fence.call("answered", own, [handle]) == [(handle,)]
+    database.end_conversation(handle, cleanup=True)
+    database.drop_service("//other")
+    database.drop_queue("Other")
+
+
 @pytest.mark.parametrize("most", [None, -1, 0, 2**31 - 1])
 def test_counting_is_bounded(fence: Fence, most: int | None) -> None:
     ((_, _, messages, *_),) = fence.call("own_queues", most)
@@ -283,6 +297,19 @@ def test_a_role_has_so_many_open_conversations(fence: Fence, limited: Callable[.
         assert database.begin_dialog("//own", "//own", idempotency_key="1") == handle  # not another conversation
         database.send(handle, sb.DEFAULT, b"x")
     assert query(fence.database, "select count(*) from servicebroker.conversations_of_roles") == [(2,)]
+
+
+def test_a_conversation_counts_until_its_target_has_ended(fence: Fence, limited: Callable[..., None]) -> None:
+    """END CONVERSATION WITH CLEANUP leaves the messages in the target's queue."""
+    limited(conversations=1)
+    handle = begin(fence)
+    fence.call("send", handle, sb.DEFAULT, b"x")
+    upkeep_of(fence)
+    target = peer_handle(fence.database, handle)
+    fence.call("end_conversation", fence.database.database_id, handle, None, None, True)
+    assert "open conversations for the role is 1" in refused(fence, "begin_dialog", "Bounds", "//own", "//own")
+    fence.database.end_conversation(target, cleanup=True)
+    fence.database.end_conversation(begin(fence), cleanup=True)
 
 
 @pytest.mark.parametrize(
