@@ -11,7 +11,8 @@
 # make conformance  every test, and docs/conformance.md from those that passed
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
 #                and double, 50,000 in T-SQL, 1,000,000 conversations that leave nothing, a cut at every exchange,
-#                50,000 random T-SQL texts of each kind, an hour of random bodies for the pipeline's decoders, of scripts, of frames, of requests
+#                50,000 random T-SQL texts of each kind, an hour of random bodies for the pipeline's decoders, of scripts, of
+#                frames, of requests, of clients of SQL Server
 # make soak      200,000 messages each way between two instances, under faults; ten minutes of 32 on one queue; 1,000,000
 #                open dialogs; 50 kills of a pipeline; ten times a million through one queue
 # make chaos     an hour of everything that goes wrong, one fault after the other, under load (docs/reliability.md)
@@ -127,6 +128,7 @@ simulate: install
 	$(BIN)/python -m servicebroker_lab.script_fuzzing --seconds 3600
 	$(BIN)/python -m servicebroker_lab.frame_fuzzing --seconds 3600
 	$(BIN)/python -m servicebroker_lab.http_fuzzing --seconds 3600
+	$(BIN)/python -m servicebroker_lab.tds_fuzzing --seconds 3600
 
 soak: install
 	$(BIN)/python -m pytest -q tests/integration/conversation/test_contention.py --crowd-seconds 600 --timeout 3600 -k sixteen

@@ -313,9 +313,9 @@ class ClientConnection(asyncio.Protocol):
             pass
         except ProtocolError as malformed:
             problem = malformed
-        except Exception as unexpected:
+        except Exception:
             _log.exception("A request of a client failed.")
-            problem = unexpected
+            problem = RuntimeError("An internal error. The log of the server has more.")
         self._server.in_loop(lambda: self._ended(problem))
 
     def _ended(self, problem: Exception | None) -> None:
