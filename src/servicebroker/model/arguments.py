@@ -240,7 +240,7 @@ def check_idempotency(key: object, seconds: object) -> None:
         raise BrokerError(402, "idempotency_key", shown(key), f"a str of 1 to {MAXIMUM_KEY} characters")
     is_count = isinstance(seconds, int) and not isinstance(seconds, bool)
     if not is_count or not 1 <= seconds <= MAXIMUM_LIFETIME:  # type: ignore[operator] # it is an int
-        raise BrokerError(402, "idempotency_ttl", shown(seconds), f"int seconds from 1 to {MAXIMUM_LIFETIME}")
+        raise BrokerError(402, "idempotency_ttl", shown(seconds), f"an int from 1 to {MAXIMUM_LIFETIME} (seconds)")
 
 
 def check_groups(groups: object) -> None:

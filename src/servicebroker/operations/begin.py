@@ -187,4 +187,4 @@ class BeginConversationTimer(Operation[None]):
         arguments.check_handle(self.handle)
         timeout = self.timeout
         if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
-            raise BrokerError(402, "TIMEOUT", shown(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")
+            raise BrokerError(402, "TIMEOUT", shown(timeout), f"an int from 0 to {MAXIMUM_LIFETIME} (seconds)")

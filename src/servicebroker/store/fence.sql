@@ -338,7 +338,7 @@ begin
     refusal := servicebroker.own_refusal(me, 'BEGIN CONVERSATION TIMER', database, handle);
     if refusal is not null then return; end if;
     if seconds is null or seconds < 0 then
-        refusal := array['402', 'TIMEOUT', coalesce(seconds::text, 'NULL'), 'int seconds from 0 to {maximum_lifetime}'];
+        refusal := array['402', 'TIMEOUT', coalesce(seconds::text, 'NULL'), 'an int from 0 to {maximum_lifetime} (seconds)'];
         return;
     end if;
     select l.refusal, l.kept into refusal, kept from servicebroker.lock_group_of(handle) l;

@@ -281,7 +281,7 @@ begin
         when length(idempotency_key) not between 1 and {maximum_key}
             then array['402', 'idempotency_key', left(idempotency_key, 40), 'a str of 1 to {maximum_key} characters']
         when idempotency_key is not null and coalesce(key_lifetime, 0) < 1
-            then array['402', 'idempotency_ttl', coalesce(key_lifetime::text, 'NULL'), 'int seconds from 1 to {maximum_lifetime}']
+            then array['402', 'idempotency_ttl', coalesce(key_lifetime::text, 'NULL'), 'an int from 1 to {maximum_lifetime} (seconds)']
     end;
     if refusal is not null then return; end if;
 

@@ -191,7 +191,7 @@ def _forward_size(value: object, before: int) -> int:
     if value is None:
         return before
     if not isinstance(value, int) or isinstance(value, bool):
-        raise BrokerError(402, "MESSAGE_FORWARD_SIZE", type(value).__name__, "int MB")
+        raise BrokerError(402, "MESSAGE_FORWARD_SIZE", type(value).__name__, "an int (megabytes)")
     if not 1 <= value <= LARGEST_FORWARD_SIZE:
         raise BrokerError(5839)
     return value

@@ -210,7 +210,7 @@ def _expiry(name: str, lifetime: object, now: datetime) -> datetime | None:
     if lifetime is None:
         return None
     if not isinstance(lifetime, int) or isinstance(lifetime, bool):
-        raise BrokerError(402, "LIFETIME", type(lifetime).__name__, "int seconds")
+        raise BrokerError(402, "LIFETIME", type(lifetime).__name__, "an int (seconds)")
     if not MINIMUM_LIFETIME <= lifetime <= MAXIMUM_LIFETIME:
         raise BrokerError(9746, name, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
     return now + timedelta(seconds=lifetime)

@@ -1,0 +1,2 @@
+-- The errors of begin_conversation_timer (store/fence.sql) and begin_dialog (store/verbs.sql) about durations say "an int
+-- from 0 to ... (seconds)", as the API does.
