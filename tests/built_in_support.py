@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import servicebroker as sb
-from servicebroker.api.upkeep import deliver
+from servicebroker.api.maintenance import deliver
 from servicebroker.model.names import SERVICE_BROKER, SERVICE_ECHO
 from support import ORDERS, eventually, query
 

@@ -17,8 +17,8 @@ from typing import Any
 import psycopg
 
 import servicebroker as sb
-import servicebroker.api.aio.upkeep
-import servicebroker.api.upkeep
+import servicebroker.api.aio.maintenance
+import servicebroker.api.maintenance
 from servicebroker import api
 from servicebroker.api.aio.notifier import Notifier
 from servicebroker.model.handlers.typed import Handler
@@ -134,8 +134,8 @@ def both(blocking: Callable[..., Any], awaited: Callable[..., Any]) -> Callable[
     return call
 
 
-upkeep = both(api.upkeep.upkeep, api.aio.upkeep.upkeep)
-deliver = both(api.upkeep.deliver, api.aio.upkeep.deliver)
+run_maintenance = both(api.maintenance.run_maintenance, api.aio.maintenance.run_maintenance)
+deliver = both(api.maintenance.deliver, api.aio.maintenance.deliver)
 connect = both(  # a connection of the application
     lambda instance, **options: psycopg.connect(instance.url, **options),
     lambda instance, **options: psycopg.AsyncConnection.connect(instance.url, **options),

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import servicebroker as sb
 import servicebroker.testing
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.model import names
 from servicebroker.model.poison import Rollbacks
 from servicebroker.store import locks
@@ -469,10 +469,10 @@ class Model(RuleBasedStateMachine):
         if seconds == 1801 or any(count > 1 for count in due.values()):
             self.upkeep()
 
-    def upkeep(self) -> None:
+    def run_maintenance(self) -> None:
         self.steps["upkeep"] += 1
         with self.real.connection() as connection:
-            upkeep(connection, self.clock())
+            run_maintenance(connection, self.clock())
         self.double.upkeep()
         self.compare(in_order=False)
 

@@ -75,7 +75,7 @@ def found(module: griffe.Module, path: str) -> Any:
 
 
 def made_of_operation(module: griffe.Module, thing: Any) -> griffe.Function:
-    """The method as its caller sees it that is made of an operation: `send = operated(Send)`."""
+    """The method as its caller sees it that is made of an operation: `send = operation_method(Send)`."""
     text = found(module, thing.value.arguments[0].canonical_path.removeprefix("servicebroker."))
     operation = getattr(operations, text.name)
     parameters = [
@@ -94,8 +94,8 @@ def made_of_operation(module: griffe.Module, thing: Any) -> griffe.Function:
 
 
 def _is_made(thing: Any) -> bool:
-    """Return whether an attribute is a method made by `operated`."""
-    return thing.is_attribute and str(thing.value).startswith("operated(")
+    """Return whether an attribute is a method made by `operation_method`."""
+    return thing.is_attribute and str(thing.value).startswith("operation_method(")
 
 
 def public_names(module: griffe.Module) -> list[str]:

@@ -25,8 +25,9 @@ and the notifier wakes the reader (`aio/notifier.py`). If notifications arrive i
   runs in a thread, on a connection of the same pool (`aio/scripts.py`).
 
 **The files.** Definitions: `aio/definitions.py`; retries of definitions that wait for locks: `aio/lock_retry.py`.
-Timers, lifetimes and disk space without readers: `aio/upkeep.py` (the maintenance thread). Workers: `aio/working.py`,
-`aio/processing.py`, `aio/failure_policy.py`. Recycled conversations: `aio/pool.py`. Requests: `aio/requesting.py`.
+Timers, lifetimes and disk space without readers: `aio/maintenance.py` (the maintenance thread).
+Workers: `aio/working.py`, `aio/processing.py`, `aio/failure_policy.py`. Recycled conversations: `aio/pool.py`.
+Requests: `aio/requesting.py`.
 Deferred SENDs: `aio/pipelined.py`. SQLAlchemy and Django: `aio/foreign.py`. Begin with `aio/verbs.py`, then
 `aio/transaction.py`.
 """

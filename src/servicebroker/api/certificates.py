@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 def _create_certificate(database: Database, operation: CreateCertificate) -> None:
     user = database.user
-    database._alone(rights.authorize(user, operation.permission))  # before a file is read
+    database._run_in_transaction(rights.authorize(user, operation.permission))  # before a file is read
     operation.check()
     if operation.file is None:
         start = database.instance.clock() if operation.start_date is None else operation.start_date
@@ -59,7 +59,7 @@ def _create_certificate(database: Database, operation: CreateCertificate) -> Non
         owner = yield from principals.find_owner(user, operation.authorization)
         yield from user_certificates.create_certificate(user.database_id, operation, owner, facts, stored_key)
 
-    database._alone(steps())
+    database._run_in_transaction(steps())
 
 
 def _alter_certificate(database: Database, operation: AlterCertificate) -> None:
@@ -72,7 +72,7 @@ def _alter_certificate(database: Database, operation: AlterCertificate) -> None:
         else:
             key = open_key(database, certificate, operation.decryption_password)
             stored_key = _keep(database, key, operation.encryption_password)
-    database._alone(user_certificates.alter_certificate(database.user, operation, stored_key))
+    database._run_in_transaction(user_certificates.alter_certificate(database.user, operation, stored_key))
 
 
 def _backup_certificate(database: Database, operation: BackupCertificate) -> None:
@@ -98,7 +98,7 @@ def find_certificate(database: Database, statement: str, name: str) -> UserCerti
     """
     action = statement.split()[0].lower()
     steps = user_certificates.find_certificate(action, database.user.database_id, name)
-    return database._alone(rights.authorized(steps, database.user, statement, rights.certificate(name)))
+    return database._run_in_transaction(rights.authorized(steps, database.user, statement, rights.certificate(name)))
 
 
 def _read_key(database: Database, facts: Facts, operation: CreateCertificate | AlterCertificate) -> StoredKey:

@@ -29,7 +29,7 @@ from servicebroker.api.transaction import (
 )
 from servicebroker.api.verbs import Verbs
 from servicebroker.api.working import working
-from servicebroker.api.wrappers import operated
+from servicebroker.api.wrappers import operation_method
 from servicebroker.engine.catalog import alter
 from servicebroker.engine.catalog.routes import explain_route
 from servicebroker.engine.security import authorization as rights
@@ -46,9 +46,9 @@ from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
+from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.schedules import DropSchedule, Schedules
-from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.overriding import override
 from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.concurrency import IS_ASYNC, current_work
@@ -211,17 +211,17 @@ class Database(
 
         return define(self, definition)
 
-    set_aside_messages = operated(SetAsideMessages)
+    set_aside_messages = operation_method(SetAsideMessages)
 
-    schedules = operated(Schedules)
+    schedules = operation_method(Schedules)
 
-    drop_schedule = operated(DropSchedule)
+    drop_schedule = operation_method(DropSchedule)
 
-    dead_letter_groups = operated(DeadLetterGroups)
+    dead_letter_groups = operation_method(DeadLetterGroups)
 
-    replay_message = operated(ReplayMessage)
+    replay_message = operation_method(ReplayMessage)
 
-    discard_message = operated(DiscardMessage)
+    discard_message = operation_method(DiscardMessage)
 
     def explain_route(
         self, service: str, broker_instance: str | UUID | None = None, *, from_outside: bool = False
@@ -292,7 +292,7 @@ class Database(
         return ForeignTransaction(self, connection)
 
     @override
-    def _define_alone(
+    def _define_exclusively(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
         """Run steps of DDL with exclusive use of the database. The permission is checked before sessions are ended."""
@@ -306,7 +306,7 @@ class Database(
             return run_exclusively(connection, self.database_id, termination, in_use, authorized)
 
     @override
-    def _alone(self, steps: Steps[T]) -> T:
+    def _run_in_transaction(self, steps: Steps[T]) -> T:
         """Run steps of DDL under the lock of the catalog, after a check that the database exists."""
 
         def locked() -> Steps[T]:
@@ -319,12 +319,12 @@ class Database(
 
     @override
     def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
-        """Run the steps as `_alone` does, and retry after a lock timeout (`lock_retry.py`)."""
+        """Run the steps as `_run_in_transaction` does, and retry after a lock timeout (`lock_retry.py`)."""
         if self._within is not None:  # the transaction keeps its locks, so a retry is useless
-            return self._alone(steps())
+            return self._run_in_transaction(steps())
 
         def attempt(number: int) -> T:
-            return self._alone(with_lock_timeout(steps(), timeouts_ms[number % len(timeouts_ms)]))
+            return self._run_in_transaction(with_lock_timeout(steps(), timeouts_ms[number % len(timeouts_ms)]))
 
         return retry_locked(attempt, self._do(find_lock_timeout()))
 

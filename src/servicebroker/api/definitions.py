@@ -12,7 +12,7 @@ from uuid import UUID
 from servicebroker import operations
 from servicebroker.api import certificates, master_keys
 from servicebroker.api.lock_retry import LOCK_TIMEOUTS_MS, RISING_LOCK_TIMEOUTS_MS
-from servicebroker.api.wrappers import operated
+from servicebroker.api.wrappers import operation_method
 from servicebroker.engine.catalog import alter, database_options
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.definer import Definer
@@ -48,7 +48,7 @@ class Definitions(ABC):
     _opened_master_key: tuple[bytes, bytes] | None = None  # (encrypted by its password, in clear) after OPEN MASTER KEY
 
     @abstractmethod
-    def _alone(self, steps: Steps[T]) -> T:
+    def _run_in_transaction(self, steps: Steps[T]) -> T:
         """Run the steps of DDL."""
 
     @abstractmethod
@@ -70,111 +70,111 @@ class Definitions(ABC):
     def _run_definition(self, operation: Operation[T]) -> T:
         """Run a definition. If its object exists and `exist_ok` is set, do nothing."""
         kind: Any = type(operation)
-        run: Runner | None = _RUNNERS.get(kind, _alone if kind in INTERPRETERS else None)
+        run: Runner | None = _RUNNERS.get(kind, _run_in_transaction if kind in INTERPRETERS else None)
         if run is None or not isinstance(operation, Definition):
             raise BrokerError(402, "operation", shown(operation), "a value of servicebroker.operations")
         with may_exist(operation.exist_ok):
             result: T = run(self, operation)
             return result
 
-    alter = operated(operations.AlterDatabase)
+    alter = operation_method(operations.AlterDatabase)
 
-    create_message_type = operated(operations.CreateMessageType)
+    create_message_type = operation_method(operations.CreateMessageType)
 
-    alter_message_type = operated(operations.AlterMessageType)
+    alter_message_type = operation_method(operations.AlterMessageType)
 
-    drop_message_type = operated(operations.DropMessageType)
+    drop_message_type = operation_method(operations.DropMessageType)
 
-    create_xml_schema_collection = operated(operations.CreateXmlSchemaCollection)
+    create_xml_schema_collection = operation_method(operations.CreateXmlSchemaCollection)
 
-    alter_xml_schema_collection = operated(operations.AlterXmlSchemaCollection)
+    alter_xml_schema_collection = operation_method(operations.AlterXmlSchemaCollection)
 
-    drop_xml_schema_collection = operated(operations.DropXmlSchemaCollection)
+    drop_xml_schema_collection = operation_method(operations.DropXmlSchemaCollection)
 
-    create_contract = operated(operations.CreateContract)
+    create_contract = operation_method(operations.CreateContract)
 
-    drop_contract = operated(operations.DropContract)
+    drop_contract = operation_method(operations.DropContract)
 
-    create_queue = operated(operations.CreateQueue)
+    create_queue = operation_method(operations.CreateQueue)
 
-    alter_queue = operated(operations.AlterQueue)
+    alter_queue = operation_method(operations.AlterQueue)
 
-    drop_queue = operated(operations.DropQueue)
+    drop_queue = operation_method(operations.DropQueue)
 
-    create_service = operated(operations.CreateService)
+    create_service = operation_method(operations.CreateService)
 
-    alter_service = operated(operations.AlterService)
+    alter_service = operation_method(operations.AlterService)
 
-    drop_service = operated(operations.DropService)
+    drop_service = operation_method(operations.DropService)
 
-    create_broker_priority = operated(operations.CreateBrokerPriority)
+    create_broker_priority = operation_method(operations.CreateBrokerPriority)
 
-    alter_broker_priority = operated(operations.AlterBrokerPriority)
+    alter_broker_priority = operation_method(operations.AlterBrokerPriority)
 
-    drop_broker_priority = operated(operations.DropBrokerPriority)
+    drop_broker_priority = operation_method(operations.DropBrokerPriority)
 
-    create_remote_service_binding = operated(operations.CreateRemoteServiceBinding)
+    create_remote_service_binding = operation_method(operations.CreateRemoteServiceBinding)
 
-    alter_remote_service_binding = operated(operations.AlterRemoteServiceBinding)
+    alter_remote_service_binding = operation_method(operations.AlterRemoteServiceBinding)
 
-    drop_remote_service_binding = operated(operations.DropRemoteServiceBinding)
+    drop_remote_service_binding = operation_method(operations.DropRemoteServiceBinding)
 
-    create_route = operated(operations.CreateRoute)
+    create_route = operation_method(operations.CreateRoute)
 
-    alter_route = operated(operations.AlterRoute)
+    alter_route = operation_method(operations.AlterRoute)
 
-    drop_route = operated(operations.DropRoute)
+    drop_route = operation_method(operations.DropRoute)
 
-    create_event_notification = operated(operations.CreateEventNotification)
+    create_event_notification = operation_method(operations.CreateEventNotification)
 
-    drop_event_notification = operated(operations.DropEventNotification)
+    drop_event_notification = operation_method(operations.DropEventNotification)
 
-    create_user = operated(operations.CreateUser)
+    create_user = operation_method(operations.CreateUser)
 
-    drop_user = operated(operations.DropUser)
+    drop_user = operation_method(operations.DropUser)
 
-    create_role = operated(operations.CreateRole)
+    create_role = operation_method(operations.CreateRole)
 
-    drop_role = operated(operations.DropRole)
+    drop_role = operation_method(operations.DropRole)
 
-    add_role_member = operated(operations.AddRoleMember)
+    add_role_member = operation_method(operations.AddRoleMember)
 
-    drop_role_member = operated(operations.DropRoleMember)
+    drop_role_member = operation_method(operations.DropRoleMember)
 
-    grant = operated(operations.Grant)
+    grant = operation_method(operations.Grant)
 
-    deny = operated(operations.Deny)
+    deny = operation_method(operations.Deny)
 
-    revoke = operated(operations.Revoke)
+    revoke = operation_method(operations.Revoke)
 
-    alter_authorization = operated(operations.AlterAuthorization)
+    alter_authorization = operation_method(operations.AlterAuthorization)
 
-    create_certificate = operated(operations.CreateCertificate)
+    create_certificate = operation_method(operations.CreateCertificate)
 
-    alter_certificate = operated(operations.AlterCertificate)
+    alter_certificate = operation_method(operations.AlterCertificate)
 
-    drop_certificate = operated(operations.DropCertificate)
+    drop_certificate = operation_method(operations.DropCertificate)
 
-    backup_certificate = operated(operations.BackupCertificate)
+    backup_certificate = operation_method(operations.BackupCertificate)
 
-    create_master_key = operated(operations.CreateMasterKey)
+    create_master_key = operation_method(operations.CreateMasterKey)
 
-    open_master_key = operated(operations.OpenMasterKey)
+    open_master_key = operation_method(operations.OpenMasterKey)
 
-    close_master_key = operated(operations.CloseMasterKey)
+    close_master_key = operation_method(operations.CloseMasterKey)
 
-    alter_master_key = operated(operations.AlterMasterKey)
+    alter_master_key = operation_method(operations.AlterMasterKey)
 
-    add_master_key_password = operated(operations.AddMasterKeyPassword)
+    add_master_key_password = operation_method(operations.AddMasterKeyPassword)
 
-    drop_master_key_password = operated(operations.DropMasterKeyPassword)
+    drop_master_key_password = operation_method(operations.DropMasterKeyPassword)
 
-    regenerate_master_key = operated(operations.RegenerateMasterKey)
+    regenerate_master_key = operation_method(operations.RegenerateMasterKey)
 
-    drop_master_key = operated(operations.DropMasterKey)
+    drop_master_key = operation_method(operations.DropMasterKey)
 
     @abstractmethod
-    def _define_alone(
+    def _define_exclusively(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
         """Run steps of DDL with exclusive use of the database. The permission is checked before sessions are ended."""
@@ -182,12 +182,12 @@ class Definitions(ABC):
     def _deliver_remaining(self, handles: list[UUID]) -> None:
         """Deliver conversations that sessions had locked while the others were delivered, each in a transaction."""
         for handle in handles:
-            self._alone(transmission.deliver_conversation(self.catalog, handle, self.instance.clock()))
+            self._run_in_transaction(transmission.deliver_conversation(self.catalog, handle, self.instance.clock()))
 
     def _remove_dropped_queues(self) -> None:
         """Run the second half of DROP QUEUE, also for queues of processes that died after the first half."""
-        for queue_id in self._alone(alter.find_dropped_queues()):
-            self._alone(alter.remove_dropped_queue(queue_id))
+        for queue_id in self._run_in_transaction(alter.find_dropped_queues()):
+            self._run_in_transaction(alter.remove_dropped_queue(queue_id))
 
 
 def _warn(warning: BrokerError | None) -> None:
@@ -200,9 +200,9 @@ def _warn(warning: BrokerError | None) -> None:
 Runner: TypeAlias = Callable[[Any, Any], Any]  # (database, operation) -> the operation's result
 
 
-def _alone(definitions: Definitions, operation: Definition[Any]) -> Any:
+def _run_in_transaction(definitions: Definitions, operation: Definition[Any]) -> Any:
     """Run a definition in one transaction, under the lock of the catalog."""
-    return definitions._alone(definitions._steps(operation))
+    return definitions._run_in_transaction(definitions._steps(operation))
 
 
 def _retry_locked(definitions: Definitions, operation: Definition[Any]) -> None:
@@ -218,7 +218,7 @@ def _delivering(definitions: Definitions, operation: Definition[Any]) -> None:
 
 
 def _create_queue(definitions: Definitions, operation: operations.CreateQueue) -> None:
-    _warn(definitions._alone(definitions._steps(operation)))
+    _warn(definitions._run_in_transaction(definitions._steps(operation)))
 
 
 def _alter_queue(definitions: Definitions, operation: operations.AlterQueue) -> None:
@@ -228,14 +228,14 @@ def _alter_queue(definitions: Definitions, operation: operations.AlterQueue) -> 
     _warn(warning)
     definer = Definer(definitions.user, definitions.catalog, definitions.instance.clock)
     for table in alter.TABLES if operation.rebuild else ():
-        definitions._alone(alter.rebuild_queue(definer, operation, table))
+        definitions._run_in_transaction(alter.rebuild_queue(definer, operation, table))
     if operation.reorganize:
         queue = definitions._do(alter.find_user_queue("alter", definer.database_id, operation.name))
         definitions._do(alter.reorganize_queue(queue.queue_id))
 
 
 def _drop_queue(definitions: Definitions, operation: operations.DropQueue) -> None:
-    dropped = definitions._alone(definitions._steps(operation))
+    dropped = definitions._run_in_transaction(definitions._steps(operation))
     definitions.catalog.forget_queue(dropped.queue_id)
     definitions._remove_dropped_queues()
 
@@ -263,10 +263,10 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
         return database_options.enable_broker(definitions.catalog, number, definitions.instance.clock())
 
     def shared(steps: Steps[None]) -> None:
-        definitions._alone(rights.authorized(steps, user, permission))
+        definitions._run_in_transaction(rights.authorized(steps, user, permission))
 
     def alone(steps: Callable[[], Steps[T]]) -> T:
-        return definitions._define_alone(steps, permission, termination, in_use)
+        return definitions._define_exclusively(steps, permission, termination, in_use)
 
     if operation.read_only is False and alone(lambda: set_read_write(number, definitions.name)):
         definitions._deliver_remaining(alone(enabling))
@@ -291,7 +291,7 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
         alone(lambda: set_read_only(number, definitions.name))
 
 
-# Definitions that retry after lock timeouts, or need several transactions or files; `_alone` runs the others.
+# Definitions that retry after lock timeouts, or need several transactions or files. Others: `_run_in_transaction`.
 _RUNNERS: Mapping[type[Definition[Any]], Runner] = {
     operations.DropContract: _retry_locked,
     operations.CreateQueue: _create_queue,

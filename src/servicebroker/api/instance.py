@@ -21,6 +21,7 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
+from servicebroker.api.maintenance import Maintenance, write_counts, write_statement_counts
 from servicebroker.api.network import Network
 from servicebroker.api.notifier import Notifier, WaitingReader
 from servicebroker.api.poison import PoisonDetector
@@ -30,7 +31,6 @@ from servicebroker.api.shared.preparation import prepare
 from servicebroker.api.shared.slow_steps import logged_if_slow
 from servicebroker.api.shared.tally import Tally
 from servicebroker.api.transaction import release_group_locks, translated
-from servicebroker.api.upkeep import Upkeep, write_counts, write_statement_counts
 from servicebroker.engine.activation.poison_detection import DisabledQueue
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
@@ -56,7 +56,7 @@ from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Steps
 
-UPKEEP_INTERVAL_S = 30.0  # between two runs of the maintenance (upkeep.py)
+MAINTENANCE_INTERVAL_S = 30.0  # between two runs of the maintenance (maintenance.py)
 _LOG = logging.getLogger("servicebroker")
 _CLOSE_TIMEOUT_S = 0.5  # to get a connection for the last counts
 _NOT_CLOSED = (
@@ -115,7 +115,7 @@ class Instance(Network, Rights):
         *,
         clock: Clock | None = None,
         connections: int = 20,
-        upkeep: float | None = UPKEEP_INTERVAL_S,
+        upkeep: float | None = MAINTENANCE_INTERVAL_S,
         maximum_body: int = MAX_BODY_BYTES,
         keys: str | os.PathLike[str] | None = None,
         draw: Callable[[], UUID] = uuid4,
@@ -139,7 +139,7 @@ class Instance(Network, Rights):
         self._lent = 0  # connections lent so far: as long as the number rises, waiting callers will get one
         self._server: EmbeddedServer | None = None
         self._pool: DirectPool | None = None
-        self._upkeep: Upkeep | None = None
+        self._maintenance: Maintenance | None = None
         self.thread_view: Any = None  # the ThreadInstance of T-SQL under asyncio (aio/scripts.py)
         self._process = forked.process_id
         self._is_closed = False
@@ -151,7 +151,7 @@ class Instance(Network, Rights):
         pool = getattr(self, "_pool", None)
         if pool is not None and not (self._is_closed or self.is_forked):
             with suppress(RuntimeError):  # the event loop is closed, or the interpreter exits
-                pool.drop(*([] if self._upkeep is None else [self._upkeep.stop]), self.notifier.stop)
+                pool.drop(*([] if self._maintenance is None else [self._maintenance.stop]), self.notifier.stop)
             warnings.warn(_NOT_CLOSED, ResourceWarning, stacklevel=2, source=self)
 
     def open(self) -> Self:
@@ -175,7 +175,7 @@ class Instance(Network, Rights):
             self._pool = pool(self.url, self._connections)
             self._pool.open()
             if self._interval and self.engine.runs_maintenance:
-                self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally, self._new_catalog)
+                self._maintenance = Maintenance(self.url, self.clock, self._interval, self.tally, self._new_catalog)
         except BaseException:
             self.close()
             raise
@@ -261,8 +261,8 @@ class Instance(Network, Rights):
 
         `filtered`: the RECEIVE was limited to a conversation or group, so an empty result does not mean an empty queue.
         """
-        if self._upkeep is not None and (messages or not filtered):
-            self._upkeep.count_received(queue_id, messages)
+        if self._maintenance is not None and (messages or not filtered):
+            self._maintenance.count_received(queue_id, messages)
 
     def sleep(self, reader: WaitingReader, seconds: float) -> bool:
         """Wait until the reader is woken, at most `seconds`. Return whether the queue may have been altered."""
@@ -281,8 +281,8 @@ class Instance(Network, Rights):
         if self.is_forked:
             return
         self._is_closed = True
-        if self._upkeep is not None:
-            self._upkeep.close()
+        if self._maintenance is not None:
+            self._maintenance.close()
         if self._pool is not None:
             if self.engine.runs_maintenance:
                 self._write_last_counts(self._pool)

@@ -37,14 +37,14 @@ def _create_master_key(database: Database, operation: CreateMasterKey) -> None:
     key = new_key()
     by_password = in_thread(seal_by_password, operation.password, key, MASTER_KEY)
     service_key = in_thread((database.instance.key_folder()).ensure_service_master_key)
-    database._alone(
+    database._run_in_transaction(
         master_keys.create_master_key(database.user, MasterKey(by_password, seal(service_key, key, MASTER_KEY)))
     )
 
 
 def _open_master_key(database: Database, operation: OpenMasterKey) -> None:
     checked_password("PASSWORD", operation.password)
-    stored_key = database._alone(master_keys.require_master_key(database.user))
+    stored_key = database._run_in_transaction(master_keys.require_master_key(database.user))
     for sealed in stored_key.by_passwords:
         key = in_thread(unseal_by_password, operation.password, sealed, MASTER_KEY)
         if key is not None:
@@ -66,19 +66,19 @@ def _alter_master_key(database: Database, operation: AlterMasterKey) -> None:
     if operation.service_master_key:
         folder = database.instance.key_folder()
         sealed = seal(in_thread(folder.ensure_service_master_key), key, MASTER_KEY)
-    database._alone(master_keys.set_service_encryption(database.user, sealed))
+    database._run_in_transaction(master_keys.set_service_encryption(database.user, sealed))
 
 
 def _add_master_key_password(database: Database, operation: AddMasterKeyPassword) -> None:
     checked_password("PASSWORD", operation.password, is_new=True)
     sealed = in_thread(seal_by_password, operation.password, find_master_key(database), MASTER_KEY)
-    stored_key = database._alone(master_keys.require_master_key(database.user))
-    database._alone(master_keys.set_password_encryption(database.user, [*stored_key.by_passwords, sealed]))
+    stored_key = database._run_in_transaction(master_keys.require_master_key(database.user))
+    database._run_in_transaction(master_keys.set_password_encryption(database.user, [*stored_key.by_passwords, sealed]))
 
 
 def _drop_master_key_password(database: Database, operation: DropMasterKeyPassword) -> None:
     checked_password("PASSWORD", operation.password)
-    stored_key = database._alone(master_keys.require_master_key(database.user))
+    stored_key = database._run_in_transaction(master_keys.require_master_key(database.user))
     remaining = [
         sealed
         for sealed in stored_key.by_passwords
@@ -88,13 +88,13 @@ def _drop_master_key_password(database: Database, operation: DropMasterKeyPasswo
         raise BrokerError(15558, "the encryption of the master key", "this password")
     if database._opened_master_key is not None:
         database._opened_master_key = (remaining[0], database._opened_master_key[1])
-    database._alone(master_keys.set_password_encryption(database.user, remaining))
+    database._run_in_transaction(master_keys.set_password_encryption(database.user, remaining))
 
 
 def _regenerate_master_key(database: Database, operation: RegenerateMasterKey) -> None:
     check_switch("FORCE", operation.force)
     checked_password("PASSWORD", operation.password, is_new=True)
-    stored_key = database._alone(master_keys.require_master_key(database.user))
+    stored_key = database._run_in_transaction(master_keys.require_master_key(database.user))
     try:
         old = find_master_key(database)
     except BrokerError as closed:
@@ -115,12 +115,12 @@ def _regenerate_master_key(database: Database, operation: RegenerateMasterKey) -
         return None if clear is None else seal(new, clear, purpose)
 
     key = MasterKey(by_password, sealed)
-    database._alone(master_keys.regenerate_master_key(database.user, key, encrypt_again))
+    database._run_in_transaction(master_keys.regenerate_master_key(database.user, key, encrypt_again))
     database._opened_master_key = (by_password, new)
 
 
 def _drop_master_key(database: Database, operation: DropMasterKey) -> None:
-    database._alone(master_keys.drop_master_key(database.user))
+    database._run_in_transaction(master_keys.drop_master_key(database.user))
     database._opened_master_key = None
 
 
@@ -130,7 +130,7 @@ def find_master_key(database: Database) -> bytes:
     Raises:
         BrokerError: 15581 there is no master key, or it is not open; 15247 no permission.
     """
-    stored_key = database._alone(master_keys.require_master_key(database.user))
+    stored_key = database._run_in_transaction(master_keys.require_master_key(database.user))
     if database._opened_master_key is not None and database._opened_master_key[0] == stored_key.by_password:
         return database._opened_master_key[1]
     service_key = in_thread((database.instance.key_folder()).service_master_key)

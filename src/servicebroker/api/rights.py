@@ -10,7 +10,7 @@ from typing import Any
 
 from servicebroker import operations
 from servicebroker.api.transaction import translated
-from servicebroker.api.wrappers import operated
+from servicebroker.api.wrappers import operation_method
 from servicebroker.engine.security import role_rights
 from servicebroker.engine.security.role_rights import RoleRights
 from servicebroker.operations.operation import Operation
@@ -26,9 +26,9 @@ class Rights(ABC):
     def connection(self) -> AbstractContextManager[DirectConnection]:
         """Lend a connection of the pool."""
 
-    grant_rights = operated(operations.GrantRights)
+    grant_rights = operation_method(operations.GrantRights)
 
-    revoke_rights = operated(operations.RevokeRights)
+    revoke_rights = operation_method(operations.RevokeRights)
 
     def show_rights(self, role: str | None = None) -> list[RoleRights]:
         """Return the effective rights of a role, or of all roles with rights, from PostgreSQL's catalogs.

@@ -19,6 +19,7 @@ from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
@@ -26,7 +27,6 @@ from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Steps
 
@@ -45,7 +45,7 @@ Runner: TypeAlias = Callable[[Any, Any, Begin], Any]  # (AsyncVerbs, operation, 
 Wrapper: TypeAlias = Callable[[Runner, Any, Any, Begin], Any]
 
 
-def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, P], T]:
+def operation_method(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, P], T]:
     """Return a method that makes the operation and runs it. Its signature and help are those of the operation."""
 
     def method(verbs: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -154,7 +154,7 @@ def poll_counted(inner: Runner, verbs: Verbs, operation: GetConversationGroup, b
 
 def administered(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
     """Run the steps as a definition: in a transaction of their own, under the lock of the catalog."""
-    return verbs._alone(begin())
+    return verbs._run_in_transaction(begin())
 
 
 class Wrapped(NamedTuple):

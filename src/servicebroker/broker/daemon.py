@@ -53,14 +53,14 @@ from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.delivery.transmission import deliver_conversation
-from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample
+from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, record_history_sample
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.domain_state import ReportedMembership, find_membership, report_membership
-from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
+from servicebroker.engine.remote.known_peers import save_answers, save_false_claims
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.remote.mirrored_pairs import read_role
 from servicebroker.engine.remote.refusals import ROUND_FAILED, RefusalKey, save_refusals
-from servicebroker.engine.remote.route_answers import take_answers
+from servicebroker.engine.remote.route_answers import take_route_answers
 from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.protocol.division import Division
@@ -382,7 +382,7 @@ class Daemon:
             run_alone(connection, save_refusals(refusals, self._clock()))
         if now >= self._next_sample:
             self._next_sample = now + SAMPLE_INTERVAL_S
-            run_alone(connection, sample())
+            run_alone(connection, record_history_sample())
         self._take_answers(connection)
         self._shares.adapt()
 
@@ -392,7 +392,7 @@ class Daemon:
         if answers := peers.take_answers():
             run_alone(connection, save_answers(answers, self._clock()))
         if mistrusted := peers.take_mistrusted():
-            run_alone(connection, save_mistrusted(mistrusted, self._clock()))
+            run_alone(connection, save_false_claims(mistrusted, self._clock()))
             for mistrust, (times, detail) in mistrusted.items():
                 journal.mistrusted(mistrust, times, detail)
 
@@ -406,7 +406,7 @@ class Daemon:
     def _take_answers(self, connection: psycopg.Connection[Any]) -> None:
         """Apply the answers of the dynamic routing service."""
         catalog = Catalog(keys=self._keys)
-        answers = run_alone(connection, take_answers(catalog, self._clock()))
+        answers = run_alone(connection, take_route_answers(catalog, self._clock()))
         for failure in answers.failures:
             _log.error("%s", failure)
         for handle in answers.left:

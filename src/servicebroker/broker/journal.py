@@ -14,7 +14,7 @@ from servicebroker.engine.conversation.failure import ConversationFailure
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.security.peers import MESSAGES, STANDING, STRANGER, TWINS, Mistrust
+from servicebroker.model.security.peers import MESSAGES, STANDING, STRANGER, TWINS, FalseClaim
 from servicebroker.model.wording import cleaned
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header, Kind
@@ -182,7 +182,7 @@ def login(subclass: str, peer: str, certificate: str = "", error: str = "") -> N
     _record(level, "Audit Broker Login", subclass=subclass, peer=peer, certificate=certificate, error=error)
 
 
-def mistrusted(what: Mistrust, times: int, detail: str) -> None:
+def mistrusted(what: FalseClaim, times: int, detail: str) -> None:
     """Log false claims of a peer as Audit Broker Conversation or Audit Broker Login: their number and the last one.
 
     A peer that claimed to be another instance was refused and logged at its greeting.

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from servicebroker.broker.policy import Policy
 from servicebroker.engine.remote.known_peers import MAX_ADDRESSES, MAX_CLAIMS
-from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
+from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, FalseClaim, Proved
 from servicebroker.protocol.budgets import Budgets
 from servicebroker.protocol.routing import Address
 
@@ -38,7 +38,7 @@ class Peers:
         self._claims = Claims({}, {}, {})
         self._answers: dict[Address, Answer] = {}
         self._news: dict[Address, Answer] = {}  # not yet stored in the database
-        self._mistrusted: dict[Mistrust, tuple[int, str]] = {}
+        self._mistrusted: dict[FalseClaim, tuple[int, str]] = {}
 
     def apply(self, policy: Policy) -> None:
         """Apply imported, dropped and accepted certificates, and the stored facts about peers."""
@@ -84,7 +84,7 @@ class Peers:
     def contradicted(self, owner: str, instance: UUID) -> str:
         """Record a claim that contradicts the domain's certificate. Returns the reason to refuse it."""
         why = "the certificate is that of another instance"
-        self.mistrust(Mistrust(owner, INSTANCE, str(instance)), why)
+        self.mistrust(FalseClaim(owner, INSTANCE, str(instance)), why)
         return why
 
     def answered(self, address: Address, owner: str, instance: UUID) -> str | None:
@@ -95,7 +95,7 @@ class Peers:
             before = self._answers.get(address)
             if before is not None and before.owner != owner and before.owner in self._owners:
                 why = f"{before.owner} has answered at {address} before"
-                self._mistrust(Mistrust(owner, ADDRESS, str(address)), why)
+                self._mistrust(FalseClaim(owner, ADDRESS, str(address)), why)
                 return why
             answer = Answer(owner, instance)
             may_be = self._claims.is_open(instance) or self.objection(owner, instance) is None
@@ -106,7 +106,7 @@ class Peers:
     def _judged(self, owner: str, instance: UUID) -> str | None:
         why = self.objection(owner, instance)
         if why is not None:
-            self._mistrust(Mistrust(owner, INSTANCE, str(instance)), why)
+            self._mistrust(FalseClaim(owner, INSTANCE, str(instance)), why)
         return why
 
     def _keep(self, address: Address, answer: Answer) -> None:
@@ -127,14 +127,14 @@ class Peers:
         self._claims = self._claims._replace(learned=learned)
         self.version += 1
 
-    def mistrust(self, what: Mistrust, detail: str) -> None:
+    def mistrust(self, what: FalseClaim, detail: str) -> None:
         """Count a false claim of a peer."""
         with self._lock:
             self._mistrust(what, detail)
 
-    def _mistrust(self, what: Mistrust, detail: str) -> None:
+    def _mistrust(self, what: FalseClaim, detail: str) -> None:
         if what not in self._mistrusted and len(self._mistrusted) >= MAX_CLAIMS:
-            what = Mistrust(OTHERS, what.claim)
+            what = FalseClaim(OTHERS, what.claim)
         before, _ = self._mistrusted.get(what, (0, ""))
         self._mistrusted[what] = before + 1, detail
 
@@ -144,7 +144,7 @@ class Peers:
             news, self._news = self._news, {}
             return news
 
-    def take_mistrusted(self) -> dict[Mistrust, tuple[int, str]]:
+    def take_mistrusted(self) -> dict[FalseClaim, tuple[int, str]]:
         """Return the false claims since the last call: how often each was made, and its last text."""
         with self._lock:
             claims, self._mistrusted = self._mistrusted, {}

@@ -20,7 +20,7 @@ from servicebroker.broker.transport.links import Link, Links
 from servicebroker.engine.remote.local_topology import LocalInstance, LocalTopology
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.dialog_security import Security
-from servicebroker.model.security.peers import MESSAGES, Mistrust
+from servicebroker.model.security.peers import MESSAGES, FalseClaim
 from servicebroker.protocol.budgets import RouteRequests, UnansweredAddresses, over_budget
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local, RoutingTable, asks, ways
@@ -87,7 +87,7 @@ class Trust:
             journal.over_budget(self._over, message.header, message.link)
             return False
         source_text = f"{source.service} at broker {source.broker}, conversation {message.header.conversation_id}"
-        self._peers.mistrust(Mistrust(message.link.owner, MESSAGES), source_text)
+        self._peers.mistrust(FalseClaim(message.link.owner, MESSAGES), source_text)
         return False
 
     def _is_right(self, store: Store, owner: str, source: Source) -> bool:

@@ -69,7 +69,7 @@ HealthOption = Annotated[
         help="Answer http://HOST:PORT/livez and /readyz, for an orchestrator; :8080 means all interfaces.",
     ),
 ]
-ShutdownTimeoutOption = Annotated[
+PatienceOption = Annotated[
     float,
     typer.Option(
         "--patience",

@@ -51,7 +51,7 @@ def _switch(database: Database, fields: Fields) -> str:
 def _retry(database: Database, fields: Fields) -> str:
     queue = database._do(find_queue_uncached("alter", database.database_id, fields["queue"]))
     database.alter_queue(fields["queue"], status=True)
-    count = database._alone(forget_failures(queue.queue_id))
+    count = database._run_in_transaction(forget_failures(queue.queue_id))
     retried = counted(count, "message that had failed is", "messages that had failed are")
     return f"The queue {fields['queue']} is ON; {retried} tried again."
 

@@ -309,7 +309,7 @@ def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Rea
             raise BrokerError(402, "handle", shown(fields["handle"]), "a conversation handle (a UUID)") from None
         is_restricted = instance.engine is RestrictedVerbs
         now = instance.clock()
-        events = [] if is_restricted else (yield from trail.life(handle))
+        events = [] if is_restricted else (yield from trail.find_events(handle))
         try:
             endpoint = yield from dashboard_queries.endpoint(handle)
         except BrokerError:

@@ -7,7 +7,7 @@ each of them had a signature of its own, a new clause would change a dozen files
 **The flow.** An API makes an operation, wrappers (middleware) surround it, an interpreter runs it::
 
     db.send(handle, "M", b"x")          SEND ON CONVERSATION @h MESSAGE TYPE M (0x78)
-      operated(Send): api/wrappers.py     _sending: tsql/interpreter/conversations.py
+      operation_method(Send): api/wrappers.py     _sending: tsql/interpreter/conversations.py
                          \\                /
                        Send(handle, "M", b"x")                     a value of this package
                                  |
@@ -29,9 +29,9 @@ Begin with `send.py`, then `api/aio/wrappers.py`, then `_send` in `engine/conver
 example "Add a field to an operation" is in docs/architecture.md.
 
 **Definitions.** CREATE, ALTER, DROP, GRANT and similar statements are operations, too. Three places make them: Python
-(`operated(CreateQueue)` in api/aio/definitions.py), T-SQL (`bound` in tsql/interpreter/definitions/binding.py, which
-reads the fields from clauses of the same names) and `define` (`changes` in application.py). `run` of a database runs
-them: in one transaction, with retries after lock timeouts, or in several transactions (`_RUNNERS` in
+(`operation_method(CreateQueue)` in api/aio/definitions.py), T-SQL (`bound` in tsql/interpreter/definitions/binding.py,
+which reads the fields from clauses of the same names) and `define` (`changes` in application.py). `run` of a database
+runs them: in one transaction, with retries after lock timeouts, or in several transactions (`_RUNNERS` in
 api/aio/definitions.py). Their steps are in `INTERPRETERS` of engine/catalog/definitions.py, and for the double in
 testing/definitions.py.
 """
@@ -53,6 +53,7 @@ from servicebroker.operations.certificates import (
 )
 from servicebroker.operations.contracts import CreateContract, DropContract
 from servicebroker.operations.databases import AlterDatabase, DropDatabase
+from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
@@ -103,7 +104,6 @@ from servicebroker.operations.schema_collections import (
 )
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.services import AlterService, CreateService, DropService
-from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 
 __all__ = [

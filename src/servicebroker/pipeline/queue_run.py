@@ -214,7 +214,7 @@ class QueueRun:
     def describe_totals(self) -> str:
         """Return the totals since the run began as a phrase."""
         phrase = f"{counted(self.messages, 'message')} in {counted(self.batches, 'batch', 'batches')}"
-        return phrase + _in_quarantine(self.quarantined)
+        return phrase + _quarantine_phrase(self.quarantined)
 
     def update_quarantined(self) -> None:
         """Read the quarantine counts that the sink has written."""
@@ -274,7 +274,7 @@ class QueueRun:
         self.update_quarantined()
         quarantined, self._logged = self.quarantined - self._logged, self.quarantined
         text = (
-            f"batch {self._batch}: {read}{_in_quarantine(quarantined)}, {seconds:.1f} s, "
+            f"batch {self._batch}: {read}{_quarantine_phrase(quarantined)}, {seconds:.1f} s, "
             f"{lag['messagesBehind']:,} behind, the oldest of them {lag['oldestMessageSeconds']} s"
         )
         batch_fields = {"batch": self._batch, "messages": messages, "bytes": size, "seconds": seconds}
@@ -294,6 +294,6 @@ def _is_open(query: StreamingQuery) -> bool:
     return not message.startswith(("Initializing", "Getting offsets"))
 
 
-def _in_quarantine(counts: Counts) -> str:
+def _quarantine_phrase(counts: Counts) -> str:
     """Return a phrase with the number of messages in quarantine, to append to the total; "" for none."""
     return f", {counts.total():,} in quarantine ({describe(counts)})" if counts else ""

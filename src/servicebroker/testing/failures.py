@@ -34,9 +34,9 @@ from servicebroker.model.poison import (
 from servicebroker.model.states import EndpointState
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
+from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.schedules import TakeTurn
-from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.testing import worker_calls
 from servicebroker.testing.definitions import find_queue
 from servicebroker.testing.memory import DeadLetter, FailureRecord, Session, WouldWait

@@ -13,6 +13,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.wording import shown
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
@@ -21,7 +22,6 @@ from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.testing import delivery, dialogs, ending, failures, receiving, requests, schedules, views
 from servicebroker.testing.definitions import find_queue

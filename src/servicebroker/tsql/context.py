@@ -157,15 +157,15 @@ class SessionDatabase(Database):
     @override
     def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
         if self._machine.transactions.count:  # locks are held to its end; the server resolves a deadlock
-            return self._alone(steps())
+            return self._run_in_transaction(steps())
         return super()._retry_locked(steps, timeouts_ms)
 
     @override
-    def _define_alone(
+    def _define_exclusively(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
         refuse_in_transaction(self._machine, statement)
-        return super()._define_alone(steps, statement, termination, in_use)
+        return super()._define_exclusively(steps, statement, termination, in_use)
 
 
 def refuse_in_transaction(machine: Machine, statement: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import servicebroker as sb
 from remote_support import WEST, Pair
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.broker.conversations import ROUTE_MATCH_INTERVAL_S
 from servicebroker.engine.remote.missing_routes import ROUTE_REQUEST_RETRY
 from servicebroker.model.names import CONFIGURATION_NOTICE
@@ -56,7 +56,7 @@ def configured(
 
 def run_background_work(database: sb.Database) -> None:
     with database.instance.connection() as connection:
-        upkeep(connection, database.instance.clock())
+        run_maintenance(connection, database.instance.clock())
 
 
 def status(database: sb.Database) -> list[str]:

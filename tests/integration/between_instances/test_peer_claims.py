@@ -18,7 +18,7 @@ from servicebroker.cli.main import app
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.remote.refusals import RefusalKey, save_refusals
 from servicebroker.engine.security.transport_certificates import all_certificates
-from servicebroker.model.security.peers import ADDRESS, INSTANCE, Answer, Mistrust, Proved
+from servicebroker.model.security.peers import ADDRESS, INSTANCE, Answer, FalseClaim, Proved
 from servicebroker.protocol.budgets import DEFAULT, over_budget
 from servicebroker.protocol.routing import Address
 from servicebroker.store.connection import connect
@@ -135,10 +135,10 @@ def test_an_acceptance_at_another_address(site: Site, shop: Site, tmp_path: Path
     with connect(site.url) as connection:
         run_alone(connection, known_peers.save_answers({HERE: Answer("certificate shop", uuid4())}, now))
         claims = {
-            Mistrust("certificate moved", ADDRESS, str(HERE)): (3, "certificate shop has answered there before"),
-            Mistrust("certificate moved", INSTANCE, str(moved)): (1, "it is another's"),
+            FalseClaim("certificate moved", ADDRESS, str(HERE)): (3, "certificate shop has answered there before"),
+            FalseClaim("certificate moved", INSTANCE, str(moved)): (1, "it is another's"),
         }
-        run_alone(connection, known_peers.save_mistrusted(claims, now))
+        run_alone(connection, known_peers.save_false_claims(claims, now))
     assert load_peers(site).answered(HERE, "certificate moved", moved) is not None
     text = doctor(site)
     assert "peer with certificate moved: It has answered at an address where another peer was, 3 times" in text

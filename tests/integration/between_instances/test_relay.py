@@ -10,7 +10,7 @@ import pytest
 
 import servicebroker as sb
 from remote_support import EAST, Pair, begin, leftovers
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.operations import SendBatch
@@ -94,7 +94,7 @@ def test_the_target_ends_first(pair: Pair) -> None:
     assert leftovers(pair.west) == {}
     pair.west.clock.jump(minutes=31)
     with pair.east.instance.connection() as connection:
-        upkeep(connection, pair.east.clock())
+        run_maintenance(connection, pair.east.clock())
     assert leftovers(pair.east) == {}
 
 
@@ -147,7 +147,7 @@ def test_a_message_that_fails_validation_at_the_target(pair: Pair, times: int) -
     pair.rounds()
     assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-9615]
     with pair.east.instance.connection() as connection:
-        upkeep(connection, pair.east.clock())
+        run_maintenance(connection, pair.east.clock())
     messages = pair.east.database.receive(STOCK_QUEUE)
     assert [m.is_error for m in messages] == [True, False]
     pair.rounds()

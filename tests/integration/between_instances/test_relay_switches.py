@@ -11,7 +11,7 @@ import pytest
 
 import servicebroker as sb
 from remote_support import Pair, Site, opened
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.delivery.transmission import deliver_left_over
 from servicebroker.engine.remote.arriving import store
@@ -110,13 +110,13 @@ def test_messages_of_a_locked_conversation_are_delivered_later(pair: Pair) -> No
     with psycopg.connect(url) as somebody, psycopg.connect(url, autocommit=True) as connection:
         somebody.execute(HOLD, (target,))
         assert deliver_messages(pair.east)
-        assert upkeep(connection, clock())
+        assert run_maintenance(connection, clock())
         with sb.open(url, clock=clock, upkeep=600) as instance:
             reading = in_thread(instance.database("Test").receive, STOCK_QUEUE, wait=30)
             eventually(lambda: query(pair.east.database, "select from servicebroker.waiting_readers"))
             somebody.commit()
             assert bodies(reading.result(40)) == [b"1", b"2", b"3"]
-        assert not upkeep(connection, clock())
+        assert not run_maintenance(connection, clock())
     assert not deliver_messages(pair.east)
 
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from remote_support import Pair, Site, introduce, leftovers, paired
 from servicebroker.broker.departures import Frames
-from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.engine.conversation.endpoints import remove_closed_endpoints
 from servicebroker.model.remedies import after_status
 from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.model.waiting import CLOCK_DIFFERS
@@ -86,7 +86,7 @@ def clean_up(pair: Pair) -> None:
     """Remove closed endpoints after their retention time, as upkeep does."""
     for site in (pair.west, pair.east):
         with site.instance.connection() as connection:
-            run(connection, remove_closed(site.clock()))
+            run(connection, remove_closed_endpoints(site.clock()))
         assert leftovers(site) == {}
 
 
@@ -188,7 +188,7 @@ def test_openings_dated_by_a_fast_clock_are_refused_after_the_conversation(
     for _ in range(60):
         advance_clocks(pair, minutes=1)
         with pair.east.instance.connection() as connection:
-            run(connection, remove_closed(pair.east.clock()))
+            run(connection, remove_closed_endpoints(pair.east.clock()))
         replay(pair, kept_frames)
         assert pair.east.database.receive(STOCK_QUEUE) == []
 

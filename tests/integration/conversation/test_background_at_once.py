@@ -23,19 +23,19 @@ from servicebroker.engine.activation.poison_detection import disable_queue
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.event_notifications import send_pending_events
-from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.engine.conversation.endpoints import remove_closed_endpoints
 from servicebroker.engine.conversation.failed_messages import sweep as sweep_failed
-from servicebroker.engine.conversation.maintenance import expire_ended, serve_queue
+from servicebroker.engine.conversation.maintenance import fire_timers_and_lifetimes, remove_expired_endpoints
 from servicebroker.engine.conversation.recycling import next_answer, remove_answer
-from servicebroker.engine.conversation.requests import drop_late
-from servicebroker.engine.conversation.shared_bodies import remove_unread
-from servicebroker.engine.conversation.traces import sweep as sweep_traces
+from servicebroker.engine.conversation.requests import drop_late_answers
+from servicebroker.engine.conversation.shared_bodies import delete_unreferenced_bodies
+from servicebroker.engine.conversation.traces import delete_old_traces as sweep_traces
 from servicebroker.engine.delivery.transmission import deliver_left_over
-from servicebroker.engine.diagnosis.audit import forget_old
-from servicebroker.engine.diagnosis.history import sample
+from servicebroker.engine.diagnosis.audit import delete_old_audit_rows
+from servicebroker.engine.diagnosis.history import record_history_sample
 from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
-from servicebroker.engine.remote.route_answers import take_answers
+from servicebroker.engine.remote.route_answers import take_route_answers
 from servicebroker.model.names import ECHO, POST_EVENT_NOTIFICATION
 from servicebroker.pipeline.sending import _end_answered
 from servicebroker.store.connection import connect
@@ -78,26 +78,26 @@ def answer_next(database: sb.Database, now: datetime) -> Steps[None]:
 
 
 JOBS: dict[str, Job] = {
-    "timers and lifetimes": lambda database, now: serve_queue(queue_number(database, ORDERS_QUEUE), now),
+    "timers and lifetimes": lambda database, now: fire_timers_and_lifetimes(queue_number(database, ORDERS_QUEUE), now),
     "the look of a monitor": lambda database, now: poll_queue(queue_number(database, STOCK_QUEUE), now, 0),
     "the state of a monitor": lambda database, now: save_states(
         [MonitorRow(queue_number(database, STOCK_QUEUE), "x", now, now, 0, None, 0)]
     ),
-    "ended conversations": lambda database, now: expire_ended(now),
-    "late answers": lambda database, now: drop_late(now),
-    "closed endpoints": lambda database, now: remove_closed(now),
+    "ended conversations": lambda database, now: remove_expired_endpoints(now),
+    "late answers": lambda database, now: drop_late_answers(now),
+    "closed endpoints": lambda database, now: remove_closed_endpoints(now),
     "failed messages": lambda database, now: sweep_failed(queue_number(database, ORDERS_QUEUE)),
     "contexts of traces": lambda database, now: sweep_traces(now),
-    "the audit": lambda database, now: forget_old(now),
-    "shared bodies": lambda database, now: remove_unread(),
+    "the audit": lambda database, now: delete_old_audit_rows(now),
+    "shared bodies": lambda database, now: delete_unreferenced_bodies(),
     "messages that were left over": lambda database, now: deliver_left_over(Catalog(), now),
     "events to post": lambda database, now: send_pending_events(now),
     "echoes": lambda database, now: answer_built_in(now),
     "answers of pools": answer_next,
-    "answers of routers": lambda database, now: take_answers(Catalog(), now),
+    "answers of routers": lambda database, now: take_route_answers(Catalog(), now),
     "conversations of writers": lambda database, now: _end_answered(now),
     "poison": lambda database, now: disable_queue(queue_number(database, WATCH_QUEUE), now),
-    "a sample": lambda database, now: sample(),
+    "a sample": lambda database, now: record_history_sample(),
     "totals": lambda database, now: add_totals({"a": 1, "b": 2}),
     "statements": lambda database, now: add_statements([StatementTotal("a", 1, 2), StatementTotal("b", 3, 4)]),
     "clocks": lambda database, now: note_wrong_clock(timedelta(seconds=9), now),

@@ -50,7 +50,7 @@ def test_a_wrong_clock_ends_no_conversation_and_fires_no_timer(
         assert [message.message_body for message in messages] == [b"x"]
         assert database.receive("OrdersQueue") == []
         assert abs(instance.clock() - datetime.now(UTC)) < timedelta(seconds=5)
-        eventually(lambda: "The clock of servicebroker upkeep there is 3,600 s" in doctor(instance.url))
+        eventually(lambda: "The clock of servicebroker maintenance there is 3,600 s" in doctor(instance.url))
     assert "The clock of this machine is 3,600 s" in caplog.text
 
 
@@ -94,13 +94,13 @@ def test_a_clock_that_fails_once_does_not_stop_upkeep(
     failures = iter([OSError("no time")])
 
     def now() -> datetime:
-        if "upkeep" in threading.current_thread().name:
+        if "maintenance" in threading.current_thread().name:
             for failure in failures:
                 raise failure
         return datetime.now(UTC)
 
     with sb.open(make_instance_url(1), clock=now, upkeep=0.05) as instance:
-        eventually(lambda: "background upkeep restarts: OSError: no time" in caplog.text)
+        eventually(lambda: "background maintenance restarts: OSError: no time" in caplog.text)
         database = standard_database(instance)
         database.begin_conversation_timer(begin(database), 1)
         text = "select from servicebroker.conversation_endpoints where dialog_timer is not null"

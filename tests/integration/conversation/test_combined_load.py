@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.store import queue as template
 from support import (
     APP,
@@ -197,7 +197,7 @@ def test_every_message_is_received_once_and_in_order(
             database.end_conversation(handle)
     clock.jump(minutes=31)
     with database.instance.connection() as connection:
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
     assert leftovers(database) == {}
 
 

@@ -16,7 +16,7 @@ import servicebroker as sb
 import servicebroker.testing as double
 from remote_support import begin as begin_remote
 from remote_support import paired
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.cli.main import app as command
 from servicebroker.engine.delivery import delayed_messages
 from servicebroker.model import waiting
@@ -58,7 +58,7 @@ def of_engine(database: sb.Database, clock: Clock) -> Course:
         clock.jump(seconds=seconds)
         with connect(database.instance.url) as connection:
             connection.autocommit = True
-            upkeep(connection, clock())
+            run_maintenance(connection, clock())
 
     return Course(database, jump, clock)
 
@@ -389,7 +389,7 @@ def test_to_another_instance(make_instance_url: Callable[..., str]) -> None:
             west.clock.jump(seconds=seconds)
             with connect(west.instance.url) as connection:
                 connection.autocommit = True
-                upkeep(connection, west.clock())
+                run_maintenance(connection, west.clock())
             pair.rounds()
 
         handles = [begin_remote(pair, 0), begin_remote(pair, 0)]

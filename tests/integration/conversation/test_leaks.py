@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, Clock, begin, peer_handle, query
 
 CATALOG = {
@@ -52,7 +52,7 @@ def count_rows_after_upkeep(database: sb.Database, clock: Clock) -> dict[str, in
     before, now = None, count_rows(database)
     while now != before:
         with database.instance.connection() as connection:
-            upkeep(connection, clock())
+            run_maintenance(connection, clock())
         before, now = now, count_rows(database)
     return now
 

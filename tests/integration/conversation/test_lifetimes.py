@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from portal import upkeep
+from portal import run_maintenance
 from servicebroker.store.queue import queue_functions
 from support import (
     CONTRACT,
@@ -145,14 +145,14 @@ def test_each_state_after_the_lifetime(fresh_database: sb.Database, clock: Clock
     assert waiting_messages(database) == 2  # the conversation that has ended
     database.create_service("//test/Other", STOCK_QUEUE, [CONTRACT])
     with database.instance.connection() as connection:
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
     assert state(database, ended) is None
     assert waiting_messages(database) == 0
     for handle in (started, disconnected, failed, waits, lives):
         database.end_conversation(handle)
     clock.jump(minutes=31)
     with database.instance.connection() as connection:
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
     assert leftovers(database) == {}
 
 
@@ -210,7 +210,7 @@ def test_many_conversations_expire_and_the_index_is_used(fresh_database: sb.Data
             transaction.begin_dialog("//test/Orders", "//test/Stock", contract=CONTRACT, lifetime=60)
     clock.jump(seconds=61)
     with database.instance.connection() as connection:
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
         connection.execute("set enable_seqscan = off")
         plan = connection.execute(
             "explain select from servicebroker.conversation_endpoints e where e.queue_id = 1 and e.lifetime <= now() "
@@ -267,10 +267,10 @@ def test_upkeep_skips_locked_conversations(database: sb.Database, clock: Clock) 
             "select from servicebroker.conversation_endpoints where conversation_handle = %s for update", (handle,)
         )
         with database.instance.connection() as connection:
-            upkeep(connection, clock())
+            run_maintenance(connection, clock())
             holder.rollback()
             connection.execute("notify servicebroker, 'free'")
-            upkeep(connection, clock())
+            run_maintenance(connection, clock())
             connection.execute("notify servicebroker, 'fired'")
         listener.execute("delete from servicebroker.waiting_readers where queue_id = %s", (number,))
         heard = [notice.payload for notice in listener.notifies(timeout=120, stop_after=3)]

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.engine.catalog import catalog
 from servicebroker.model.arguments import MAXIMUM_HANDLES
 from servicebroker.store.direct import DirectConnection
@@ -366,7 +366,7 @@ def test_upkeep_removes_a_body_after_concurrent_last_readers(fresh_database: sb.
     assert count_bodies(database) == (1, 0)
     database.send([handles[2], handles[0]], ORDER, b"kept")
     with database.instance.connection() as connection:
-        upkeep(connection, database.instance.clock())
+        run_maintenance(connection, database.instance.clock())
     assert count_bodies(database) == (1, 2)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"kept"]
 
@@ -461,7 +461,7 @@ def test_concurrent_multicasts_and_readers(fresh_database: sb.Database, seeded_r
             numbers = [int(body.split()[1]) for body in contents if body and body.startswith(b"%d " % name)]
             assert numbers == sorted(numbers)
     with database.instance.connection() as connection:
-        upkeep(connection, database.instance.clock())
+        run_maintenance(connection, database.instance.clock())
     assert count_bodies(database) == (0, 0)
 
 
@@ -490,7 +490,7 @@ def test_multicasts_against_ends_of_their_peers(fresh_database: sb.Database, see
         for handle in handles:
             database.end_conversation(handle, cleanup=True)
     with database.instance.connection() as connection:
-        upkeep(connection, database.instance.clock())
+        run_maintenance(connection, database.instance.clock())
     assert count_bodies(database) == (0, 0)
 
 

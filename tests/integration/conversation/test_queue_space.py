@@ -12,8 +12,8 @@ import pytest
 
 import servicebroker as sb
 import servicebroker.engine.conversation.maintenance
-from servicebroker.api.upkeep import upkeep
-from servicebroker.engine.conversation.maintenance import MIN_TRUNCATED_BYTES, truncate_empty
+from servicebroker.api.maintenance import run_maintenance
+from servicebroker.engine.conversation.maintenance import MIN_TRUNCATED_BYTES, truncate_empty_queue
 from servicebroker.store import locks
 from servicebroker.store.running import run
 from support import (
@@ -42,7 +42,7 @@ def size(database: sb.Database) -> int:
 
 def give_back(database: sb.Database) -> bool:
     with database.instance.connection() as connection:
-        return run(connection, truncate_empty(queue_number(database, STOCK_QUEUE)))
+        return run(connection, truncate_empty_queue(queue_number(database, STOCK_QUEUE)))
 
 
 def fill(database: sb.Database, messages: int) -> None:
@@ -77,7 +77,7 @@ def test_a_queue_stays_small_after_many_messages(
             drained = size(database)
             first = first or drained
             assert drained < 2 * first
-            upkeep(connection, clock())
+            run_maintenance(connection, clock())
             assert size(database) < MIN_TRUNCATED_BYTES
             old.execute("select 1")
         assert first > MIN_TRUNCATED_BYTES
@@ -131,7 +131,7 @@ def test_a_queue_whose_search_times_out_does_not_block_others(
         )
         text = f"create trigger cancelled before truncate on servicebroker.queue_{first} execute function cancelled()"
         connection.execute(text.encode())
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
     assert query(database, "select pg_relation_size(%s::regclass)", f"servicebroker.queue_{later}") == [(0,)]
 
 

@@ -19,14 +19,14 @@ import pytest
 
 import servicebroker as sb
 import servicebroker.api.aio.deferred_answers
+import servicebroker.api.aio.maintenance
 import servicebroker.api.aio.request_batches
 import servicebroker.api.aio.requesting
-import servicebroker.api.aio.upkeep
 import servicebroker.api.deferred_answers
 import servicebroker.api.request_batches
 import servicebroker.api.requesting
 import servicebroker.model.bodies as model_bodies
-from portal import StandIn, upkeep
+from portal import StandIn, run_maintenance
 from servicebroker import api
 from servicebroker.engine.conversation import owner_verbs
 from servicebroker.engine.diagnosis.facts import gather
@@ -101,7 +101,7 @@ def time_out(database: sb.Database, **options: Any) -> UUID:
 
 def run_upkeep(database: sb.Database) -> None:
     with database.instance.connection() as connection:
-        upkeep(connection, database.instance.clock())
+        run_maintenance(connection, database.instance.clock())
 
 
 def advance_clock(database: sb.Database, **by: float) -> None:
@@ -564,7 +564,7 @@ def test_cancelled_tasks_leave_no_request(url: str, seeded_random: random.Random
                     await asyncio.sleep(0.05)
             clock.jump(minutes=1)
             async with instance.connection() as connection:
-                await api.aio.upkeep.upkeep(connection, clock())
+                await api.aio.maintenance.run_maintenance(connection, clock())
                 endpoints = await connection.execute(
                     "select from servicebroker.conversation_endpoints where is_initiator"
                 )

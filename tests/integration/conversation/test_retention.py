@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.store.direct import DirectConnection
 from support import (
     CONTRACT,
@@ -342,7 +342,7 @@ def test_an_expired_conversation_keeps_them_until_its_end(database: sb.Database,
     database.receive(STOCK_QUEUE)
     clock.jump(seconds=61)
     with database.instance.connection() as connection:
-        upkeep(connection, database.instance.clock())
+        run_maintenance(connection, database.instance.clock())
     assert [state(database, handle) for handle in (initiator, target)] == ["ER", "ER"]
     assert {status for status, _, _ in rows(database)} == {0, 1}
     for handle in (initiator, target):
@@ -350,7 +350,7 @@ def test_an_expired_conversation_keeps_them_until_its_end(database: sb.Database,
     assert rows(database) == rows(database, ORDERS_QUEUE) == []
     clock.jump(minutes=31)
     with database.instance.connection() as connection:
-        upkeep(connection, database.instance.clock())
+        run_maintenance(connection, database.instance.clock())
     assert leftovers(database) == {}
 
 
@@ -435,5 +435,5 @@ def test_concurrent_senders_readers_and_ends(database: sb.Database, seeded_rando
         future.result(120)
     assert rows(database) == rows(database, ORDERS_QUEUE) == []
     with database.instance.connection() as connection:
-        upkeep(connection, database.instance.clock())
+        run_maintenance(connection, database.instance.clock())
     assert query(database, "select count(*) from servicebroker.shared_bodies") == [(0,)]

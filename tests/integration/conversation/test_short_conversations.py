@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.store.direct import PreparedStatements
 from support import (
     CONTRACT,
@@ -322,7 +322,7 @@ def test_no_row_remains_after_half_an_hour(
     assert leftovers(database) == {"conversation_endpoints": wanted, "conversation_groups": wanted}
     clock.jump(minutes=31)
     with database.instance.connection() as connection:
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
     assert leftovers(database) == {}
 
 

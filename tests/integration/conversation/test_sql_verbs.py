@@ -16,13 +16,13 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-import servicebroker.api.aio.upkeep
+import servicebroker.api.aio.maintenance
 import servicebroker.api.aio.verbs
-import servicebroker.api.upkeep
+import servicebroker.api.maintenance
 import servicebroker.api.verbs
 import servicebroker.store.sql_verbs
 from portal import deliver
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.delivery.transmission import deliver_left_over, find_oldest_writer
 from servicebroker.model.errors import RULES
@@ -200,7 +200,7 @@ def test_upkeep_keeps_a_group_in_which_a_dialog_begins(fresh_database: sb.Databa
     text = BEGIN.replace("%s)", "%s, related_conversation_group => %s)")
     with psycopg.connect(database.instance.url) as beginner, database.instance.connection() as connection:
         row = beginner.execute(text, (database.name, STOCK, ORDERS, CONTRACT, group)).fetchone()
-        in_thread(upkeep, connection, clock()).result(120)
+        in_thread(run_maintenance, connection, clock()).result(120)
     assert row is not None
     assert group_of(database, row[0]) == group
     assert database.instance.check().findings == []
@@ -539,18 +539,18 @@ def test_messages_of_a_long_transaction_are_delivered(served: sb.Database) -> No
 def test_upkeep_warns_after_a_statement_timeout(
     served: sb.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in (servicebroker.api.upkeep, servicebroker.api.aio.upkeep):
+    for module in (servicebroker.api.maintenance, servicebroker.api.aio.maintenance):
         monkeypatch.setattr(module, "_STATEMENT_TIMEOUT_MS", 50)
     text = (
         "select pg_terminate_backend(pid) from pg_stat_activity "
-        "where application_name = 'servicebroker upkeep' and datname = current_database()"
+        "where application_name = 'servicebroker maintenance' and datname = current_database()"
     )
     handle = sql_begin(served)
     with psycopg.connect(served.instance.url) as connection:
         connection.execute("lock table servicebroker.transmission_queue")
         query(served, text)  # the new connection has the new timeout
         eventually(lambda: [line for line in caplog.records if line.levelname == "WARNING"])
-    assert "upkeep: canceling statement due to statement timeout" in caplog.text
+    assert "maintenance: canceling statement due to statement timeout" in caplog.text
     monkeypatch.undo()
     sql_send(served, handle, ORDER, b"x")
     assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"x"]
@@ -566,7 +566,7 @@ def test_upkeep_does_not_delay_the_close_of_an_instance(
             time.sleep(0.2)  # until upkeep listens
             start = time.monotonic()
         times.append(time.monotonic() - start)
-        assert not [thread for thread in threading.enumerate() if thread.name == "servicebroker upkeep"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "servicebroker maintenance"]
         assert instance.url
     assert min(times) < 0.6  # no wait for the interval of upkeep
 
@@ -575,7 +575,7 @@ def test_upkeep_does_not_delay_the_close_of_an_instance(
 def test_upkeep_reconnects(served: sb.Database) -> None:
     text = (
         "select pg_terminate_backend(pid) from pg_stat_activity "
-        "where application_name = 'servicebroker upkeep' and datname = current_database()"
+        "where application_name = 'servicebroker maintenance' and datname = current_database()"
     )
     assert query(served, text)
     eventually(lambda: query(served, text.replace("pg_terminate_backend(pid)", "pid")))

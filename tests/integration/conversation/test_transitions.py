@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 import servicebroker as sb
-from portal import upkeep
+from portal import run_maintenance
 from support import (
     CONTRACT,
     MARK,
@@ -121,7 +121,7 @@ def test_the_life_of_a_dialog_whose_initiator_ends_first(database: sb.Database, 
     assert shown(database, target) == ["CD"]
     clock.jump(minutes=31)
     with database.instance.connection() as connection:
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
     assert shown(database, target) == [GONE]
 
 

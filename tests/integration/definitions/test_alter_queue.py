@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from portal import upkeep
+from portal import run_maintenance
 from servicebroker.engine.catalog.alter import set_status
 from servicebroker.store import locks
 from support import (
@@ -181,20 +181,20 @@ def test_background_work_delivers_parked_messages(database: sb.Database, clock: 
     for each in (handle, new):
         database.send_batch(each, ORDER, [b"1", b"2"])
     with database.instance.connection() as connection, database.instance.connection() as other:
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
         assert waiting_messages(database) == 4
         connection.execute("update servicebroker.queues set is_enqueue_enabled = true, is_receive_enabled = true")
         with other.transaction():
             other.execute("select pg_advisory_xact_lock(%s, 0)", (locks.PARKED_DELIVERY,))  # another session switches
-            upkeep(connection, clock())  # does not wait for locks
+            run_maintenance(connection, clock())  # does not wait for locks
             assert waiting_messages(database) == 4
         with other.transaction():
             other.execute(
                 "select from servicebroker.conversation_endpoints where conversation_handle = %s for update", (handle,)
             )
-            upkeep(connection, clock())
+            run_maintenance(connection, clock())
             assert waiting_messages(database) == 2
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
     assert waiting_messages(database) == 0
     assert bodies(database.receive(STOCK_QUEUE)) == bodies(database.receive(STOCK_QUEUE)) == [b"1", b"2"]
     assert database.send(handle, ORDER, b"3") == 3
@@ -216,9 +216,9 @@ def test_a_lifetime_ends_while_an_end_waits(fresh_database: sb.Database, clock: 
                 "select from servicebroker.conversation_endpoints where conversation_handle = %s for update",
                 (message.conversation_handle,),
             )
-            upkeep(connection, clock())  # leaves locked rows
+            run_maintenance(connection, clock())  # leaves locked rows
             assert state(database, handle) == "DO"
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
     assert state(database, handle) is None
     assert waiting_messages(database) == 0
     database.alter_queue(STOCK_QUEUE, status=True)

@@ -11,7 +11,7 @@ import servicebroker as sb
 from built_in_support import answer, ask_in_t_sql, begin, broker_of
 from daemons import Site, Two
 from remote_support import EAST, Pair, leftovers
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.engine.built_in.echo_and_query import MAX_MESSAGES, answer_built_in
 from servicebroker.model.names import ECHO, ERROR, SERVICE_BROKER, SERVICE_ECHO, SYSTEM_SERVICES
 from servicebroker.store.running import run_alone
@@ -95,7 +95,7 @@ def test_a_lifetime_ends_both_sides(database: sb.Database, clock: Clock) -> None
     target = peer_handle(database, handle)
     clock.jump(seconds=61)
     with database.instance.connection() as connection:
-        upkeep(connection, clock())
+        run_maintenance(connection, clock())
     assert errors(database.receive(ORDERS_QUEUE)) == [-8489]
     assert (state(database, target), count_echoes(database)) == ("CD", 0)
     database.end_conversation(handle)

@@ -25,7 +25,7 @@ pytest.importorskip("fastapi")
 
 import servicebroker as sb
 from forked import Command
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from support import Clock, eventually, query, together
 
 pytestmark = pytest.mark.slow
@@ -187,6 +187,6 @@ def test_no_reservation_of_the_story_is_lost(
         assert query(db, "select item from stock where pieces <> 0") == []
         clock.jump(minutes=2)
         with instance.connection() as connection:
-            upkeep(connection, clock())
+            run_maintenance(connection, clock())
         assert query(db, OPEN_REQUESTS_SQL) == []
     record_property("late answers", f"{wanted} reservations, {kills} kills")

@@ -616,7 +616,7 @@ def test_an_instance_whose_server_has_just_died_is_closed_without_a_word(
         raise psycopg.OperationalError("couldn't send cancellation")
 
     instance = sb.open(folder)
-    eventually(lambda: instance._upkeep is not None and instance._upkeep._connection is not None)
+    eventually(lambda: instance._maintenance is not None and instance._maintenance._connection is not None)
     monkeypatch.setattr(psycopg.Connection, "cancel_safe", nobody)
     kill(folder)
     instance.close()

@@ -13,7 +13,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.engine.conversation.endpoints import remove_closed_endpoints
 from support import ORDER, STOCK_QUEUE, begin, define_standard_set, query, queue_number
 
 pytestmark = pytest.mark.slow
@@ -227,7 +227,7 @@ def test_end_finds_all_rows_by_their_keys(database: sb.Database, peer: str) -> N
 
 def test_closed_endpoints_are_removed_in_the_order_of_their_index(filled: sb.Database) -> None:
     """A part of many closed endpoints costs what the part costs: the others are neither read nor sorted."""
-    statement = next(remove_closed(datetime.now(UTC)))
+    statement = next(remove_closed_endpoints(datetime.now(UTC)))
     with psycopg.connect(filled.instance.url) as connection:
         connection.execute(
             "update servicebroker.conversation_endpoints set security_timestamp = now() - random() * interval '1 day'"

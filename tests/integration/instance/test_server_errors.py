@@ -91,7 +91,7 @@ def test_our_own_sessions_are_not_cut_by_the_roles_timeouts(make_instance_url: C
             connection.execute(f"alter database {name} set {setting} = 300")  # type: ignore[call-overload]
     with sb.open(url, upkeep=0.05) as instance:
         database = standard_database(instance)
-        listeners = {"servicebroker upkeep", "servicebroker notifier"}
+        listeners = {"servicebroker maintenance", "servicebroker notifier"}
         assert database.receive(STOCK_QUEUE, wait=0.01) == []
         text = "select application_name, pid from pg_stat_activity where datname = current_database()"
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.cli.main import app
 from servicebroker.dashboard import Dashboard, Role
-from servicebroker.engine.diagnosis.audit import AuditRecord, find_records, forget_old
+from servicebroker.engine.diagnosis.audit import AuditRecord, delete_old_audit_rows, find_records
 from servicebroker.store.running import run, run_alone
 from servicebroker.tsql.session import Session
 from support import ORDER, STOCK_QUEUE, begin, group_of, open_dialog
@@ -238,6 +238,6 @@ def test_rows_are_added_and_go_by_age(database: sb.Database) -> None:
             "select now() - interval '400 days', '', '', 'OLD', '', '' from generate_series(1, 3)"
         )
     with database.instance.connection() as connection:
-        assert run_alone(connection, forget_old(datetime.now().astimezone() + timedelta(days=1))) == 3
-        assert run_alone(connection, forget_old(datetime.now().astimezone() + timedelta(days=3650))) == 0
+        assert run_alone(connection, delete_old_audit_rows(datetime.now().astimezone() + timedelta(days=1))) == 3
+        assert run_alone(connection, delete_old_audit_rows(datetime.now().astimezone() + timedelta(days=3650))) == 0
     assert acts(database, "CREATE QUEUE")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.cli.main import app
 from servicebroker.dashboard import Dashboard
-from servicebroker.engine.diagnosis.history import RateHistory, queue_histories, sample, total_history
+from servicebroker.engine.diagnosis.history import RateHistory, queue_histories, record_history_sample, total_history
 from servicebroker.store.running import run, run_alone
 from support import ORDER, STOCK_QUEUE, begin, eventually, open_dialog, query
 
@@ -52,7 +52,7 @@ def receive(database: sb.Database, count: int) -> None:
 def take_sample(database: sb.Database) -> None:
     """Take a sample, and let ten seconds pass."""
     with database.instance.connection() as connection:
-        run_alone(connection, sample())
+        run_alone(connection, record_history_sample())
     wait(database, 10)
 
 
@@ -122,7 +122,7 @@ def test_an_idle_queue_needs_no_rows_and_a_sample_is_taken_once(database: sb.Dat
     assert rows == []
     with database.instance.connection() as connection:
         for _ in range(3):
-            run_alone(connection, sample())
+            run_alone(connection, record_history_sample())
     assert query(database, "select count(*) from servicebroker.history_samples") == [(14,)]
 
 

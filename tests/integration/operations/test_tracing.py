@@ -264,9 +264,9 @@ def test_unused_trace_contexts_are_deleted_after_an_hour(database: sb.Database, 
         database.send(begin(database), ORDER, b"x")
     with database.instance.connection() as connection:
         before = clock() + traces.CONTEXT_RETENTION - timedelta(minutes=1)
-        in_transaction(connection, traces.sweep(before))
+        in_transaction(connection, traces.delete_old_traces(before))
         assert kept(database) == 1
-        assert in_transaction(connection, traces.sweep(before + timedelta(minutes=2))) >= 1
+        assert in_transaction(connection, traces.delete_old_traces(before + timedelta(minutes=2))) >= 1
     assert kept(database) == 0
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
 

@@ -12,11 +12,18 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.cli.commands.trail import describe_event
 from servicebroker.cli.main import app
 from servicebroker.dashboard import Dashboard
-from servicebroker.engine.diagnosis.trail import TRAIL_RETENTION, Event, briefly, life, merged, partitions
+from servicebroker.engine.diagnosis.trail import (
+    TRAIL_RETENTION,
+    Event,
+    find_events,
+    merge_runs,
+    partitions,
+    with_short_lock_timeout,
+)
 from servicebroker.model.names import END_DIALOG
 from servicebroker.store.running import in_transaction, run
 from support import ORDER, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, begin, open_dialog, peer_handle, query
@@ -40,7 +47,7 @@ def command(database: sb.Database, *arguments: str) -> str:
 
 def events(database: sb.Database, handle: UUID) -> list[Event]:
     with database.instance.connection() as connection:
-        return run(connection, life(handle))
+        return run(connection, find_events(handle))
 
 
 def kept(database: sb.Database) -> int:
@@ -152,19 +159,19 @@ def test_a_queue_that_comes_later_is_followed_and_partitions_are_dropped(databas
     before = query(database, TRIGGERS)[0][0]
     now = database.instance.clock()
     with database.instance.connection() as connection:
-        upkeep(connection, now)
+        run_maintenance(connection, now)
         assert query(database, TRIGGERS)[0][0] == before + 2
         names = "select count(*)::int from pg_inherits where inhparent = 'servicebroker.trail'::regclass"
         assert query(database, names) == [(4,)], "today, two days more, and the rest"
         open_dialog(database)
         assert query(database, "select count(*) from servicebroker.trail_rest") == [(0,)]
-        upkeep(connection, now + TRAIL_RETENTION + timedelta(days=1))
+        run_maintenance(connection, now + TRAIL_RETENTION + timedelta(days=1))
         assert kept(database) == 0
         connection.execute(
             "insert into servicebroker.trail (at, conversation_handle, what) select now(), %s, 'G'", [uuid4()]
         )
         for statement in run(connection, partitions(now)):  # the rest partition has a row of today, which stays there
-            in_transaction(connection, briefly(statement))
+            in_transaction(connection, with_short_lock_timeout(statement))
     assert database.instance.check().findings == []
 
 
@@ -176,7 +183,7 @@ def test_a_transaction_that_holds_a_queue_is_waited_for(database: sb.Database, m
         refused = CliRunner().invoke(app, ["trail", "on", "--instance", database.instance.url])
         assert "has used a table" in str(refused.exception)
     with database.instance.connection() as connection:
-        upkeep(connection, database.instance.clock())
+        run_maintenance(connection, database.instance.clock())
     database.send(handle, ORDER, b"x")
     assert events(database, handle)
 
@@ -184,5 +191,5 @@ def test_a_transaction_that_holds_a_queue_is_waited_for(database: sb.Database, m
 def test_runs_are_merged() -> None:
     answered = Event(datetime.now(UTC), 7, uuid4(), "A", 0, 0, 1, "T", "")
     run_of = [answered, answered._replace(first=1, last=4, messages=4), answered._replace(first=6, last=6)]
-    assert [(event.first, event.last, event.messages) for event in merged(run_of)] == [(0, 4, 5), (6, 6, 1)]
-    assert len(merged([answered, answered._replace(first=1, last=1, transaction=8)])) == 2
+    assert [(event.first, event.last, event.messages) for event in merge_runs(run_of)] == [(0, 4, 5), (6, 6, 1)]
+    assert len(merge_runs([answered, answered._replace(first=1, last=1, transaction=8)])) == 2

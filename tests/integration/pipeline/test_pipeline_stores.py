@@ -29,7 +29,7 @@ from servicebroker.pipeline.sinks.delta_reader import open_table
 from servicebroker.pipeline.sinks.iceberg import catalog
 from servicebroker.pipeline.sinks.maintenance import compact, replay, status
 from servicebroker.pipeline.sinks.parquet import write_parquet
-from servicebroker.pipeline.sinks.storage import StoreFolder, files_in, names_in
+from servicebroker.pipeline.sinks.storage import StoreFolder, filesystem_of, names_in
 from servicebroker.pipeline.sinks.tables import Conflict, commit_batch
 from servicebroker.pipeline.sinks.target import target
 
@@ -162,7 +162,7 @@ def test_plain_files_of_a_batch_are_in_a_store_once(endpoint, lake, tmp_path):
     rows = pa.table({"id": [1], "note": ["cut off"]})
     cut = write_parquet(iter(rows.to_batches()), into.staged, rows.schema)[0]
     name = "batch-q-0000000000-0000-of-0002.parquet"
-    files_in(into.folder).move(f"_staged/{cut.name}", name)
+    filesystem_of(into.folder).move(f"_staged/{cut.name}", name)
     for _ in range(2):
         land(pipe, "q", 0, batch(order(1), order(2)))
         assert names_in(into.folder, ".parquet") == [name.replace("of-0002", "of-0001")]

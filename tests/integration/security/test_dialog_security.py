@@ -14,7 +14,7 @@ import pytest
 
 import servicebroker as sb
 from remote_support import PASSWORD, Copy, Pair, Site, begin, introduce, leftovers, paired
-from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.engine.conversation.endpoints import remove_closed_endpoints
 from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.protocol.envelope import Header, Kind, parse
 from servicebroker.store.running import run
@@ -780,5 +780,5 @@ def test_an_end_is_acknowledged_again_by_an_initiator_that_has_closed(
     assert state(east, message.conversation_handle) == "CD"
     assert waiting_messages(east) == 0
     with pair.west.instance.connection() as connection:
-        run(connection, remove_closed(pair.west.clock() + REPLAY_PROTECTION))
+        run(connection, remove_closed_endpoints(pair.west.clock() + REPLAY_PROTECTION))
     assert leftovers(pair.west) == {}

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from servicebroker.api.maintenance import run_maintenance
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard
 from servicebroker.engine.security.budgets import RoleBudget
@@ -338,7 +338,7 @@ def test_a_role_has_so_much_waiting_on_a_conversation(
 
 def upkeep_of(fence: Fence) -> None:
     with fence.database.instance.connection() as connection:
-        upkeep(connection, fence.database.instance.clock())
+        run_maintenance(connection, fence.database.instance.clock())
 
 
 def test_the_command_shows_and_sets_the_budget_of_a_role(fence: Fence) -> None:

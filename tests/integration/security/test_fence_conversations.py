@@ -12,7 +12,7 @@ import pytest
 
 import servicebroker as sb
 from fence_support import MALLORY, SECRET, Town, conversation, delivered, in_queue
-from servicebroker.api.upkeep import release
+from servicebroker.api.maintenance import release
 from servicebroker.model import waiting
 from servicebroker.operations import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.schedules import KeepSchedule

@@ -15,7 +15,7 @@ from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.remote.refusals import RefusalKey
-from servicebroker.model.security.peers import Mistrust
+from servicebroker.model.security.peers import FalseClaim
 from servicebroker.protocol.budgets import OVER_BUDGET, UNANSWERED_PERIOD_S, over_budget
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
 from servicebroker.protocol.forwarding import MAX_HOPS, Passage, unwrap, wrap
@@ -113,7 +113,7 @@ def test_work_caused_by_one_peers_messages_is_bounded(
     done = {*victim.dialled} if resource == "addresses" else {*victim.store.asked}
     assert len(done) == SMALL_BUDGET[resource]
     assert mallory.refusals[OVER_BUDGET] == 100 - SMALL_BUDGET[resource]
-    assert Mistrust(MALLORY, "messages") not in victim.peers.take_mistrusted()
+    assert FalseClaim(MALLORY, "messages") not in victim.peers.take_mistrusted()
     victim.takes(Wire(owner=SHOP), make(1_000))  # another peer has its own budget
     done = {*victim.dialled} if resource == "addresses" else {*victim.store.asked}
     assert len(done) == SMALL_BUDGET[resource] + 1

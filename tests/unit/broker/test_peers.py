@@ -16,7 +16,7 @@ from servicebroker.broker.policy import OFF, Policy
 from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.security.certificates import Facts
-from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
+from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, FalseClaim, Proved
 from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 from servicebroker.protocol.routing import Address, Route, RoutingTable, ways
 from servicebroker.store.keys import x509_certificates
@@ -66,7 +66,7 @@ def test_a_greeting_teaches_nothing_and_an_answer_does() -> None:
     assert peers.take_answers() == {HERE: Answer("shop", SHOP)}
     assert "is that of shop" in str(peers.greeted("mallory", SHOP))
     assert peers.greeted("shop", SHOP) is None
-    assert list(peers.take_mistrusted()) == [Mistrust("mallory", INSTANCE, str(SHOP))]
+    assert list(peers.take_mistrusted()) == [FalseClaim("mallory", INSTANCE, str(SHOP))]
     assert peers.take_mistrusted() == {} == peers.take_answers()
 
 
@@ -92,7 +92,7 @@ def test_an_address_stays_with_whom_it_was_found_as_long_as_that_one_has_a_certi
     peers.answered(HERE, "shop", SHOP)
     assert "has answered at TCP://here:4022 before" in str(peers.answered(HERE, "mallory", OTHER))
     assert peers.owner_at(HERE) == "shop"
-    assert list(peers.take_mistrusted()) == [Mistrust("mallory", ADDRESS, str(HERE))]
+    assert list(peers.take_mistrusted()) == [FalseClaim("mallory", ADDRESS, str(HERE))]
     assert peers.answered(HERE, NOBODY, OTHER) is not None  # nor without TLS
     assert peers.answered(HERE, "shop", OTHER) is None  # another instance of the same owner
     peers.apply(Proving(owners=frozenset({"mallory"}), answers={HERE: Answer("shop", SHOP)}))

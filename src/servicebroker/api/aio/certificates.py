@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 async def _create_certificate(database: AsyncDatabase, operation: CreateCertificate) -> None:
     user = database.user
-    await database._alone(rights.authorize(user, operation.permission))  # before a file is read
+    await database._run_in_transaction(rights.authorize(user, operation.permission))  # before a file is read
     operation.check()
     if operation.file is None:
         start = database.instance.clock() if operation.start_date is None else operation.start_date
@@ -58,7 +58,7 @@ async def _create_certificate(database: AsyncDatabase, operation: CreateCertific
         owner = yield from principals.find_owner(user, operation.authorization)
         yield from user_certificates.create_certificate(user.database_id, operation, owner, facts, stored_key)
 
-    await database._alone(steps())
+    await database._run_in_transaction(steps())
 
 
 async def _alter_certificate(database: AsyncDatabase, operation: AlterCertificate) -> None:
@@ -71,7 +71,7 @@ async def _alter_certificate(database: AsyncDatabase, operation: AlterCertificat
         else:
             key = await open_key(database, certificate, operation.decryption_password)
             stored_key = await _keep(database, key, operation.encryption_password)
-    await database._alone(user_certificates.alter_certificate(database.user, operation, stored_key))
+    await database._run_in_transaction(user_certificates.alter_certificate(database.user, operation, stored_key))
 
 
 async def _backup_certificate(database: AsyncDatabase, operation: BackupCertificate) -> None:
@@ -97,7 +97,9 @@ async def find_certificate(database: AsyncDatabase, statement: str, name: str) -
     """
     action = statement.split()[0].lower()
     steps = user_certificates.find_certificate(action, database.user.database_id, name)
-    return await database._alone(rights.authorized(steps, database.user, statement, rights.certificate(name)))
+    return await database._run_in_transaction(
+        rights.authorized(steps, database.user, statement, rights.certificate(name))
+    )
 
 
 async def _read_key(

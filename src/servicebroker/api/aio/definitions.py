@@ -11,7 +11,7 @@ from uuid import UUID
 from servicebroker import operations
 from servicebroker.api.aio import certificates, master_keys
 from servicebroker.api.aio.lock_retry import LOCK_TIMEOUTS_MS, RISING_LOCK_TIMEOUTS_MS
-from servicebroker.api.aio.wrappers import operated
+from servicebroker.api.aio.wrappers import operation_method
 from servicebroker.engine.catalog import alter, database_options
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.definer import Definer
@@ -47,7 +47,7 @@ class AsyncDefinitions(ABC):
     _opened_master_key: tuple[bytes, bytes] | None = None  # (encrypted by its password, in clear) after OPEN MASTER KEY
 
     @abstractmethod
-    async def _alone(self, steps: Steps[T]) -> T:
+    async def _run_in_transaction(self, steps: Steps[T]) -> T:
         """Run the steps of DDL."""
 
     @abstractmethod
@@ -69,111 +69,111 @@ class AsyncDefinitions(ABC):
     async def _run_definition(self, operation: Operation[T]) -> T:
         """Run a definition. If its object exists and `exist_ok` is set, do nothing."""
         kind: Any = type(operation)
-        run: Runner | None = _RUNNERS.get(kind, _alone if kind in INTERPRETERS else None)
+        run: Runner | None = _RUNNERS.get(kind, _run_in_transaction if kind in INTERPRETERS else None)
         if run is None or not isinstance(operation, Definition):
             raise BrokerError(402, "operation", shown(operation), "a value of servicebroker.operations")
         with may_exist(operation.exist_ok):
             result: T = await run(self, operation)
             return result
 
-    alter = operated(operations.AlterDatabase)
+    alter = operation_method(operations.AlterDatabase)
 
-    create_message_type = operated(operations.CreateMessageType)
+    create_message_type = operation_method(operations.CreateMessageType)
 
-    alter_message_type = operated(operations.AlterMessageType)
+    alter_message_type = operation_method(operations.AlterMessageType)
 
-    drop_message_type = operated(operations.DropMessageType)
+    drop_message_type = operation_method(operations.DropMessageType)
 
-    create_xml_schema_collection = operated(operations.CreateXmlSchemaCollection)
+    create_xml_schema_collection = operation_method(operations.CreateXmlSchemaCollection)
 
-    alter_xml_schema_collection = operated(operations.AlterXmlSchemaCollection)
+    alter_xml_schema_collection = operation_method(operations.AlterXmlSchemaCollection)
 
-    drop_xml_schema_collection = operated(operations.DropXmlSchemaCollection)
+    drop_xml_schema_collection = operation_method(operations.DropXmlSchemaCollection)
 
-    create_contract = operated(operations.CreateContract)
+    create_contract = operation_method(operations.CreateContract)
 
-    drop_contract = operated(operations.DropContract)
+    drop_contract = operation_method(operations.DropContract)
 
-    create_queue = operated(operations.CreateQueue)
+    create_queue = operation_method(operations.CreateQueue)
 
-    alter_queue = operated(operations.AlterQueue)
+    alter_queue = operation_method(operations.AlterQueue)
 
-    drop_queue = operated(operations.DropQueue)
+    drop_queue = operation_method(operations.DropQueue)
 
-    create_service = operated(operations.CreateService)
+    create_service = operation_method(operations.CreateService)
 
-    alter_service = operated(operations.AlterService)
+    alter_service = operation_method(operations.AlterService)
 
-    drop_service = operated(operations.DropService)
+    drop_service = operation_method(operations.DropService)
 
-    create_broker_priority = operated(operations.CreateBrokerPriority)
+    create_broker_priority = operation_method(operations.CreateBrokerPriority)
 
-    alter_broker_priority = operated(operations.AlterBrokerPriority)
+    alter_broker_priority = operation_method(operations.AlterBrokerPriority)
 
-    drop_broker_priority = operated(operations.DropBrokerPriority)
+    drop_broker_priority = operation_method(operations.DropBrokerPriority)
 
-    create_remote_service_binding = operated(operations.CreateRemoteServiceBinding)
+    create_remote_service_binding = operation_method(operations.CreateRemoteServiceBinding)
 
-    alter_remote_service_binding = operated(operations.AlterRemoteServiceBinding)
+    alter_remote_service_binding = operation_method(operations.AlterRemoteServiceBinding)
 
-    drop_remote_service_binding = operated(operations.DropRemoteServiceBinding)
+    drop_remote_service_binding = operation_method(operations.DropRemoteServiceBinding)
 
-    create_route = operated(operations.CreateRoute)
+    create_route = operation_method(operations.CreateRoute)
 
-    alter_route = operated(operations.AlterRoute)
+    alter_route = operation_method(operations.AlterRoute)
 
-    drop_route = operated(operations.DropRoute)
+    drop_route = operation_method(operations.DropRoute)
 
-    create_event_notification = operated(operations.CreateEventNotification)
+    create_event_notification = operation_method(operations.CreateEventNotification)
 
-    drop_event_notification = operated(operations.DropEventNotification)
+    drop_event_notification = operation_method(operations.DropEventNotification)
 
-    create_user = operated(operations.CreateUser)
+    create_user = operation_method(operations.CreateUser)
 
-    drop_user = operated(operations.DropUser)
+    drop_user = operation_method(operations.DropUser)
 
-    create_role = operated(operations.CreateRole)
+    create_role = operation_method(operations.CreateRole)
 
-    drop_role = operated(operations.DropRole)
+    drop_role = operation_method(operations.DropRole)
 
-    add_role_member = operated(operations.AddRoleMember)
+    add_role_member = operation_method(operations.AddRoleMember)
 
-    drop_role_member = operated(operations.DropRoleMember)
+    drop_role_member = operation_method(operations.DropRoleMember)
 
-    grant = operated(operations.Grant)
+    grant = operation_method(operations.Grant)
 
-    deny = operated(operations.Deny)
+    deny = operation_method(operations.Deny)
 
-    revoke = operated(operations.Revoke)
+    revoke = operation_method(operations.Revoke)
 
-    alter_authorization = operated(operations.AlterAuthorization)
+    alter_authorization = operation_method(operations.AlterAuthorization)
 
-    create_certificate = operated(operations.CreateCertificate)
+    create_certificate = operation_method(operations.CreateCertificate)
 
-    alter_certificate = operated(operations.AlterCertificate)
+    alter_certificate = operation_method(operations.AlterCertificate)
 
-    drop_certificate = operated(operations.DropCertificate)
+    drop_certificate = operation_method(operations.DropCertificate)
 
-    backup_certificate = operated(operations.BackupCertificate)
+    backup_certificate = operation_method(operations.BackupCertificate)
 
-    create_master_key = operated(operations.CreateMasterKey)
+    create_master_key = operation_method(operations.CreateMasterKey)
 
-    open_master_key = operated(operations.OpenMasterKey)
+    open_master_key = operation_method(operations.OpenMasterKey)
 
-    close_master_key = operated(operations.CloseMasterKey)
+    close_master_key = operation_method(operations.CloseMasterKey)
 
-    alter_master_key = operated(operations.AlterMasterKey)
+    alter_master_key = operation_method(operations.AlterMasterKey)
 
-    add_master_key_password = operated(operations.AddMasterKeyPassword)
+    add_master_key_password = operation_method(operations.AddMasterKeyPassword)
 
-    drop_master_key_password = operated(operations.DropMasterKeyPassword)
+    drop_master_key_password = operation_method(operations.DropMasterKeyPassword)
 
-    regenerate_master_key = operated(operations.RegenerateMasterKey)
+    regenerate_master_key = operation_method(operations.RegenerateMasterKey)
 
-    drop_master_key = operated(operations.DropMasterKey)
+    drop_master_key = operation_method(operations.DropMasterKey)
 
     @abstractmethod
-    async def _define_alone(
+    async def _define_exclusively(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
         """Run steps of DDL with exclusive use of the database. The permission is checked before sessions are ended."""
@@ -181,12 +181,14 @@ class AsyncDefinitions(ABC):
     async def _deliver_remaining(self, handles: list[UUID]) -> None:
         """Deliver conversations that sessions had locked while the others were delivered, each in a transaction."""
         for handle in handles:
-            await self._alone(transmission.deliver_conversation(self.catalog, handle, self.instance.clock()))
+            await self._run_in_transaction(
+                transmission.deliver_conversation(self.catalog, handle, self.instance.clock())
+            )
 
     async def _remove_dropped_queues(self) -> None:
         """Run the second half of DROP QUEUE, also for queues of processes that died after the first half."""
-        for queue_id in await self._alone(alter.find_dropped_queues()):
-            await self._alone(alter.remove_dropped_queue(queue_id))
+        for queue_id in await self._run_in_transaction(alter.find_dropped_queues()):
+            await self._run_in_transaction(alter.remove_dropped_queue(queue_id))
 
 
 def _warn(warning: BrokerError | None) -> None:
@@ -199,9 +201,9 @@ def _warn(warning: BrokerError | None) -> None:
 Runner: TypeAlias = Callable[[Any, Any], Awaitable[Any]]  # (database, operation) -> the operation's result
 
 
-async def _alone(definitions: AsyncDefinitions, operation: Definition[Any]) -> Any:
+async def _run_in_transaction(definitions: AsyncDefinitions, operation: Definition[Any]) -> Any:
     """Run a definition in one transaction, under the lock of the catalog."""
-    return await definitions._alone(definitions._steps(operation))
+    return await definitions._run_in_transaction(definitions._steps(operation))
 
 
 async def _retry_locked(definitions: AsyncDefinitions, operation: Definition[Any]) -> None:
@@ -217,7 +219,7 @@ async def _delivering(definitions: AsyncDefinitions, operation: Definition[Any])
 
 
 async def _create_queue(definitions: AsyncDefinitions, operation: operations.CreateQueue) -> None:
-    _warn(await definitions._alone(definitions._steps(operation)))
+    _warn(await definitions._run_in_transaction(definitions._steps(operation)))
 
 
 async def _alter_queue(definitions: AsyncDefinitions, operation: operations.AlterQueue) -> None:
@@ -227,14 +229,14 @@ async def _alter_queue(definitions: AsyncDefinitions, operation: operations.Alte
     _warn(warning)
     definer = Definer(definitions.user, definitions.catalog, definitions.instance.clock)
     for table in alter.TABLES if operation.rebuild else ():
-        await definitions._alone(alter.rebuild_queue(definer, operation, table))
+        await definitions._run_in_transaction(alter.rebuild_queue(definer, operation, table))
     if operation.reorganize:
         queue = await definitions._do(alter.find_user_queue("alter", definer.database_id, operation.name))
         await definitions._do(alter.reorganize_queue(queue.queue_id))
 
 
 async def _drop_queue(definitions: AsyncDefinitions, operation: operations.DropQueue) -> None:
-    dropped = await definitions._alone(definitions._steps(operation))
+    dropped = await definitions._run_in_transaction(definitions._steps(operation))
     definitions.catalog.forget_queue(dropped.queue_id)
     await definitions._remove_dropped_queues()
 
@@ -262,10 +264,10 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
         return database_options.enable_broker(definitions.catalog, number, definitions.instance.clock())
 
     async def shared(steps: Steps[None]) -> None:
-        await definitions._alone(rights.authorized(steps, user, permission))
+        await definitions._run_in_transaction(rights.authorized(steps, user, permission))
 
     async def alone(steps: Callable[[], Steps[T]]) -> T:
-        return await definitions._define_alone(steps, permission, termination, in_use)
+        return await definitions._define_exclusively(steps, permission, termination, in_use)
 
     if operation.read_only is False and await alone(lambda: set_read_write(number, definitions.name)):
         await definitions._deliver_remaining(await alone(enabling))
@@ -290,7 +292,7 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
         await alone(lambda: set_read_only(number, definitions.name))
 
 
-# Definitions that retry after lock timeouts, or need several transactions or files; `_alone` runs the others.
+# Definitions that retry after lock timeouts, or need several transactions or files. Others: `_run_in_transaction`.
 _RUNNERS: Mapping[type[Definition[Any]], Runner] = {
     operations.DropContract: _retry_locked,
     operations.CreateQueue: _create_queue,

@@ -20,13 +20,13 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.aio.database import AsyncDatabase
+from servicebroker.api.aio.maintenance import Maintenance, write_counts, write_statement_counts
 from servicebroker.api.aio.network import AsyncNetwork
 from servicebroker.api.aio.notifier import Notifier, WaitingReader
 from servicebroker.api.aio.poison import PoisonDetector
 from servicebroker.api.aio.requesting import AsyncWatchers
 from servicebroker.api.aio.rights import AsyncRights
 from servicebroker.api.aio.transaction import release_group_locks, translated
-from servicebroker.api.aio.upkeep import Upkeep, write_counts, write_statement_counts
 from servicebroker.api.shared.preparation import prepare
 from servicebroker.api.shared.slow_steps import logged_if_slow
 from servicebroker.api.shared.tally import Tally
@@ -57,7 +57,7 @@ from servicebroker.store.keys.opened_keys import OpenedKeys
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.statements import Steps
 
-UPKEEP_INTERVAL_S = 30.0  # between two runs of the maintenance (upkeep.py)
+MAINTENANCE_INTERVAL_S = 30.0  # between two runs of the maintenance (maintenance.py)
 _LOG = logging.getLogger("servicebroker")
 _CLOSE_TIMEOUT_S = 0.5  # to get a connection for the last counts
 _NOT_CLOSED = (
@@ -116,7 +116,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         *,
         clock: Clock | None = None,
         connections: int = 20,
-        upkeep: float | None = UPKEEP_INTERVAL_S,
+        upkeep: float | None = MAINTENANCE_INTERVAL_S,
         maximum_body: int = MAX_BODY_BYTES,
         keys: str | os.PathLike[str] | None = None,
         draw: Callable[[], UUID] = uuid4,
@@ -140,7 +140,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._lent = 0  # connections lent so far: as long as the number rises, waiting callers will get one
         self._server: EmbeddedServer | None = None
         self._pool: AsyncDirectPool | None = None
-        self._upkeep: Upkeep | None = None
+        self._maintenance: Maintenance | None = None
         self.thread_view: Any = None  # the ThreadInstance of T-SQL under asyncio (aio/scripts.py)
         self._process = forked.process_id
         self._is_closed = False
@@ -152,7 +152,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         pool = getattr(self, "_pool", None)
         if pool is not None and not (self._is_closed or self.is_forked):
             with suppress(RuntimeError):  # the event loop is closed, or the interpreter exits
-                pool.drop(*([] if self._upkeep is None else [self._upkeep.stop]), self.notifier.stop)
+                pool.drop(*([] if self._maintenance is None else [self._maintenance.stop]), self.notifier.stop)
             warnings.warn(_NOT_CLOSED, ResourceWarning, stacklevel=2, source=self)
 
     async def open(self) -> Self:
@@ -176,7 +176,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             self._pool = pool(self.url, self._connections)
             await self._pool.open()
             if self._interval and self.engine.runs_maintenance:
-                self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally, self._new_catalog)
+                self._maintenance = Maintenance(self.url, self.clock, self._interval, self.tally, self._new_catalog)
         except BaseException:
             await finish(self.close())
             raise
@@ -262,8 +262,8 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
 
         `filtered`: the RECEIVE was limited to a conversation or group, so an empty result does not mean an empty queue.
         """
-        if self._upkeep is not None and (messages or not filtered):
-            self._upkeep.count_received(queue_id, messages)
+        if self._maintenance is not None and (messages or not filtered):
+            self._maintenance.count_received(queue_id, messages)
 
     async def sleep(self, reader: WaitingReader, seconds: float) -> bool:
         """Wait until the reader is woken, at most `seconds`. Return whether the queue may have been altered."""
@@ -282,8 +282,8 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if self.is_forked:
             return
         self._is_closed = True
-        if self._upkeep is not None:
-            await self._upkeep.close()
+        if self._maintenance is not None:
+            await self._maintenance.close()
         if self._pool is not None:
             if self.engine.runs_maintenance:
                 await self._write_last_counts(self._pool)

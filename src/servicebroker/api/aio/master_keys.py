@@ -36,14 +36,14 @@ async def _create_master_key(database: AsyncDatabase, operation: CreateMasterKey
     key = new_key()
     by_password = await in_thread(seal_by_password, operation.password, key, MASTER_KEY)
     service_key = await in_thread((await database.instance.key_folder()).ensure_service_master_key)
-    await database._alone(
+    await database._run_in_transaction(
         master_keys.create_master_key(database.user, MasterKey(by_password, seal(service_key, key, MASTER_KEY)))
     )
 
 
 async def _open_master_key(database: AsyncDatabase, operation: OpenMasterKey) -> None:
     checked_password("PASSWORD", operation.password)
-    stored_key = await database._alone(master_keys.require_master_key(database.user))
+    stored_key = await database._run_in_transaction(master_keys.require_master_key(database.user))
     for sealed in stored_key.by_passwords:
         key = await in_thread(unseal_by_password, operation.password, sealed, MASTER_KEY)
         if key is not None:
@@ -65,19 +65,21 @@ async def _alter_master_key(database: AsyncDatabase, operation: AlterMasterKey) 
     if operation.service_master_key:
         folder = await database.instance.key_folder()
         sealed = seal(await in_thread(folder.ensure_service_master_key), key, MASTER_KEY)
-    await database._alone(master_keys.set_service_encryption(database.user, sealed))
+    await database._run_in_transaction(master_keys.set_service_encryption(database.user, sealed))
 
 
 async def _add_master_key_password(database: AsyncDatabase, operation: AddMasterKeyPassword) -> None:
     checked_password("PASSWORD", operation.password, is_new=True)
     sealed = await in_thread(seal_by_password, operation.password, await find_master_key(database), MASTER_KEY)
-    stored_key = await database._alone(master_keys.require_master_key(database.user))
-    await database._alone(master_keys.set_password_encryption(database.user, [*stored_key.by_passwords, sealed]))
+    stored_key = await database._run_in_transaction(master_keys.require_master_key(database.user))
+    await database._run_in_transaction(
+        master_keys.set_password_encryption(database.user, [*stored_key.by_passwords, sealed])
+    )
 
 
 async def _drop_master_key_password(database: AsyncDatabase, operation: DropMasterKeyPassword) -> None:
     checked_password("PASSWORD", operation.password)
-    stored_key = await database._alone(master_keys.require_master_key(database.user))
+    stored_key = await database._run_in_transaction(master_keys.require_master_key(database.user))
     remaining = [
         sealed
         for sealed in stored_key.by_passwords
@@ -87,13 +89,13 @@ async def _drop_master_key_password(database: AsyncDatabase, operation: DropMast
         raise BrokerError(15558, "the encryption of the master key", "this password")
     if database._opened_master_key is not None:
         database._opened_master_key = (remaining[0], database._opened_master_key[1])
-    await database._alone(master_keys.set_password_encryption(database.user, remaining))
+    await database._run_in_transaction(master_keys.set_password_encryption(database.user, remaining))
 
 
 async def _regenerate_master_key(database: AsyncDatabase, operation: RegenerateMasterKey) -> None:
     check_switch("FORCE", operation.force)
     checked_password("PASSWORD", operation.password, is_new=True)
-    stored_key = await database._alone(master_keys.require_master_key(database.user))
+    stored_key = await database._run_in_transaction(master_keys.require_master_key(database.user))
     try:
         old = await find_master_key(database)
     except BrokerError as closed:
@@ -114,12 +116,12 @@ async def _regenerate_master_key(database: AsyncDatabase, operation: RegenerateM
         return None if clear is None else seal(new, clear, purpose)
 
     key = MasterKey(by_password, sealed)
-    await database._alone(master_keys.regenerate_master_key(database.user, key, encrypt_again))
+    await database._run_in_transaction(master_keys.regenerate_master_key(database.user, key, encrypt_again))
     database._opened_master_key = (by_password, new)
 
 
 async def _drop_master_key(database: AsyncDatabase, operation: DropMasterKey) -> None:
-    await database._alone(master_keys.drop_master_key(database.user))
+    await database._run_in_transaction(master_keys.drop_master_key(database.user))
     database._opened_master_key = None
 
 
@@ -129,7 +131,7 @@ async def find_master_key(database: AsyncDatabase) -> bytes:
     Raises:
         BrokerError: 15581 there is no master key, or it is not open; 15247 no permission.
     """
-    stored_key = await database._alone(master_keys.require_master_key(database.user))
+    stored_key = await database._run_in_transaction(master_keys.require_master_key(database.user))
     if database._opened_master_key is not None and database._opened_master_key[0] == stored_key.by_password:
         return database._opened_master_key[1]
     service_key = await in_thread((await database.instance.key_folder()).service_master_key)

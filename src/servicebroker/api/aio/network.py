@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from servicebroker import operations
 from servicebroker.api.aio import rights
 from servicebroker.api.aio.certificates import a_year_after, read_file, write_backup
-from servicebroker.api.aio.wrappers import operated
+from servicebroker.api.aio.wrappers import operation_method
 from servicebroker.engine.catalog import databases, network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
@@ -75,43 +75,43 @@ class AsyncNetwork(ABC):
             BrokerError: as the method with the operation's name; 402 it is no operation of an instance.
         """
         kind: Any = type(operation)
-        run = _RUNNERS.get(kind, _alone if kind in _STEPS else None)
+        run = _RUNNERS.get(kind, _run_in_transaction if kind in _STEPS else None)
         if run is None:
             raise BrokerError(402, "operation", shown(operation), "one for the whole instance; use database.run")
         result: T = await run(self, operation)
         return result
 
-    drop_database = operated(operations.DropDatabase)
+    drop_database = operation_method(operations.DropDatabase)
 
-    create_endpoint = operated(operations.CreateEndpoint)
+    create_endpoint = operation_method(operations.CreateEndpoint)
 
-    alter_endpoint = operated(operations.AlterEndpoint)
+    alter_endpoint = operation_method(operations.AlterEndpoint)
 
-    drop_endpoint = operated(operations.DropEndpoint)
+    drop_endpoint = operation_method(operations.DropEndpoint)
 
-    create_login = operated(operations.CreateLogin)
+    create_login = operation_method(operations.CreateLogin)
 
-    drop_login = operated(operations.DropLogin)
+    drop_login = operation_method(operations.DropLogin)
 
-    grant_connect = operated(operations.GrantConnect)
+    grant_connect = operation_method(operations.GrantConnect)
 
-    deny_connect = operated(operations.DenyConnect)
+    deny_connect = operation_method(operations.DenyConnect)
 
-    revoke_connect = operated(operations.RevokeConnect)
+    revoke_connect = operation_method(operations.RevokeConnect)
 
-    grant = operated(operations.GrantOnInstance)
+    grant = operation_method(operations.GrantOnInstance)
 
-    deny = operated(operations.DenyOnInstance)
+    deny = operation_method(operations.DenyOnInstance)
 
-    revoke = operated(operations.RevokeOnInstance)
+    revoke = operation_method(operations.RevokeOnInstance)
 
-    create_certificate = operated(operations.CreateTransportCertificate)
+    create_certificate = operation_method(operations.CreateTransportCertificate)
 
-    alter_certificate = operated(operations.AlterTransportCertificate)
+    alter_certificate = operation_method(operations.AlterTransportCertificate)
 
-    drop_certificate = operated(operations.DropTransportCertificate)
+    drop_certificate = operation_method(operations.DropTransportCertificate)
 
-    backup_certificate = operated(operations.BackupCertificate)
+    backup_certificate = operation_method(operations.BackupCertificate)
 
     async def accept_certificate(self, name: str) -> AcceptedClaims:
         """Accept the identity that the peer with this certificate claims, for all certificates of their owner.
@@ -189,7 +189,7 @@ _STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = 
 }
 
 
-async def _alone(instance: AsyncNetwork, operation: Any) -> Any:
+async def _run_in_transaction(instance: AsyncNetwork, operation: Any) -> Any:
     """Run a definition in one transaction."""
     return await instance._administer(_STEPS[type(operation)](operation, instance.clock()))
 
@@ -202,7 +202,9 @@ async def drop_database(database: AsyncDatabase, operation: operations.DropDatab
     """Run DROP DATABASE as the user of `database`."""
     termination = checked_termination(operation.rollback_after is None, operation.rollback_after)
     in_use, number = BrokerError(3702, database.name), database.database_id
-    await database._define_alone(lambda: databases.drop_database(number), operation.permission, termination, in_use)
+    await database._define_exclusively(
+        lambda: databases.drop_database(number), operation.permission, termination, in_use
+    )
     system = await database.instance.database(databases.SYSTEM_DATABASE)
     await system._remove_dropped_queues()
 
@@ -328,7 +330,7 @@ async def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> byte
     return await in_thread(key_pem, key, password) + as_pem(facts.der)
 
 
-# Operations that need more than one transaction of `_administer`; `_alone` runs the others.
+# Operations that need more than one transaction of `_administer`; `_run_in_transaction` runs the others.
 _RUNNERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Awaitable[Any]]] = {
     operations.DropDatabase: _drop_database,
     operations.CreateEndpoint: _create_endpoint,

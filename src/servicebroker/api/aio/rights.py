@@ -9,7 +9,7 @@ from typing import Any
 
 from servicebroker import operations
 from servicebroker.api.aio.transaction import translated
-from servicebroker.api.aio.wrappers import operated
+from servicebroker.api.aio.wrappers import operation_method
 from servicebroker.engine.security import role_rights
 from servicebroker.engine.security.role_rights import RoleRights
 from servicebroker.operations.operation import Operation
@@ -25,9 +25,9 @@ class AsyncRights(ABC):
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
         """Lend a connection of the pool."""
 
-    grant_rights = operated(operations.GrantRights)
+    grant_rights = operation_method(operations.GrantRights)
 
-    revoke_rights = operated(operations.RevokeRights)
+    revoke_rights = operation_method(operations.RevokeRights)
 
     async def show_rights(self, role: str | None = None) -> list[RoleRights]:
         """Return the effective rights of a role, or of all roles with rights, from PostgreSQL's catalogs.

@@ -14,7 +14,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api.aio.requesting import COMPOSED
-from servicebroker.api.aio.wrappers import WRAPPERS, operated
+from servicebroker.api.aio.wrappers import WRAPPERS, operation_method
 from servicebroker.api.shared import tracing
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation import receive
@@ -92,7 +92,7 @@ class AsyncVerbs(ABC):
         result = await run(self, operation, partial(engine.interpreters[kind], engine, operation))
         return result
 
-    async def _alone(self, steps: Steps[T]) -> T:
+    async def _run_in_transaction(self, steps: Steps[T]) -> T:
         """Run an administrative operation as a transaction of its own. Only a database overrides this.
 
         Raises:
@@ -125,17 +125,17 @@ class AsyncVerbs(ABC):
     def _received(self, queue_id: int, transaction: int) -> None:
         """Note that a transaction, by its id, received from the queue: poison detection counts its rollback."""
 
-    begin_dialog = operated(BeginDialog)
+    begin_dialog = operation_method(BeginDialog)
 
-    send = operated(Send)
+    send = operation_method(Send)
 
-    send_batch = operated(SendBatch)
+    send_batch = operation_method(SendBatch)
 
-    request = operated(Request)
+    request = operation_method(Request)
 
-    begin_request = operated(BeginRequest)
+    begin_request = operation_method(BeginRequest)
 
-    wait_for_answer = operated(WaitForAnswer)
+    wait_for_answer = operation_method(WaitForAnswer)
 
     async def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
         """Run BEGIN DIALOG in a new group with this unique id."""
@@ -198,21 +198,21 @@ class AsyncVerbs(ABC):
 
     _processing: Span | None = None  # the span of the messages that this transaction received last
 
-    receive = operated(Receive)
+    receive = operation_method(Receive)
 
-    get_conversation_group = operated(GetConversationGroup)
+    get_conversation_group = operation_method(GetConversationGroup)
 
-    move_conversation = operated(MoveConversation)
+    move_conversation = operation_method(MoveConversation)
 
-    end_conversation = operated(EndConversation)
+    end_conversation = operation_method(EndConversation)
 
-    begin_conversation_timer = operated(BeginConversationTimer)
+    begin_conversation_timer = operation_method(BeginConversationTimer)
 
-    get_transmission_status = operated(GetTransmissionStatus)
+    get_transmission_status = operation_method(GetTransmissionStatus)
 
-    delayed_messages = operated(DelayedMessages)
+    delayed_messages = operation_method(DelayedMessages)
 
-    cancel_delayed = operated(CancelDelayed)
+    cancel_delayed = operation_method(CancelDelayed)
 
     async def _find(self, queue: str) -> Queue:
         """Return the queue of that name, from the cache of this process if possible."""

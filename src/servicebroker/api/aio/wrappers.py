@@ -18,6 +18,7 @@ from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
@@ -25,7 +26,6 @@ from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Steps
 
@@ -44,7 +44,7 @@ Runner: TypeAlias = Callable[[Any, Any, Begin], Awaitable[Any]]  # (AsyncVerbs, 
 Wrapper: TypeAlias = Callable[[Runner, Any, Any, Begin], Awaitable[Any]]
 
 
-def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+def operation_method(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
     """Return a method that makes the operation and runs it. Its signature and help are those of the operation."""
 
     async def method(verbs: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -153,7 +153,7 @@ async def poll_counted(inner: Runner, verbs: AsyncVerbs, operation: GetConversat
 
 async def administered(verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> Any:
     """Run the steps as a definition: in a transaction of their own, under the lock of the catalog."""
-    return await verbs._alone(begin())
+    return await verbs._run_in_transaction(begin())
 
 
 class Wrapped(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from servicebroker.api.aio.instance import AsyncInstance
-from servicebroker.api.instance import UPKEEP_INTERVAL_S, Instance
+from servicebroker.api.instance import MAINTENANCE_INTERVAL_S, Instance
 from servicebroker.model.arguments import MAX_BODY_BYTES
 from servicebroker.store.server_clock import Clock
 
@@ -14,7 +14,7 @@ def open_instance(
     target: str | os.PathLike[str],
     *,
     clock: Clock | None = None,
-    upkeep: float | None = UPKEEP_INTERVAL_S,
+    upkeep: float | None = MAINTENANCE_INTERVAL_S,
     maximum_body: int = MAX_BODY_BYTES,
     keys: str | os.PathLike[str] | None = None,
 ) -> Instance:
@@ -42,7 +42,7 @@ def open_async(
     target: str | os.PathLike[str],
     *,
     clock: Clock | None = None,
-    upkeep: float | None = UPKEEP_INTERVAL_S,
+    upkeep: float | None = MAINTENANCE_INTERVAL_S,
     maximum_body: int = MAX_BODY_BYTES,
     keys: str | os.PathLike[str] | None = None,
 ) -> AsyncInstance:

@@ -18,7 +18,7 @@ from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.links import Link as AnyLink
 from servicebroker.engine.remote.local_topology import LocalInstance
-from servicebroker.model.security.peers import Mistrust
+from servicebroker.model.security.peers import FalseClaim
 from servicebroker.overriding import override
 from servicebroker.protocol.mirroring import NEVER, KnownTimeline
 from servicebroker.protocol.routing import Address
@@ -165,7 +165,7 @@ class KnownPeers(Peers):
         return self._owner_at[address]
 
     @override
-    def mistrust(self, what: Mistrust, detail: str) -> None:
+    def mistrust(self, what: FalseClaim, detail: str) -> None:
         """Have the daemon count an act that a peer is not allowed."""
         self._daemon.tell(TO_PEERS, "mistrust", what, detail)
 

@@ -28,7 +28,7 @@ from servicebroker.broker.transport.stream import STEP_TIME, Stream
 from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED, SUPPORTED
 from servicebroker.model.errors import RULES, InstanceError
-from servicebroker.model.security.peers import STANDING, TWINS, Mistrust, Peer
+from servicebroker.model.security.peers import STANDING, TWINS, FalseClaim, Peer
 from servicebroker.protocol.adjacent import Closed, LocalIdentity, Online, Phase
 from servicebroker.protocol.arbitration import Arbiter
 from servicebroker.protocol.mirroring import IN_DOUBT, NEVER, KnownTimeline, Role, RoleReport
@@ -405,7 +405,7 @@ class Network:
         for address in halves:
             self.inbox.put(Answered(address, role_report))
         if not halves and self.peers.proves:
-            self.peers.mistrust(Mistrust(stream.owner, STANDING), f"{role_report.role.name} of {role_report.system}")
+            self.peers.mistrust(FalseClaim(stream.owner, STANDING), f"{role_report.role.name} of {role_report.system}")
 
     def on_question(self, stream: Stream, known: KnownTimeline) -> None:
         """Handle a peer's question whether this server is the principal. `known` is the timeline that the peer knows.
@@ -421,7 +421,7 @@ class Network:
         ):
             return
         if self.peers.proves and tls is not None and not tls.is_ours(known):
-            self.peers.mistrust(Mistrust(stream.owner, STANDING), f"timeline {known.timeline} of {known.system}")
+            self.peers.mistrust(FalseClaim(stream.owner, STANDING), f"timeline {known.timeline} of {known.system}")
         else:
             self.inbox.put(Outdated(known))
 
@@ -486,7 +486,7 @@ class Network:
         other_address = self._twins.heard(identity, stream.incarnation, address, self.seconds())
         if other_address is not None:
             self.peers.mistrust(
-                Mistrust(stream.owner, TWINS, str(stream.instance)), f"one at {other_address}, one at {address}"
+                FalseClaim(stream.owner, TWINS, str(stream.instance)), f"one at {other_address}, one at {address}"
             )
 
     def _resume_soon(self) -> None:

@@ -23,7 +23,7 @@ from servicebroker.cli import shutdown
 from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.health import HEARTBEAT_TIMEOUT_S, health_served
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import HEALTH_VARIABLE, HealthOption, ShutdownTimeoutOption
+from servicebroker.cli.options import HEALTH_VARIABLE, HealthOption, PatienceOption
 from servicebroker.cli.programs import POLL_S, RETRY_PAUSE_S, ProcessGroup, end
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
@@ -195,7 +195,7 @@ class Activator:
 
 def activator(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, in TOML.")],
-    patience: ShutdownTimeoutOption = shutdown.SHUTDOWN_TIMEOUT_S,
+    patience: PatienceOption = shutdown.SHUTDOWN_TIMEOUT_S,
     health: HealthOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:

@@ -113,7 +113,7 @@ def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOpti
     with open_database(instance, database) as opened:
         queue_id = opened._do(find_queue_uncached("alter", opened.database_id, queue)).queue_id
         opened.alter_queue(queue, status=True)
-        count = opened._alone(poison_report.forget_failures(queue_id))
+        count = opened._run_in_transaction(poison_report.forget_failures(queue_id))
     retried = counted(count, "message that has failed is", "messages that have failed are")
     say(f"The queue {queue} is ON; {retried} tried again.")
 

@@ -34,7 +34,7 @@ from servicebroker.cli.options import (
     HealthOption,
     InstanceOption,
     KeysOption,
-    ShutdownTimeoutOption,
+    PatienceOption,
     finite,
 )
 from servicebroker.cli.tds_listener import parse_tds_listener, tds_running
@@ -103,7 +103,7 @@ def serve(
         str | None,
         typer.Option(metavar="URL", help="When poison detection disables a queue, POST the event as JSON to this URL."),
     ] = None,
-    patience: ShutdownTimeoutOption = shutdown.SHUTDOWN_TIMEOUT_S,
+    patience: PatienceOption = shutdown.SHUTDOWN_TIMEOUT_S,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
     ] = None,

@@ -76,7 +76,7 @@ def show(
 ) -> None:
     """Show the recorded events of a conversation."""
     with open_existing(instance) as opened, opened.connection() as connection:
-        events = run(connection, trail.life(conversation))
+        events = run(connection, trail.find_events(conversation))
         settings = run(connection, trail.settings())
     if as_json:
         say_json({"events": [event._asdict() for event in events]})
@@ -131,14 +131,14 @@ def _describe(settings: TrailSettings) -> str:
 def _switch(opened: Instance, settings: TrailSettings) -> None:
     """Store the settings, then change the tables one after the other. Each change waits for a short lock."""
     with opened.connection() as connection:
-        in_transaction(connection, trail.switch(settings))
+        in_transaction(connection, trail.save_settings(settings))
         statements = run(connection, trail.partitions(opened.clock()))
-        statements += [change.statement for change in run(connection, trail.changes())]
+        statements += [change.statement for change in run(connection, trail.find_trigger_changes())]
         for statement in statements:
             deadline = time.monotonic() + _LOCK_TIMEOUT_S
             while True:
                 try:
-                    in_transaction(connection, trail.briefly(statement))
+                    in_transaction(connection, trail.with_short_lock_timeout(statement))
                     break
                 except psycopg.errors.LockNotAvailable:
                     if time.monotonic() > deadline:

@@ -31,7 +31,7 @@ from servicebroker.cli.options import (
     HealthOption,
     InstanceOption,
     KeysOption,
-    ShutdownTimeoutOption,
+    PatienceOption,
 )
 from servicebroker.cli.programs import POLL_S, ProcessGroup, end
 from servicebroker.model.errors import InstanceError
@@ -58,7 +58,7 @@ def worker(
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a Python file below this folder changes.")
     ] = False,
-    patience: ShutdownTimeoutOption = shutdown.SHUTDOWN_TIMEOUT_S,
+    patience: PatienceOption = shutdown.SHUTDOWN_TIMEOUT_S,
     keys: KeysOption = None,
     health: HealthOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,

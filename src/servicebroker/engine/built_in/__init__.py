@@ -4,8 +4,8 @@
 service, even if no application runs there.
 
 **The flow.** A message in the built-in service's queue wakes the maintenance thread of an open instance
-(`api/aio/upkeep.py`) or the daemon (`broker/daemon.py`). `answer_built_in` receives the message and answers in the same
-transaction. It also ends conversations that the initiator has ended.
+(`api/aio/maintenance.py`) or the daemon (`broker/daemon.py`). `answer_built_in` receives the message and answers in
+the same transaction. It also ends conversations that the initiator has ended.
 
 **The rules.**
 

@@ -15,7 +15,7 @@ from servicebroker.engine.conversation.endpoints import (
     is_unopened,
     lock_conversation,
     lock_parking,
-    remove_closed,
+    remove_closed_endpoints,
     remove_endpoint,
     state_at,
 )
@@ -81,7 +81,7 @@ def _end_dialog(catalog: Catalog, handle: UUID, now: datetime, version: int | No
     rows = yield Statement("end.end_dialog", enqueue.end_dialog(*queues), (handle, now, version), locks=True)
     is_done, is_due, *_ = rows[0]
     if is_done and is_due:
-        yield from remove_closed(now)
+        yield from remove_closed_endpoints(now)
     if not is_done:
         catalog.forget(handle)
     catalog.forget_ended(handle)
@@ -140,7 +140,7 @@ def _end_step_by_step(handle: UUID, *, now: datetime, error: tuple[int, str] | N
         # must check the state of this side
         yield _stop_direct_delivery(peer)
     yield from _close(endpoint, now, keep=next_state is not None)
-    yield from remove_closed(now)
+    yield from remove_closed_endpoints(now)
 
 
 def _send_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[bool]:
@@ -258,5 +258,5 @@ def answer_ends(queue_id: int, messages: Sequence[Message], now: datetime) -> St
     )
     yield delete_parked(ended)
     yield from close_endpoints(ended, now)
-    yield from remove_closed(now)
+    yield from remove_closed_endpoints(now)
     return ended

@@ -256,12 +256,12 @@ def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
     yield remove_empty_groups([endpoint.conversation_group_id])
 
 
-def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
+def remove_closed_endpoints(now: datetime, limit: int = 100) -> Steps[int]:
     """Delete up to `limit` closed endpoints whose replay protection has ended. Returns their number.
 
     Endpoints that are locked, or in whose group a dialog is beginning, are skipped until the next call.
     """
-    rows = yield SQL("remove_closed", (now, limit))
+    rows = yield SQL("remove_closed_endpoints", (now, limit))
     if rows:
         yield remove_empty_groups([group for (group,) in rows])
     return len(rows)

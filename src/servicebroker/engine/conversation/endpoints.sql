@@ -22,7 +22,7 @@ select uuid_hash($1) from pg_advisory_lock($2, uuid_hash($1))
 -- name: is_unopened
 select from servicebroker.transmission_queue where conversation_handle = $1 and message_sequence_number = 0
 
--- name: remove_closed
+-- name: remove_closed_endpoints
 delete from servicebroker.conversation_endpoints where conversation_handle = any (array(select e.conversation_handle from servicebroker.conversation_endpoints e
 join servicebroker.conversation_groups g using (conversation_group_id)
 where e.security_timestamp <= $1

@@ -15,7 +15,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import VARIES_IN_ERRORS, DeadLetterGroup, SetAsideMessage
-from servicebroker.operations.set_aside import SetAsideMessages
+from servicebroker.operations.dead_letters import SetAsideMessages
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.sql_verbs import MAX_ERROR_CHARACTERS
 from servicebroker.store.statements import Statement, Steps
@@ -131,10 +131,12 @@ def set_aside(
     )
 
 
-def find_set_aside(database_id: int, queue_id: int | None, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
+def find_dead_letters(
+    database_id: int, queue_id: int | None, operation: SetAsideMessages
+) -> Steps[list[SetAsideMessage]]:
     """Return the dead letters that the operation selects, oldest first: of one queue, or of the whole database."""
     rows = yield Statement(
-        "failed_messages.find_set_aside",
+        "failed_messages.find_dead_letters",
         f"select {_COLUMNS} from servicebroker.set_aside_messages where database_id = $1 "
         "and ($2::int is null or queue_id = $2) and ($3::text is null or message_type_name = $3) "
         f"and ($4::text is null or position(lower($4) in lower(error)) > 0 or {ERROR_KIND.format(5)} = $4) "

@@ -1,6 +1,6 @@
 """Maintenance of queues that no session receives from: fire due timers, end due lifetimes, truncate empty tables.
 
-RECEIVE fires timers and ends lifetimes of its own queue. For other queues the maintenance thread (`api/upkeep.py`)
+RECEIVE fires timers and ends lifetimes of its own queue. For other queues the maintenance thread (`api/maintenance.py`)
 calls these functions.
 """
 
@@ -37,10 +37,10 @@ def find_due_queues(now: datetime) -> Steps[list[int]]:
     return [queue_id for (queue_id,) in rows]
 
 
-def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
+def fire_timers_and_lifetimes(queue_id: int, now: datetime) -> Steps[None]:
     """Fire due timers and end due lifetimes of a queue, a few hundred at a time, and wake its readers."""
     yield Statement(
-        "maintenance.serve_queue",
+        "maintenance.fire_timers_and_lifetimes",
         f"select servicebroker.fire_timers_{queue_id}($1), servicebroker.expire_{queue_id}($1), "
         f"case when exists (select from servicebroker.waiting_readers where queue_id = {queue_id}) "
         f"then pg_notify('servicebroker', '{queue_id}') end",
@@ -54,20 +54,20 @@ def find_bloated_queues() -> Steps[list[int]]:
     return [queue_id for (queue_id,) in rows]
 
 
-def truncate_empty(queue_id: int) -> Steps[bool]:
+def truncate_empty_queue(queue_id: int) -> Steps[bool]:
     """Truncate the table of a queue if it is empty and no session uses it. Returns True if it was truncated."""
-    rows = yield SQL("truncate_empty", (queue_id,))
+    rows = yield SQL("truncate_empty_queue", (queue_id,))
     return bool(rows[0][0])
 
 
-def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:
+def remove_expired_endpoints(now: datetime, limit: int = 100) -> Steps[int]:
     """Remove expired endpoints that have ended and whose EndDialog or Error is still undelivered.
 
     Their application has ended the conversation, so it gets no Error. The peer has a lifetime of its own. Returns their
     number.
     """
     rows = yield Statement(
-        "maintenance.expire_ended",
+        "maintenance.remove_expired_endpoints",
         "select e.conversation_handle from servicebroker.conversation_endpoints e "
         "where e.queue_id = any (array(select queue_id from servicebroker.queues join servicebroker.databases d "
         f"using (database_id) where not d.is_read_only)) and e.lifetime <= $1 and {_CAN_EXPIRE} "

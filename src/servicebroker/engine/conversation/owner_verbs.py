@@ -56,6 +56,7 @@ from servicebroker.model.requests import LateAnswers
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import ExpectedType
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
+from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
@@ -63,7 +64,6 @@ from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Rows, Statement, Steps
@@ -301,7 +301,7 @@ class OwnerVerbs:
 
     def remove_closed(self) -> Steps[int]:
         """Remove closed endpoints that protect against replays no more. Return their number."""
-        return endpoints.remove_closed(self.settings.clock())
+        return endpoints.remove_closed_endpoints(self.settings.clock())
 
     def defer_end(self, operation: EndConversation) -> DeferredVerb | None:
         """Defer END CONVERSATION on a received conversation."""
@@ -437,10 +437,10 @@ def _get_transmission_status(verbs: OwnerVerbs, operation: GetTransmissionStatus
     return transmission.get_transmission_status(verbs.user.database_id, operation)
 
 
-def _set_aside_messages(verbs: OwnerVerbs, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
+def _list_dead_letters(verbs: OwnerVerbs, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
     operation.check()
     queue_id = yield from _find_dead_letter_queue(verbs, operation)
-    return (yield from failed_messages.find_set_aside(verbs.user.database_id, queue_id, operation))
+    return (yield from failed_messages.find_dead_letters(verbs.user.database_id, queue_id, operation))
 
 
 def _dead_letter_groups(verbs: OwnerVerbs, operation: DeadLetterGroups) -> Steps[list[DeadLetterGroup]]:
@@ -532,7 +532,7 @@ OwnerVerbs.interpreters = {
     MoveConversation: _move_conversation,
     BeginConversationTimer: _begin_conversation_timer,
     GetTransmissionStatus: _get_transmission_status,
-    SetAsideMessages: _set_aside_messages,
+    SetAsideMessages: _list_dead_letters,
     DeadLetterGroups: _dead_letter_groups,
     ReplayMessage: _replay_message,
     DiscardMessage: _discard_message,

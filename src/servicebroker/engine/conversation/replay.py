@@ -28,8 +28,8 @@ from servicebroker.model.messages import read_error
 from servicebroker.model.states import EndpointState
 from servicebroker.model.xml import validation_failure
 from servicebroker.operations.begin import BeginDialog
+from servicebroker.operations.dead_letters import ReplayMessage
 from servicebroker.operations.send import Send
-from servicebroker.operations.set_aside import ReplayMessage
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -48,7 +48,7 @@ class Replayed(NamedTuple):
     new_conversation: UUID | None
 
 
-class _SetAside(NamedTuple):
+class _DeadLetter(NamedTuple):
     """A dead letter. `is_for_target` is None if the contract allows both sides to send its message type."""
 
     handle: UUID
@@ -99,16 +99,16 @@ def replay(
     return Replayed((yield from discard(database_id, set_aside_id)), handle)
 
 
-def _is_sent(message: _SetAside) -> bool:
+def _is_sent(message: _DeadLetter) -> bool:
     """Check whether an application sent the message: DialogTimer, Error and EndDialog come from the broker."""
     return message.type_id not in (names.DIALOG_TIMER_ID, names.ERROR_ID, names.END_DIALOG_ID)
 
 
-def _find(database_id: int, set_aside_id: int) -> Steps[_SetAside]:
+def _find(database_id: int, set_aside_id: int) -> Steps[_DeadLetter]:
     rows = yield SQL("find", (database_id, set_aside_id))
     if not rows:
         raise unknown_dead_letter(set_aside_id)
-    return _SetAside(*rows[0])
+    return _DeadLetter(*rows[0])
 
 
 def _lock(handle: UUID) -> Steps[Endpoint | None]:
@@ -120,7 +120,7 @@ def _lock(handle: UUID) -> Steps[Endpoint | None]:
     return endpoint
 
 
-def _enqueue(catalog: Catalog, endpoint: Endpoint, message: _SetAside, *, is_edited: bool) -> Steps[None]:
+def _enqueue(catalog: Catalog, endpoint: Endpoint, message: _DeadLetter, *, is_edited: bool) -> Steps[None]:
     """Put the message into the endpoint's queue, behind the queued messages, with its sequence number."""
     if is_edited:
         yield from _check(catalog, endpoint, message)
@@ -138,7 +138,7 @@ def _enqueue(catalog: Catalog, endpoint: Endpoint, message: _SetAside, *, is_edi
     )
 
 
-def _check(catalog: Catalog, endpoint: Endpoint, message: _SetAside) -> Steps[None]:
+def _check(catalog: Catalog, endpoint: Endpoint, message: _DeadLetter) -> Steps[None]:
     """Check a new body against the message type, as SEND does.
 
     Raises:
@@ -152,7 +152,7 @@ def _check(catalog: Catalog, endpoint: Endpoint, message: _SetAside) -> Steps[No
         raise BrokerError(402, "the new body", f"refused by the message type: {failure}", "valid")
 
 
-def _begin(catalog: Catalog, database_id: int, message: _SetAside, now: datetime, *, is_edited: bool) -> Steps[UUID]:
+def _begin(catalog: Catalog, database_id: int, message: _DeadLetter, now: datetime, *, is_edited: bool) -> Steps[UUID]:
     """Begin a dialog of the service that received the message, and queue the message on it. Returns the handle."""
     dialog = BeginDialog(message.service, message.far_service or message.service, contract=message.contract)
     handle = yield from begin_dialog(database_id, dialog, now=now)
@@ -161,7 +161,7 @@ def _begin(catalog: Catalog, database_id: int, message: _SetAside, now: datetime
 
 
 def _send(
-    catalog: Catalog, database_id: int, message: _SetAside, sender: str, now: datetime, maximum_body: int
+    catalog: Catalog, database_id: int, message: _DeadLetter, sender: str, now: datetime, maximum_body: int
 ) -> Steps[UUID]:
     """Send the message on a new dialog to the service of this database that received it. Returns the handle.
 

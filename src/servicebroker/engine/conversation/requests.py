@@ -160,12 +160,12 @@ def count_late(now: datetime) -> Steps[list[LateAnswersOfQueue]]:
     return counts
 
 
-def drop_late(now: datetime) -> Steps[int]:
+def drop_late_answers(now: datetime) -> Steps[int]:
     """End requests whose late answer is to be dropped, without those that are locked. Returns their number.
 
     Only queues with groups of such requests are searched, so queues without requests cost nothing.
     """
-    rows = yield SQL("drop_late.find_queues", late_groups(now, LateAnswers.DROP))
+    rows = yield SQL("drop_late_answers.find_queues", late_groups(now, LateAnswers.DROP))
     dropped = 0
     for (queue_id,) in rows:
         late = yield from find_late(queue_id, now, LateAnswers.DROP)

@@ -11,7 +11,7 @@ join servicebroker.queues q on q.queue_id = s.queue_id
 join servicebroker.databases d on d.database_id = q.database_id
 where g.conversation_group_id between $1 and $2 order by 2
 
--- name: drop_late.find_queues
+-- name: drop_late_answers.find_queues
 select distinct s.queue_id from servicebroker.conversation_groups g
 join servicebroker.services s using (service_id) join servicebroker.databases d using (database_id)
 where g.conversation_group_id between $1 and $2 and not d.is_read_only order by 1

@@ -31,6 +31,7 @@ from servicebroker.model.requests import LateAnswers, late_groups
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import ExpectedType
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
+from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
@@ -38,7 +39,6 @@ from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.overriding import override
 from servicebroker.store.sql_files import SqlFile

@@ -35,12 +35,12 @@ def remove_if_unread(body_id: int) -> Statement:
     return SQL("remove_if_unread", (body_id,))
 
 
-def remove_unread(limit: int = 100) -> Steps[int]:
+def delete_unreferenced_bodies(limit: int = 100) -> Steps[int]:
     """Delete up to `limit` bodies without reference rows. Returns their number.
 
     The trigger leaves them if two transactions delete the last two reference rows at the same time.
     """
-    rows = yield SQL("remove_unread", (limit,))
+    rows = yield SQL("delete_unreferenced_bodies", (limit,))
     return len(rows)
 
 

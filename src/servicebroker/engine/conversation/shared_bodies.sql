@@ -7,6 +7,6 @@ insert into servicebroker.shared_bodies (body) values ($1) returning body_id
 delete from servicebroker.shared_bodies where body_id = $1
 and not exists (select from servicebroker.shared_body_readers where body_id = $1)
 
--- name: remove_unread
+-- name: delete_unreferenced_bodies
 delete from servicebroker.shared_bodies where body_id = any (array(select body_id from servicebroker.shared_bodies b where not exists (select from servicebroker.shared_body_readers r where r.body_id = b.body_id)
 order by body_id limit $1 for update skip locked)) returning 1

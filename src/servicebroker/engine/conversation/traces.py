@@ -77,7 +77,7 @@ def remove_delivered(below: Mapping[UUID, int]) -> Statement:
     return SQL("remove_delivered", (list(below), list(below.values())))
 
 
-def sweep(now: datetime) -> Steps[int]:
+def delete_old_traces(now: datetime) -> Steps[int]:
     """Delete contexts older than `CONTEXT_RETENTION`, whose receivers do not trace. Returns their number."""
-    rows = yield SQL("sweep", (now - CONTEXT_RETENTION, _SWEEP_BATCH_ROWS))
+    rows = yield SQL("delete_old_traces", (now - CONTEXT_RETENTION, _SWEEP_BATCH_ROWS))
     return int(rows[0][0])

@@ -33,7 +33,7 @@ join servicebroker.conversation_endpoints e on e.conversation_handle = handle
 where t.conversation_id = e.conversation_id and t.is_from_initiator = e.is_initiator
 and t.message_sequence_number < below
 
--- name: sweep
+-- name: delete_old_traces
 with old as (select ctid from servicebroker.trace_contexts where stored_at < $1 limit $2),
 gone as (delete from servicebroker.trace_contexts where ctid = any (array(select ctid from old)) returning 1)
 select count(*) from gone

@@ -5,8 +5,8 @@ message of its conversation overtakes it, whether the peer is in this instance o
 
 **The flow.** A delayed SEND parks its messages with `delayed_until` (`parking.py`). Its conversation is then parked, so
 every later SEND or END CONVERSATION queues its message behind them. The delivery of parked messages and the daemon
-both stop before the first row with `delayed_until`. The maintenance thread (`api/upkeep.py`) releases due rows, and
-delivers them like other parked messages. A delayed SEND notifies that thread of the message's due time.
+both stop before the first row with `delayed_until`. The maintenance thread (`api/maintenance.py`) releases due rows,
+and delivers them like other parked messages. A delayed SEND notifies that thread of the message's due time.
 
 **The rules.**
 

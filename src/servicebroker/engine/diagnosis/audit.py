@@ -66,10 +66,10 @@ def find_records(
     return [AuditRecord(*row[:-2], *(state and json.loads(state) for state in row[-2:])) for row in rows]
 
 
-def forget_old(now: datetime) -> Steps[int]:
+def delete_old_audit_rows(now: datetime) -> Steps[int]:
     """Delete up to `_DELETE_BATCH_ROWS` rows older than the retention time. Returns their number."""
     rows = yield Statement(
-        "audit.forget_old",
+        "audit.delete_old_audit_rows",
         "delete from servicebroker.audit where audit_id = any (array(select audit_id from servicebroker.audit "
         "where at < least($1, clock_timestamp() - interval '1 s') - make_interval(secs => $2) "
         f"order by at limit {_DELETE_BATCH_ROWS})) returning 1",

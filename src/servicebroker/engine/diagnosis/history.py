@@ -47,14 +47,14 @@ class Change(NamedTuple):
     messages: int
 
 
-def sample() -> Steps[None]:
+def record_history_sample() -> Steps[None]:
     """Take a sample, if one is due and no other session has taken it. Deletes old samples once a minute."""
-    rows = yield SQL("sample.begin")
+    rows = yield SQL("record_history_sample.begin")
     if not rows:
         return
     at, step = rows[0]
     yield Statement(
-        "history.sample.take",
+        "history.record_history_sample.take",
         "insert into servicebroker.history (queue_id, at, step, arrived, departed, messages, peak, minute_peak) "
         "select f.queue_id, $1, $2, f.arrived, f.departed, f.messages, greatest(f.messages, ("
         "  select max(h.peak) from servicebroker.history h "
@@ -72,7 +72,7 @@ def sample() -> Steps[None]:
     if step == min(RETENTION):
         return
     for kept_step, age in RETENTION.items():
-        yield SQL("sample.forget", (kept_step, at - age))
+        yield SQL("record_history_sample.forget", (kept_step, at - age))
 
 
 def queue_histories(

@@ -23,9 +23,9 @@ SQL = SqlFile(__file__)
 
 TRAIL_RETENTION = timedelta(days=7)
 _DAYS_AHEAD = 2  # days ahead for which partitions are created
-_SHARE_UNITS = 10_000  # the sampled share of conversations is stored in ten thousandths
+_SAMPLE_UNITS = 10_000  # the sampled share of conversations is stored in ten thousandths
 _TABLE = "<table>"  # a placeholder for the table's name in a trigger
-_MAX_EVENTS = 500  # events of a conversation that `life` returns
+_MAX_EVENTS = 500  # events of a conversation that `find_events` returns
 
 EVENT_WORDS: Final = {
     "B": "began",
@@ -43,9 +43,9 @@ EVENT_WORDS: Final = {
 
 
 class TrailSettings(NamedTuple):
-    """The conversations that are logged: a sample of those of these services, and these single ones.
+    """The conversations that are logged: a sample of those of `services`, and each of `conversations`.
 
-    `share` is the sampled part, 0 to 1. Without `services` it is of all services.
+    `share` is the size of the sample, 0 to 1. Without `services` the sample is taken of all conversations.
     """
 
     is_on: bool
@@ -71,7 +71,7 @@ class Event(NamedTuple):
     detail: str
 
 
-class Change(NamedTuple):
+class TriggerChange(NamedTuple):
     """A statement that creates and drops triggers of one table."""
 
     table: str
@@ -82,7 +82,7 @@ def settings() -> Steps[TrailSettings]:
     """Return the settings of the trail."""
     rows = yield SQL("settings")
     is_on, share, services, conversations = rows[0]
-    return TrailSettings(is_on, share / _SHARE_UNITS, list(services), list(conversations))
+    return TrailSettings(is_on, share / _SAMPLE_UNITS, list(services), list(conversations))
 
 
 def find_conversations(handles: Sequence[UUID]) -> Statement:
@@ -101,15 +101,15 @@ def with_conversation(handle: UUID) -> Steps[TrailSettings]:
     )
 
 
-def switch(wanted: TrailSettings) -> Steps[None]:
-    """Store the settings of the trail; `changes` returns the statements that apply them.
+def save_settings(wanted: TrailSettings) -> Steps[None]:
+    """Store the settings of the trail; `find_trigger_changes` returns the statements that apply them.
 
     Raises:
         BrokerError: 15151 no such service, 8426 no such conversation, 402 a share outside of 0 to 1.
     """
     if not 0 <= wanted.share <= 1:
         raise BrokerError(402, "the share", wanted.share, "from 0 to 1")
-    known = yield SQL("switch.find_services", (wanted.services,))
+    known = yield SQL("save_settings.find_services", (wanted.services,))
     for service in wanted.services:
         if (service,) not in known:
             raise BrokerError(15151, "find", "service", service)
@@ -119,7 +119,7 @@ def switch(wanted: TrailSettings) -> Steps[None]:
         if wanted_id not in identifiers:
             raise BrokerError(8426, wanted_id)
     chosen = sorted({identifiers[wanted_id] for wanted_id in wanted.conversations}, key=str)
-    yield SQL("switch.update", (wanted.is_on, round(wanted.share * _SHARE_UNITS), wanted.services, chosen))
+    yield SQL("save_settings.update", (wanted.is_on, round(wanted.share * _SAMPLE_UNITS), wanted.services, chosen))
     audited = {
         "share": wanted.share,
         "services": ", ".join(wanted.services),
@@ -128,49 +128,49 @@ def switch(wanted: TrailSettings) -> Steps[None]:
     yield from record_action("TRAIL ON" if wanted.is_on else "TRAIL OFF", "", "", audited if wanted.is_on else {})
 
 
-def changes() -> Steps[list[Change]]:
+def find_trigger_changes() -> Steps[list[TriggerChange]]:
     """Return the changes that make the triggers match the settings; each needs a transaction of its own."""
     stored = yield from settings()
     wanted: dict[str, dict[str, str]] = {}
     if stored.is_on:
-        arguments, queues = yield from _followed(stored)
+        arguments, queues = yield from _trigger_arguments(stored)
         for queue_id in queues:
-            wanted[f"queue_{queue_id}"] = _of_messages("trail_messages", ("A", "R"), arguments)
-        wanted["transmission_queue"] = _of_messages("trail_sent", ("W", "L"), arguments)
-        endpoint = f"after insert or delete or update of state, conversation_group_id, dialog_timer on {_TABLE}"
+            wanted[f"queue_{queue_id}"] = _message_triggers("trail_messages", ("A", "R"), arguments)
+        wanted["transmission_queue"] = _message_triggers("trail_sent", ("W", "L"), arguments)
+        trigger = f"after insert or delete or update of state, conversation_group_id, dialog_timer on {_TABLE}"
         wanted["conversation_endpoints"] = {
-            _name("E", arguments): f"{endpoint} for each row execute function "
-            f"servicebroker.trail_endpoint({_listed(arguments)})"
+            _trigger_name("E", arguments): f"{trigger} for each row execute function "
+            f"servicebroker.trail_endpoint({_quoted_arguments(arguments)})"
         }
-        for table, when, what in (
+        for table, when, letter in (
             ("failed_messages", "after insert or update", "F"),
             ("set_aside_messages", "after insert", "P"),
         ):
             wanted[table] = {
-                _name(what, arguments): f"{when} on {_TABLE} for each row execute function "
-                f"servicebroker.trail_failure({_listed((what, *arguments))})"
+                _trigger_name(letter, arguments): f"{when} on {_TABLE} for each row execute function "
+                f"servicebroker.trail_failure({_quoted_arguments((letter, *arguments))})"
             }
-    rows = yield SQL("changes")
+    rows = yield SQL("find_trigger_changes")
     existing: dict[str, set[str]] = {}
     for table, name in rows:
         existing.setdefault(table, set()).add(name)
     return [
-        Change(table, _remade(table, wanted.get(table, {}), existing.get(table, set())))
+        TriggerChange(table, _recreate_triggers(table, wanted.get(table, {}), existing.get(table, set())))
         for table in sorted(wanted.keys() | existing.keys())
         if wanted.get(table, {}).keys() != existing.get(table, set())
     ]
 
 
-def briefly(statement: Statement) -> Steps[None]:
+def with_short_lock_timeout(statement: Statement) -> Steps[None]:
     """Run a change of a table with a short lock timeout, because other sessions wait behind its lock."""
-    yield SQL("briefly", prepared=False)
+    yield SQL("with_short_lock_timeout", prepared=False)
     yield statement
 
 
-def _followed(stored: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
-    """Return the arguments of the triggers, and the queues that need them."""
+def _trigger_arguments(stored: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]:
+    """Return the arguments of the triggers, and the queues that need them. No arguments: log all conversations."""
     rows = yield SQL(
-        "followed",
+        "trigger_arguments",
         (stored.services, stored.conversations, names.FIRST_USER_ID, not stored.services and stored.share > 0),
     )
     services, queues = rows[0]
@@ -180,34 +180,40 @@ def _followed(stored: TrailSettings) -> Steps[tuple[tuple[str, ...], list[int]]]
         ",".join(str(number) for number in services),
         ",".join(str(conversation) for conversation in stored.conversations),
     )
-    return (str(round(stored.share * _SHARE_UNITS)), f"{{{chosen[0]}}}", f"{{{chosen[1]}}}"), list(queues)
+    return (str(round(stored.share * _SAMPLE_UNITS)), f"{{{chosen[0]}}}", f"{{{chosen[1]}}}"), list(queues)
 
 
-def _of_messages(function: str, letters: tuple[str, str], arguments: tuple[str, ...]) -> dict[str, str]:
+def _message_triggers(function: str, letters: tuple[str, str], arguments: tuple[str, ...]) -> dict[str, str]:
     """Return the triggers that log messages which enter and leave a table."""
     return {
-        _name(letter, arguments): f"after {event} on {_TABLE} referencing {rows} table as moved for each statement "
-        f"execute function servicebroker.{function}({_listed((letter, *arguments))})"
+        _trigger_name(letter, arguments): (
+            f"after {event} on {_TABLE} referencing {rows} table as moved for each statement "
+            f"execute function servicebroker.{function}({_quoted_arguments((letter, *arguments))})"
+        )
         for letter, event, rows in zip(letters, ("insert", "delete"), ("new", "old"), strict=True)
     }
 
 
-def _name(letter: str, arguments: Sequence[str]) -> str:
+def _trigger_name(letter: str, arguments: Sequence[str]) -> str:
     """Return the name of a trigger. It has a hash of the arguments, so that a change of them creates a new trigger."""
     return f"trailed_{letter.lower()}_{hashlib.sha256(' '.join(arguments).encode()).hexdigest()[:12]}"
 
 
-def _listed(arguments: Sequence[str]) -> str:
+def _quoted_arguments(arguments: Sequence[str]) -> str:
     return ", ".join(f"'{argument}'" for argument in arguments)  # numbers and identifiers only, so that quoting is safe
 
 
-def _remade(table: str, wanted: dict[str, str], existing: set[str]) -> Statement:
-    whole = f"servicebroker.{table}"
-    drops = [f"drop trigger {name} on {whole};" for name in sorted(existing - wanted.keys())]
+def _recreate_triggers(table: str, wanted: dict[str, str], existing: set[str]) -> Statement:
+    qualified = f"servicebroker.{table}"
+    drops = [f"drop trigger {name} on {qualified};" for name in sorted(existing - wanted.keys())]
     makes = [
-        f"create trigger {name} {text.replace(_TABLE, whole)};" for name, text in wanted.items() if name not in existing
+        f"create trigger {name} {text.replace(_TABLE, qualified)};"
+        for name, text in wanted.items()
+        if name not in existing
     ]
-    return Statement("trail.remade", f"do $make$ begin\n{chr(10).join(drops + makes)}\nend $make$", prepared=False)
+    return Statement(
+        "trail.recreate_triggers", f"do $make$ begin\n{chr(10).join(drops + makes)}\nend $make$", prepared=False
+    )
 
 
 def partitions(now: datetime) -> Steps[list[Statement]]:
@@ -215,12 +221,13 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
     stored = yield from settings()
     rows = yield SQL("partitions.find")
     existing = {name for (name,) in rows}
-    rest = yield SQL("partitions.find_rest")
+    ((oldest_unassigned, newest_unassigned),) = yield SQL("partitions.find_times_of_default")
     todo = []
     for ahead in range(_DAYS_AHEAD + 1 if stored.is_on else 0):
         day = (now + timedelta(days=ahead)).date()
         after = day + timedelta(days=1)
-        is_free = rest[0][1] is None or rest[0][1].date() < day
+        # no row of the default partition may fall into the new one
+        is_free = newest_unassigned is None or newest_unassigned.date() < day
         if (name := f"trail_d{day:%Y%m%d}") not in existing and is_free:
             text = f"for values from ('{day} 00:00:00+00') to ('{after} 00:00:00+00')"
             todo.append(
@@ -231,15 +238,15 @@ def partitions(now: datetime) -> Steps[list[Statement]]:
     oldest = f"trail_d{(now - TRAIL_RETENTION).date():%Y%m%d}"
     todo += [f"drop table servicebroker.{name}" for name in sorted(existing) if name < oldest]
     statements = [Statement("trail.partitions.change", text, prepared=False) for text in todo]
-    if rest[0][0] is not None and rest[0][0] < now - TRAIL_RETENTION:
+    if oldest_unassigned is not None and oldest_unassigned < now - TRAIL_RETENTION:
         statements.append(SQL("partitions.forget", (now - TRAIL_RETENTION,)))
     return statements
 
 
-def life(handle: UUID) -> Steps[list[Event]]:
+def find_events(handle: UUID) -> Steps[list[Event]]:
     """Return the logged events of both sides of a conversation, in order: the latest `_MAX_EVENTS`."""
     rows = yield Statement(
-        "trail.life",
+        "trail.find_events",
         "with sides as (select conversation_handle, conversation_id from servicebroker.trail "
         "  where conversation_handle = $1 union select conversation_handle, conversation_id "
         "  from servicebroker.conversation_endpoints where conversation_handle = $1), "
@@ -256,10 +263,10 @@ def life(handle: UUID) -> Steps[list[Event]]:
         f"order by t.at desc limit {_MAX_EVENTS}) l order by 1, 2",
         (handle,),
     )
-    return merged([Event(*row) for row in rows])
+    return merge_runs([Event(*row) for row in rows])
 
 
-def merged(events: Sequence[Event]) -> list[Event]:
+def merge_runs(events: Sequence[Event]) -> list[Event]:
     """Merge equal events of one transaction whose messages have consecutive numbers."""
     merged_events: list[Event] = []
     for event in events:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from servicebroker.engine.security.transport_certificates import find_certificate
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.security.peers import ADDRESS, INSTANCE, Answer, Mistrust
+from servicebroker.model.security.peers import ADDRESS, INSTANCE, Answer, FalseClaim
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -50,10 +50,10 @@ def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None
     )
 
 
-def save_mistrusted(mistrusted: Mapping[Mistrust, tuple[int, str]], now: datetime) -> Steps[None]:
+def save_false_claims(mistrusted: Mapping[FalseClaim, tuple[int, str]], now: datetime) -> Steps[None]:
     """Add false claims, with count and latest detail, to the stored ones. Deletes the oldest beyond `MAX_CLAIMS`."""
     yield SQL(
-        "save_mistrusted",
+        "save_false_claims",
         (
             [mistrust.owner for mistrust in mistrusted],
             [mistrust.claim for mistrust in mistrusted],
@@ -64,7 +64,7 @@ def save_mistrusted(mistrusted: Mapping[Mistrust, tuple[int, str]], now: datetim
         ),
     )
     yield Statement(
-        "known_peers.save_mistrusted.forget",
+        "known_peers.save_false_claims.forget",
         "delete from servicebroker.mistrusted where (owner, claim, subject) in "
         f"(select owner, claim, subject from servicebroker.mistrusted order by last_time desc offset {MAX_CLAIMS})",
     )

@@ -10,7 +10,7 @@ select address, owner, instance, $4 from unnest($1::text[], $2::text[], $3::uuid
 on conflict (address) do update set owner = excluded.owner, instance_id = excluded.instance_id,
 since = excluded.since
 
--- name: save_mistrusted
+-- name: save_false_claims
 insert into servicebroker.mistrusted as m (owner, claim, subject, times, last_time, last_detail)
 select owner, claim, subject, times, $6, detail
 from unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[])

@@ -71,9 +71,9 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
     yield SQL("ask.wake", (DELIVERY_CHANNEL,))
 
 
-def forget_answered(now: datetime) -> Steps[int]:
+def forget_answered_requests(now: datetime) -> Steps[int]:
     """Delete answered requests older than `ANSWER_RETENTION`. Returns their number."""
-    rows = yield SQL("forget_answered", (now - ANSWER_RETENTION,))
+    rows = yield SQL("forget_answered_requests", (now - ANSWER_RETENTION,))
     return int(rows[0][0])
 
 

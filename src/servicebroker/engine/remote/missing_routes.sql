@@ -28,7 +28,7 @@ where g.conversation_group_id = gone.conversation_group_id
 -- name: ask.wake
 select pg_notify($1, '')
 
--- name: forget_answered
+-- name: forget_answered_requests
 with old as (select ctid from servicebroker.route_requests where answered < $1 limit 1000),
 gone as (delete from servicebroker.route_requests where ctid = any (array(select ctid from old)) returning 1)
 select count(*) from gone

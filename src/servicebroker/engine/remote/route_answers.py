@@ -22,7 +22,7 @@ SQL = SqlFile(__file__)
 
 
 class RouteAnswers(NamedTuple):
-    """The result of `take_answers`.
+    """The result of `take_route_answers`.
 
     Attributes:
         failures: the errors 9761 to log as events, for requests that ended with an Error.
@@ -49,9 +49,9 @@ class _Request(NamedTuple):
     locks_delivery: bool
 
 
-def take_answers(catalog: Catalog, now: datetime) -> Steps[RouteAnswers]:
+def take_route_answers(catalog: Catalog, now: datetime) -> Steps[RouteAnswers]:
     """End this side of answered requests, and look for the targets of waiting messages again. Waits for no lock."""
-    rows = yield SQL("take_answers.find_requests", (locks.CONVERSATION_GROUP, locks.PARKED_DELIVERY))
+    rows = yield SQL("take_route_answers.find_requests", (locks.CONVERSATION_GROUP, locks.PARKED_DELIVERY))
     requests = [_Request._make(row) for row in rows]
     if not requests:
         return RouteAnswers([], [])
@@ -68,7 +68,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[RouteAnswers]:
         if request.state is not None:
             yield from end_conversation(EndConversation(request.handle), now=now)
     failed = [request.handle for request in unlocked if request.state == EndpointState.ERROR]
-    yield SQL("take_answers.note_answer", ([request.handle for request in unlocked], now, failed))
+    yield SQL("take_route_answers.note_answer", ([request.handle for request in unlocked], now, failed))
     left: list[UUID] = []
     for database_id in sorted({request.database_id for request in unlocked}):
         left += yield from match_again(catalog, database_id, now)

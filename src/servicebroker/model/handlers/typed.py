@@ -29,11 +29,11 @@ from servicebroker.model.messages import Message
 from servicebroker.model.names import DIALOG_TIMER, END_DIALOG, ERROR
 from servicebroker.overriding import override
 
-Reader: TypeAlias = Callable[[Message], Any]  # returns the argument of a handler
+Converter: TypeAlias = Callable[[Message], Any]  # returns the argument of a handler
 
-_OF_THE_BROKER = {DIALOG_TIMER, END_DIALOG, ERROR}  # types whose bodies are not the application's
+_SYSTEM_MESSAGE_TYPES = {DIALOG_TIMER, END_DIALOG, ERROR}  # types whose bodies are not the application's
 _POSITIONAL = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
-_MESSAGE_TEXT = re.compile(r"(?P<list>\w+\[)?(\w+\.)*Message\]?")
+_MESSAGE_ANNOTATION = re.compile(r"(?P<list>\w+\[)?(\w+\.)*Message\]?")
 
 
 class Middleware:
@@ -93,7 +93,7 @@ class Handler:
         self._middleware = middleware
         self._is_batch = is_batch
         self._annotation = _annotation_of(function, scope)
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, Converter] = {}
 
     def __call__(self, transaction: Any, messages: Any) -> Any:
         """Call the function, or return the coroutine that awaits it."""
@@ -109,7 +109,7 @@ class Handler:
         if isinstance(self._annotation, str):  # the module may have defined its names meanwhile
             self._annotation = _annotation_of(self.function, {})
         where = f"the annotation of the handler {_named(self.function)} for '{message_type}'"
-        self._readers[message_type] = reader_of(where, self._annotation, message_type, is_batch=self._is_batch)
+        self._readers[message_type] = converter_for(where, self._annotation, message_type, is_batch=self._is_batch)
 
     def prepare_schedule(self) -> None:
         """Store the reader for messages of a schedule. The annotation must be a message or datetime.
@@ -155,19 +155,19 @@ def typed_procedure(procedure: Callable[..., Any]) -> Callable[..., Any]:
     where, annotation = f"the annotation of the procedure {_named(procedure)}", _annotation_of(procedure, {})
     if _is_message(_item_of(where, annotation)):
         return procedure
-    readers: dict[str, Reader] = {}
+    readers: dict[str, Converter] = {}
 
     def call(transaction: Any, messages: list[Message]) -> Any:
         for message in messages:
             name = message.message_type_name
             if name not in readers:
-                readers[name] = reader_of(f"{where} for '{name}'", annotation, name, is_batch=True)
+                readers[name] = converter_for(f"{where} for '{name}'", annotation, name, is_batch=True)
         return procedure(transaction, [readers[message.message_type_name](message) for message in messages])
 
     return call
 
 
-def reader_of(where: str, annotation: Any, message_type: str, *, is_batch: bool) -> Reader:
+def converter_for(where: str, annotation: Any, message_type: str, *, is_batch: bool) -> Converter:
     """Return the function that converts a message of this type to the argument; with `is_batch`, to an item of it.
 
     Raises:
@@ -181,7 +181,7 @@ def reader_of(where: str, annotation: Any, message_type: str, *, is_batch: bool)
     if _is_message(wanted):
         return _itself
     is_message = get_origin(wanted) is Message
-    if message_type in _OF_THE_BROKER:
+    if message_type in _SYSTEM_MESSAGE_TYPES:
         if is_message:
             return _itself
         raise BrokerError(402, where, formatannotation(wanted), "a Message: the broker sends it, without such a body")
@@ -250,7 +250,7 @@ def _annotation_of(function: Callable[..., Any], scope: dict[str, Any]) -> Any:
     try:
         return get_type_hints(holder, {**names, **scope}, include_extras=True)["argument"]
     except Exception:  # the text may raise any
-        text = _MESSAGE_TEXT.fullmatch(annotation.strip("'\"")) if isinstance(annotation, str) else None
+        text = _MESSAGE_ANNOTATION.fullmatch(annotation.strip("'\"")) if isinstance(annotation, str) else None
         if text is None:
             return annotation
         return list[Message] if text["list"] else Message

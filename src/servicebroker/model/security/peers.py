@@ -87,7 +87,7 @@ class Claims(NamedTuple):
         return f"instance {instance} is that of {others}"
 
 
-class Mistrust(NamedTuple):
+class FalseClaim(NamedTuple):
     """A false claim of a peer, or messages that it may not send.
 
     Attributes:

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.overriding import override
-from servicebroker.pipeline.sinks.storage import Folder, files_in, plain
+from servicebroker.pipeline.sinks.storage import Folder, filesystem_of, plain
 from servicebroker.pipeline.sinks.tables import TableFile
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def read_file(file: FilePartition) -> Iterator[pa.RecordBatch]:
     from pyarrow.parquet import ParquetFile
 
     schema = pa.ipc.read_schema(pa.py_buffer(file.schema))
-    with files_in(file.folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
+    with filesystem_of(file.folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
         present = [name for name in schema.names if name in parquet.schema_arrow.names and name not in file.partition]
         for batch in parquet.iter_batches(columns=present, use_threads=False):
             columns = []

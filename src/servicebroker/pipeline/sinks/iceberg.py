@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from servicebroker.model.errors import InstanceError
 from servicebroker.overriding import override
 from servicebroker.pipeline.sinks.parquet import DataFile, divide_rows, write_parquet
-from servicebroker.pipeline.sinks.storage import Folder, files_in, flush, folder_at, names_in, plain
+from servicebroker.pipeline.sinks.storage import Folder, filesystem_of, flush, folder_at, names_in, plain
 from servicebroker.pipeline.sinks.tables import RULE_METADATA, Batch, Conflict, TableFile, is_rule_column
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ class IcebergVersion:
         from pyiceberg.typedef import Record
 
         schema, spec = metadata.schema(), metadata.spec()
-        with files_in(file.folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
+        with filesystem_of(file.folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
             numbers = {field.name: (field.metadata or {}).get(_ID) for field in columns_of(schema)}
             if any((field.metadata or {}).get(_ID) != numbers.get(field.name) for field in parquet.schema_arrow):
                 raise InstanceError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pyiceberg.io.pyarrow import PyArrowFile
 
-from servicebroker.pipeline.sinks.storage import Folder, files_in, flush, folder_at, make
+from servicebroker.pipeline.sinks.storage import Folder, filesystem_of, flush, folder_at, make
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
@@ -27,7 +27,7 @@ class TableFiles:
     def new_input(self, location: str) -> PyArrowFile:
         """Return a file to read."""
         folder, name = _split_location(location)
-        return PyArrowFile(location, name, files_in(folder))
+        return PyArrowFile(location, name, filesystem_of(folder))
 
     def new_output(self, location: str) -> Output:
         """Return a file to write."""
@@ -36,7 +36,7 @@ class TableFiles:
     def delete(self, location: Any) -> None:
         """Delete a file."""
         folder, name = _split_location(location if isinstance(location, str) else location.location)
-        files_in(folder).delete_file(name)
+        filesystem_of(folder).delete_file(name)
 
 
 class Output:
@@ -60,7 +60,7 @@ class Output:
         """Return a stream that writes the file. Each name is new, so no file is ever overwritten."""
         folder, name = _split_location(self.location)
         make(folder)
-        return Stream(files_in(folder).open_output_stream(name, buffer_size=2 * _WRITE_CHUNK_BYTES), folder, name)
+        return Stream(filesystem_of(folder).open_output_stream(name, buffer_size=2 * _WRITE_CHUNK_BYTES), folder, name)
 
 
 class Stream:

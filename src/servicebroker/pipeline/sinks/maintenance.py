@@ -22,7 +22,7 @@ from servicebroker.pipeline.open_database import OpenDatabase
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.sinks.row_replacement import OLD_INDEX, find_matching_files, rewrite_without
-from servicebroker.pipeline.sinks.storage import Folder, files_in, names_in, remove
+from servicebroker.pipeline.sinks.storage import Folder, filesystem_of, names_in, remove
 from servicebroker.pipeline.sinks.tables import TableLocation, TableVersion, commit_with_retry, rows_of
 from servicebroker.pipeline.sinks.target import target
 from servicebroker.pipeline.sorting import Sorter
@@ -196,7 +196,7 @@ def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
         rows = size = 0
         files = names_in(folder, ".parquet")
         for part in files:
-            with files_in(folder).open_input_file(part) as file:
+            with filesystem_of(folder).open_input_file(part) as file:
                 rows, size = rows + read_metadata(file).num_rows, size + file.size()
         return TableStatus(name, rows, len(files), size)
     table_files = table_target.location.open().files() if table_target.location.exists() else []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.pipeline.sinks.storage import Folder, files_in, flush, make, now
+from servicebroker.pipeline.sinks.storage import Folder, filesystem_of, flush, make, now
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Folder, schema: pa.
     if first is None:
         return []
     make(folder)
-    files, name = files_in(folder), f"part-{uuid.uuid4()}.parquet"
+    files, name = filesystem_of(folder), f"part-{uuid.uuid4()}.parquet"
     # Values of other types rarely repeat, so a dictionary would not make the file smaller.
     repeating: Any = [field.name for field in schema if pa.types.is_string(field.type)]
     with (

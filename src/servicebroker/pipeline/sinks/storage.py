@@ -73,7 +73,7 @@ def folder_at(text: str, base: Path) -> Folder:
     return StoreFolder(text.rstrip("/"))
 
 
-def files_in(folder: Folder) -> FileSystem:
+def filesystem_of(folder: Folder) -> FileSystem:
     """Return a file system rooted at a folder."""
     from pyarrow import fs
 
@@ -101,7 +101,7 @@ def names_in(folder: Folder, ending: str, *, before: float | None = None) -> lis
     from pyarrow import fs
 
     try:
-        entries = files_in(folder).get_file_info(fs.FileSelector("", allow_not_found=True))
+        entries = filesystem_of(folder).get_file_info(fs.FileSelector("", allow_not_found=True))
     except OSError as problem:
         raise InstanceError(f"The folder '{folder}' cannot be read: {plain(problem)}.") from None
     files = [file for file in entries if file.is_file and file.path.endswith(ending)]
@@ -110,13 +110,13 @@ def names_in(folder: Folder, ending: str, *, before: float | None = None) -> lis
 
 def move(folder: Folder, name: str, new: str) -> None:
     """Rename a file. Readers never see a part of it. In a store it exists under both names for a short time."""
-    files_in(folder).move(name, new)
+    filesystem_of(folder).move(name, new)
 
 
 def remove(folder: Folder, name: str) -> None:
     """Remove a file, if it exists."""
     with suppress(FileNotFoundError):
-        files_in(folder).delete_file(name)
+        filesystem_of(folder).delete_file(name)
 
 
 def make(folder: Folder) -> None:

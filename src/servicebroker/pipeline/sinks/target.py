@@ -19,7 +19,7 @@ from servicebroker.pipeline.sinks.keyed_rows import Changes, newest_changes, pla
 from servicebroker.pipeline.sinks.parquet import DataFile, write_parquet
 from servicebroker.pipeline.sinks.row_replacement import NEW_INDEX, read_columns
 from servicebroker.pipeline.sinks.row_selection import select_rows
-from servicebroker.pipeline.sinks.storage import Folder, files_in, flush, make, move, names_in, remove
+from servicebroker.pipeline.sinks.storage import Folder, filesystem_of, flush, make, move, names_in, remove
 from servicebroker.pipeline.sinks.tables import (
     Batch,
     TableFile,
@@ -296,7 +296,7 @@ def _columns(file: DataFile, names: list[str] | None) -> pa.Table:
 def _read(folder: Folder, name: str, names: list[str] | None) -> pa.Table:
     from pyarrow.parquet import ParquetFile
 
-    with files_in(folder).open_input_file(name) as source, ParquetFile(source) as parquet:
+    with filesystem_of(folder).open_input_file(name) as source, ParquetFile(source) as parquet:
         return parquet.read(columns=names, use_threads=False)
 
 

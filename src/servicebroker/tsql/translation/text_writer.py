@@ -46,7 +46,7 @@ from servicebroker.tsql.types import (
 )
 
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
-DRAW = "tsql.next_in_row("  # begins the call that NEXT VALUE FOR is written as
+NEXT_VALUE_CALL = "tsql.next_in_row("  # begins the call that NEXT VALUE FOR is written as
 OFFSET_PREFIX = "offset of "  # prefix of a parameter; the name of a variable of type datetimeoffset follows
 DOCUMENT_PREFIX = "document of "  # prefix of a parameter; the variable with a handle of sp_xml_preparedocument follows
 _PREDICATE_ROLE, _VALUE_ROLE, QUERY_ROLE = "predicate", "value", "query"

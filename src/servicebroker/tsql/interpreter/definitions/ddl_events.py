@@ -146,5 +146,5 @@ def _post_event(
         text.strip(),
     )
     now = machine.instance.clock()
-    for problem in database._alone(send_ddl_event(database.database_id, event_instance, elements, now)):
+    for problem in database._run_in_transaction(send_ddl_event(database.database_id, event_instance, elements, now)):
         _LOG.error("%s", problem)

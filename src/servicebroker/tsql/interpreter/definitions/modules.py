@@ -163,7 +163,7 @@ def _change_signature(
     certificate = machine.context.ask(find_certificate("find", database.database_id, certificate_name))
     arguments = (module.object_id, module.shown_name, certificate_name, certificate.facts.thumbprint)
     if statement.verb == "DROP":
-        database._alone(drop_signature(*arguments, is_counter=is_counter))
+        database._run_in_transaction(drop_signature(*arguments, is_counter=is_counter))
         return
     text = from_postgres(module.definition).encode("utf-16-le")
     signature = signer.get("signature")
@@ -173,7 +173,7 @@ def _change_signature(
         key = public_key(certificate.facts.der)
         if not isinstance(signature, bytes) or key is None or not is_signed(text, signature, key):
             raise BrokerError(15299, certificate_name)
-    database._alone(add_signature(*arguments, signature, is_counter=is_counter))
+    database._run_in_transaction(add_signature(*arguments, signature, is_counter=is_counter))
 
 
 # ---------------------------------------------------------------- CREATE, ALTER, DROP

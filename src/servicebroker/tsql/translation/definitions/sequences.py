@@ -11,7 +11,14 @@ from servicebroker.tsql.translation.queries.sources import ObjectName, object_na
 from servicebroker.tsql.translation.reading.parts import read_table
 from servicebroker.tsql.translation.reading.piece_reader import PieceReader
 from servicebroker.tsql.translation.reading.syntax_tree import slice_text
-from servicebroker.tsql.translation.text_writer import DRAW, Sql, Writer, postgres_schema, quote_string, write_value
+from servicebroker.tsql.translation.text_writer import (
+    NEXT_VALUE_CALL,
+    Sql,
+    Writer,
+    postgres_schema,
+    quote_string,
+    write_value,
+)
 from servicebroker.tsql.translation.values.functions import SPECIAL
 from servicebroker.tsql.types import BIGINT, SqlType, postgres_type
 
@@ -218,9 +225,9 @@ def _next_value(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     writer.table_uses.pop(sequence, None)  # isolation levels do not lock a sequence
     named, place = f"{quote_string(sequence)}::regclass", quote_string(writer.next_draw_key())
     if len(nodes) == 1:
-        return Sql(f"{DRAW}{named}, {place})", BIGINT)
+        return Sql(f"{NEXT_VALUE_CALL}{named}, {place})", BIGINT)
     writer.draws_in_order = True
-    return Sql(f"{DRAW}{named}, {place}, {write_value(writer, nodes[1]).text})", BIGINT)
+    return Sql(f"{NEXT_VALUE_CALL}{named}, {place}, {write_value(writer, nodes[1]).text})", BIGINT)
 
 
 SPECIAL["next_value"] = _next_value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from servicebroker.model.names import postgres_name
 from servicebroker.tsql.scope import Column
-from servicebroker.tsql.translation.text_writer import DRAW, Sql, quote_string, type_family
+from servicebroker.tsql.translation.text_writer import NEXT_VALUE_CALL, Sql, quote_string, type_family
 from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.types import BINARIES, NATIONAL, PADDED, STRINGS, SqlType, postgres_type
 
@@ -24,7 +24,7 @@ def convert_for_column(value: Sql, column: Column | None) -> str:
 def _explain_truncation(text: str, column: Column) -> str:
     """Write a value so that error 2628 names its column if it is too long. A sequence is not drawn from again."""
     length = column.type.length
-    if column.type.name not in STRINGS or length is None or length < 0 or DRAW in text:
+    if column.type.name not in STRINGS or length is None or length < 0 or NEXT_VALUE_CALL in text:
         return text
     value = f"({text})::text"
     begin = quote_string(_TOO_LONG_FOR_COLUMN.format(column.owner, column.name))

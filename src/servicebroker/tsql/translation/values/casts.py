@@ -13,7 +13,7 @@ from datetime import datetime
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.text_writer import DRAW, Sql, not_supported
+from servicebroker.tsql.translation.text_writer import NEXT_VALUE_CALL, Sql, not_supported
 from servicebroker.tsql.types import (
     APPROXIMATE,
     BINARIES,
@@ -184,7 +184,7 @@ def _fit_text(text: Sql, value: Sql, to: SqlType, *, attempt: bool = False, is_v
     if to.length is None or to.length < 0 or to.length >= most_characters(source):
         return _fit_size(text, to)
     if (
-        DRAW in value.text
+        NEXT_VALUE_CALL in value.text
     ):  # written once, since each occurrence draws a number; PostgreSQL refuses a number with more digits
         narrow = f"({value.text})::numeric({to.length}, 0)::{postgres_type(source)}"
         return _fit_size(text._replace(text=text.text.replace(value.text, narrow)), to)

@@ -1,5 +1,5 @@
-# Made from aio/upkeep.py by tools/make_sync.py: change that file, then run `make sync`.
-"""The maintenance (upkeep) of an open instance, in a thread or task of its own.
+# Made from aio/maintenance.py by tools/make_sync.py: change that file, then run `make sync`.
+"""The maintenance of an open instance (the argument `upkeep` of `open`), in a thread or task of its own.
 
 Each run fires due timers, ends lifetimes, delivers waiting messages, truncates empty queue tables, and writes counts.
 The work is done in small transactions. If a run fails, the next one continues.
@@ -25,27 +25,27 @@ from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.event_notifications import send_pending_events
 from servicebroker.engine.conversation.begin import forget_keys
-from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.engine.conversation.endpoints import remove_closed_endpoints
 from servicebroker.engine.conversation.maintenance import (
-    expire_ended,
     find_bloated_queues,
     find_due_queues,
-    serve_queue,
-    truncate_empty,
+    fire_timers_and_lifetimes,
+    remove_expired_endpoints,
+    truncate_empty_queue,
 )
-from servicebroker.engine.conversation.requests import drop_late
-from servicebroker.engine.conversation.shared_bodies import remove_unread
-from servicebroker.engine.conversation.traces import sweep
+from servicebroker.engine.conversation.requests import drop_late_answers
+from servicebroker.engine.conversation.shared_bodies import delete_unreferenced_bodies
+from servicebroker.engine.conversation.traces import delete_old_traces
 from servicebroker.engine.delivery.delayed_messages import find_due
 from servicebroker.engine.delivery.delayed_messages import release as release_messages
 from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, find_oldest_writer
-from servicebroker.engine.diagnosis.audit import forget_old
-from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample
+from servicebroker.engine.diagnosis.audit import delete_old_audit_rows
+from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, record_history_sample
 from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
-from servicebroker.engine.diagnosis.trail import briefly, changes, partitions
+from servicebroker.engine.diagnosis.trail import find_trigger_changes, partitions, with_short_lock_timeout
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
-from servicebroker.engine.remote.missing_routes import forget_answered
-from servicebroker.engine.remote.route_answers import take_answers
+from servicebroker.engine.remote.missing_routes import forget_answered_requests
+from servicebroker.engine.remote.route_answers import take_route_answers
 from servicebroker.engine.remote.unfinished_arrivals import forget_openings
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.model.reporting import report
@@ -75,8 +75,10 @@ _MAX_PIECES = 100  # transactions of several hundred rows each; the next run doe
 _CLOSED_AT_ONCE = 1_000  # closed endpoints in one transaction: enough for 3,000 ended conversations a second
 
 
-class Upkeep:
-    """The maintenance of an instance. It runs `upkeep` every `interval` seconds, and `deliver` after a SEND from SQL.
+class Maintenance:
+    """The maintenance of an instance.
+
+    Every `interval` seconds `run_maintenance` runs, and after a SEND from SQL `deliver`.
 
     It listens for such SENDs on a connection of its own. If this process has drained a queue, it truncates the table
     after about a second. If a run fails because the server is down or restarts, the next run does its work.
@@ -101,7 +103,7 @@ class Upkeep:
         self._since = 0  # transaction id: messages of older transactions were delivered, if they could be
         self._remaining_attempts = 0  # to truncate a drained table, which must not be in use
         self._connection: psycopg.Connection[Any] | None = None
-        self._background = Background(self._run, "servicebroker upkeep")
+        self._background = Background(self._run, "servicebroker maintenance")
 
     def count_received(self, queue_id: int, messages: int) -> None:
         """Count the messages of a RECEIVE of this process. Zero messages: the queue is empty."""
@@ -126,29 +128,29 @@ class Upkeep:
 
     def _wake(self) -> None:
         try:
-            with connect(self._url, application_name="servicebroker upkeep") as connection:
+            with connect(self._url, application_name="servicebroker maintenance") as connection:
                 connection.execute(f"notify {DELIVERY_CHANNEL}")
         except (psycopg.Error, ServiceBrokerError) as problem:  # the server is down, which wakes `_serve`, too
-            _LOG.debug("upkeep: %s", problem)
+            _LOG.debug("maintenance: %s", problem)
 
     def _run(self) -> None:
         pause = _TICK_S
         while not self._closed.is_set():
             began = time.monotonic()
             try:
-                with connect(self._url, application_name="servicebroker upkeep") as connection:
+                with connect(self._url, application_name="servicebroker maintenance") as connection:
                     self._connection = connection
                     self._serve(connection)
             except psycopg.errors.ReadOnlySqlTransaction:  # on a standby: the primary is maintained instead
                 self._closed.wait(min(_PROMOTION_POLL_S, self._interval))
             except (psycopg.Error, ServiceBrokerError) as problem:
                 was_cancelled = isinstance(problem, psycopg.errors.QueryCanceled) and not self._closed.is_set()
-                _LOG.log(logging.WARNING if was_cancelled else logging.DEBUG, "upkeep: %s", problem)
+                _LOG.log(logging.WARNING if was_cancelled else logging.DEBUG, "maintenance: %s", problem)
                 has_run_long = time.monotonic() - began > self._interval
                 pause = _TICK_S if has_run_long else 2 * pause
                 self._closed.wait(min(pause, self._interval))
             except Exception as problem:  # a bug, or an error of the application's clock: timers must fire nevertheless
-                report(_LOG, logging.ERROR, "background upkeep restarts: %s", told(problem), exc_info=problem)
+                report(_LOG, logging.ERROR, "background maintenance restarts: %s", told(problem), exc_info=problem)
                 pause = _TICK_S
                 self._closed.wait(min(_FAULT_PAUSE_S, self._interval))
             finally:
@@ -169,7 +171,7 @@ class Upkeep:
             if ahead := take_clock_difference(self._clock):
                 report_wrong_clock(connection, ahead, self._clock())
             if time.monotonic() >= due:
-                has_work |= upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
+                has_work |= run_maintenance(connection, self._clock(), self._closed.is_set, self._catalog)
                 due = time.monotonic() + self._interval
             has_work |= self._release_at is not None and self._release_at <= self._clock()
             is_left = has_work and self._deliver(connection)
@@ -199,7 +201,7 @@ class Upkeep:
         try:
             is_left = deliver(connection, self._clock(), self._catalog, self._since)
         except psycopg.errors.QueryCanceled:
-            self._since = self._since or oldest_writer  # `upkeep` delivers the rest
+            self._since = self._since or oldest_writer  # `run_maintenance` delivers the rest
             raise
         if not is_left:
             self._since = oldest_writer
@@ -242,7 +244,7 @@ def report_wrong_clock(connection: psycopg.Connection[Any], ahead: timedelta, no
 def take_sample(connection: psycopg.Connection[Any]) -> None:
     """Store a sample of the queues' depths for the history. A role without the right skips it."""
     try:
-        run_alone(connection, sample())
+        run_alone(connection, record_history_sample())
     except psycopg.errors.InsufficientPrivilege as problem:
         _LOG.debug("history: %s", problem)
 
@@ -269,7 +271,7 @@ def deliver(
     `since` is a transaction id: messages of older transactions are skipped. Return whether messages are left that
     another transaction locks, so that a call after a short pause can deliver them.
     """
-    answers = in_transaction(connection, take_answers(catalog(), now))
+    answers = in_transaction(connection, take_route_answers(catalog(), now))
     for failure in answers.failures:
         _LOG.error("%s", failure)
     for handle in answers.left:
@@ -303,9 +305,9 @@ def truncate_empty_queues(connection: psycopg.Connection[Any], stopped: Callable
         if stopped():
             return False
         try:
-            left += not run(connection, truncate_empty(queue_id))
+            left += not run(connection, truncate_empty_queue(queue_id))
         except psycopg.errors.QueryCanceled as problem:  # a statement timeout: continue with the other queues
-            _LOG.debug("upkeep: %s", problem)
+            _LOG.debug("maintenance: %s", problem)
             left += 1
     return not left
 
@@ -314,14 +316,14 @@ def maintain_trail(connection: psycopg.Connection[Any], now: datetime) -> None:
     """Create and drop partitions and triggers of the event log (trail). A locked table is left to the next run."""
     try:
         statements = run(connection, partitions(now))
-        statements += [change.statement for change in run(connection, changes())]
+        statements += [change.statement for change in run(connection, find_trigger_changes())]
         for statement in statements:
-            in_transaction(connection, briefly(statement))
+            in_transaction(connection, with_short_lock_timeout(statement))
     except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as problem:
         _LOG.debug("trail: %s", problem)
 
 
-def upkeep(
+def run_maintenance(
     connection: psycopg.Connection[Any],
     now: datetime,
     stopped: Callable[[], bool] = lambda: False,
@@ -336,20 +338,20 @@ def upkeep(
         for queue_id in queues:
             if stopped():
                 return False
-            run(connection, serve_queue(queue_id, now))
+            run(connection, fire_timers_and_lifetimes(queue_id, now))
         if not queues:
             break
     dated = (
-        expire_ended,
-        drop_late,
-        partial(remove_closed, limit=_CLOSED_AT_ONCE),
+        remove_expired_endpoints,
+        drop_late_answers,
+        partial(remove_closed_endpoints, limit=_CLOSED_AT_ONCE),
         forget_keys,
-        sweep,
+        delete_old_traces,
         forget_openings,
-        forget_answered,
-        forget_old,
+        forget_answered_requests,
+        delete_old_audit_rows,
     )
-    pieces: list[Callable[[], Steps[int]]] = [*(partial(piece, now) for piece in dated), remove_unread]
+    pieces: list[Callable[[], Steps[int]]] = [*(partial(piece, now) for piece in dated), delete_unreferenced_bodies]
     for piece in pieces:
         for _ in range(_MAX_PIECES):
             if stopped() or not in_transaction(connection, piece()):
