@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,9 @@ from servicebroker.engine.diagnosis.conversation_findings import judge_conversat
 from servicebroker.engine.diagnosis.daemon_findings import judge_daemon_version
 from servicebroker.engine.diagnosis.disk_usage import DiskUsage, SlotUsage, TableUsage, judge_disk_usage, largest
 from servicebroker.engine.diagnosis.fact_types import (
+    LONG_WAIT,
+    REFUSAL_AGE,
+    BlockerFacts,
     CommitFacts,
     ConnectionFacts,
     ConversationFacts,
@@ -23,29 +27,34 @@ from servicebroker.engine.diagnosis.fact_types import (
     HoarderFacts,
     HolderFacts,
     NeighbourFacts,
+    OldCopyFacts,
     PeerFacts,
     QueueFacts,
     SessionFacts,
+    SnapshotFacts,
     TableLockFacts,
     WaitFacts,
 )
-from servicebroker.engine.diagnosis.findings import Severity
+from servicebroker.engine.diagnosis.findings import UNEXPLAINED_WAIT, Severity
 from servicebroker.engine.diagnosis.judgement import judge, judge_failed_queries, judge_schema
+from servicebroker.engine.diagnosis.peer_findings import INCIDENT_AGE, UNFINISHED_IDLE
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.server_findings import (
+    STANDBY_WAIT,
     judge_disk,
     judge_down,
     judge_log,
     judge_refused,
     judge_timeouts,
 )
+from servicebroker.engine.diagnosis.session_findings import TABLE_LOCK_TIME
 from servicebroker.engine.diagnosis.worker_limits import WorkerLimits
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ReportedMembership
 from servicebroker.engine.remote.refusals import RefusalRecord
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
-from servicebroker.engine.security.certificate_ages import UsedCertificate
+from servicebroker.engine.security.certificate_ages import EXPIRY_WARNING, UsedCertificate
 from servicebroker.model import waiting
 from servicebroker.model.daemon_reports import DaemonReport, Subject
 from servicebroker.model.errors import RULES
@@ -162,6 +171,7 @@ def test_all_is_well() -> None:
     assert said(daemon=DAEMON._replace(state="active", since=AGO, awaits_standby=True)) == []  # the server's finding
     assert said(table_locks=[TABLE_LOCK._replace(since=NOW - timedelta(seconds=4))]) == []
     assert said(table_locks=[TABLE_LOCK._replace(since=None)]) == []
+    assert said(neighbours=NeighbourFacts(connections=ConnectionFacts(89, 100, "bob", 60, 0.5))) == []
 
 
 @pytest.mark.parametrize(
@@ -262,6 +272,26 @@ def test_all_is_well() -> None:
         (
             {"neighbours": NeighbourFacts(hoarders=[HoarderFacts(7, "bob", "", 4000, 6400)])},
             ["session 7: It (bob, no name) holds 4,000 of about 6,400 locks", "max_locks_per_transaction"],
+        ),
+        (
+            {"neighbours": NeighbourFacts(trespassers=[("bob", "SELECT on queue_1, UPDATE on queue_1", 7)])},
+            ["role bob: It has 7 rights beyond the verbs (SELECT on queue_1", "servicebroker rights grant bob"],
+        ),
+        (
+            {"neighbours": NeighbourFacts(blockers=[BlockerFacts(7, "bob", "", "definitions", 2, AGO)])},
+            [
+                "session 7: It (bob, no name) holds the broker's lock of definitions, for which 2 sessions wait, the "
+                "first for 10 minutes.",
+                "pg_terminate_backend(7)",
+            ],
+        ),
+        (
+            {"neighbours": NeighbourFacts(snapshots=[SnapshotFacts(7, "bob", "psql", 12_345)])},
+            ["session 7: It (bob, psql) has a transaction open since 12,345 transactions ago", "pg_read_all_stats"],
+        ),
+        (
+            {"neighbours": NeighbourFacts(connections=ConnectionFacts(90, 100, "bob", 60))},
+            ["PostgreSQL: 90 of 100 connections are in use, 60 by the role bob.", "ALTER ROLE bob CONNECTION LIMIT"],
         ),
         (
             {"neighbours": NeighbourFacts(connections=ConnectionFacts(notifications=0.753))},
@@ -388,6 +418,68 @@ def test_findings_of_a_queue(changes: dict[str, Any], words: list[str]) -> None:
     (text,) = of_queue(**changes)
     assert text.startswith("queue Shop.dbo.Q: ")
     assert [word for word in words if word not in text] == []
+
+
+OLD_COPY = OldCopyFacts("Shop", UUID(int=1), "far", True, "//far", 1, AGO, "x")
+HELD_GROUP_TIME, AT_ONCE = timedelta(seconds=5), timedelta()
+# a state: its findings by the time that it has lasted, the time from which it is told, and whether at exactly that time
+LASTS: dict[str, tuple[Callable[[timedelta], Sequence[object]], timedelta, bool]] = {
+    "transaction": (lambda age: said(sessions=[SESSION._replace(since=NOW - age)]), LONG_WAIT, False),
+    "lock of a table": (lambda age: said(table_locks=[TABLE_LOCK._replace(since=NOW - age)]), TABLE_LOCK_TIME, False),
+    "unread message": (lambda age: of_queue(messages=1, oldest=NOW - age), UNEXPLAINED_WAIT, False),
+    "message behind a limit": (
+        lambda age: of_queue(messages=1, oldest=NOW - age, limits=SLOTS._replace(next_time=NOW)), LONG_WAIT, True,
+    ),
+    "message that waits": (lambda age: said(waits=[WaitFacts("//far", "", 1, NOW - age)]), UNEXPLAINED_WAIT, False),
+    "silent daemon": (lambda age: said(daemon=DAEMON._replace(since=NOW - age)), UNEXPLAINED_WAIT, False),
+    "commit": (
+        lambda age: said(commits=COMMITS._replace(has_standby=True, waiting=1, since=NOW - age)), STANDBY_WAIT, False,
+    ),
+    "unfinished messages": (
+        lambda age: said(unfinished=[UNFINISHED._replace(bytes=1, last_time=NOW - age)]), UNFINISHED_IDLE, False,
+    ),
+    "certificate": (
+        lambda age: said(certificates=[UsedCertificate("", "", "a", True, NOW - age)]), -EXPIRY_WARNING, True,
+    ),
+    "expired certificate": (
+        lambda age: [text for text in said(certificates=[UsedCertificate("", "", "a", True, NOW - age)])
+                     if "has expired" in text], AT_ONCE, True,
+    ),
+    "session with the group": (
+        lambda age: of_talk(holders=[SESSION._replace(since=NOW - age)]), HELD_GROUP_TIME, False,
+    ),
+    "message of a conversation": (lambda age: of_talk(messages=1, oldest=NOW - age), LONG_WAIT, False),
+    "sent message": (lambda age: of_talk(waits=1, sent=NOW - age), UNEXPLAINED_WAIT, False),
+    "lifetime": (lambda age: of_talk(lifetime=NOW - age), AT_ONCE, True),
+    "overdue delayed message": (
+        lambda age: [text for text in of_talk(waits=1, delayed_until=NOW - age) if "waits" in text],
+        UNEXPLAINED_WAIT, False,
+    ),
+}  # fmt: skip
+ENDS: dict[str, tuple[Callable[[timedelta], Sequence[object]], timedelta]] = {
+    "wrong clock": (lambda age: said(clocks=[CLOCK._replace(last=NOW - age)]), LONG_WAIT),
+    "broken connections": (lambda age: said(refusals=[BROKEN._replace(last=NOW - age)]), LONG_WAIT),
+    "false claim": (lambda age: said(peers=[PEER._replace(last=NOW - age)]), INCIDENT_AGE),
+    "old copy": (lambda age: said(old_copies=[OLD_COPY._replace(last=NOW - age)]), INCIDENT_AGE),
+    "replaced process": (lambda age: said(processes=[REPLACED._replace(last_time=NOW - age)]), REFUSAL_AGE),
+}
+MICROSECOND = timedelta(microseconds=1)
+
+
+@pytest.mark.parametrize("name", LASTS)
+def test_a_state_is_told_from_its_time_on(name: str) -> None:
+    findings, limit, at_limit = LASTS[name]
+    assert [bool(findings(limit + more)) for more in (-MICROSECOND, timedelta(), MICROSECOND)] == [
+        False,
+        at_limit,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_event_is_told_until_its_time(name: str) -> None:
+    findings, limit = ENDS[name]
+    assert [bool(findings(limit + more)) for more in (-MICROSECOND, timedelta())] == [True, False]
 
 
 @pytest.mark.parametrize(
