@@ -33,6 +33,7 @@ from servicebroker.model.errors import InstanceError
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 SESSION_LIFETIME_S = 12 * 3600.0
 _MAX_SESSIONS = 1000  # a new one then ends the oldest
+_MAX_SESSIONS_OF_PERSON = 50  # a program behind the proxy that keeps no cookie begins one with each request
 
 _PATHS_WITHOUT_SIGN_IN = ("/login", "/static/")
 _HEADERS = {
@@ -144,6 +145,9 @@ class Sessions:
         """Begin a session, and return its identifier."""
         session = secrets.token_urlsafe(32)
         with self._lock:
+            own = [other for other, sign_in in self._sessions.items() if name and sign_in.name == name]
+            if len(own) >= _MAX_SESSIONS_OF_PERSON:
+                del self._sessions[own[0]]
             self._sessions[session] = SignIn(name, time.monotonic() + SESSION_LIFETIME_S, is_from_proxy)
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)

@@ -119,6 +119,15 @@ def test_a_session_ends_after_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> N
         assert (person and person.name) == name
 
 
+def test_a_program_that_keeps_no_cookie_ends_its_own_sessions_only() -> None:
+    sessions = access.Sessions(None)
+    others = sessions.begin("ann", is_from_proxy=True)
+    own = [sessions.begin("monitor", is_from_proxy=True) for _ in range(access._MAX_SESSIONS + 1)]
+    alive = [session in sessions._sessions for session in own]
+    assert alive == [False] * (len(own) - access._MAX_SESSIONS_OF_PERSON) + [True] * access._MAX_SESSIONS_OF_PERSON
+    assert others in sessions._sessions
+
+
 def test_a_locked_name_may_try_again_after_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = sign_in_limits.SignInLimits()
 
