@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Network(ABC):
-    """CREATE, ALTER and DROP of the endpoint, transport certificates and logins; permissions of logins; budgets.
+    """Base class of `AsyncInstance`: its methods for endpoint, transport certificates, logins and budgets.
 
     The PostgreSQL role needs the rights of the schema's owner (15247 otherwise). `servicebroker serve` applies a change
     within a second.
@@ -73,10 +73,10 @@ class Network(ABC):
         """Run an operation of `servicebroker.operations` that concerns the whole instance.
 
         Raises:
-            BrokerError: as the method with the operation's name; 402 it is no operation of an instance.
+            BrokerError: as the method with the operation's name; 402 if the operation concerns one broker database.
         """
         kind: Any = type(operation)
-        run = _RUNNERS.get(kind, _run_in_transaction if kind in _STEPS else None)
+        run = _RUNNERS.get(kind, _run_in_transaction if kind in _STEPS_OF_ONE_TRANSACTION else None)
         if run is None:
             raise BrokerError(402, "operation", shown(operation), "one for the whole instance; use database.run")
         result: T = run(self, operation)
@@ -115,7 +115,9 @@ class Network(ABC):
     backup_certificate = operation_method(operations.BackupCertificate)
 
     def accept_certificate(self, name: str) -> AcceptedClaims:
-        """Accept the identity that the peer with this certificate claims, for all certificates of their owner.
+        """Accept the instances and addresses that the peer with this certificate claims.
+
+        The acceptance holds for every certificate of the same owner.
 
         Use this if two peers claim to be the same instance, or if a peer answers at an address where another peer
         answered before. The claims of the other peers are rejected from then on.
@@ -176,7 +178,7 @@ class Network(ABC):
 
 # ---------------------------------------------------------------- runners of operations
 
-_STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = {
+_STEPS_OF_ONE_TRANSACTION: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = {
     operations.AlterEndpoint: network_endpoints.alter_endpoint,
     operations.DropEndpoint: network_endpoints.drop_endpoint,
     operations.CreateLogin: logins.create_login,
@@ -192,7 +194,7 @@ _STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = 
 
 def _run_in_transaction(instance: Network, operation: Any) -> Any:
     """Run a definition in one transaction."""
-    return instance._administer(_STEPS[type(operation)](operation, instance.clock()))
+    return instance._administer(_STEPS_OF_ONE_TRANSACTION[type(operation)](operation, instance.clock()))
 
 
 def _drop_database(instance: Network, operation: operations.DropDatabase) -> None:
@@ -201,14 +203,20 @@ def _drop_database(instance: Network, operation: operations.DropDatabase) -> Non
 
 def drop_database(database: Database, operation: operations.DropDatabase) -> None:
     """Run DROP DATABASE as the user of `database`."""
-    termination = checked_termination(operation.rollback_after is None, operation.rollback_after)
-    in_use, number = BrokerError(3702, database.name), database.database_id
-    database._define_exclusively(lambda: databases.drop_database(number), operation.permission, termination, in_use)
+    termination = checked_termination(no_wait=operation.rollback_after is None, rollback_after=operation.rollback_after)
+    database_id = database.database_id
+    database._define_exclusively(
+        lambda: databases.drop_database(database_id),
+        operation.permission,
+        termination,
+        in_use=BrokerError(3702, database.name),
+    )
     system = database.instance.database(databases.SYSTEM_DATABASE)
     system._remove_dropped_queues()
 
 
 def _create_endpoint(instance: Network, operation: operations.CreateEndpoint) -> str | None:
+    # a domain: instances that trust one authority (store/membership.py)
     in_domain = in_thread(is_in_domain, instance.key_folder())
     steps = network_endpoints.create_endpoint(operation, instance.clock(), in_domain=in_domain)
     return instance._administer(steps)
@@ -255,7 +263,7 @@ def _issue(instance: Network, operation: operations.CreateTransportCertificate) 
         expiry,
         CLOCK_SKEW if operation.start_date is None else timedelta(0),
         instance=own.instance,
-        predecessor=None if before is None else _private_key(instance, before),
+        predecessor=None if before is None else _find_private_key(instance, before),
     )
 
 
@@ -269,7 +277,7 @@ def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, Priv
     return facts, read_key(data, operation.decryption_password, facts)
 
 
-def _private_key(instance: Network, certificate: TransportCertificate) -> PrivateKey | None:
+def _find_private_key(instance: Network, certificate: TransportCertificate) -> PrivateKey | None:
     """Return the private key of a certificate of this instance; None if its file is missing or cannot be opened."""
     with suppress(InstanceError, BrokerError):
         file = (instance.key_folder()).find(certificate.facts.thumbprint)
@@ -280,7 +288,7 @@ def _private_key(instance: Network, certificate: TransportCertificate) -> Privat
 def _alter_certificate(instance: Network, operation: operations.AlterTransportCertificate) -> None:
     operation.check()
     certificate = instance._administer(transport_certificates.find_certificate("alter", operation.name))
-    key = _open(instance, certificate, operation.decryption_password)
+    key = _load_private_key(instance, certificate, operation.decryption_password)
     pem = _key_file(key, certificate.facts, operation.encryption_password)
     folder, by_password = instance.key_folder(), operation.encryption_password is not None
     if not by_password:
@@ -300,12 +308,16 @@ def _backup_certificate(instance: Network, operation: operations.BackupCertifica
     operation.check()
     certificate = instance._administer(transport_certificates.find_certificate("find", operation.name))
     with_key = operation.private_key_file is not None
-    key = _open(instance, certificate, operation.decryption_password) if with_key else None
+    key = _load_private_key(instance, certificate, operation.decryption_password) if with_key else None
     in_thread(write_backup, operation, certificate.facts, key)
 
 
-def _open(instance: Network, certificate: TransportCertificate, password: str | None) -> PrivateKey:
-    """Return the private key of a certificate, from the key folder."""
+def _load_private_key(instance: Network, certificate: TransportCertificate, password: str | None) -> PrivateKey:
+    """Return the private key of a certificate, from the key folder.
+
+    Raises:
+        BrokerError: 15556 the folder has no file for it, 15313 a password that the file does not need, or a wrong one.
+    """
     folder = instance.key_folder()
     file = folder.find(certificate.facts.thumbprint)
     if file is None:

@@ -9,6 +9,9 @@ from pyspark.errors import PySparkException
 
 from servicebroker.pipeline.definition import StopError
 
+_ERROR = re.compile(r"([\w.]+(Error|Exception)|([a-z_]\w*\.)+[A-Z]\w+): ")
+_OWN_ERROR = re.compile(r"\bservicebroker(?:\.[a-z_]+)+\.([A-Z]\w*): (.+)")
+
 
 def reason(problem: PySparkException) -> str:
     """Return the reason of a failure, without query plan and stack traces.
@@ -44,7 +47,3 @@ def _python_errors(text: str) -> list[str]:
 def is_final(problem: PySparkException) -> bool:
     """True if the query must not be restarted, because a rule of its pipeline says "stop"."""
     return any(match[1] == StopError.__name__ for match in _OWN_ERROR.finditer(str(problem)))
-
-
-_ERROR = re.compile(r"([\w.]+(Error|Exception)|([a-z_]\w*\.)+[A-Z]\w+): ")
-_OWN_ERROR = re.compile(r"\bservicebroker(?:\.[a-z_]+)+\.([A-Z]\w*): (.+)")

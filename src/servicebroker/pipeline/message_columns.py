@@ -1,4 +1,7 @@
-"""The columns of the Spark source: for rows that are messages, and for rows that stand for parts of a queue."""
+"""The columns of the Spark source.
+
+A row is a message. With the option `deliver=parts` a row is a part of the batch, which a task of the sink reads itself.
+"""
 
 COLUMNS = (
     "queue string, service_name string, service_contract_name string, message_type_name string, "
@@ -8,4 +11,4 @@ COLUMNS = (
 )
 
 PART = "part"
-PARTS = f"{PART} string"
+PART_COLUMNS = f"{PART} string"

@@ -27,7 +27,8 @@ class OpenInstance:
 
     Args:
         instance: a URL or a data folder.
-        in_task: opened by a Spark task, for a few statements. The driver keeps the server running.
+        in_task: opened by a Spark task, for a few statements. The driver then has the thread that restarts an
+            embedded server.
 
     Raises:
         InstanceError: there is no such instance.

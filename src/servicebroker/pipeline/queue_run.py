@@ -44,7 +44,7 @@ class Started(NamedTuple):
     """A running query, and a function that waits until its planning process has ended."""
 
     query: StreamingQuery
-    clear: Callable[[], None]
+    wait_for_planner: Callable[[], None]
 
 
 EventListener = Callable[["QueueRun", str], None]  # called with the name of a log event, or "queue stopped"
@@ -95,7 +95,7 @@ class QueueRun:
     _read: tuple[int, int] = (0, 0)  # messages and bytes that the reader has counted since the last start
     _last_timestamp: object = None  # of the last progress that was read
     _wait_end: float | None = None  # end of the wait for open transactions, by `clock`
-    _waits_below: int = 0  # the wait is for transactions with a lower id: those that were open when it began
+    _wait_for_xids_below: int = 0  # the wait is for transactions with a lower id: those that were open when it began
     _start_s: float | None = None  # duration of the last start, until its event is logged
     _logged: Counts = field(default_factory=Counter)  # the part of `quarantined` that batch events have reported
 
@@ -145,11 +145,11 @@ class QueueRun:
             return False
         now = self.clock()
         if self._wait_end is None:
-            self._wait_end, self._waits_below = now + self.wait_s, self.held_back.following
+            self._wait_end, self._wait_for_xids_below = now + self.wait_s, self.held_back.following
             text = f"waits up to {self.wait_s:g} s: {self.held_back}"
             self._log_event(logging.WARNING, "queue waits", text, held_back=self.held_back.messages)
         self._next_start = now + HELD_BACK_POLL_INTERVAL_S
-        return now < self._wait_end and self.held_back.frontier < self._waits_below
+        return now < self._wait_end and self.held_back.frontier < self._wait_for_xids_below
 
     def poll(self) -> None:
         """Read the progress that Spark has reported since the last poll, and handle the end or failure of the query."""
@@ -166,10 +166,10 @@ class QueueRun:
         self._read_progress(query)
         self.update_quarantined()
         if problem is not None:
-            self._clear()
+            self._release_query()
             self._fail(reason(problem), final=is_final(problem))
         elif not is_active:
-            self._clear()
+            self._release_query()
             self._end()
 
     def _end(self) -> None:
@@ -178,9 +178,8 @@ class QueueRun:
             self.held_back = self.find_held_back(self.held_back)
         if self.held_back is None:
             self.state = QueueState.ENDED
-            self._log_event(
-                *(logging.INFO, "queue ended", f"has nothing more: {self.describe_totals()}"), **self.counts()
-            )
+            text = f"has nothing more: {self.describe_totals()}"
+            self._log_event(logging.INFO, "queue ended", text, **self.counts())
             return
         self.state = QueueState.HELD_BACK
         self.reason = f"{self.held_back}: {self.held_back.remedy}"
@@ -194,7 +193,7 @@ class QueueRun:
             self.state = QueueState.STOPPED
         if self._started is not None:
             self._started.query.stop()
-            self._clear()
+            self._release_query()
 
     def totals(self) -> dict[str, int]:
         """Return the totals since the run began."""
@@ -220,10 +219,11 @@ class QueueRun:
         """Read the quarantine counts that the sink has written."""
         self.quarantined = self.read_quarantine()
 
-    def _clear(self) -> None:
+    def _release_query(self) -> None:
+        """Forget the query, after its planning process has ended."""
         if self._started is not None:
             started, self._started = self._started, None
-            started.clear()
+            started.wait_for_planner()
 
     def _fail(self, reason: str, *, final: bool) -> None:
         self.reason = reason = masked(reason)  # here, since lineage and callers of `Run` print it, too
@@ -269,7 +269,7 @@ class QueueRun:
         self._failures = 0
         self.batches += 1
         self.seconds = seconds
-        read = f"{counted(messages, 'message')}, {size:,} bytes" if messages else "again after a start"
+        read = f"{counted(messages, 'message')}, {size:,} bytes" if messages else "written again after a restart"
         lag = {key: self.behind.get(key, 0) for key in ("messagesBehind", "oldestMessageSeconds")}
         self.update_quarantined()
         quarantined, self._logged = self.quarantined - self._logged, self.quarantined

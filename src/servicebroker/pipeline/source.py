@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.overriding import override
-from servicebroker.pipeline.message_columns import COLUMNS, PARTS
+from servicebroker.pipeline.message_columns import COLUMNS, PART_COLUMNS
 from servicebroker.pipeline.options import source_options, writer_options
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ServiceBrokerSource(DataSource):
     @override
     def schema(self) -> str:
         """Return the columns of a row. Only readers call this, so that invalid options are reported here first."""
-        return PARTS if source_options(self._options).delivers_parts else COLUMNS
+        return PART_COLUMNS if source_options(self._options).delivers_parts else COLUMNS
 
     @override
     def reader(self, schema: StructType) -> QueueReader:

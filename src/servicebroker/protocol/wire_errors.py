@@ -17,7 +17,7 @@ class CorruptedMessage(BrokerError):
 
 
 class Undeliverable(CorruptedMessage):
-    """The error for one intact message that no local endpoint can accept: drop it as well.
+    """The error for one intact message that no local endpoint can accept. A subclass, because callers drop both alike.
 
     It becomes the event Broker:Message Undeliverable.
     """

@@ -66,6 +66,7 @@ def _new_broker(session: Session, broker: Broker) -> None:
         session.drop_undelivered(endpoint.conversation_handle)
     for endpoint in peers:
         session.update(endpoint, peer_handle=None, is_parked=False)
+    # of a peer that has ended its side only the EndDialog was left to deliver
     for endpoint in [*own, *(peer for peer in peers if peer.state is EndpointState.DISCONNECTED_OUTBOUND)]:
         remove_endpoint(session, endpoint)
     broker.service_broker_guid = uuid4()
@@ -83,6 +84,7 @@ def _error_broker_conversations(session: Session, broker: Broker) -> None:
 
 def describe(broker: Broker) -> Application:
     """Return the objects of the database as a definition."""
+    # reversed: of several names of a code the first one wins
     validation_names = {
         validation_code: validation for validation, validation_code in reversed(arguments.VALIDATIONS.items())
     }
@@ -138,16 +140,16 @@ def _create_message_type(session: Session, broker: Broker, operation: operations
 def _alter_message_type(session: Session, broker: Broker, operation: operations.AlterMessageType) -> None:
     """ALTER MESSAGE TYPE: change the validation of new messages. Messages in queues keep their previous validation."""
     validation_code = operation.validation_code()
-    kind = _user_object("alter", "message type", broker.message_types, operation.name)
-    kind.validation = validation_code
+    message_type = _user_object("alter", "message type", broker.message_types, operation.name)
+    message_type.validation = validation_code
 
 
 def _drop_message_type(session: Session, broker: Broker, operation: operations.DropMessageType) -> None:
     name = operation.name
-    kind = _user_object("drop", "message type", broker.message_types, name)
+    message_type = _user_object("drop", "message type", broker.message_types, name)
     if any(name in contract.usages for contract in broker.contracts.values()):
         raise BrokerError(3716, "message type", name, "service contracts")
-    kind.is_dropped = True
+    message_type.is_dropped = True
     del broker.message_types[name]
 
 
@@ -156,7 +158,9 @@ def _create_contract(session: Session, broker: Broker, operation: operations.Cre
     pairs = operation.pairs()
     types = [_find("find", "message type", broker.message_types, message_type) for message_type, _ in pairs]
     _refuse_taken(broker.contracts, name)
-    usages = {kind.name: (kind, *SENT_BY[side]) for kind, (_, side) in zip(types, pairs, strict=True)}
+    usages = {
+        message_type.name: (message_type, *SENT_BY[side]) for message_type, (_, side) in zip(types, pairs, strict=True)
+    }
     broker.contracts[name] = Contract(next(session.memory.object_ids), name, usages)
 
 
@@ -193,8 +197,8 @@ def _create_queue(session: Session, broker: Broker, operation: operations.Create
     key = schema.lower(), queue.lower()
     if key in broker.queues:
         raise BrokerError(2714, queue)
-    is_on, is_counted = operation.status, operation.poison_message_handling
-    broker.queues[key] = Queue(next(session.memory.object_ids), queue, is_on, is_on, is_counted)
+    is_on, detects_poison = operation.status, operation.poison_message_handling
+    broker.queues[key] = Queue(next(session.memory.object_ids), queue, is_on, is_on, detects_poison)
 
 
 def find_queue(broker: Broker, name: str, action: str = "find") -> Queue:

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class AsyncNetwork(ABC):
-    """CREATE, ALTER and DROP of the endpoint, transport certificates and logins; permissions of logins; budgets.
+    """Base class of `AsyncInstance`: its methods for endpoint, transport certificates, logins and budgets.
 
     The PostgreSQL role needs the rights of the schema's owner (15247 otherwise). `servicebroker serve` applies a change
     within a second.
@@ -72,10 +72,10 @@ class AsyncNetwork(ABC):
         """Run an operation of `servicebroker.operations` that concerns the whole instance.
 
         Raises:
-            BrokerError: as the method with the operation's name; 402 it is no operation of an instance.
+            BrokerError: as the method with the operation's name; 402 if the operation concerns one broker database.
         """
         kind: Any = type(operation)
-        run = _RUNNERS.get(kind, _run_in_transaction if kind in _STEPS else None)
+        run = _RUNNERS.get(kind, _run_in_transaction if kind in _STEPS_OF_ONE_TRANSACTION else None)
         if run is None:
             raise BrokerError(402, "operation", shown(operation), "one for the whole instance; use database.run")
         result: T = await run(self, operation)
@@ -114,7 +114,9 @@ class AsyncNetwork(ABC):
     backup_certificate = operation_method(operations.BackupCertificate)
 
     async def accept_certificate(self, name: str) -> AcceptedClaims:
-        """Accept the identity that the peer with this certificate claims, for all certificates of their owner.
+        """Accept the instances and addresses that the peer with this certificate claims.
+
+        The acceptance holds for every certificate of the same owner.
 
         Use this if two peers claim to be the same instance, or if a peer answers at an address where another peer
         answered before. The claims of the other peers are rejected from then on.
@@ -175,7 +177,7 @@ class AsyncNetwork(ABC):
 
 # ---------------------------------------------------------------- runners of operations
 
-_STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = {
+_STEPS_OF_ONE_TRANSACTION: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = {
     operations.AlterEndpoint: network_endpoints.alter_endpoint,
     operations.DropEndpoint: network_endpoints.drop_endpoint,
     operations.CreateLogin: logins.create_login,
@@ -191,7 +193,7 @@ _STEPS: Mapping[type[Definition[Any]], Callable[[Any, datetime], Steps[Any]]] = 
 
 async def _run_in_transaction(instance: AsyncNetwork, operation: Any) -> Any:
     """Run a definition in one transaction."""
-    return await instance._administer(_STEPS[type(operation)](operation, instance.clock()))
+    return await instance._administer(_STEPS_OF_ONE_TRANSACTION[type(operation)](operation, instance.clock()))
 
 
 async def _drop_database(instance: AsyncNetwork, operation: operations.DropDatabase) -> None:
@@ -200,16 +202,20 @@ async def _drop_database(instance: AsyncNetwork, operation: operations.DropDatab
 
 async def drop_database(database: AsyncDatabase, operation: operations.DropDatabase) -> None:
     """Run DROP DATABASE as the user of `database`."""
-    termination = checked_termination(operation.rollback_after is None, operation.rollback_after)
-    in_use, number = BrokerError(3702, database.name), database.database_id
+    termination = checked_termination(no_wait=operation.rollback_after is None, rollback_after=operation.rollback_after)
+    database_id = database.database_id
     await database._define_exclusively(
-        lambda: databases.drop_database(number), operation.permission, termination, in_use
+        lambda: databases.drop_database(database_id),
+        operation.permission,
+        termination,
+        in_use=BrokerError(3702, database.name),
     )
     system = await database.instance.database(databases.SYSTEM_DATABASE)
     await system._remove_dropped_queues()
 
 
 async def _create_endpoint(instance: AsyncNetwork, operation: operations.CreateEndpoint) -> str | None:
+    # a domain: instances that trust one authority (store/membership.py)
     in_domain = await in_thread(is_in_domain, await instance.key_folder())
     steps = network_endpoints.create_endpoint(operation, instance.clock(), in_domain=in_domain)
     return await instance._administer(steps)
@@ -260,7 +266,7 @@ async def _issue(
         expiry,
         CLOCK_SKEW if operation.start_date is None else timedelta(0),
         instance=own.instance,
-        predecessor=None if before is None else await _private_key(instance, before),
+        predecessor=None if before is None else await _find_private_key(instance, before),
     )
 
 
@@ -274,7 +280,7 @@ async def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts
     return facts, read_key(data, operation.decryption_password, facts)
 
 
-async def _private_key(instance: AsyncNetwork, certificate: TransportCertificate) -> PrivateKey | None:
+async def _find_private_key(instance: AsyncNetwork, certificate: TransportCertificate) -> PrivateKey | None:
     """Return the private key of a certificate of this instance; None if its file is missing or cannot be opened."""
     with suppress(InstanceError, BrokerError):
         file = (await instance.key_folder()).find(certificate.facts.thumbprint)
@@ -285,7 +291,7 @@ async def _private_key(instance: AsyncNetwork, certificate: TransportCertificate
 async def _alter_certificate(instance: AsyncNetwork, operation: operations.AlterTransportCertificate) -> None:
     operation.check()
     certificate = await instance._administer(transport_certificates.find_certificate("alter", operation.name))
-    key = await _open(instance, certificate, operation.decryption_password)
+    key = await _load_private_key(instance, certificate, operation.decryption_password)
     pem = await _key_file(key, certificate.facts, operation.encryption_password)
     folder, by_password = await instance.key_folder(), operation.encryption_password is not None
     if not by_password:
@@ -305,12 +311,18 @@ async def _backup_certificate(instance: AsyncNetwork, operation: operations.Back
     operation.check()
     certificate = await instance._administer(transport_certificates.find_certificate("find", operation.name))
     with_key = operation.private_key_file is not None
-    key = await _open(instance, certificate, operation.decryption_password) if with_key else None
+    key = await _load_private_key(instance, certificate, operation.decryption_password) if with_key else None
     await in_thread(write_backup, operation, certificate.facts, key)
 
 
-async def _open(instance: AsyncNetwork, certificate: TransportCertificate, password: str | None) -> PrivateKey:
-    """Return the private key of a certificate, from the key folder."""
+async def _load_private_key(
+    instance: AsyncNetwork, certificate: TransportCertificate, password: str | None
+) -> PrivateKey:
+    """Return the private key of a certificate, from the key folder.
+
+    Raises:
+        BrokerError: 15556 the folder has no file for it, 15313 a password that the file does not need, or a wrong one.
+    """
     folder = await instance.key_folder()
     file = folder.find(certificate.facts.thumbprint)
     if file is None:

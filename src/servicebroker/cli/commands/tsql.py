@@ -1,4 +1,4 @@
-"""`servicebroker tsql check`: checks without a database which statements of T-SQL scripts Service Broker runs."""
+"""`servicebroker tsql check`: checks, without a database, which statements of T-SQL scripts run here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _commands() -> None:
 def check_files(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Scripts.")],
     as_json: JsonOption = False,
-    every: Annotated[bool, typer.Option("--all", help="Include the statements that run unchanged.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Include the statements that run unchanged.")] = False,
     variables: Annotated[
         list[str],
         typer.Option(
@@ -49,7 +49,7 @@ def check_files(
     for file in files:
         for finding in _findings(file, values):
             counts[finding.verdict] += 1
-            if not every and finding.verdict is Verdict.RUNS:
+            if not show_all and finding.verdict is Verdict.RUNS:
                 continue
             if as_json:
                 reported.append({"file": str(file), **finding._asdict()})

@@ -3,9 +3,9 @@
 **The problem.** Objects change while other sessions send and receive with them, and while processes cache them.
 
 **The flow.** A definition is a value of `servicebroker.operations`. `api/aio/definitions.py` runs its steps in a
-transaction: `INTERPRETERS` in `definitions.py` has them for each operation. The steps take the catalog's lock
-(`lock_catalog` in `alter.py`), check the permission and change rows. Then they deliver messages that waited for the
-new state.
+transaction. `INTERPRETERS` in `definitions.py` of this package has the steps of each operation. They take the
+catalog's lock (`lock_catalog` in `alter.py`), check the permission and change rows. Then they deliver messages that
+waited for the new state.
 
 **The rules.**
 
@@ -13,8 +13,8 @@ new state.
 * A process caches objects in `Catalog` (`catalog.py`). Each entry is immutable in the database, or is compared with a
   version when it is used. A change that makes an entry wrong renews the version: `renew_versions` for queues,
   permissions and validation, `renew_routes` for routes.
-* CREATE, ALTER and DROP may wait for readers and senders that wait for them, too. So they use a short lock timeout and
-  retry: `api/lock_retry.py`.
+* CREATE, ALTER and DROP could deadlock with readers and senders. So they use a short lock timeout, and retry:
+  `api/aio/lock_retry.py`.
 * A queue is a table with functions of its own, generated from `store/queue.sql`.
 * Triggers on the catalog tables record who has defined each object (`store/audit.sql`).
 

@@ -63,7 +63,7 @@ def _failed(refusal: RefusalRecord) -> Finding:
 
 def _lasts(refusal: RefusalRecord, now: datetime) -> bool:
     """Check whether connections with a peer broke repeatedly and recently. A single one is no problem: a restart."""
-    return refusal.times >= REPEATED_TIMES and abs(now - refusal.last) < LONG_WAIT
+    return refusal.occurrences >= REPEATED_TIMES and abs(now - refusal.last) < LONG_WAIT
 
 
 def _broken(refusal: RefusalRecord) -> Finding:
@@ -75,9 +75,8 @@ def _broken(refusal: RefusalRecord) -> Finding:
 
 
 def _often(refusal: RefusalRecord) -> str:
-    return (
-        f"{counted(refusal.times, 'time')} since {refusal.first:%H:%M:%S}, lately {refusal.last:%Y-%m-%d %H:%M:%S} UTC"
-    )
+    times = counted(refusal.occurrences, "time")
+    return f"{times} since {refusal.first:%H:%M:%S}, lately {refusal.last:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def judge_claims(peers: Iterable[PeerFacts], now: datetime) -> Iterator[Finding]:

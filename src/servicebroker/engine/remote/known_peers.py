@@ -21,8 +21,8 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MAX_ADDRESSES = 10_000  # stored addresses, the latest
-MAX_CLAIMS = 1_000  # stored false claims, the latest
+MAX_ADDRESSES = 10_000  # stored addresses; the newest are kept
+MAX_CLAIMS = 1_000  # stored false claims; the newest are kept
 
 
 def find_answers() -> Steps[dict[Address, Answer]]:
@@ -50,16 +50,16 @@ def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None
     )
 
 
-def save_false_claims(mistrusted: Mapping[FalseClaim, tuple[int, str]], now: datetime) -> Steps[None]:
+def save_false_claims(claims: Mapping[FalseClaim, tuple[int, str]], now: datetime) -> Steps[None]:
     """Add false claims, with count and latest detail, to the stored ones. Deletes the oldest beyond `MAX_CLAIMS`."""
     yield SQL(
         "save_false_claims",
         (
-            [mistrust.owner for mistrust in mistrusted],
-            [mistrust.claim for mistrust in mistrusted],
-            [mistrust.subject for mistrust in mistrusted],
-            [times for times, _ in mistrusted.values()],
-            [detail for _, detail in mistrusted.values()],
+            [claim.owner for claim in claims],
+            [claim.claim for claim in claims],
+            [claim.subject for claim in claims],
+            [count for count, _ in claims.values()],
+            [detail for _, detail in claims.values()],
             now,
         ),
     )
@@ -89,8 +89,8 @@ def accept(name: str, now: datetime) -> Steps[AcceptedClaims]:
         raise BrokerError(15151, "accept", "certificate of a peer", name, hint=hint)
     owner = certificate.proved.owner
     instances = yield SQL("accept.insert_accepted_peers", (owner, INSTANCE))
-    yield SQL("accept.delete_others", (owner, [instance for (instance,) in instances]))
-    addresses = yield SQL("accept.delete_left", (owner, ADDRESS))
+    yield SQL("accept.delete_other_owners", (owner, [instance for (instance,) in instances]))
+    addresses = yield SQL("accept.delete_former_owners", (owner, ADDRESS))
     yield SQL("accept.delete_mistrusted", (owner, INSTANCE, ADDRESS))
     yield SQL("accept.update_certificates", (owner, now))
     return AcceptedClaims(tuple(instance for (instance,) in instances), tuple(address for (address,) in addresses))

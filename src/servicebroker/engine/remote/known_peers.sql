@@ -28,10 +28,10 @@ insert into servicebroker.accepted_peers (instance_id, owner) select instance_id
 group by instance_id having bool_or(owner = $1) and bool_or(owner <> $1)
 on conflict (instance_id) do update set owner = excluded.owner returning instance_id
 
--- name: accept.delete_others
+-- name: accept.delete_other_owners
 delete from servicebroker.peers where owner <> $1 and instance_id = any ($2)
 
--- name: accept.delete_left
+-- name: accept.delete_former_owners
 with left_it as (delete from servicebroker.peers p using servicebroker.mistrusted m where m.owner = $1
 and m.claim = $2 and m.subject = p.address and p.owner <> $1 returning p.address) select address from left_it
 

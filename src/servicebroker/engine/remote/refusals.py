@@ -12,14 +12,15 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MAX_ROWS = 200  # rows kept, the latest
+MAX_ROWS = 200  # stored refusals; the newest are kept
 REFUSAL_RETENTION = timedelta(days=1)
+# failures that are stored like refusals, so that doctor reports them
 CONNECTION_BROKEN = 9753  # the number under which a broken connection is stored
 ROUND_FAILED = 9644  # the number under which an unexpected failure of a daemon's round is stored
 
 
 class RefusalKey(NamedTuple):
-    """The key of a refusal: the peer, the error number of the reason, and `is_ours` if this instance refused."""
+    """The key of a refusal: the peer, the number of the reason, and `is_ours` if this instance refused."""
 
     is_ours: bool
     peer: str
@@ -32,21 +33,24 @@ class RefusalRecord(NamedTuple):
     is_ours: bool
     peer: str
     number: int
-    times: int
+    occurrences: int
     first: datetime
     last: datetime
     text: str
 
 
 def save_refusals(refusals: Mapping[RefusalKey, tuple[int, str]], now: datetime) -> Steps[None]:
-    """Add these refusals, each with count and latest text, to the stored ones. Deletes old rows, and those too many."""
+    """Add refusals, each with count and latest text, to the stored ones.
+
+    Rows older than `REFUSAL_RETENTION` are deleted, and the oldest beyond `MAX_ROWS`.
+    """
     yield SQL(
         "save_refusals",
         (
             [refusal.is_ours for refusal in refusals],
             [refusal.peer for refusal in refusals],
             [refusal.number for refusal in refusals],
-            [times for times, _ in refusals.values()],
+            [count for count, _ in refusals.values()],
             [text for _, text in refusals.values()],
             now,
         ),

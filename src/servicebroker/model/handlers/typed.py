@@ -93,7 +93,7 @@ class Handler:
         self._middleware = middleware
         self._is_batch = is_batch
         self._annotation = _annotation_of(function, scope)
-        self._readers: dict[str, Converter] = {}
+        self._converters: dict[str, Converter] = {}
 
     def __call__(self, transaction: Any, messages: Any) -> Any:
         """Call the function, or return the coroutine that awaits it."""
@@ -101,27 +101,29 @@ class Handler:
         return call(transaction, messages)
 
     def prepare(self, message_type: str) -> None:
-        """Store the reader for messages of a type. Refuses an annotation to which they cannot be converted.
+        """Store the converter for messages of a type. Refuses an annotation to which they cannot be converted.
 
         Raises:
             BrokerError: 402 the annotation does not fit the message type.
         """
         if isinstance(self._annotation, str):  # the module may have defined its names meanwhile
             self._annotation = _annotation_of(self.function, {})
-        where = f"the annotation of the handler {_named(self.function)} for '{message_type}'"
-        self._readers[message_type] = converter_for(where, self._annotation, message_type, is_batch=self._is_batch)
+        subject = f"the annotation of the handler {_named(self.function)} for '{message_type}'"
+        self._converters[message_type] = converter_for(subject, self._annotation, message_type, is_batch=self._is_batch)
 
     def prepare_schedule(self) -> None:
-        """Store the reader for messages of a schedule. The annotation must be a message or datetime.
+        """Store the converter for messages of a schedule. The annotation must be a message or datetime.
 
         Raises:
-            BrokerError: 402 it is another one.
+            BrokerError: 402 the annotation is neither a message nor datetime.
         """
         if isinstance(self._annotation, str):
             self._annotation = _annotation_of(self.function, {})
-        where = f"the annotation of the handler {_named(self.function)}"
-        if (_item_of(where, self._annotation) if self._is_batch else self._annotation) is datetime:
-            self._readers[DIALOG_TIMER] = lambda message: datetime.fromisoformat((message.message_body or b"").decode())
+        subject = f"the annotation of the handler {_named(self.function)}"
+        if (_item_of(subject, self._annotation) if self._is_batch else self._annotation) is datetime:
+            self._converters[DIALOG_TIMER] = lambda message: datetime.fromisoformat(
+                (message.message_body or b"").decode()
+            )
         else:
             self.prepare(DIALOG_TIMER)
 
@@ -141,9 +143,9 @@ class Handler:
         return [self._read(message) for message in messages] if self._is_batch else self._read(messages)
 
     def _read(self, message: Message) -> Any:
-        if message.message_type_name not in self._readers:  # a handler of all other types
+        if message.message_type_name not in self._converters:  # a handler of all other types
             self.prepare(message.message_type_name)
-        return self._readers[message.message_type_name](message)
+        return self._converters[message.message_type_name](message)
 
 
 def typed_procedure(procedure: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,40 +154,47 @@ def typed_procedure(procedure: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         BrokerError: 402 the annotation is no list.
     """
-    where, annotation = f"the annotation of the procedure {_named(procedure)}", _annotation_of(procedure, {})
-    if _is_message(_item_of(where, annotation)):
+    subject, annotation = f"the annotation of the procedure {_named(procedure)}", _annotation_of(procedure, {})
+    if _is_message(_item_of(subject, annotation)):
         return procedure
-    readers: dict[str, Converter] = {}
+    converters: dict[str, Converter] = {}
 
     def call(transaction: Any, messages: list[Message]) -> Any:
         for message in messages:
             name = message.message_type_name
-            if name not in readers:
-                readers[name] = converter_for(f"{where} for '{name}'", annotation, name, is_batch=True)
-        return procedure(transaction, [readers[message.message_type_name](message) for message in messages])
+            if name not in converters:
+                converters[name] = converter_for(f"{subject} for '{name}'", annotation, name, is_batch=True)
+        return procedure(transaction, [converters[message.message_type_name](message) for message in messages])
 
     return call
 
 
-def converter_for(where: str, annotation: Any, message_type: str, *, is_batch: bool) -> Converter:
+def converter_for(subject: str, annotation: Any, message_type: str, *, is_batch: bool) -> Converter:
     """Return the function that converts a message of this type to the argument; with `is_batch`, to an item of it.
 
+    `subject` begins the text of an error: the annotation, and whose it is.
+
     Raises:
-        BrokerError: 402 messages of this type cannot be read so.
+        BrokerError: 402 bodies of this message type cannot be converted to the annotated type.
     """
-    wanted = _item_of(where, annotation) if is_batch else annotation
+    wanted = _item_of(subject, annotation) if is_batch else annotation
     if isinstance(wanted, str):
         raise BrokerError(
-            402, where, f"'{wanted}'", "one whose names its module imports at run time, not only under TYPE_CHECKING"
+            402, subject, f"'{wanted}'", "one whose names its module imports at run time, not only under TYPE_CHECKING"
         )
     if _is_message(wanted):
-        return _itself
+        return _unchanged
     is_message = get_origin(wanted) is Message
     if message_type in _SYSTEM_MESSAGE_TYPES:
         if is_message:
-            return _itself
-        raise BrokerError(402, where, formatannotation(wanted), "a Message: the broker sends it, without such a body")
-    decode = decoder(where, message_type, get_args(wanted)[0] if is_message else wanted)
+            return _unchanged
+        raise BrokerError(
+            402,
+            subject,
+            formatannotation(wanted),
+            "Message: the broker itself sends messages of this type, without a body of the application",
+        )
+    decode = decoder(subject, message_type, get_args(wanted)[0] if is_message else wanted)
     if not is_message:
         return lambda message: decode(message.message_body)
 
@@ -207,7 +216,7 @@ def converter_for(where: str, annotation: Any, message_type: str, *, is_batch: b
     return TypedMessage._make
 
 
-def _itself(message: Message) -> Message:
+def _unchanged(message: Message) -> Message:
     return message
 
 
@@ -215,10 +224,11 @@ def _is_message(annotation: Any) -> bool:
     """Return whether an argument with this annotation is a message as it was received."""
     if annotation is Any or annotation == Message[Any] or getattr(annotation, "_is_protocol", False):
         return True
+    # also a base class of Message: tuple, Sequence, object
     return isinstance(annotation, type) and get_origin(annotation) is None and issubclass(Message, annotation)
 
 
-def _item_of(where: str, annotation: Any) -> Any:
+def _item_of(subject: str, annotation: Any) -> Any:
     """Return the annotation of the items of a list.
 
     Raises:
@@ -227,9 +237,9 @@ def _item_of(where: str, annotation: Any) -> Any:
     if isinstance(annotation, str) or _is_message(annotation):
         return annotation
     kind = get_origin(annotation) or annotation
-    if not isinstance(kind, type) or not issubclass(list, kind):
+    if not isinstance(kind, type) or not issubclass(list, kind):  # also a base class of list: Sequence, Iterable
         item = formatannotation(annotation)
-        raise BrokerError(402, where, item, f"a list, as the function gets several: list[{item}]")
+        raise BrokerError(402, subject, item, f"a list, as the function gets several: list[{item}]")
     return next(iter(get_args(annotation)), Any)
 
 
@@ -249,7 +259,7 @@ def _annotation_of(function: Callable[..., Any], scope: dict[str, Any]) -> Any:
     holder = SimpleNamespace(__annotations__={"argument": annotation})
     try:
         return get_type_hints(holder, {**names, **scope}, include_extras=True)["argument"]
-    except Exception:  # the text may raise any
+    except Exception:  # evaluating the annotation may raise any exception
         text = _MESSAGE_ANNOTATION.fullmatch(annotation.strip("'\"")) if isinstance(annotation, str) else None
         if text is None:
             return annotation

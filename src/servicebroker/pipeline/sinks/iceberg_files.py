@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pyiceberg.io.pyarrow import PyArrowFile
 
-from servicebroker.pipeline.sinks.storage import Folder, filesystem_of, flush, folder_at, make
+from servicebroker.pipeline.sinks.storage import Folder, create_folder, filesystem_of, flush, folder_at
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
 
 
-# below the stream's buffer size: a larger write bypasses the buffer, and an object store's file accepts only bytes
+# Below the stream's buffer size: pyarrow hands a larger write to the file unbuffered, and files of object stores
+# accept only bytes.
 _WRITE_CHUNK_BYTES = 1 << 20
 
 
@@ -59,7 +60,7 @@ class Output:
     def create(self, overwrite: bool = False) -> Stream:
         """Return a stream that writes the file. Each name is new, so no file is ever overwritten."""
         folder, name = _split_location(self.location)
-        make(folder)
+        create_folder(folder)
         return Stream(filesystem_of(folder).open_output_stream(name, buffer_size=2 * _WRITE_CHUNK_BYTES), folder, name)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.pipeline.sinks.storage import Folder, filesystem_of, flush, make, now
+from servicebroker.pipeline.sinks.storage import Folder, create_folder, filesystem_of, flush, now
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +51,7 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Folder, schema: pa.
     first = next(groups, None)
     if first is None:
         return []
-    make(folder)
+    create_folder(folder)
     files, name = filesystem_of(folder), f"part-{uuid.uuid4()}.parquet"
     # Values of other types rarely repeat, so a dictionary would not make the file smaller.
     repeating: Any = [field.name for field in schema if pa.types.is_string(field.type)]

@@ -119,7 +119,7 @@ def remove(folder: Folder, name: str) -> None:
         filesystem_of(folder).delete_file(name)
 
 
-def make(folder: Folder) -> None:
+def create_folder(folder: Folder) -> None:
     """Create a local folder, if it is missing."""
     if isinstance(folder, Path):
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from servicebroker.pipeline.sinks.keyed_rows import Changes, newest_changes, pla
 from servicebroker.pipeline.sinks.parquet import DataFile, write_parquet
 from servicebroker.pipeline.sinks.row_replacement import NEW_INDEX, read_columns
 from servicebroker.pipeline.sinks.row_selection import select_rows
-from servicebroker.pipeline.sinks.storage import Folder, filesystem_of, flush, make, move, names_in, remove
+from servicebroker.pipeline.sinks.storage import Folder, create_folder, filesystem_of, flush, move, names_in, remove
 from servicebroker.pipeline.sinks.tables import (
     Batch,
     TableFile,
@@ -130,7 +130,7 @@ class Target:
             InstanceError: the table cannot get the columns of its rule.
         """
         if self.location is None:
-            make(self.folder)
+            create_folder(self.folder)
         else:
             with self.location.raising_instance_errors():
                 commit_with_retry(self.location, self.open_or_alter)

@@ -46,7 +46,7 @@ from servicebroker.tsql.types import (
 )
 
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
-NEXT_VALUE_CALL = "tsql.next_in_row("  # begins the call that NEXT VALUE FOR is written as
+NEXT_VALUE_CALL = "tsql.next_in_row("  # the beginning of the SQL for NEXT VALUE FOR
 OFFSET_PREFIX = "offset of "  # prefix of a parameter; the name of a variable of type datetimeoffset follows
 DOCUMENT_PREFIX = "document of "  # prefix of a parameter; the variable with a handle of sp_xml_preparedocument follows
 _PREDICATE_ROLE, _VALUE_ROLE, QUERY_ROLE = "predicate", "value", "query"
@@ -109,34 +109,30 @@ class Writer:
 
     scope: Scope
     max_recursion: int = 100  # levels of a recursive common table expression, 0 for no limit
-    has_parent_steps: bool = False  # the text may step to a parent in XQuery, so that nodes() keeps parents
+    has_parent_steps: bool = False  # the XQuery may use parent steps: nodes() must keep the parents
     parameters: list[str] = field(default_factory=list)
     sources: list[list[Source]] = field(default_factory=list)  # the innermost query last
     common_tables: list[dict[str, dict[str, Column] | None]] = field(default_factory=list)  # common table expressions
-    namespaces: dict[str, str] = field(
-        default_factory=dict
-    )  # prefix to URI, from WITH XMLNAMESPACES; '' is the default
+    # prefix to URI, from WITH XMLNAMESPACES; '' is the default
+    namespaces: dict[str, str] = field(default_factory=dict)
     statements_before: list[ExtraStatement] = field(default_factory=list)
-    assigned: dict[str, Sql] = field(
-        default_factory=dict
-    )  # values assigned to variables to the left in the same SELECT
+    # values assigned to variables to the left in the same SELECT
+    assigned: dict[str, Sql] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)  # aliases that differ in PostgreSQL
-    scope_answers: dict[tuple[str, str], object] = field(
-        default_factory=dict
-    )  # questions to the scope and its answers, the key of the cache
+    # questions to the scope and its answers, the key of the cache
+    scope_answers: dict[tuple[str, str], object] = field(default_factory=dict)
     table_uses: dict[str, Use] = field(default_factory=dict)  # the use SELECT of each table, by PostgreSQL name
     uses: dict[Use, None] = field(default_factory=dict)  # uses of tables and functions
     default_column: str = ""  # the column whose DEFAULT is being written
     sends_offsets: bool = True  # False in UNION and OUTPUT, whose columns have PostgreSQL's types
     output_table: str = ""  # quoted PostgreSQL name of the table whose OUTPUT returns rows to the caller
     output_name: str = ""  # its name in the statement
-    sequence_draws: int = 0  # number of NEXT VALUE FOR in the row being written
+    next_values: int = 0  # number of NEXT VALUE FOR in the row being written
     notes: list[str] = field(default_factory=list)  # for `Translation.notes`
-    draws_in_order: bool = False  # NEXT VALUE FOR with OVER has been written
+    has_ordered_next_value: bool = False  # NEXT VALUE FOR with OVER has been written
     has_collations: bool = False  # a string with a collation of its own has been written
-    group_keys: dict[str, str] = field(
-        default_factory=dict
-    )  # in a grouped query, the SQL of each GROUP BY item that ignores case, and the SQL of its value for the group
+    # in a grouped query, the SQL of each GROUP BY item that ignores case, and the SQL of its value for the group
+    group_keys: dict[str, str] = field(default_factory=dict)
     qualifies_columns: bool = False  # write the table before each column, so that equal columns have equal SQL
 
     def document_of(self, node: str) -> str:
@@ -149,14 +145,18 @@ class Writer:
             raise NeedsParents
         return f"tsql.xml_document_of({node})"
 
+    def is_body(self) -> bool:
+        """Return whether the body of a function is translated. The answer becomes a part of the cache's key."""
+        self.scope_answers["body", ""] = self.scope.is_body
+        return self.scope.is_body
+
     def parameter(self, name: str, sql_type: SqlType | None) -> str:
         """Return the placeholder of a variable or session value.
 
         In the body of a function, return an expression instead.
         """
         cast = f"::{postgres_type(sql_type)}" if sql_type else ""
-        self.scope_answers["body", ""] = self.scope.is_body
-        if self.scope.is_body:
+        if self.is_body():
             return (quoted(name) if name in self.scope.variables else session_value_sql(self.scope, name)) + cast
         if name not in self.parameters:
             self.parameters.append(name)
@@ -184,21 +184,21 @@ class Writer:
             return True
         return ignores_case((collation.name if collation is not None else "") or self.database_collation())
 
-    def folds(self, value: Sql) -> bool:
+    def groups_ignore_case(self, value: Sql) -> bool:
         """Check whether rows are grouped, sorted and told apart without the case of this value."""
         if value.kind != "string":
             return False
         name = value.collation.name if value.collation is not None else ""
         return ignores_case(name or self.database_collation())
 
-    def folds_column(self, column: Column) -> bool:
+    def keys_ignore_case(self, column: Column) -> bool:
         """Check whether the keys of a table ignore the case of a column."""
-        return self.folds(Sql("", column.type, collation=Collation(column.collation)))
+        return self.groups_ignore_case(Sql("", column.type, collation=Collation(column.collation)))
 
-    def next_draw_key(self) -> str:
+    def next_value_key(self) -> str:
         """Return a key for one NEXT VALUE FOR of a row. All keys of a row get the same number from the sequence."""
-        self.sequence_draws += 1
-        return f"{self.default_column}{self.sequence_draws}"
+        self.next_values += 1
+        return f"{self.default_column}{self.next_values}"
 
     def variable(self, name: str) -> Sql:
         """Return a variable as a typed parameter, or the value just assigned to it."""
@@ -206,8 +206,7 @@ class Writer:
         if name in self.assigned:
             return self.assigned[name]
         sql_type = self.variable_type(name)
-        self.scope_answers["body", ""] = self.scope.is_body
-        has_offset = sql_type.name == "datetimeoffset" and not self.scope.is_body
+        has_offset = sql_type.name == "datetimeoffset" and not self.is_body()
         offset = functools.partial(self.parameter, OFFSET_PREFIX + name, INT) if has_offset else None
         return Sql(self.parameter(name, sql_type), sql_type, offset=offset)
 
@@ -274,8 +273,7 @@ class Writer:
         if table.startswith(("sys.", "tsql.")) or (named is not None and named.schema.lower() in names.SYSTEM_SCHEMAS):
             raise TsqlError(259, RULES[259].text)
         self.record_use(table, *statements)
-        self.scope_answers["body", ""] = self.scope.is_body
-        if self.scope.is_body and table not in self.scope.tables.values():
+        if self.is_body() and table not in self.scope.tables.values():
             raise TsqlError(
                 443,
                 "Invalid use of a side-effecting operator within a function: it changes nothing but its table variables.",
@@ -467,29 +465,29 @@ def session_value_sql(scope: Scope, name: str) -> str:
     return _SESSION_SQL[name]
 
 
-Handler = Callable[[Writer, Any], Any]
-HANDLERS: dict[tuple[str, type[exp.Expression]], Handler] = {}
+NodeWriter = Callable[[Writer, Any], Any]
+NODE_WRITERS: dict[tuple[str, type[exp.Expression]], NodeWriter] = {}
 
 
-def writes_value(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
+def writes_value(*kinds: type[exp.Expression]) -> Callable[[NodeWriter], NodeWriter]:
     """Register a function that writes these nodes as a value."""
     return _registering(_VALUE_ROLE, kinds)
 
 
-def writes_predicate(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
+def writes_predicate(*kinds: type[exp.Expression]) -> Callable[[NodeWriter], NodeWriter]:
     """Register a function that writes these nodes as a condition."""
     return _registering(_PREDICATE_ROLE, kinds)
 
 
-def writes_query(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
+def writes_query(*kinds: type[exp.Expression]) -> Callable[[NodeWriter], NodeWriter]:
     """Register a function that writes these nodes as a nested query."""
     return _registering(QUERY_ROLE, kinds)
 
 
-def _registering(role: str, kinds: tuple[type[exp.Expression], ...]) -> Callable[[Handler], Handler]:
-    def register(handler: Handler) -> Handler:
+def _registering(role: str, kinds: tuple[type[exp.Expression], ...]) -> Callable[[NodeWriter], NodeWriter]:
+    def register(handler: NodeWriter) -> NodeWriter:
         for kind in kinds:
-            HANDLERS[role, kind] = handler
+            NODE_WRITERS[role, kind] = handler
         return handler
 
     return register
@@ -501,7 +499,7 @@ def write_value(writer: Writer, node: exp.Expression) -> Sql:
     Raises:
         TsqlError: 102 the node is a condition, 40515 it is not supported.
     """
-    handler = HANDLERS.get((_VALUE_ROLE, type(node)))
+    handler = NODE_WRITERS.get((_VALUE_ROLE, type(node)))
     if handler is not None:
         keys = writer.group_keys
         with writer.ungrouped() if keys and isinstance(node, exp.AggFunc) else nullcontext():
@@ -509,7 +507,7 @@ def write_value(writer: Writer, node: exp.Expression) -> Sql:
         if writer.has_collations and written.kind == "string" and written.collation is None:
             written = written._replace(collation=_inherited_collation(writer, node))
         return written._replace(text=keys[written.text]) if written.text in keys else written
-    if (_PREDICATE_ROLE, type(node)) in HANDLERS:
+    if (_PREDICATE_ROLE, type(node)) in NODE_WRITERS:
         raise TsqlError(
             102, f"Incorrect syntax near '{operator_of(node)}'. A condition is no value: use CASE WHEN or IIF."
         )
@@ -535,10 +533,10 @@ def write_predicate(writer: Writer, node: exp.Expression) -> str:
     Raises:
         TsqlError: 4145 the node is a value, 40515 it is not supported.
     """
-    handler = HANDLERS.get((_PREDICATE_ROLE, type(node)))
+    handler = NODE_WRITERS.get((_PREDICATE_ROLE, type(node)))
     if handler is not None:
         return str(handler(writer, node))
-    if (_VALUE_ROLE, type(node)) in HANDLERS:
+    if (_VALUE_ROLE, type(node)) in NODE_WRITERS:
         if isinstance(node, exp.Anonymous):
             write_value(writer, node)  # raises the error of functions that are conditions in SQL Server
         raise condition_expected()
@@ -547,8 +545,8 @@ def write_predicate(writer: Writer, node: exp.Expression) -> str:
 
 def is_predicate(node: exp.Expression) -> bool:
     """Check whether a node is a condition."""
-    return (_PREDICATE_ROLE, type(node)) in HANDLERS and (
-        (_VALUE_ROLE, type(node)) not in HANDLERS or _only_wraps(node)
+    return (_PREDICATE_ROLE, type(node)) in NODE_WRITERS and (
+        (_VALUE_ROLE, type(node)) not in NODE_WRITERS or _only_wraps(node)
     )
 
 

@@ -157,7 +157,7 @@ def _create_indexes(writer: Writer, table: str, qualified_name: ObjectName, tabl
 
 def _folded_keys(writer: Writer, columns: Iterable[Column], keys: Iterable[str]) -> list[str]:
     """Write the columns of an index, so that comparisons that ignore case use it."""
-    folded = {quote_identifier(column.name) for column in columns if writer.folds_column(column)}
+    folded = {quote_identifier(column.name) for column in columns if writer.keys_ignore_case(column)}
     split = ((key, key.removesuffix(" DESC")) for key in keys)
     return [f"lower({name}){key[len(name) :]}" if name in folded else key for key, name in split]
 
@@ -338,7 +338,7 @@ def _drop_members(writer: Writer, reader: PieceReader, table: str, written_table
             changed.append(column._replace(default=""))
         else:
             actions.append(f"DROP {kind} {exists}{quote_identifier(name)}")
-            if kind == "CONSTRAINT" and any(map(writer.folds_column, defaults.values())):
+            if kind == "CONSTRAINT" and any(map(writer.keys_ignore_case, defaults.values())):
                 folded.append(f"SELECT tsql.drop_folded_key({quote_string(table)}, {quote_string(name.lower())})")
         skip_storage(reader)
         if not reader.take(","):

@@ -216,17 +216,16 @@ def _next_value(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     The nodes are the written name of the sequence, and with OVER the row number in that order.
     """
     check_next_value_place(nodes[0], len(nodes) > 1)
-    writer.scope_answers["body", ""] = writer.scope.is_body
-    if writer.scope.is_body:
+    if writer.is_body():
         raise nested_next_value_error()
     qualified_name = object_name(read_table(slice_text(nodes[0].name)))
     sequence = table_name(writer, qualified_name)
     writer.record_use(sequence, "UPDATE")
     writer.table_uses.pop(sequence, None)  # isolation levels do not lock a sequence
-    named, place = f"{quote_string(sequence)}::regclass", quote_string(writer.next_draw_key())
+    named, place = f"{quote_string(sequence)}::regclass", quote_string(writer.next_value_key())
     if len(nodes) == 1:
         return Sql(f"{NEXT_VALUE_CALL}{named}, {place})", BIGINT)
-    writer.draws_in_order = True
+    writer.has_ordered_next_value = True
     return Sql(f"{NEXT_VALUE_CALL}{named}, {place}, {write_value(writer, nodes[1]).text})", BIGINT)
 
 

@@ -267,7 +267,7 @@ def _write_default(writer: Writer, reader: PieceReader, column: Column) -> str:
     node = read_value(reader.piece.part(start, reader.at))
     if reader.take("FOR"):
         column = Column(reader.identifier(), column.type)
-    writer.default_column, writer.sequence_draws = column.name, 0
+    writer.default_column, writer.next_values = column.name, 0
     text = convert_for_column(write_value(writer, node), column if column.type.name != "unknown" else None)
     writer.default_column = ""
     return f"({inline_settings(writer, text)})"
@@ -553,7 +553,9 @@ def constraint_statements(writer: Writer, table: str, table_elements: Elements) 
         noted.append(f"SELECT tsql.name_constraints({quote_string(table)})")
     if any(_KEY.search(member) for member in table_elements.members):
         known = [*table_elements.columns, *(writer.table_columns(table) or {}).values()]
-        folded = {quote_string(quote_identifier(column.name)): None for column in known if writer.folds_column(column)}
+        folded = {
+            quote_string(quote_identifier(column.name)): None for column in known if writer.keys_ignore_case(column)
+        }
         if folded:
             noted.append(f"SELECT tsql.fold_keys({quote_string(table)}, ARRAY[{', '.join(folded)}])")
     return noted

@@ -47,8 +47,7 @@ def open_xml(
     flags, pattern = int(marked[1] or 0), marked[2]
     if flags > _ATTRIBUTE_FLAG + _ELEMENT_FLAG:
         raise not_supported(f"The flags {flags} of OPENXML", "Use 1, 2 or 3.")
-    writer.scope_answers["body", ""] = writer.scope.is_body
-    if writer.scope.is_body:
+    if writer.is_body():
         raise not_supported("OPENXML in a function", "Use nodes() of a parameter of type xml.")
     columns = ", ".join(_column(item, flags) for item in node.expressions)
     rows = pattern if pattern.startswith("/") else f"/{pattern}"

@@ -47,7 +47,7 @@ def _count(writer: Writer, node: exp.Count) -> Sql:
     if isinstance(node.this, exp.Star):
         return Sql(f"count(*){cast}", sql_type)
     distinct, value = _operand(writer, node.this)
-    text = folded_text(value) if distinct and writer.folds(value) else typed_text(value)
+    text = folded_text(value) if distinct and writer.groups_ignore_case(value) else typed_text(value)
     return Sql(f"count({distinct}{text}){cast}", sql_type)
 
 
@@ -60,7 +60,7 @@ def _extreme(writer: Writer, node: exp.Min | exp.Max) -> Sql:
     name = "min" if isinstance(node, exp.Min) else "max"
     if value.kind == "uniqueidentifier":
         return Sql(f"{name}({value.text}::text)::uuid", value.type)
-    if writer.folds(value) and not isinstance(node.parent, exp.Window):
+    if writer.groups_ignore_case(value) and not isinstance(node.parent, exp.Window):
         text, down = typed_text(value), "" if name == "min" else " DESC"
         ordered = f"array_agg({text} ORDER BY {folded_text(value)}{down}, {text}) FILTER (WHERE {text} IS NOT NULL)"
         return Sql(f"({ordered})[1]", value.type)
@@ -120,7 +120,7 @@ def _grouping_bits(writer: Writer, nodes: list[exp.Expression]) -> str:
     """Write a call of grouping(), whose bits tell over which of the columns a row totals."""
     with writer.ungrouped():
         values = [write_value(writer, node) for node in nodes]
-    texts = [folded_text(value) if writer.folds(value) else value.text for value in values]
+    texts = [folded_text(value) if writer.groups_ignore_case(value) else value.text for value in values]
     return f"grouping({', '.join(texts)})"
 
 
@@ -182,7 +182,7 @@ SPECIAL |= {name: _over_required(name) for name in _PERCENTILES}
 def _distinct_values(writer: Writer, node: exp.ApproxDistinct) -> Sql:
     allow_only(node, "this")
     value = write_value(writer, node.this)
-    text = folded_text(value) if writer.folds(value) else typed_text(value)
+    text = folded_text(value) if writer.groups_ignore_case(value) else typed_text(value)
     return Sql(f"count(DISTINCT {text})", BIGINT)
 
 
@@ -230,7 +230,7 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
     ):
         return "NULL::integer"
     value = write_value(writer, key)
-    if writer.folds(value):
+    if writer.groups_ignore_case(value):
         return folded_text(value) + down
     if value.type == VARIANT:
         parts = ("variant_rank", "variant_number", "variant_raw")
@@ -305,7 +305,7 @@ def _definition(writer: Writer, node: exp.Expression, *, is_named: bool = False)
     parts = []
     if node.args.get("partition_by"):
         values = [write_value(writer, item) for item in node.args["partition_by"]]
-        texts = [folded_text(value) if writer.folds(value) else value.text for value in values]
+        texts = [folded_text(value) if writer.groups_ignore_case(value) else value.text for value in values]
         parts.append("PARTITION BY " + ", ".join(texts))
     if node.args.get("order"):
         parts.append(order_text(writer, node.args["order"]))

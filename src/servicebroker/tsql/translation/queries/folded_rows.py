@@ -19,9 +19,9 @@ from servicebroker.tsql.translation.text_writer import Source, Writer, folded_te
 _GROUP_FORMS = (exp.Rollup, exp.Cube, exp.GroupingSets, exp.Tuple)
 
 
-def folds(writer: Writer, output: Output) -> bool:
+def groups_ignore_case(writer: Writer, output: Output) -> bool:
     """Check whether a column of a result ignores case."""
-    return output.type is not None and writer.folds(output.as_sql(""))
+    return output.type is not None and writer.groups_ignore_case(output.as_sql(""))
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def _own_keys(writer: Writer, group: exp.Expression) -> dict[str, str]:
     for item in _grouped_values(group):
         with suppress(TsqlError):  # raised when the clause is written
             value = write_value(writer, item)
-            if writer.folds(value):
+            if writer.groups_ignore_case(value):
                 minimum = f"min({typed_text(value)})"
                 is_null = f"grouping({folded_text(value)})"
                 keys[value.text] = f"(CASE WHEN {is_null} = 0 THEN {minimum} END)" if _has_totals(group) else minimum
@@ -103,7 +103,8 @@ def combine_rows(
 
 def _keys(writer: Writer, outputs: Sequence[Output], fields: Sequence[str]) -> list[str]:
     return [
-        f"lower({field})" if folds(writer, output) else field for output, field in zip(outputs, fields, strict=True)
+        f"lower({field})" if groups_ignore_case(writer, output) else field
+        for output, field in zip(outputs, fields, strict=True)
     ]
 
 
@@ -121,7 +122,9 @@ def order_rows(
     for item in order.expressions:
         index = _ordered_column(writer, item.this, outputs)
         field = f"tsql_rows.c{index}"
-        items.append((f"lower({field})" if folds(writer, outputs[index]) else field) + direction_text(item))
+        items.append(
+            (f"lower({field})" if groups_ignore_case(writer, outputs[index]) else field) + direction_text(item)
+        )
     fields = [f"c{index}" for index in range(len(outputs))]
     listed = ", ".join(f"{field} AS {label}" for field, label in zip(fields, labels, strict=True))
     return f"SELECT {listed} FROM ({text}) AS tsql_rows ({', '.join(fields)}) ORDER BY {', '.join(items)}"

@@ -23,7 +23,7 @@ from servicebroker.tsql.translation.text_writer import (
 )
 from servicebroker.tsql.types import NVARCHAR, SqlType
 
-_NAME = SqlType("nvarchar", 128)
+_SYSNAME = SqlType("nvarchar", 128)
 
 
 class _PivotInput(NamedTuple):
@@ -143,13 +143,15 @@ def _pivot(
     columns: list[Column | None] = [_result_column(column) for _, column in staying]
     for name in new_names:
         _check_value(name, sql_type)
-        of_value = call.copy()
-        operand = of_value.this if isinstance(of_value.this, exp.Expression) else of_value.expressions[0]
+        aggregate_call = call.copy()
+        operand = (
+            aggregate_call.this if isinstance(aggregate_call.this, exp.Expression) else aggregate_call.expressions[0]
+        )
         operand.replace(
             exp.Case(ifs=[exp.If(this=exp.EQ(this=exp.column(by, quoted=True), expression=exp.Literal.string(name)),
                                  true=exp.column(value, quoted=True))])
         )  # fmt: skip
-        aggregate = write_value(writer, of_value)
+        aggregate = write_value(writer, aggregate_call)
         parts.append(f"{typed_text(aggregate)} AS {quote_identifier(name)}")
         columns.append(None if aggregate.type is None else Column(name, aggregate.type))
     grouping = f" GROUP BY {', '.join(groups)}" if groups else ""
@@ -196,4 +198,4 @@ def _unpivot(
         f"(SELECT {', '.join(parts)} FROM {pivot_input.text} CROSS JOIN LATERAL {lateral} "
         f"WHERE tsql_unpivoted.{quote_identifier(value)} IS NOT NULL)"
     )
-    return text, [*(_result_column(column) for _, column in staying), Column(value, sql_type), Column(name, _NAME)]
+    return text, [*(_result_column(column) for _, column in staying), Column(value, sql_type), Column(name, _SYSNAME)]

@@ -12,7 +12,7 @@ from sqlglot import exp
 from servicebroker.tsql.collations import Collation
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.text_writer import HANDLERS, QUERY_ROLE, Sql, Writer, node_not_supported
+from servicebroker.tsql.translation.text_writer import NODE_WRITERS, QUERY_ROLE, Sql, Writer, node_not_supported
 from servicebroker.tsql.types import SqlType
 
 UNKNOWN_STAR = "\0*"  # name of an output that stands for unknown columns
@@ -56,7 +56,7 @@ def write_query(writer: Writer, node: exp.Expression) -> Query:
     Raises:
         TsqlError: 40515 not supported.
     """
-    handler = HANDLERS.get((QUERY_ROLE, type(node)))
+    handler = NODE_WRITERS.get((QUERY_ROLE, type(node)))
     if handler is None:
         raise node_not_supported(node)
     translated = handler(writer, node)

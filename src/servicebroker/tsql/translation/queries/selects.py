@@ -15,8 +15,8 @@ from servicebroker.tsql.translation.documents.for_xml import for_xml
 from servicebroker.tsql.translation.queries.aggregates import order_text, windows_text
 from servicebroker.tsql.translation.queries.folded_rows import (
     combine_rows,
-    folds,
     group_keys,
+    groups_ignore_case,
     keep_distinct_rows,
     order_rows,
 )
@@ -292,7 +292,7 @@ def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: b
             )
             for (sql_type, _, _), left_output, right_output in zip(columns, outputs, right.outputs, strict=True)
         ]
-        if any(folds(writer, output) for output in outputs):
+        if any(groups_ignore_case(writer, output) for output in outputs):
             text = f"({texts[0]}) {operator} ALL ({texts[1]})"
             if node.args.get("distinct"):
                 text = combine_rows(writer, operator, texts, outputs, names)
@@ -367,7 +367,9 @@ def _write_text(
     is_distinct, is_folded = node.args.get("distinct") is not None, False
     if is_distinct:
         allow_only(node.args["distinct"])
-        is_folded = _known_outputs(outputs) is not None and any(folds(writer, output) for output in outputs)
+        is_folded = _known_outputs(outputs) is not None and any(
+            groups_ignore_case(writer, output) for output in outputs
+        )
     parts = ["SELECT DISTINCT" if is_distinct and not is_folded else "SELECT"]
     parts.append(", ".join(output.text for output in outputs))
     locking, from_text = add_row_locks(writer, node, from_clause)
@@ -386,7 +388,9 @@ def _write_text(
             whole = keep_distinct_rows(writer, whole, outputs, labels)
             whole = order_rows(writer, whole, node.args.get("order"), outputs, labels)
             return whole + _write_row_limit(writer, node, whole)
-        if writer.draws_in_order and node.args.get("order") is not None:  # numbers are drawn before rows are sorted
+        if (
+            writer.has_ordered_next_value and node.args.get("order") is not None
+        ):  # numbers are drawn before rows are sorted
             labels = [(quote_label if outermost else _inner_label)(output.name) for output in outputs]
             whole = order_rows(writer, whole, node.args["order"], outputs, labels)
             return whole + _write_row_limit(writer, node, whole)
@@ -402,7 +406,7 @@ def _folded_names(writer: Writer, outputs: list[Output], named: dict[str, str]) 
     folded = [
         (number, output.name.lower(), f"lower({output.value})")
         for number, output in enumerate(outputs, 1)
-        if output.value and folds(writer, output)
+        if output.value and groups_ignore_case(writer, output)
     ]
     numbers = {f"#{number}": text for number, _, text in folded}
     return numbers | {name: text for _, name, text in folded if name in named}
@@ -463,7 +467,7 @@ def _grouping(writer: Writer, node: exp.Expression) -> str:
     if isinstance(node, exp.Paren):
         return f"({_grouping(writer, node.this)})"
     value = write_value(writer, node)
-    return folded_text(value) if writer.folds(value) else value.text
+    return folded_text(value) if writer.groups_ignore_case(value) else value.text
 
 
 def _write_tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: str = "") -> str:

@@ -250,14 +250,14 @@ def _write_values(
                 severity=15,
             )
         padded = targets or [None] * len(members)
-        writer.sequence_draws = 0
+        writer.next_values = 0
         rows.append(
             [
                 _write_member(writer, table, *pair, has_dynamic_limit=has_dynamic_limit)
                 for pair in zip(members, padded, strict=True)
             ]
         )
-        has_draws = has_draws or writer.sequence_draws > 0
+        has_draws = has_draws or writer.next_values > 0
     draw_count = sum(target is not None and bool(target.sequence_default) for target in targets) + len(unlisted)
     if len(rows) == 1 or not (has_draws or draw_count > 1):
         unlisted = []
@@ -284,12 +284,12 @@ def _write_member(
         # DEFAULT is allowed in plain VALUES only
         default = target.default_sql or cast_for_column(Sql("NULL", None, is_untyped=True), target)
         return _RowValue(default, target.sequence_default)
-    draws_before = writer.sequence_draws
+    draws_before = writer.next_values
     text = (cast_for_column if has_dynamic_limit else convert_for_column)(
         write_value(writer, read_value(piece)), target
     )
     text = advance_identity(text, table, target)
-    return _RowValue(text, text if writer.sequence_draws > draws_before else "")
+    return _RowValue(text, text if writer.next_values > draws_before else "")
 
 
 def _mark_row(row: int, member: _RowValue) -> _RowValue:

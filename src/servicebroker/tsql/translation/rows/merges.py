@@ -75,7 +75,7 @@ def translate_merge(writer: Writer, common: Slice, piece: Slice) -> Translation:
                 writer.check_changes(target.table, *(action for action in _ACTIONS if action in clause.words))
             actions = [_write_clause(writer, clause, target, from_clause) for clause in clauses]
             condition = _write_condition(writer, piece.part(on + 1, starts[0]))
-        if writer.sequence_draws:
+        if writer.next_values:
             raise TsqlError(
                 11742, "NEXT VALUE FOR function can only be used with MERGE if it is defined within a default constraint "
                 "on the target table for insert actions."

@@ -111,8 +111,7 @@ def _write_by_first_day(writer: Writer, part: exp.Expression, moment: str) -> st
     if name not in ("weekday", "week"):
         return ""
     writer.scope_answers["date first", ""] = writer.scope.date_first
-    writer.scope_answers["body", ""] = writer.scope.is_body
-    first = session_value_sql(writer.scope, "@@datefirst") if writer.scope.is_body else str(writer.scope.date_first)
+    first = session_value_sql(writer.scope, "@@datefirst") if writer.is_body() else str(writer.scope.date_first)
     if first == str(US_ENGLISH.first):
         return ""
     if name == "weekday":

@@ -16,35 +16,36 @@ _LITERAL = re.compile(r"'((?:[^']|'')*)'")
 def write_like(writer: Writer, value: Sql, pattern: Sql, escape: Sql | None) -> str:
     """Write a LIKE condition.
 
-    The padding of a char may match the pattern or be ignored; that of an nchar counts.
+    Trailing spaces of a char may match the pattern or be ignored; those of an nchar must match.
 
     Raises:
         TsqlError: 506 ESCAPE is not a single character, 468 the collations differ.
     """
-    sign = _literal_text(escape) if escape is not None else ""
+    escape_character = _literal_text(escape) if escape is not None else ""
     if escape is None:
         escape_sql = "''"
-    elif sign is None:
+    elif escape_character is None:
         escape_sql = f"tsql.escape_sign({cast_value(escape, NVARCHAR).text})"
-    elif len(sign) == 1:
-        escape_sql = quote_string(sign)
+    elif len(escape_character) == 1:
+        escape_sql = quote_string(escape_character)
     else:
-        raise TsqlError(506, f'The invalid escape character "{sign}" was specified in a LIKE predicate.')
+        raise TsqlError(506, f'The invalid escape character "{escape_character}" was specified in a LIKE predicate.')
     text = cast_value(value, NVARCHAR).text
+    # a pattern that ends in % matches the spaces anyway
     if value.type is not None and value.type.name == "char" and not (_literal_text(pattern) or "").endswith("%"):
         texts = (value._replace(text=variant, type=NVARCHAR) for variant in (text, f"rtrim({text}, ' ')"))
         return f"({' OR '.join(write_like(writer, candidate, pattern, escape) for candidate in texts)})"
-    folded = writer.ignores_case(value, pattern, operation="like")
+    ignores_case = writer.ignores_case(value, pattern, operation="like")
     pattern_text = _literal_text(pattern)
-    if pattern_text is None or sign is None:
+    if pattern_text is None or escape_character is None:
         written = f"tsql.like_pattern({cast_value(pattern, NVARCHAR).text}, {escape_sql})"
-        return f"(lower({text}) ~ lower({written}))" if folded else f"({text} ~ {written})"
-    if folded:
+        return f"(lower({text}) ~ lower({written}))" if ignores_case else f"({text} ~ {written})"
+    if ignores_case:
         text, pattern_text = f"lower({text})", pattern_text.lower()
-    if "[" not in pattern_text and not sign:
+    if "[" not in pattern_text and not escape_character:
         escaped = pattern_text.replace("\\", "\\\\")
         return f"({text} LIKE {quote_string(escaped)})"
-    return f"({text} ~ {quote_string(pattern_to_regex(pattern_text, sign))})"
+    return f"({text} ~ {quote_string(pattern_to_regex(pattern_text, escape_character))})"
 
 
 def _literal_text(value: Sql) -> str | None:
@@ -56,19 +57,19 @@ def pattern_to_regex(pattern: str, escape: str = "") -> str:
     """Convert a pattern to a regular expression, as tsql.like_pattern does in PostgreSQL."""
     out, at = ["^"], 0
     while at < len(pattern):
-        sign = pattern[at]
-        if escape and sign == escape and at + 1 < len(pattern):
+        character = pattern[at]
+        if escape and character == escape and at + 1 < len(pattern):
             at += 1
             out.append(_escape(pattern[at]))
-        elif sign == "%":
+        elif character == "%":
             out.append(".*")
-        elif sign == "_":
+        elif character == "_":
             out.append(".")
-        elif sign == "[" and (end := _class_end(pattern, at)) > at:
+        elif character == "[" and (end := _class_end(pattern, at)) > at:
             out.append(_class_to_regex(pattern[at + 1 : end]))
             at = end
         else:
-            out.append(_escape(sign))
+            out.append(_escape(character))
         at += 1
     return "".join([*out, "$"])
 
@@ -94,5 +95,5 @@ def _rewrite_zero_ranges(members: str) -> str:
     return re.sub(rf"(\\.|[^\\])-{ZERO}", "", members, flags=re.DOTALL)
 
 
-def _escape(sign: str) -> str:
-    return "\\" + sign if sign in r"\.+*?()[]{}|^$" else sign
+def _escape(character: str) -> str:
+    return "\\" + character if character in r"\.+*?()[]{}|^$" else character
