@@ -196,11 +196,11 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
         ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in IGNORED_OPTIONS]
         if ignored:
             return Verdict.DIFFERS, f"{', '.join(ignored)} changes nothing here.", Row.DATABASE
-        if (statement.verb, statement.kind) == ("CREATE", "EVENT NOTIFICATION"):
+        if (statement.keyword, statement.kind) == ("CREATE", "EVENT NOTIFICATION"):
             return _check_notification(statement)
-        if statement.kind == "DATABASE" and statement.verb != "DROP":
+        if statement.kind == "DATABASE" and statement.keyword != "DROP":
             return _check_collation(statement)
-        if statement.kind == "LOGIN" and statement.verb == "CREATE":
+        if statement.kind == "LOGIN" and statement.keyword == "CREATE":
             return _check_login(statement)
         if statement.kind == "ENDPOINT" and "WINDOWS" in statement.clauses.get("authentication", "").split():
             note = "WINDOWS is the domain of the instance. NTLM, KERBEROS and NEGOTIATE mean the same."
@@ -216,11 +216,11 @@ def _is_english(language: str) -> bool:
 
 def _defined_columns(statement: Statement) -> Iterator[str]:
     """Yield the column definitions of a statement as text."""
-    if isinstance(statement, Relational) and statement.verb in ("CREATE TABLE", "ALTER TABLE"):
+    if isinstance(statement, Relational) and statement.keyword in ("CREATE TABLE", "ALTER TABLE"):
         yield statement.text
     elif isinstance(statement, DeclareTable):
         yield statement.columns
-    elif isinstance(statement, Definition) and (statement.verb, statement.kind) == ("CREATE", "TYPE"):
+    elif isinstance(statement, Definition) and (statement.keyword, statement.kind) == ("CREATE", "TYPE"):
         yield statement.clauses.get("columns", "")
 
 
@@ -244,7 +244,7 @@ def _has_offset_column(columns: str) -> bool:
 def _check_collation(statement: Definition) -> tuple[Verdict, str, Row]:
     """Return the verdict on the collation of CREATE and ALTER DATABASE."""
     collation = statement.clauses.get("collate")
-    if statement.verb == "CREATE" and not collation:
+    if statement.keyword == "CREATE" and not collation:
         note = "Strings are compared with their case. COLLATE with a _CI_ collation ignores it, as SQL Server does."
         return Verdict.DIFFERS, note, Row.COLLATIONS
     if collation and ignores_accents(collation):
@@ -295,9 +295,9 @@ def _check_permission(statement: Permission) -> tuple[Verdict, str, Row]:
 def title_of(statement: Statement) -> str:
     """Return the words that the report shows for a statement."""
     if isinstance(statement, Definition):
-        return f"{statement.verb} {statement.kind}"
+        return f"{statement.keyword} {statement.kind}"
     if isinstance(statement, Relational | Permission):
-        return statement.verb
+        return statement.keyword
     if isinstance(statement, Unsupported | NoEffect):
         return statement.feature
     name = type(statement).__name__

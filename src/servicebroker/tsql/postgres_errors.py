@@ -237,21 +237,21 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         return TsqlError(8161, "An argument of GROUPING does not match any of the expressions in the GROUP BY clause.")
     if message == "input is out of range":  # ASIN, ACOS and similar functions
         return TsqlError(3623, "An invalid floating point operation occurred.")
-    verb = source.split(None, 2)[:2]
+    keyword = source.split(None, 2)[:2]
     truncated = _TRUNCATE_TABLE.match(source) if problem.sqlstate in ("42P01", "3F000") else None
     if truncated is not None:
         name = re.sub(r"[\[\]]", "", truncated[1])
         return TsqlError(
             4701, f'Cannot find the object "{name}" because it does not exist or you do not have permissions.'
         )
-    if problem.sqlstate in ("42P01", "3F000") and [word.upper() for word in verb] in _DROP_STATEMENTS:
+    if problem.sqlstate in ("42P01", "3F000") and [word.upper() for word in keyword] in _DROP_STATEMENTS:
         name = find_spelling(message.split('"')[1], source)
         return TsqlError(
-            3701, f"Cannot drop the {verb[1].lower()} '{name}', because it does not exist or you do not have "
+            3701, f"Cannot drop the {keyword[1].lower()} '{name}', because it does not exist or you do not have "
             "permission.", severity=11, state=5,
         )  # fmt: skip
     no_constraint = _UNKNOWN_CONSTRAINT.fullmatch(message)
-    if no_constraint is not None and verb[:1] and verb[0].upper() == "ALTER":
+    if no_constraint is not None and keyword[:1] and keyword[0].upper() == "ALTER":
         return follow(TsqlError(3728, f"'{find_spelling(no_constraint[1], source)}' is not a constraint."), 3727)
     index = _DROP_INDEX.match(source) if problem.sqlstate in ("42704", "3F000") else None
     if index is not None:
@@ -263,11 +263,11 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         )  # fmt: skip
     wrong_kind = _WRONG_OBJECT_KIND.fullmatch(message)
     no_sequence = _NOT_A_SEQUENCE.search(message)
-    if no_sequence is not None and problem.sqlstate == "42809" and verb[:1] and verb[0].upper() != "DROP":
+    if no_sequence is not None and problem.sqlstate == "42809" and keyword[:1] and keyword[0].upper() != "DROP":
         name = find_spelling(no_sequence[1] or no_sequence[2], source)
         return TsqlError(11726, f"Object '{name}' is not a sequence object.")
-    if wrong_kind is not None and verb[:1] and verb[0].upper() == "DROP":
-        kind, name = verb[1].upper(), find_spelling(wrong_kind[1], source)
+    if wrong_kind is not None and keyword[:1] and keyword[0].upper() == "DROP":
+        kind, name = keyword[1].upper(), find_spelling(wrong_kind[1], source)
         return TsqlError(3705, f"Cannot use DROP {kind} with '{name}' because '{name}' is not a {wrong_kind[2]}.")
     if problem.sqlstate == "42809" and source.lstrip().upper().startswith("TRUNCATE"):
         return from_broker(BrokerError(4708, message.split('"')[1]))

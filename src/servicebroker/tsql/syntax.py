@@ -263,7 +263,7 @@ class DeclareCursor(Statement):
 class CursorStep(Statement):
     """OPEN, CLOSE or DEALLOCATE of a cursor."""
 
-    verb: str
+    keyword: str
     name: str
 
 
@@ -355,9 +355,9 @@ class ResultSets(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Relational(Statement):
-    """SELECT, INSERT, UPDATE, DELETE, CREATE TABLE and the like. `verb` is the first word, or the first two."""
+    """SELECT, INSERT, UPDATE, DELETE, CREATE TABLE and the like. `keyword` is the first word, or the first two."""
 
-    verb: str
+    keyword: str
     text: str
 
 
@@ -534,7 +534,7 @@ class Definition(Statement):
     """CREATE, ALTER or DROP of an object. `clauses` maps the words of each clause to its value.
 
     Attributes:
-        verb: CREATE, ALTER or DROP.
+        keyword: CREATE, ALTER or DROP.
         kind: MESSAGE TYPE, QUEUE, CERTIFICATE ...
         name: the object's name.
         clauses: documented at the parser method of the kind.
@@ -542,7 +542,7 @@ class Definition(Statement):
         text: the whole statement as source text.
     """
 
-    verb: str
+    keyword: str
     kind: str
     name: Name
     clauses: Mapping[str, Any] = field(default_factory=dict)
@@ -558,7 +558,7 @@ class Permission(Statement):
     whole statement as source text.
     """
 
-    verb: str
+    keyword: str
     permissions: tuple[str, ...]
     kind: str
     name: Name | None

@@ -62,14 +62,14 @@ def _change_cursor(machine: Machine, statement: CursorStep) -> None:
         TsqlError: 16916 there is no such cursor, 16905 it is open already, 16917 it is not open.
     """
     cursor = _find_cursor(machine, statement.name)
-    if statement.verb == "OPEN":
+    if statement.keyword == "OPEN":
         if cursor.result is not None:
             raise TsqlError(16905, "The cursor is already open.")
         with machine.context.within(machine.context.database_named(cursor.database)):
             cursor.result, cursor.row_addresses = _fetch_rows(machine, cursor)
         cursor.position = -1
         machine.cursor_rows = len(cursor.result.rows)
-    elif statement.verb == "CLOSE":
+    elif statement.keyword == "CLOSE":
         _open_result(cursor)
         cursor.result = None
     else:

@@ -59,7 +59,7 @@ def _begin_transaction(machine: Machine) -> None:
 
 def _should_begin(statement: Statement) -> bool:
     if isinstance(statement, Definition):
-        return statement.verb in ("CREATE", "DROP")
+        return statement.keyword in ("CREATE", "DROP")
     return isinstance(statement, _BEGINNING_STATEMENTS) or (
-        isinstance(statement, CursorStep) and statement.verb == "OPEN"
+        isinstance(statement, CursorStep) and statement.keyword == "OPEN"
     )

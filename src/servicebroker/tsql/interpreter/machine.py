@@ -499,4 +499,4 @@ def check_nesting(machine: Machine) -> None:
 
 
 def _defines_table(statement: Statement) -> bool:
-    return isinstance(statement, Relational) and statement.verb in _BATCH_ABORTING_DEFINITIONS
+    return isinstance(statement, Relational) and statement.keyword in _BATCH_ABORTING_DEFINITIONS

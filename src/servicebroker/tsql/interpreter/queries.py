@@ -746,7 +746,7 @@ def _relational(machine: Machine, statement: Relational) -> None:
 
     CREATE and ALTER of an object run in the object's database, where types and defaults are looked up.
     """
-    name = database_of_definition(statement.text) if statement.verb.startswith(_DEFINING_VERBS) else ""
+    name = database_of_definition(statement.text) if statement.keyword.startswith(_DEFINING_VERBS) else ""
     database = machine.context.database_named(name) if name else machine.context.database
     with machine.context.within(database):
         machine.queries.run(statement.text)

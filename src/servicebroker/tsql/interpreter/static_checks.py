@@ -174,7 +174,7 @@ def check_statement(statement: Statement, declared: DeclaredNames) -> None:
             declared.tables[statement.name] = f'pg_temp."{statement.name}"'
         if user_type is None or user_type.of is not None:
             declared.variables.setdefault(statement.name, _resolve_type(statement.type, declared))
-    elif isinstance(statement, Definition) and (statement.verb, statement.kind) == ("CREATE", "TYPE"):
+    elif isinstance(statement, Definition) and (statement.keyword, statement.kind) == ("CREATE", "TYPE"):
         _declare_type(statement, declared, scope)
     elif isinstance(statement, DeclareTable):
         declared.tables[statement.name] = f'pg_temp."{statement.name}"'
@@ -201,9 +201,9 @@ def _check_clauses(statement: Statement, declared: DeclaredNames) -> None:
     """Apply the checks that need only the text of the statement."""
     if isinstance(statement, Definition):
         check_definition(statement)
-        if (statement.verb, statement.kind) == ("ALTER", "CERTIFICATE") and declared.used_databases[-1:] == [MASTER]:
+        if (statement.keyword, statement.kind) == ("ALTER", "CERTIFICATE") and declared.used_databases[-1:] == [MASTER]:
             check_alteration(statement)
-        if (statement.verb, statement.kind) == ("CREATE", "CERTIFICATE"):
+        if (statement.keyword, statement.kind) == ("CREATE", "CERTIFICATE"):
             parse_dates(statement.clauses, datetime.now(UTC))
     elif isinstance(statement, SetOption):
         check_options(statement)
@@ -239,7 +239,7 @@ def _check_schema(statement: Statement) -> None:
     """
     if isinstance(statement, Procedure | Function | Trigger):
         kind = type(statement).__name__.upper()
-    elif isinstance(statement, Definition) and statement.kind in ("QUEUE", "TYPE") and statement.verb == "CREATE":
+    elif isinstance(statement, Definition) and statement.kind in ("QUEUE", "TYPE") and statement.keyword == "CREATE":
         kind = statement.kind
     else:
         return

@@ -92,7 +92,7 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
         table_own_name = table_own_name.rsplit("_", 1)[0]
     constraint_name = constraint.name or find_spelling(key, statement)
     match = _VERB.search(statement)
-    verb = " ".join(match[0].upper().split()) if match else "INSERT"
+    keyword = " ".join(match[0].upper().split()) if match else "INSERT"
     table_name = f"{constraint.schema}.{table_own_name}"
     if error.sqlstate == "23502" and _ADDS_COLUMN.match(statement):
         return None  # error 4901, in `definition_errors.py`
@@ -106,7 +106,7 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
         column_name = columns[0][0] if columns else diagnostics.column_name
         return TsqlError(
             515, f"Cannot insert the value NULL into column '{column_name}', table "
-            f"'{constraint.database}.{table_name}'; column does not allow nulls. {verb} fails.", state=2,
+            f"'{constraint.database}.{table_name}'; column does not allow nulls. {keyword} fails.", state=2,
         )  # fmt: skip
     if error.sqlstate == "23505" and (diagnostics.message_primary or "").startswith("could not create unique index"):
         return _duplicate_in_new_index(table_name, statement, from_postgres(diagnostics.message_detail or ""))
@@ -125,7 +125,7 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
             conflict_column = constraint.referenced_column
     column_clause = f", column '{conflict_column}'" if conflict_column else ""
     return TsqlError(
-        547, f'The {verb} statement conflicted with the {kind_word} constraint "{constraint_name}". The conflict '
+        547, f'The {keyword} statement conflicted with the {kind_word} constraint "{constraint_name}". The conflict '
         f'occurred in database "{constraint.database}", table "{conflict_table}"{column_clause}.', state=0,
     )  # fmt: skip
 

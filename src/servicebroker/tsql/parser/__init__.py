@@ -205,15 +205,15 @@ class Parser(ObjectParser):
 
     def _change(self, line: int) -> Statement:
         begin = self.at
-        verb = self.word
+        keyword = self.word
         self.at += 1
-        if verb == "ALTER":
+        if keyword == "ALTER":
             if self.take_any("PROCEDURE", "PROC"):
-                return self.create_procedure(line, verb, begin)
+                return self.create_procedure(line, keyword, begin)
             if self.take("TRIGGER"):
-                return self.create_trigger(line, verb, begin)
+                return self.create_trigger(line, keyword, begin)
             if self.take("FUNCTION"):
-                return self.create_function(line, verb, begin)
+                return self.create_function(line, keyword, begin)
             if self.take("AUTHORIZATION"):
                 return self.alter_authorization(line)
             switch = self._switch_of_table(line)
@@ -223,14 +223,14 @@ class Parser(ObjectParser):
             kind = "PROCEDURE" if self.word == "PROC" else self.word
             self.at += 1
             return self._drop_modules(line, kind)
-        elif verb == "DROP" and self.word in ("SIGNATURE", "COUNTER"):
-            return self.signature(line, verb)
-        return self._object(line, verb, begin)
+        elif keyword == "DROP" and self.word in ("SIGNATURE", "COUNTER"):
+            return self.signature(line, keyword)
+        return self._object(line, keyword, begin)
 
-    def _object(self, line: int, verb: str, begin: int) -> Statement:
+    def _object(self, line: int, keyword: str, begin: int) -> Statement:
         for words, method in _OBJECT_METHODS.items():
             if self.word == words[0] and self.take(*words):
-                statement: Statement = getattr(self, method)(line, verb)
+                statement: Statement = getattr(self, method)(line, keyword)
                 return statement
         if self.word in _RELATIONAL_KINDS:
             self.at = begin
@@ -334,20 +334,20 @@ class Parser(ObjectParser):
         if self.word != "TRIGGER":
             self.at -= 1
             self.fail()
-        verb = self.words[self.at - 1]
+        keyword = self.words[self.at - 1]
         self.at += 1
         names = self._triggers()
         self.expect("ON")
         self.refuse_ddl_trigger()
-        return Definition(line, verb, "TRIGGER", self.name(), {"names": names, "by_table": False})
+        return Definition(line, keyword, "TRIGGER", self.name(), {"names": names, "by_table": False})
 
     def _switch_of_table(self, line: int) -> Statement | None:
         """Parse ALTER TABLE name ENABLE or DISABLE TRIGGER. Return None, without advancing, for another change."""
         begin = self.at
         if self.take("TABLE") and self.is_identifier():
-            table, verb = self.name(), self.take_any("ENABLE", "DISABLE")
-            if verb is not None and self.take("TRIGGER"):
-                return Definition(line, verb, "TRIGGER", table, {"names": self._triggers(), "by_table": True})
+            table, keyword = self.name(), self.take_any("ENABLE", "DISABLE")
+            if keyword is not None and self.take("TRIGGER"):
+                return Definition(line, keyword, "TRIGGER", table, {"names": self._triggers(), "by_table": True})
         self.at = begin
         return None
 

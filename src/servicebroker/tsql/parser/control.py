@@ -327,9 +327,9 @@ class ControlFlowParser(DialogParser):
             bool(options & _FIXED_ROWS_OPTIONS),
         )
 
-    def cursor_step(self, line: int, verb: str) -> Statement:
+    def cursor_step(self, line: int, keyword: str) -> Statement:
         """OPEN, CLOSE or DEALLOCATE."""
-        return CursorStep(line, verb, self._cursor_name())
+        return CursorStep(line, keyword, self._cursor_name())
 
     def _cursor_name(self) -> str:
         self.take("GLOBAL")
@@ -498,7 +498,7 @@ class ControlFlowParser(DialogParser):
         return None
 
     def _is_not_verb(self) -> bool:
-        """Check that a word names a transaction and does not begin a verb."""
+        """Check that a word names a transaction and does not begin a statement."""
         return self.word not in ("SEND", "GET", "MOVE", "RECEIVE", "THROW") or self.peek() in (";", "")
 
     # ------------------------------------------------------------ statements for the translation
@@ -528,11 +528,11 @@ class ControlFlowParser(DialogParser):
     def relational(self, line: int) -> Relational:
         """Read a statement whose text goes to the translation unchanged."""
         begin = self.at
-        verb = self.word
-        if verb in ("CREATE", "ALTER", "DROP", "TRUNCATE"):
-            verb = f"{verb} {self.peek()}"
+        keyword = self.word
+        if keyword in ("CREATE", "ALTER", "DROP", "TRUNCATE"):
+            keyword = f"{keyword} {self.peek()}"
         self.at = statement_end(self.tokens, begin)
-        return Relational(line, verb, self.slice(begin, self.at))
+        return Relational(line, keyword, self.slice(begin, self.at))
 
 
 def _make_assignment(line: int, name: str, operator: str, value: Expression) -> SetVariable:

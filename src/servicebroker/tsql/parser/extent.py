@@ -60,12 +60,12 @@ def statement_end(tokens: Tokens, at: int) -> int:
     words = tokens.words
     if words[at + 1 : at + 3] == ["OR", "ALTER"]:  # after CREATE
         at += 2
-    verb = words[at]
-    awaits_query = verb in ("INSERT", "WITH") or (verb in ("CREATE", "ALTER") and words[at + 1] == "VIEW")
-    awaits_set = verb == "UPDATE"
-    is_table = verb == "ALTER"
+    keyword = words[at]
+    awaits_query = keyword in ("INSERT", "WITH") or (keyword in ("CREATE", "ALTER") and words[at + 1] == "VIEW")
+    awaits_set = keyword == "UPDATE"
+    is_table = keyword == "ALTER"
     depth = cases = 0
-    at += verb != "("
+    at += keyword != "("
     if is_table and words[at] == "TABLE":
         at = _skip_altered_table(words, at)
     while True:

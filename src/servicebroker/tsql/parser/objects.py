@@ -18,29 +18,29 @@ Clauses = dict[str, Any]
 class ObjectParser(SecurityParser):
     """One method for each kind of object. Its words, such as CREATE MESSAGE TYPE, have been read."""
 
-    def message_type(self, line: int, verb: str) -> Statement:
+    def message_type(self, line: int, keyword: str) -> Statement:
         """Clauses: `validation` and `schema_collection`, `authorization`."""
-        name, if_exists = self.object_name(verb)
-        clauses = self.authorization(verb)
-        if verb != "DROP" and self.take("VALIDATION"):
+        name, if_exists = self.object_name(keyword)
+        clauses = self.authorization(keyword)
+        if keyword != "DROP" and self.take("VALIDATION"):
             self.expect("=")
             clauses["validation"] = self.expect_any("NONE", "EMPTY", "WELL_FORMED_XML", "VALID_XML")
             if clauses["validation"] == "VALID_XML":
                 self.expect("WITH", "SCHEMA", "COLLECTION")
                 clauses["schema_collection"] = self.name()
-        elif verb == "ALTER":
+        elif keyword == "ALTER":
             self.fail()
-        return Definition(line, verb, "MESSAGE TYPE", name, clauses, if_exists)
+        return Definition(line, keyword, "MESSAGE TYPE", name, clauses, if_exists)
 
-    def contract(self, line: int, verb: str) -> Statement:
+    def contract(self, line: int, keyword: str) -> Statement:
         """Clause `sent_by`: pairs of a message type and INITIATOR, TARGET or ANY."""
-        name, if_exists = self.object_name(verb)
-        clauses = self.authorization(verb)
-        if verb == "ALTER":
+        name, if_exists = self.object_name(keyword)
+        clauses = self.authorization(keyword)
+        if keyword == "ALTER":
             self.refuse(
                 "ALTER CONTRACT", "A contract cannot change. Create another contract, or use ALTER AUTHORIZATION."
             )
-        if verb == "CREATE":
+        if keyword == "CREATE":
             sent_by: list[tuple[str, str]] = []
             self.expect("(")
             while True:
@@ -51,37 +51,37 @@ class ObjectParser(SecurityParser):
                     break
             self.expect(")")
             clauses["sent_by"] = sent_by
-        return Definition(line, verb, "CONTRACT", name, clauses, if_exists)
+        return Definition(line, keyword, "CONTRACT", name, clauses, if_exists)
 
-    def queue(self, line: int, verb: str) -> Statement:
+    def queue(self, line: int, keyword: str) -> Statement:
         """Clauses of a queue: `status`, `retention`, `poison_message_handling`, `activation` and others.
 
         `activation` is an Activation, or "DROP". The others are `rebuild`, `reorganize` and `move_to`. A filegroup
         changes nothing, as of a table: PostgreSQL manages its files.
         """
-        if_exists = self.if_exists(verb)
+        if_exists = self.if_exists(keyword)
         name = self.name()
         clauses: Clauses = {}
-        if verb == "ALTER" and self.take("REBUILD"):
+        if keyword == "ALTER" and self.take("REBUILD"):
             clauses["rebuild"] = True
             if self.take("WITH"):
                 self.parenthesized()  # MAXDOP
-        elif verb == "ALTER" and self.take("REORGANIZE"):
+        elif keyword == "ALTER" and self.take("REORGANIZE"):
             clauses["reorganize"] = True
             if self.take("WITH"):
                 self.parenthesized()  # LOB_COMPACTION is always on
-        elif verb == "ALTER" and self.take("MOVE", "TO"):
+        elif keyword == "ALTER" and self.take("MOVE", "TO"):
             self._skip_filegroup()
             clauses["move_to"] = FILEGROUPS[0]
-        elif verb == "ALTER":
+        elif keyword == "ALTER":
             self.expect("WITH")
             self._queue_options(clauses)
-        elif verb == "CREATE":
+        elif keyword == "CREATE":
             if self.take("WITH"):
                 self._queue_options(clauses)
             if self.take("ON"):
                 self._skip_filegroup()
-        return Definition(line, verb, "QUEUE", name, clauses, if_exists)
+        return Definition(line, keyword, "QUEUE", name, clauses, if_exists)
 
     def _skip_filegroup(self) -> None:
         if self.tokens.kinds[self.at] == STRING:
@@ -124,8 +124,8 @@ class ObjectParser(SecurityParser):
                 clauses["max_queue_readers"] = self.integer()
             else:
                 self.expect("AS")
-                keyword = self.take_any("SELF", "OWNER")
-                clauses["execute_as"] = keyword or (
+                principal = self.take_any("SELF", "OWNER")
+                clauses["execute_as"] = principal or (
                     self.string() if self.tokens.kinds[self.at] == STRING else self.single_name().object
                 )
             if not self.take(","):
@@ -133,18 +133,18 @@ class ObjectParser(SecurityParser):
         self.expect(")")
         return Activation(**clauses)
 
-    def service(self, line: int, verb: str) -> Statement:
+    def service(self, line: int, keyword: str) -> Statement:
         """Clauses: `queue`, `contracts`. Of ALTER: `queue`, `add_contracts`, `drop_contracts`."""
-        name, if_exists = self.object_name(verb)
-        clauses = self.authorization(verb)
-        if verb == "DROP":
-            return Definition(line, verb, "SERVICE", name, clauses, if_exists)
-        if verb == "CREATE" or self.word == "ON":
+        name, if_exists = self.object_name(keyword)
+        clauses = self.authorization(keyword)
+        if keyword == "DROP":
+            return Definition(line, keyword, "SERVICE", name, clauses, if_exists)
+        if keyword == "CREATE" or self.word == "ON":
             self.expect("ON", "QUEUE")
             clauses["queue"] = self.name()
         if self.take("("):
             while True:
-                if verb == "ALTER":
+                if keyword == "ALTER":
                     change = self.expect_any("ADD", "DROP")
                     self.expect("CONTRACT")
                     clauses.setdefault(f"{change.lower()}_contracts", []).append(self.single_name().object)
@@ -153,16 +153,16 @@ class ObjectParser(SecurityParser):
                 if not self.take(","):
                     break
             self.expect(")")
-        return Definition(line, verb, "SERVICE", name, clauses, if_exists)
+        return Definition(line, keyword, "SERVICE", name, clauses, if_exists)
 
-    def route(self, line: int, verb: str) -> Statement:
+    def route(self, line: int, keyword: str) -> Statement:
         """Clauses: `service_name`, `broker_instance`, `lifetime`, `address`, `mirror_address`."""
-        name, if_exists = self.object_name(verb)
-        clauses = self.authorization(verb)
-        if verb != "DROP":
+        name, if_exists = self.object_name(keyword)
+        clauses = self.authorization(keyword)
+        if keyword != "DROP":
             self.expect("WITH")
             self._settings(clauses, "SERVICE_NAME", "BROKER_INSTANCE", "LIFETIME", "ADDRESS", "MIRROR_ADDRESS")
-        return Definition(line, verb, "ROUTE", name, clauses, if_exists)
+        return Definition(line, keyword, "ROUTE", name, clauses, if_exists)
 
     def _settings(self, clauses: Clauses, *allowed: str) -> None:
         while True:
@@ -172,14 +172,14 @@ class ObjectParser(SecurityParser):
             if not self.take(",") and self.word not in allowed:
                 return
 
-    def remote_service_binding(self, line: int, verb: str) -> Statement:
+    def remote_service_binding(self, line: int, keyword: str) -> Statement:
         """Clauses: `to_service`, `user`, `anonymous`."""
-        name, if_exists = self.object_name(verb)
-        clauses = self.authorization(verb)
-        if verb == "CREATE":
+        name, if_exists = self.object_name(keyword)
+        clauses = self.authorization(keyword)
+        if keyword == "CREATE":
             self.expect("TO", "SERVICE")
             clauses["to_service"] = self.operand()
-        if verb != "DROP":
+        if keyword != "DROP":
             self.expect("WITH")
             while True:
                 if self.take("USER"):
@@ -190,13 +190,13 @@ class ObjectParser(SecurityParser):
                     clauses["anonymous"] = self.on_off()
                 if not self.take(","):
                     break
-        return Definition(line, verb, "REMOTE SERVICE BINDING", name, clauses, if_exists)
+        return Definition(line, keyword, "REMOTE SERVICE BINDING", name, clauses, if_exists)
 
-    def broker_priority(self, line: int, verb: str) -> Statement:
+    def broker_priority(self, line: int, keyword: str) -> Statement:
         """Clauses: `contract_name`, `local_service_name`, `remote_service_name`, `priority_level`."""
-        name, if_exists = self.object_name(verb)
+        name, if_exists = self.object_name(keyword)
         clauses: Clauses = {}
-        if verb != "DROP":
+        if keyword != "DROP":
             self.expect("FOR", "CONVERSATION")
             if self.take("SET"):
                 self.expect("(")
@@ -209,7 +209,7 @@ class ObjectParser(SecurityParser):
                     if not self.take(","):
                         break
                 self.expect(")")
-        return Definition(line, verb, "BROKER PRIORITY", name, clauses, if_exists)
+        return Definition(line, keyword, "BROKER PRIORITY", name, clauses, if_exists)
 
     def _criterion(self) -> Operand:
         if self.take("ANY"):
@@ -218,22 +218,22 @@ class ObjectParser(SecurityParser):
             return Constant("DEFAULT")
         return self.operand()
 
-    def event_notification(self, line: int, verb: str) -> Statement:
+    def event_notification(self, line: int, keyword: str) -> Statement:
         """Clauses: `on`, `queue`, `events`, `to_service`, `broker_instance`, `with_fan_in`.
 
         `on` is SERVER, DATABASE or QUEUE.
         """
-        if_exists = self.if_exists(verb)
+        if_exists = self.if_exists(keyword)
         name = self.single_name()
         also = [name.object]
-        while verb == "DROP" and self.take(","):
+        while keyword == "DROP" and self.take(","):
             also.append(self.single_name().object)
         clauses: Clauses = {"names": also}
         self.expect("ON")
         clauses["on"] = self.expect_any("SERVER", "DATABASE", "QUEUE")
         if clauses["on"] == "QUEUE":
             clauses["queue"] = self.name()
-        if verb != "DROP":
+        if keyword != "DROP":
             clauses["with_fan_in"] = self.take("WITH", "FAN_IN")
             self.expect("FOR")
             events = [self.single_name().object.upper()]
@@ -244,27 +244,27 @@ class ObjectParser(SecurityParser):
             clauses["to_service"] = self.operand()
             self.expect(",")
             clauses["broker_instance"] = self.operand()
-        return Definition(line, verb, "EVENT NOTIFICATION", name, clauses, if_exists)
+        return Definition(line, keyword, "EVENT NOTIFICATION", name, clauses, if_exists)
 
-    def xml_schema_collection(self, line: int, verb: str) -> Statement:
+    def xml_schema_collection(self, line: int, keyword: str) -> Statement:
         """Clauses: `documents` of CREATE, `add` of ALTER. Both are expressions."""
-        if_exists = self.if_exists(verb)
+        if_exists = self.if_exists(keyword)
         name = self.name()
         clauses: Clauses = {}
-        if verb == "CREATE":
+        if keyword == "CREATE":
             self.expect("AS")
             clauses["documents"] = self.expression()
-        elif verb == "ALTER":
+        elif keyword == "ALTER":
             self.expect("ADD")
             clauses["add"] = self.expression()
-        return Definition(line, verb, "XML SCHEMA COLLECTION", name, clauses, if_exists)
+        return Definition(line, keyword, "XML SCHEMA COLLECTION", name, clauses, if_exists)
 
-    def endpoint(self, line: int, verb: str) -> Statement:
+    def endpoint(self, line: int, keyword: str) -> Statement:
         """Clauses: `state`, `authorization`, and those in the parentheses of TCP and SERVICE_BROKER."""
-        name, if_exists = self.object_name(verb)
-        clauses = self.authorization(verb)
-        if verb == "DROP":
-            return Definition(line, verb, "ENDPOINT", name, clauses, if_exists)
+        name, if_exists = self.object_name(keyword)
+        clauses = self.authorization(keyword)
+        if keyword == "DROP":
+            return Definition(line, keyword, "ENDPOINT", name, clauses, if_exists)
         while self.word in ("STATE", "AFFINITY", ","):
             if self.take("STATE", "="):
                 clauses["state"] = self.expect_any("STARTED", "STOPPED", "DISABLED")
@@ -282,7 +282,7 @@ class ObjectParser(SecurityParser):
             if not self.take("SERVICE_BROKER"):
                 self.refuse(f"An endpoint FOR {self.word}", "Only FOR SERVICE_BROKER is supported.")
             self._broker_options(clauses)
-        return Definition(line, verb, "ENDPOINT", name, clauses, if_exists)
+        return Definition(line, keyword, "ENDPOINT", name, clauses, if_exists)
 
     def _tcp(self, clauses: Clauses) -> None:
         self.expect("(")
@@ -337,13 +337,13 @@ class ObjectParser(SecurityParser):
             return f"CERTIFICATE {bracketed(self.identifier())}"
         return "CERTIFICATE"
 
-    def type_(self, line: int, verb: str) -> Statement:
+    def type_(self, line: int, keyword: str) -> Statement:
         """Clauses: `type` and `is_nullable` of an alias type, `columns` of a table type."""
-        if_exists = self.if_exists(verb)
+        if_exists = self.if_exists(keyword)
         name = self.name()
-        if verb == "DROP":
-            return Definition(line, verb, "TYPE", name, {}, if_exists)
-        if verb != "CREATE":
+        if keyword == "DROP":
+            return Definition(line, keyword, "TYPE", name, {}, if_exists)
+        if keyword != "CREATE":
             self.refuse("ALTER TYPE", "Drop the type, and create it again.")
         if name.database:
             raise TsqlError(
@@ -356,34 +356,36 @@ class ObjectParser(SecurityParser):
             clauses: Clauses = {"columns": self.parenthesized()}
             if self.take("WITH"):  # MEMORY_OPTIMIZED only concerns storage
                 self.parenthesized()
-            return Definition(line, verb, "TYPE", name, clauses)
+            return Definition(line, keyword, "TYPE", name, clauses)
         self.expect("FROM")
         clauses = {"type": self.type_name()}
         if self.take("NOT", "NULL"):
             clauses["is_nullable"] = False
         else:
             self.take("NULL")
-        return Definition(line, verb, "TYPE", name, clauses)
+        return Definition(line, keyword, "TYPE", name, clauses)
 
-    def synonym(self, line: int, verb: str) -> Statement:
+    def synonym(self, line: int, keyword: str) -> Statement:
         """Clauses: `base` of CREATE, `names` (one synonym) of DROP."""
-        if verb == "ALTER":
+        if keyword == "ALTER":
             self.fail()
-        if_exists = self.if_exists(verb)
+        if_exists = self.if_exists(keyword)
         name = self.name()
         clauses: Clauses = {"names": [name]}
-        while verb == "DROP" and self.take(","):
+        while keyword == "DROP" and self.take(","):
             clauses["names"].append(self.name())
-        if verb == "CREATE":
+        if keyword == "CREATE":
             self.expect("FOR")
             clauses = {"base": self.name()}
-        return Definition(line, verb, "SYNONYM", name, clauses, if_exists)
+        return Definition(line, keyword, "SYNONYM", name, clauses, if_exists)
 
-    def object_name(self, verb: str) -> tuple[Name, bool]:
+    def object_name(self, keyword: str) -> tuple[Name, bool]:
         """Read IF EXISTS of DROP and a name of one part."""
-        if_exists = self.if_exists(verb)
+        if_exists = self.if_exists(keyword)
         return self.single_name(), if_exists
 
-    def authorization(self, verb: str) -> Clauses:
+    def authorization(self, keyword: str) -> Clauses:
         """Read AUTHORIZATION owner of CREATE, if it comes next."""
-        return {"authorization": self.single_name().object} if verb == "CREATE" and self.take("AUTHORIZATION") else {}
+        return (
+            {"authorization": self.single_name().object} if keyword == "CREATE" and self.take("AUTHORIZATION") else {}
+        )

@@ -33,24 +33,24 @@ _UNSUPPORTED_SECURABLES = (
 class SecurityParser(FunctionParser):
     """Parses statements whose first words, such as CREATE LOGIN, have been read."""
 
-    def if_exists(self, verb: str) -> bool:
+    def if_exists(self, keyword: str) -> bool:
         """Read IF EXISTS of DROP. Return True if it was present."""
-        return verb == "DROP" and self.take("IF", "EXISTS")
+        return keyword == "DROP" and self.take("IF", "EXISTS")
 
-    def database(self, line: int, verb: str) -> Statement:
+    def database(self, line: int, keyword: str) -> Statement:
         """Clauses of ALTER: the broker's options, `trustworthy`, `read_only`, those of WITH, and `ignored` options."""
-        if_exists = self.if_exists(verb)
+        if_exists = self.if_exists(keyword)
         name = self.single_name()
         clauses: Clauses = {}
-        if verb == "DROP":
+        if keyword == "DROP":
             clauses["names"] = [name.object]
             while self.take(","):
                 clauses["names"].append(self.single_name().object)
-        elif verb == "CREATE":
+        elif keyword == "CREATE":
             self._database_files(clauses)
         else:
             self._alter_database(clauses)
-        return Definition(line, verb, "DATABASE", name, clauses, if_exists)
+        return Definition(line, keyword, "DATABASE", name, clauses, if_exists)
 
     def _database_files(self, clauses: Clauses) -> None:
         """Read COLLATE and WITH, and skip ON (...) LOG ON (...), since PostgreSQL manages its files."""
@@ -155,16 +155,16 @@ class SecurityParser(FunctionParser):
 
         PostgreSQL manages its files.
         """
-        verb = self.expect_any("ADD", "REMOVE", "MODIFY")
-        if verb == "MODIFY" and self.word == "(":  # edition and size in Azure
+        keyword = self.expect_any("ADD", "REMOVE", "MODIFY")
+        if keyword == "MODIFY" and self.word == "(":  # edition and size in Azure
             self.parenthesized()
             self.take("WITH", "MANUAL_CUTOVER")
-            return verb
+            return keyword
         if self.take("BACKUP_STORAGE_REDUNDANCY"):
             self._redundancy()
-            return verb
+            return keyword
         if self.take("SECONDARY"):
-            self.refuse(f"ALTER DATABASE {verb} SECONDARY", "Use PostgreSQL's replication.")
+            self.refuse(f"ALTER DATABASE {keyword} SECONDARY", "Use PostgreSQL's replication.")
         self.take("LOG")
         kind = self.expect_any("FILE", "FILEGROUP")
         if kind == "FILE" and self.word == "(":
@@ -178,7 +178,7 @@ class SecurityParser(FunctionParser):
             self._filegroup_options()
             if self.take("NAME", "="):
                 self.single_name()
-        return f"{verb} {kind}"
+        return f"{keyword} {kind}"
 
     def _other_option(self, option: str) -> str:
         begin = self.at
@@ -196,16 +196,16 @@ class SecurityParser(FunctionParser):
 
     # ------------------------------------------------------------ principals
 
-    def login(self, line: int, verb: str) -> Statement:
+    def login(self, line: int, keyword: str) -> Statement:
         """Clauses: `password`, `from_windows`, `from_certificate`, `state` (ENABLE or DISABLE), `default_database`."""
-        name, if_exists = self._principal(verb)
+        name, if_exists = self._principal(keyword)
         clauses: Clauses = {}
-        if verb == "DROP":
-            return Definition(line, verb, "LOGIN", name, clauses, if_exists)
-        state = self.take_any("ENABLE", "DISABLE") if verb == "ALTER" else None
+        if keyword == "DROP":
+            return Definition(line, keyword, "LOGIN", name, clauses, if_exists)
+        state = self.take_any("ENABLE", "DISABLE") if keyword == "ALTER" else None
         if state:
             clauses["state"] = state
-        elif verb == "ALTER" and self.take_any("ADD", "DROP"):
+        elif keyword == "ALTER" and self.take_any("ADD", "DROP"):
             self.expect("CREDENTIAL")
             self.refuse("A credential of a login", "Omit it: files are read with the rights of the process.")
         elif self.take("FROM"):
@@ -224,7 +224,7 @@ class SecurityParser(FunctionParser):
         else:
             self.expect("WITH")
             self._name_value_pairs(clauses)
-        return Definition(line, verb, "LOGIN", name, clauses, if_exists)
+        return Definition(line, keyword, "LOGIN", name, clauses, if_exists)
 
     def _name_value_pairs(self, clauses: Clauses) -> None:
         """Read PASSWORD = '...' MUST_CHANGE, DEFAULT_DATABASE = [x], CHECK_POLICY = OFF, ..."""
@@ -251,12 +251,12 @@ class SecurityParser(FunctionParser):
         if self.take("EXTERNAL", "PROVIDER"):
             self.refuse("EXTERNAL PROVIDER", "Use a certificate, or WITHOUT LOGIN.")
 
-    def user(self, line: int, verb: str) -> Statement:
+    def user(self, line: int, keyword: str) -> Statement:
         """Clauses: `for_login`, `without_login`, `from_certificate`, `default_schema`, `name`."""
-        name, if_exists = self._principal(verb)
+        name, if_exists = self._principal(keyword)
         clauses: Clauses = {}
-        if verb == "DROP":
-            return Definition(line, verb, "USER", name, clauses, if_exists)
+        if keyword == "DROP":
+            return Definition(line, keyword, "USER", name, clauses, if_exists)
         if self.take_any("FOR", "FROM"):
             self._refuse_external_provider()
             if self.take("LOGIN"):
@@ -270,67 +270,67 @@ class SecurityParser(FunctionParser):
             clauses["without_login"] = True
         if self.take("WITH"):
             self._name_value_pairs(clauses)
-        return Definition(line, verb, "USER", name, clauses, if_exists)
+        return Definition(line, keyword, "USER", name, clauses, if_exists)
 
-    def role(self, line: int, verb: str) -> Statement:
+    def role(self, line: int, keyword: str) -> Statement:
         """Clauses: `authorization`; of ALTER `add_member`, `drop_member` or `name`."""
-        name, if_exists = self._principal(verb)
+        name, if_exists = self._principal(keyword)
         clauses: Clauses = {}
-        if verb == "CREATE" and self.take("AUTHORIZATION"):
+        if keyword == "CREATE" and self.take("AUTHORIZATION"):
             clauses["authorization"] = self.single_name().object
-        if verb == "ALTER":
+        if keyword == "ALTER":
             change = self.expect_any("ADD", "DROP", "WITH")
             if change == "WITH":
                 self.refuse("ALTER ROLE WITH NAME", "Create a role of the new name.")
             self.expect("MEMBER")
             clauses[f"{change.lower()}_member"] = self.single_name().object
-        return Definition(line, verb, "ROLE", name, clauses, if_exists)
+        return Definition(line, keyword, "ROLE", name, clauses, if_exists)
 
-    def schema(self, line: int, verb: str) -> Statement:
+    def schema(self, line: int, keyword: str) -> Statement:
         """Clauses: `authorization`; of ALTER `kind` and `object`, the object of TRANSFER."""
-        if_exists = self.if_exists(verb)
+        if_exists = self.if_exists(keyword)
         clauses: Clauses = {}
-        if verb == "ALTER":
+        if keyword == "ALTER":
             name = self.single_name()
             self.expect("TRANSFER")
             kinds = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")
             kind = next((kind for kind in kinds if self.take(*kind.split(), "::")), "OBJECT")
-            return Definition(line, verb, "SCHEMA", name, {"kind": kind, "object": self.name()})
+            return Definition(line, keyword, "SCHEMA", name, {"kind": kind, "object": self.name()})
         name = Name(("",)) if self.word == "AUTHORIZATION" else self.single_name()
         if self.take("AUTHORIZATION"):
             clauses["authorization"] = self.single_name().object
             name = name if name.object else Name((clauses["authorization"],))
-        return Definition(line, verb, "SCHEMA", name, clauses, if_exists)
+        return Definition(line, keyword, "SCHEMA", name, clauses, if_exists)
 
-    def _principal(self, verb: str) -> tuple[Name, bool]:
-        if_exists = self.if_exists(verb)
+    def _principal(self, keyword: str) -> tuple[Name, bool]:
+        if_exists = self.if_exists(keyword)
         return self.single_name(), if_exists
 
     # ------------------------------------------------------------ keys and certificates
 
-    def master_key(self, line: int, verb: str) -> Statement:
+    def master_key(self, line: int, keyword: str) -> Statement:
         """Clauses: `password`; of ALTER also `action`: REGENERATE, FORCE REGENERATE, ADD or DROP."""
         clauses: Clauses = {}
-        if verb == "ALTER":
+        if keyword == "ALTER":
             force = self.take("FORCE")
             action = self.expect_any("REGENERATE", "ADD", "DROP")
             clauses["action"] = f"FORCE {action}" if force else action
             if action == "REGENERATE":
                 self.expect("WITH")
-        if verb == "CREATE" or verb == "ALTER":
+        if keyword == "CREATE" or keyword == "ALTER":
             if self.take("ENCRYPTION", "BY", "PASSWORD"):
                 self.expect("=")
                 clauses["password"] = self.string()
-            elif verb == "ALTER":
+            elif keyword == "ALTER":
                 self.expect("ENCRYPTION", "BY", "SERVICE", "MASTER", "KEY")
                 clauses["service_master_key"] = True
-        return Definition(line, verb, "MASTER KEY", Name(("",)), clauses)
+        return Definition(line, keyword, "MASTER KEY", Name(("",)), clauses)
 
-    def certificate(self, line: int, verb: str) -> Statement:
+    def certificate(self, line: int, keyword: str) -> Statement:
         """Clauses: the fields of the operation, and those of the private key in a dict `private_key`."""
-        name, if_exists = self._principal(verb)
+        name, if_exists = self._principal(keyword)
         clauses: Clauses = {}
-        if verb == "CREATE":
+        if keyword == "CREATE":
             if self.take("AUTHORIZATION"):
                 clauses["authorization"] = self.single_name().object
             if self.take("FROM"):
@@ -339,9 +339,9 @@ class SecurityParser(FunctionParser):
                 clauses["encryption_password"] = self.string()
             if len(clauses) == ("authorization" in clauses) and self.word != "WITH":
                 self.fail()
-        elif verb == "ALTER" and self.take("REMOVE", "PRIVATE", "KEY"):
+        elif keyword == "ALTER" and self.take("REMOVE", "PRIVATE", "KEY"):
             clauses["remove_private_key"] = True
-        elif verb == "ALTER" and self.word in ("REMOVE", "ATTESTED"):
+        elif keyword == "ALTER" and self.word in ("REMOVE", "ATTESTED"):
             self.refuse(f"ALTER CERTIFICATE {self.word} ATTESTED", "Omit it.")
         while True:
             if self.take("WITH") or self.take(","):
@@ -356,7 +356,7 @@ class SecurityParser(FunctionParser):
             elif self.take("ACTIVE", "FOR", "BEGIN_DIALOG"):
                 clauses["active_for_begin_dialog"] = self.on_off()
             else:
-                return Definition(line, verb, "CERTIFICATE", name, clauses, if_exists)
+                return Definition(line, keyword, "CERTIFICATE", name, clauses, if_exists)
 
     def _certificate_source(self, clauses: Clauses) -> None:
         if self.take("ASSEMBLY"):
@@ -419,11 +419,11 @@ class SecurityParser(FunctionParser):
             return Definition(line, "BACKUP", "MASTER KEY", Name(("",)), clauses)
         raise self.failure()
 
-    def signature(self, line: int, verb: str) -> Statement:
+    def signature(self, line: int, keyword: str) -> Statement:
         """Clauses: `signers`, each certificate with its `password` and `signature`; `counter`."""
         clauses: Clauses = {"counter": self.take("COUNTER")}
         self.expect("SIGNATURE")
-        self.expect("TO" if verb == "ADD" else "FROM")
+        self.expect("TO" if keyword == "ADD" else "FROM")
         for kind in ("ASSEMBLY", "DATABASE"):
             if self.take(kind, "::"):
                 self.refuse(f"A signature of {kind}", "Sign the procedure.")
@@ -436,14 +436,14 @@ class SecurityParser(FunctionParser):
                 self.refuse("A signature by an asymmetric key", "Use a certificate.")
             self.expect("CERTIFICATE")
             signer: Clauses = {"certificate": self.single_name().object}
-            if verb == "ADD" and self.take("WITH"):
+            if keyword == "ADD" and self.take("WITH"):
                 option = self.expect_any("PASSWORD", "SIGNATURE")
                 self.expect("=")
                 signer[option.lower()] = self.string() if option == "PASSWORD" else self.constant().value
             signers.append(signer)
             if not self.take(","):
                 break
-        return Definition(line, verb, "SIGNATURE", name, clauses | {"signers": signers})
+        return Definition(line, keyword, "SIGNATURE", name, clauses | {"signers": signers})
 
     def open_key(self, line: int) -> Statement:
         """OPEN MASTER KEY DECRYPTION BY PASSWORD."""
@@ -457,9 +457,9 @@ class SecurityParser(FunctionParser):
 
     # ------------------------------------------------------------ permissions
 
-    def permission(self, line: int, verb: str) -> Statement:
+    def permission(self, line: int, keyword: str) -> Statement:
         """GRANT, DENY, REVOKE."""
-        grant_option = verb == "REVOKE" and self.take("GRANT", "OPTION", "FOR")
+        grant_option = keyword == "REVOKE" and self.take("GRANT", "OPTION", "FOR")
         permissions = [self._permission_words()]
         while self.take(","):
             permissions.append(self._permission_words())
@@ -470,14 +470,14 @@ class SecurityParser(FunctionParser):
         principals = [self.single_name().object]
         while self.take(","):
             principals.append(self.single_name().object)
-        if verb == "GRANT" and self.take("WITH", "GRANT", "OPTION"):
+        if keyword == "GRANT" and self.take("WITH", "GRANT", "OPTION"):
             grant_option = True
-        cascade = verb != "GRANT" and self.take("CASCADE")
+        cascade = keyword != "GRANT" and self.take("CASCADE")
         if (
             self.take("AS") and self.single_name().object.lower() != "dbo"
         ):  # dbo owns every object, so AS dbo changes nothing
             self.refuse("AS grantor", "Use EXECUTE AS to act as that user.")
-        return Permission(line, verb, tuple(permissions), kind, name, tuple(principals), grant_option, cascade)
+        return Permission(line, keyword, tuple(permissions), kind, name, tuple(principals), grant_option, cascade)
 
     def _permission_words(self) -> str:
         words: list[str] = []

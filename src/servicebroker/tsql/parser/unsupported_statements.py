@@ -113,13 +113,13 @@ _STATEMENTS_REFUSED = {
 }
 
 _STATEMENTS_REFUSED |= {
-    f"{verb} {kind}": "Back up the PostgreSQL database, see the page on backups."
-    for verb in ("BACKUP", "DUMP")
+    f"{keyword} {kind}": "Back up the PostgreSQL database, see the page on backups."
+    for keyword in ("BACKUP", "DUMP")
     for kind in ("DATABASE", "LOG", "TRANSACTION", "TRAN", "SYMMETRIC KEY", "GROUP", "SERVER")
 }
 _STATEMENTS_REFUSED |= {
-    f"{verb} {kind}": "Restore PostgreSQL's backup, see the page on backups."
-    for verb in ("RESTORE", "LOAD")
+    f"{keyword} {kind}": "Restore PostgreSQL's backup, see the page on backups."
+    for keyword in ("RESTORE", "LOAD")
     for kind in (
         "DATABASE", "LOG", "TRANSACTION", "TRAN", "HEADERONLY", "FILELISTONLY", "VERIFYONLY", "LABELONLY", "REWINDONLY",
         "SYMMETRIC KEY",
@@ -149,8 +149,8 @@ _FEATURES = {
     for name, instead in (dict.fromkeys(_STATEMENTS_WITHOUT_EFFECT, "") | _STATEMENTS_REFUSED).items()
 }
 _FEATURES |= {
-    (verb, *kind): Feature(f"{verb} {' '.join(kind)}", instead)
-    for verb in ("CREATE", "ALTER", "DROP")
+    (keyword, *kind): Feature(f"{keyword} {' '.join(kind)}", instead)
+    for keyword in ("CREATE", "ALTER", "DROP")
     for kind, instead in _OBJECT_KINDS.items()
 }
 FIRST_WORDS = frozenset({"DBCC"} | {head[0] for head in _FEATURES})

@@ -36,7 +36,7 @@ def post_definition_event(machine: Machine, statement: Definition) -> None:
                 machine, database_of(machine, statement.name), "ALTER_TABLE", statement.name, "TABLE", statement.text
             )
         return
-    event = f"{statement.verb}_{statement.kind}".replace(" ", "_")
+    event = f"{statement.keyword}_{statement.kind}".replace(" ", "_")
     kind = "SQL USER" if statement.kind == "USER" else statement.kind
     elements: list[Element] = []
     if statement.kind == "AUTHORIZATION":
@@ -65,7 +65,7 @@ def post_permission_event(machine: Machine, statement: Permission, *, is_on_inst
         ("GrantOption", str(int(statement.grant_option))),
         ("CascadeOption", str(int(statement.cascade))),
     ]
-    event = f"{statement.verb}_{'SERVER' if is_on_instance else 'DATABASE'}"
+    event = f"{statement.keyword}_{'SERVER' if is_on_instance else 'DATABASE'}"
     name = statement.name or Name((machine.database.name,))
     kind = statement.kind or ("SERVER" if is_on_instance else "DATABASE")
     _post_event(machine, machine.database, event, name, kind, statement.text, elements)
@@ -96,13 +96,13 @@ def post_synonym_event(machine: Machine, database: SessionDatabase, statement: D
 def post_relation_events(machine: Machine, uses: Sequence[Use], text: str) -> None:
     """Post an event for each table, view, index or sequence that a statement has created, altered or dropped."""
     for use in uses:
-        verb, _, kind = use.statement.removeprefix("CREATE OR ").partition(" ")
+        keyword, _, kind = use.statement.removeprefix("CREATE OR ").partition(" ")
         database = machine.context.database_named(use.database) if use.database else machine.database
         name, elements = Name((use.schema or "dbo", use.name)), []
         if kind == "INDEX":
             elements = _target_elements(name)
             name = Name((name.schema, _index_name(text)))
-        _post_event(machine, database, f"{verb}_{kind}", name, kind, text, elements)
+        _post_event(machine, database, f"{keyword}_{kind}", name, kind, text, elements)
 
 
 def _index_name(text: str) -> str:

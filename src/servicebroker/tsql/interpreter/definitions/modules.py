@@ -140,7 +140,7 @@ def _change_signatures(machine: Machine, statement: Definition) -> None:
     signers = [certificate(signer["certificate"]) for signer in statement.clauses["signers"]]
     securable = look_up_registered(f"{schema}.{name.object}")
     with machine.atomic():  # the permission check itself registers the module as a securable
-        machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", securable, *signers))
+        machine.context.ask(authorize(database.user, f"{statement.keyword} SIGNATURE", securable, *signers))
         for signer in statement.clauses["signers"]:
             _change_signature(machine, database, statement, module, signer)
 
@@ -162,7 +162,7 @@ def _change_signature(
     certificate_name, is_counter = signer["certificate"], statement.clauses["counter"]
     certificate = machine.context.ask(find_certificate("find", database.database_id, certificate_name))
     arguments = (module.object_id, module.shown_name, certificate_name, certificate.facts.thumbprint)
-    if statement.verb == "DROP":
+    if statement.keyword == "DROP":
         database._run_in_transaction(drop_signature(*arguments, is_counter=is_counter))
         return
     text = from_postgres(module.definition).encode("utf-16-le")
@@ -414,7 +414,7 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
                     database.database_id,
                     table,
                     "" if name is None else name.object,
-                    statement.verb == "DISABLE",
+                    statement.keyword == "DISABLE",
                     database.user.name,
                     client_kind(),
                 )

@@ -31,21 +31,21 @@ Refusal = Callable[[Definition], None]
 _REFUSALS: dict[tuple[str, str], Refusal] = {}
 
 
-def defines(verb: str, kind: str) -> Callable[[Definer], Definer]:
+def defines(keyword: str, kind: str) -> Callable[[Definer], Definer]:
     """Register the decorated function as the runner of statements such as CREATE MESSAGE TYPE."""
 
     def register(definer: Definer) -> Definer:
-        DEFINERS[verb, kind] = definer
+        DEFINERS[keyword, kind] = definer
         return definer
 
     return register
 
 
-def refuses(verb: str, kind: str) -> Callable[[Refusal], Refusal]:
+def refuses(keyword: str, kind: str) -> Callable[[Refusal], Refusal]:
     """Register the decorated function as a check of a definition's text, which refuses unsupported clauses."""
 
     def register(refusal: Refusal) -> Refusal:
-        _REFUSALS[verb, kind] = refusal
+        _REFUSALS[keyword, kind] = refusal
         return refusal
 
     return register
@@ -57,25 +57,25 @@ def check_definition(statement: Definition) -> None:
     Raises:
         TsqlError: 40515.
     """
-    refusal = _REFUSALS.get((statement.verb, statement.kind))
+    refusal = _REFUSALS.get((statement.keyword, statement.kind))
     if refusal is not None:
         refusal(statement)
-    if (statement.verb, statement.kind) not in DEFINERS:
+    if (statement.keyword, statement.kind) not in DEFINERS:
         raise unsupported(
-            f"{statement.verb} {statement.kind}", "See the table of statements in the reference.", statement.line
+            f"{statement.keyword} {statement.kind}", "See the table of statements in the reference.", statement.line
         )
 
 
 def _register_operation(operation: type[Operation[Any]]) -> None:
     """Register an operation as the runner of the statement of its name."""
-    verb, kind = statement_of(operation).split(" ", 1)
+    keyword, kind = statement_of(operation).split(" ", 1)
 
-    @defines(verb, kind)
+    @defines(keyword, kind)
     def definer(machine: Machine, statement: Definition) -> None:
         def run_operation() -> None:
             database_of(machine, statement.name).run(bind_operation(machine, statement, operation))
 
-        if verb == "DROP":
+        if keyword == "DROP":
             run_drop(statement, run_operation)
         else:
             run_operation()
@@ -100,7 +100,7 @@ def _define(machine: Machine, statement: Definition) -> None:
     """Run a definition through the function that is registered for its words, and post its event."""
     check_definition(statement)
     with suppress(NothingToDrop):
-        DEFINERS[statement.verb, statement.kind](machine, statement)
+        DEFINERS[statement.keyword, statement.kind](machine, statement)
         post_definition_event(machine, statement)
     machine.record_success(0)
 
@@ -150,7 +150,7 @@ def _notification_target(machine: Machine, statement: Definition) -> tuple[Sessi
     on, queue = statement.clauses["on"], statement.clauses.get("queue")
     if on == SERVER:
         machine.context.require(
-            f"{statement.verb} EVENT NOTIFICATION ON SERVER", "event notification", statement.name.object
+            f"{statement.keyword} EVENT NOTIFICATION ON SERVER", "event notification", statement.name.object
         )
     if queue is None:
         return machine.context.database, {"on_server": on == SERVER}
@@ -161,12 +161,12 @@ def _notification_target(machine: Machine, statement: Definition) -> tuple[Sessi
 
 
 def _require_endpoint_permission(machine: Machine, statement: Definition) -> None:
-    machine.context.require(f"{statement.verb} ENDPOINT", "endpoint", statement.name.object)
+    machine.context.require(f"{statement.keyword} ENDPOINT", "endpoint", statement.name.object)
 
 
 def _check_endpoint(machine: Machine, statement: Definition) -> None:
     """Check that CREATE or ALTER ENDPOINT may run, and that its owner exists."""
-    refuse_in_transaction(machine, f"{statement.verb} ENDPOINT")
+    refuse_in_transaction(machine, f"{statement.keyword} ENDPOINT")
     _require_endpoint_permission(machine, statement)
     owner = statement.clauses.get("authorization")
     if owner is not None:  # only checked: the instance owns all endpoints

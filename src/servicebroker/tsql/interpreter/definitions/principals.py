@@ -224,17 +224,17 @@ def check_permission(statement: Permission) -> None:
     Raises:
         TsqlError: 40515, also for a DENY of a permission that is never checked, because it would prevent nothing.
     """
-    verb, kind, line = statement.verb, statement.kind, statement.line
+    keyword, kind, line = statement.keyword, statement.kind, statement.line
     unchecked, _ = _split_permissions(statement)
     if kind == "ENDPOINT":
         check_endpoint_permission(statement)
     elif _is_on_instance(statement):
         if statement.grant_option:
             raise unsupported("WITH GRANT OPTION on the instance", "Leave it out.", line)
-    elif unchecked and verb == "DENY":
+    elif unchecked and keyword == "DENY":
         raise unsupported(f"DENY {', '.join(unchecked)}", "Leave it out: the permission is never checked here.", line)
     elif len(unchecked) < len(statement.permissions) and kind not in ("", "DATABASE", "OBJECT", *_ARGUMENTS_BY_KIND):
-        raise unsupported(f"{verb} ON {kind}", "Leave it out.", line)
+        raise unsupported(f"{keyword} ON {kind}", "Leave it out.", line)
 
 
 def is_unchecked_permission(kind: str, permission: str) -> bool:
@@ -257,12 +257,12 @@ def _run_on_instance(machine: Machine, statement: Permission) -> None:
         machine.context.require("PERMISSIONS OF THE INSTANCE")
     else:
         machine.context.ask(authorize_on_login(machine.context.server_login, "PERMISSIONS ON A LOGIN", name))
-    refuse_in_transaction(machine, f"{statement.verb} on the instance")
+    refuse_in_transaction(machine, f"{statement.keyword} on the instance")
     operation = {
         "GRANT": operations.GrantOnInstance,
         "DENY": operations.DenyOnInstance,
         "REVOKE": operations.RevokeOnInstance,
-    }[statement.verb]
+    }[statement.keyword]
     for permission in statement.permissions:
         for principal in statement.principals:
             machine.instance.run(operation(permission, principal.strip("[]"), login=name))
@@ -280,7 +280,7 @@ def _run_on_object(machine: Machine, statement: Permission) -> None:
 def _make_operation(
     statement: Permission, permission: str, principal: str, target: Mapping[str, Any]
 ) -> operations.Grant | operations.Deny | operations.Revoke:
-    match statement.verb:
+    match statement.keyword:
         case "GRANT":
             return operations.Grant(permission, principal, with_grant_option=statement.grant_option, **target)
         case "DENY":
@@ -325,6 +325,6 @@ def _is_queue(machine: Machine, name: Name) -> bool:
 
 def _report_unchecked(machine: Machine, statement: Permission) -> None:
     """Emit that nothing changes, because these permissions are never checked."""
-    statement_text = f"{statement.verb} {', '.join(statement.permissions)}"
+    statement_text = f"{statement.keyword} {', '.join(statement.permissions)}"
     statement_text += f" ON {statement.kind}::{statement.name}" if statement.kind else ""
     machine.emit(Message(f"{statement_text} changes nothing: the permission is never checked here.", 0, 0))

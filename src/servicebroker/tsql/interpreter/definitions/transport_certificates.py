@@ -65,7 +65,7 @@ def check_endpoint_permission(statement: Permission) -> None:
     """
     if statement.permissions != ("CONNECT",):
         raise unsupported(
-            f"{statement.verb} {', '.join(statement.permissions)} ON ENDPOINT",
+            f"{statement.keyword} {', '.join(statement.permissions)} ON ENDPOINT",
             "Use CONNECT. Only the owner of the instance alters endpoints.",
             statement.line,
         )
@@ -78,9 +78,9 @@ def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
         BrokerError: 15151 no such endpoint or login.
     """
     assert statement.name is not None
-    refuse_in_transaction(machine, f"{statement.verb} CONNECT ON ENDPOINT")
+    refuse_in_transaction(machine, f"{statement.keyword} CONNECT ON ENDPOINT")
     machine.context.require("CONNECT ON ENDPOINT", "endpoint", statement.name.object)
-    operation = {"GRANT": GrantConnect, "DENY": DenyConnect, "REVOKE": RevokeConnect}[statement.verb]
+    operation = {"GRANT": GrantConnect, "DENY": DenyConnect, "REVOKE": RevokeConnect}[statement.keyword]
     for login in statement.principals:
         machine.instance.run(operation(statement.name.object, login.strip("[]")))
 

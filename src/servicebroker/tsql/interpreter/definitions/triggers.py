@@ -199,9 +199,9 @@ def start_capture(machine: Machine) -> None:
 def updated_columns(text: str) -> frozenset[str] | None:
     """Return the columns that an UPDATE sets, in lower case; None for another statement, which writes all columns."""
     piece = slice_text(text)
-    verb = piece.find("UPDATE", "INSERT", "DELETE", "MERGE")
-    set_word = piece.find("SET", after=verb or 0)
-    if verb is None or set_word is None or piece.words[verb] != "UPDATE":
+    keyword = piece.find("UPDATE", "INSERT", "DELETE", "MERGE")
+    set_word = piece.find("SET", after=keyword or 0)
+    if keyword is None or set_word is None or piece.words[keyword] != "UPDATE":
         return None
     end = piece.find("FROM", "WHERE", "OUTPUT", "OPTION", after=set_word)
     columns = set()

@@ -97,7 +97,7 @@ def _authorize(machine: Machine, statement: Definition) -> SessionDatabase:
     """
     machine.transactions.check_not_doomed()
     database, name = database_of(machine, statement.name), statement.name
-    machine.context.ask(authorize_type(database.user, f"{statement.verb} TYPE", name.schema or "dbo", str(name)))
+    machine.context.ask(authorize_type(database.user, f"{statement.keyword} TYPE", name.schema or "dbo", str(name)))
     return database
 
 

@@ -325,8 +325,8 @@ class _BodyWriter:
 
     def relational(self, statement: Relational) -> Iterator[str]:
         """Write a change of a table variable, or SELECT @a = ... FROM, which takes the last row."""
-        if statement.verb not in ("SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "MERGE"):
-            raise TsqlError(443, f"Invalid use of a side-effecting operator '{statement.verb}' within a function.")
+        if statement.keyword not in ("SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "MERGE"):
+            raise TsqlError(443, f"Invalid use of a side-effecting operator '{statement.keyword}' within a function.")
         translation = translate(statement.text, self.scope)
         if translation.before:
             raise _lock_hint_error()
@@ -342,7 +342,7 @@ class _BodyWriter:
                     f"get diagnostics {quoted(name)} = row_count;" for name in self.counters if name != "@@error"
                 )
             return
-        if translation.kind == "assign" and statement.verb == "UPDATE":
+        if translation.kind == "assign" and statement.keyword == "UPDATE":
             raise unsupported("UPDATE ... SET @variable in a function", "Read the value with SELECT.", statement.line)
         if translation.kind != "assign":
             raise TsqlError(444, "Select statements included within a function cannot return data to a client.")

@@ -67,28 +67,28 @@ def translate_definition(writer: Writer, piece: Slice) -> Translation:
 
 def _statements(writer: Writer, reader: PieceReader) -> list[str]:
     """Translate a definition by its first words."""
-    verb = reader.word
+    keyword = reader.word
     reader.at = 1
-    if verb == "TRUNCATE" and reader.take("TABLE"):
+    if keyword == "TRUNCATE" and reader.take("TABLE"):
         return [f"TRUNCATE {_read_table(writer, reader, 'TRUNCATE TABLE')[0]} RESTART IDENTITY"]
-    if verb == "CREATE" and reader.take("TABLE"):
+    if keyword == "CREATE" and reader.take("TABLE"):
         return _create_table(writer, reader)
-    if verb == "ALTER" and reader.take("TABLE"):
+    if keyword == "ALTER" and reader.take("TABLE"):
         return _alter_table(writer, reader)
-    if verb == "CREATE" and reader.take("OR", "ALTER", "VIEW"):
+    if keyword == "CREATE" and reader.take("OR", "ALTER", "VIEW"):
         return _create_view(writer, reader, "CREATE OR ALTER VIEW")
-    if reader.take("VIEW") and verb != "DROP":
-        return _create_view(writer, reader, f"{verb} VIEW")
-    if verb == "CREATE" and reader.word in ("UNIQUE", "CLUSTERED", "NONCLUSTERED", "INDEX"):
+    if reader.take("VIEW") and keyword != "DROP":
+        return _create_view(writer, reader, f"{keyword} VIEW")
+    if keyword == "CREATE" and reader.word in ("UNIQUE", "CLUSTERED", "NONCLUSTERED", "INDEX"):
         return _create_index(writer, reader)
-    if verb == "CREATE" and reader.take("SCHEMA"):
+    if keyword == "CREATE" and reader.take("SCHEMA"):
         return _create_schema(writer, reader)
-    if verb == "CREATE" and reader.take("SEQUENCE"):
+    if keyword == "CREATE" and reader.take("SEQUENCE"):
         return create_sequence(writer, reader)
-    if verb == "DROP":
+    if keyword == "DROP":
         reader.at = 1
         return _drop(writer, reader)
-    if verb == "ALTER" and reader.take("SEQUENCE"):
+    if keyword == "ALTER" and reader.take("SEQUENCE"):
         return alter_sequence(writer, reader)
     raise reader.failure()
 

@@ -115,7 +115,7 @@ def _check_bound(
 
 
 def _read_clauses(
-    writer: Writer, reader: PieceReader, qualified_name: ObjectName, verb: str
+    writer: Writer, reader: PieceReader, qualified_name: ObjectName, keyword: str
 ) -> tuple[dict[str, int | None], SqlType]:
     """Read the clauses, by first word, and the type.
 
@@ -125,14 +125,14 @@ def _read_clauses(
     sql_type = BIGINT
     while reader.word:
         if reader.take("START", "WITH"):
-            if verb == "ALTER":
+            if keyword == "ALTER":
                 raise TsqlError(11710, "Argument 'START WITH' cannot be used in an ALTER SEQUENCE statement.")
             clauses["START"] = _read_number(reader)
         elif reader.take("RESTART"):
-            if verb == "CREATE":
+            if keyword == "CREATE":
                 raise TsqlError(11709, "The 'RESTART WITH' argument cannot be used in a CREATE SEQUENCE statement.")
             clauses["RESTART"] = _read_number(reader) if reader.take("WITH") else None
-        elif reader.word == "AS" and verb == "ALTER":
+        elif reader.word == "AS" and keyword == "ALTER":
             raise TsqlError(11711, "Argument 'AS' cannot be used in an ALTER SEQUENCE statement.")
         elif reader.take("AS"):
             sql_type, _ = read_column_type(writer, reader)

@@ -25,7 +25,7 @@ class Clauses(NamedTuple):
     """The clauses of a statement, by keyword and without it."""
 
     common: Slice
-    verb: str
+    keyword: str
     head: Slice
     parts: dict[str, Slice]
 
@@ -37,25 +37,25 @@ def translate_change(writer: Writer, piece: Slice) -> Translation:
         start_of_change = piece.find("INSERT", "UPDATE", "DELETE", "MERGE", after=1)
         start = start_of_change if start_of_change is not None else 0
     common, rest = piece.part(0, start), piece.part(start, len(piece.words))
-    verb = rest.words[0]
-    if verb == "INSERT":
+    keyword = rest.words[0]
+    if keyword == "INSERT":
         return translate_insert(writer, common, rest)
-    if verb == "MERGE":
+    if keyword == "MERGE":
         return translate_merge(writer, common, rest)
     clauses = _clauses(common, rest)
     top, target = split_top(clauses.head)
     if top is None and writer.scope.row_limit:  # TOP overrides SET ROWCOUNT
         top = Top(exp.Literal.number(writer.scope.row_limit), is_percent=False)
-    if verb == "DELETE" and target.words[:1] == ["FROM"]:
+    if keyword == "DELETE" and target.words[:1] == ["FROM"]:
         target = target.part(1, len(target.words))
     if not target.words:
-        raise syntax_error(verb, rest.line())
+        raise syntax_error(keyword, rest.line())
     table, hints = read_target(target)
     parts = clauses.parts
     outputs: Outputs | None = read_outputs(parts["OUTPUT"]) if "OUTPUT" in parts else None
     return write_change(
         writer,
-        Change(verb, common, table, hints, top, parts.get("SET"), outputs, _read_rows(clauses)),
+        Change(keyword, common, table, hints, top, parts.get("SET"), outputs, _read_rows(clauses)),
     )
 
 
@@ -65,7 +65,7 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
     Raises:
         TsqlError: 102 a clause is repeated, out of order, or missing.
     """
-    verb = rest.words[0]
+    keyword = rest.words[0]
     starts: list[tuple[int, str]] = []
     first = 2 if rest.words[1:2] == ["FROM"] else 1
     for index in rest.outside(first):
@@ -80,14 +80,14 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
     ends = [index for index, _ in starts[1:]] + [len(rest.words)]
     parts = {word: rest.part(index + 1, end) for (index, word), end in zip(starts, ends, strict=False)}
     head = rest.part(1, starts[0][0] if starts else len(rest.words))
-    if verb == "UPDATE" and "SET" not in parts:
+    if keyword == "UPDATE" and "SET" not in parts:
         behind_name = next(
             (index for index in range(2, len(rest.words)) if "." not in rest.words[index - 1 : index + 1]), 1
         )
         raise syntax_error(rest.tokens.text(rest.first + behind_name), rest.line(behind_name))
-    if verb == "DELETE" and "SET" in parts:
+    if keyword == "DELETE" and "SET" in parts:
         raise syntax_error("SET", rest.line())
-    return Clauses(common, verb, head, parts)
+    return Clauses(common, keyword, head, parts)
 
 
 def _is_target(rest: Slice, index: int, starts: list[tuple[int, str]]) -> bool:

@@ -401,9 +401,9 @@ class _GrammarReader(TokenReader):
             self.at += 1
 
     def _pivots(self) -> None:
-        while verb := self.take_any("PIVOT", "UNPIVOT"):
+        while keyword := self.take_any("PIVOT", "UNPIVOT"):
             self.expect("(")
-            if verb == "PIVOT":
+            if keyword == "PIVOT":
                 self.operation()
             else:
                 self.identifier()

@@ -49,7 +49,7 @@ from servicebroker.tsql.types import SqlType
 class Change(NamedTuple):
     """The parts of an UPDATE or DELETE. `rows` is a query with FROM, WHERE and OPTION."""
 
-    verb: str
+    keyword: str
     common: Slice
     table: exp.Table
     hints: Hints
@@ -123,7 +123,7 @@ def write_change(writer: Writer, change: Change) -> Translation:
         )
         settings = read_settings(change.set, target.source.alias) if change.set is not None else []
         reads_rows = change.rows is not None or change.outputs is not None or any(map(_reads_old_row, settings))
-        writer.check_changes(target.table, change.verb, *(("SELECT",) if reads_rows else ()))
+        writer.check_changes(target.table, change.keyword, *(("SELECT",) if reads_rows else ()))
         with writer.query(target.from_clause.sources):
             return _write_statement(writer, change, target, settings, prefix)
     finally:
@@ -154,7 +154,7 @@ def _resolve_common_target(writer: Writer, change: Change, common: CommonTarget)
         from_clause.sources = [Source(name, common_columns(writer, name))]
     source = next((visible for visible in from_clause.sources if visible.alias == name and not visible.table), None)
     if source is None:
-        raise not_supported(f"{change.verb} of {name} under another name", f"Call it {name} in FROM.")
+        raise not_supported(f"{change.keyword} of {name} under another name", f"Call it {name} in FROM.")
     return _Target(common.table, source, from_clause, False, common.columns)
 
 
@@ -252,7 +252,7 @@ def _write_statement(
         add_locks(writer, hints, source.table, source.alias, where)
     variables = [setting for setting in settings if setting.variable]
     change, others = _carry_other_columns(writer, change, target)
-    reads_old = change.verb == "UPDATE" and (
+    reads_old = change.keyword == "UPDATE" and (
         any(not setting.column for setting in variables)
         or (change.outputs is not None and _mentions_table(change.outputs, "deleted"))
     )
@@ -341,7 +341,7 @@ def _write_plain(
     """Write the statement in its own form. Return it with the aliases of `inserted` and `deleted`."""
     alias = quote_identifier(target.source.alias)
     where = change.rows.args.get("where") if change.rows is not None else None
-    if change.verb == "UPDATE":
+    if change.keyword == "UPDATE":
         members = ", ".join(
             f"{quote_identifier(setting.column)} = {_new_value(writer, setting, target)}" for setting in settings
         )
@@ -389,7 +389,7 @@ def _write_by_address(
             value = cast_value(write_value(writer, setting.value), writer.variable_type(setting.variable))
             fields.append(f"{value.text} AS tsql_{number}")
     fields += [f"{other.text} AS {_OTHER_COLUMNS}_{number}" for number, other in enumerate(others)]
-    if change.verb == "UPDATE" and target.column_map is None:
+    if change.keyword == "UPDATE" and target.column_map is None:
         fields.append(f"{alias}.*")
     where = change.rows.args.get("where") if change.rows is not None else None
     text = f"SELECT {', '.join(fields)} {target.from_clause.text}"
@@ -399,10 +399,10 @@ def _write_by_address(
         text += f" LIMIT {row_count_sql(writer, change.top, text)}"
     if target.column_map is None and not _is_nullable(change, target):
         text += f" FOR UPDATE OF {alias}{' SKIP LOCKED' if skips else ''}"
-    if change.verb == "DELETE" and target.column_map is not None:
+    if change.keyword == "DELETE" and target.column_map is not None:
         statement = f"DELETE FROM {target.table} AS tsql_target USING ({text}) AS deleted WHERE tsql_target.ctid = deleted.{ADDRESS_COLUMN}"
         return statement, {"deleted": "deleted"}
-    if change.verb == "DELETE":
+    if change.keyword == "DELETE":
         statement = (
             f"DELETE FROM {target.table} AS deleted USING ({text}) AS tsql_rows WHERE deleted.ctid = tsql_rows.tsql_row"
         )
@@ -486,7 +486,7 @@ def _write_returned(
             if other.type
         }
         from_clause.sources.append(Source(_OTHER_COLUMNS, columns if len(columns) == len(others) else None))
-        is_deleted = change.verb == "DELETE" and target.column_map is None
+        is_deleted = change.keyword == "DELETE" and target.column_map is None
         aliases = {**aliases, _OTHER_COLUMNS: "tsql_rows" if is_deleted else "deleted"}
     with writer.renamed(aliases), writer.query(from_clause.sources):
         returned = write_returning(writer, change.outputs, from_clause, target.table, object_name(change.table))
