@@ -28,6 +28,15 @@ def test_a_few_notifications_or_slow_ones_are_none() -> None:
         assert not mode.is_on
 
 
+def test_a_poll_ends_a_burst() -> None:
+    mode = PollingMode()
+    for burst in range(100):
+        for number in range(9):
+            mode.note_notification(burst * 0.01 + number * 0.001, were_asleep=False)
+        mode.plan_poll(burst * 0.01 + 0.009)
+        assert not mode.is_on
+
+
 def test_notifications_that_follow_each_other_closely_are_one() -> None:
     mode, now = begun_mode()
     assert now < 0.1

@@ -8,8 +8,9 @@ import pytest
 
 from many_sites import Pipe
 from servicebroker.broker import inboxes
-from servicebroker.broker.inboxes import Inbox, Lost
+from servicebroker.broker.inboxes import Inbox, Lost, Reached, Unreached
 from servicebroker.broker.transport.links import Arrival
+from servicebroker.protocol.routing import Address
 
 
 class Of(Pipe):
@@ -248,3 +249,16 @@ def test_a_line_that_is_full_does_not_fill_the_others(world: World, monkeypatch:
     assert not world.inbox.is_full(shop)
     world.round()
     assert on_room == [True]
+
+
+def test_a_restarted_relay_hears_of_no_link_that_was_lost_before(world: World) -> None:
+    address = Address("far", 4022)
+    events = [Lost(Of("shop"), "cut"), Reached(address), Unreached(Address("near", 4022), "refused")]
+    for event in events:
+        world.inbox.put(event)
+    world.inbox.forget_links()
+    assert world.inbox.take(10) == events[1:]
+    world.inbox.put(events[0])
+    world.inbox.put(Unreached(address, "refused"))  # the last event of each link and address
+    world.inbox.put(Reached(address))
+    assert world.inbox.take(10) == [events[0], Reached(address)]

@@ -17,6 +17,7 @@ from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, FalseClaim, Proved
+from servicebroker.protocol.budgets import DEFAULT
 from servicebroker.protocol.mirroring import KnownTimeline, Role, RoleReport
 from servicebroker.protocol.routing import Address, Route, RoutingTable, ways
 from servicebroker.store.keys import x509_certificates
@@ -68,6 +69,30 @@ def test_a_greeting_teaches_nothing_and_an_answer_does() -> None:
     assert peers.greeted("shop", SHOP) is None
     assert list(peers.take_mistrusted()) == [FalseClaim("mallory", INSTANCE, str(SHOP))]
     assert peers.take_mistrusted() == {} == peers.take_answers()
+
+
+def test_an_answer_that_is_not_stored_yet_counts_more_than_the_stored_one() -> None:
+    peers = known(answers={HERE: Answer("gone", OTHER)})
+    assert peers.answered(HERE, "shop", SHOP) is None
+    for stored in ({}, {HERE: Answer("gone", OTHER)}):
+        peers.apply(Proving(owners=frozenset({"shop", "mallory"}), answers=stored))
+        assert peers.owner_at(HERE) == "shop"
+    assert peers.take_answers() == {HERE: Answer("shop", SHOP)}
+    peers.apply(Proving(owners=frozenset({"shop", "mallory"}), answers={HERE: Answer("mallory", OTHER)}))
+    assert peers.owner_at(HERE) == "mallory"
+
+
+def test_other_budgets_are_other_knowledge() -> None:
+    peers = known()
+    for amounts, is_new in (
+        ({}, False),
+        ({"shop": {"openings": 5}}, True),
+        ({"shop": {"openings": 5}}, False),
+        ({}, True),
+    ):
+        before = peers.version
+        assert (peers.set_budgets(amounts), peers.version > before) == (is_new, is_new)
+        assert peers.budgets.of("shop").openings == amounts.get("shop", {}).get("openings", DEFAULT.openings)
 
 
 def test_contradicting_answers_disqualify_both_until_one_is_accepted() -> None:

@@ -96,7 +96,7 @@ def test_a_right_password_is_no_guess(dashboard: Dashboard) -> None:
 
 def test_a_guess_that_could_not_be_judged_is_none(dashboard: Dashboard, tmp_path: Path) -> None:
     file = tmp_path / "people"
-    file.chmod(0o644)
+    file.chmod(0o640)
     file.touch()
     assert set(sign_in(dashboard, [("ann", PASSWORD)] * 10)) == {503}
     file.chmod(0o600)

@@ -181,6 +181,7 @@ def test_a_failed_start_is_retried_every_five_seconds() -> None:
     assert decision == ACTIVATE
     monitor = could_not_start(monitor, THREE, 100)
     for now, expected in ((100.1, NOTHING), (104.9, NOTHING), (105, ACTIVATE)):
+        assert monitor.state == INACTIVE  # no reader was requested
         monitor, decision = look(monitor, READY, THREE, now)
         assert decision == expected, now
 

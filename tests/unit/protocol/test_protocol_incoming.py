@@ -112,8 +112,9 @@ def test_after_a_rollback_everything_may_come_again() -> None:
     whole(into, 0)
     into.batch()
     whole(into, 1)
+    assert into.load > 0
     into.rolled_back()
-    assert not into.is_busy
+    assert (into.is_busy, into.load) == (False, 0)
     assert [whole(into, 0), whole(into, 1)] == [Verdict.NEW] * 2
     assert commit(into).reached == 2
 

@@ -66,6 +66,7 @@ def test_the_tables_are_whole() -> None:
         (principal(1), RoleReport(Role.MIRROR, "c", 2), None),  # that standby follows another primary
         (principal(2), principal(2), None),
         (principal(2, "c"), principal(1, "d"), None),  # two clusters
+        (principal(1, "c"), principal(2, "d"), None),
         (MIRROR, MIRROR, None),
         (MIRROR, None, None),
         (IN_DOUBT, MIRROR, None),

@@ -229,6 +229,23 @@ def test_an_instance_that_is_lost_gets_no_new_conversations_while_another_is_the
     }
 
 
+@pytest.mark.parametrize("instances", [(None, None), (THERE, OTHER)])
+@pytest.mark.parametrize("pick", [PICK_FIRST, PICK_LAST])
+def test_of_several_addresses_a_reachable_one_is_chosen(instances: tuple[str | None, str | None], pick: object) -> None:
+    hosts = (HOST1, HOST2)
+    routes = [route(host, SERVICE, instance) for host, instance in zip(hosts, instances, strict=True)]
+    for lost in hosts:
+        (reachable,) = {*hosts} - {lost}
+        found = decide(routes, site=here(unreachable=frozenset({lost})), pick=pick).destination
+        assert found == Elsewhere(reachable)
+    found = decide(routes, site=here(unreachable=frozenset(hosts)), pick=pick).destination
+    assert isinstance(found, Elsewhere)
+    mirrored = [route(HOST1, SERVICE, mirror=HOST3)]
+    for unreachable in ({HOST1}, {HOST1, HOST3}):  # a mirrored route is the only one
+        found = decide(mirrored, site=here(unreachable=frozenset(unreachable)), pick=pick).destination
+        assert found == Elsewhere(HOST1, HOST3)
+
+
 # ---------------------------------------------------------------- step 3: which database
 
 
