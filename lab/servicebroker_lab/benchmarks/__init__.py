@@ -52,8 +52,8 @@ def run(
     """Run benchmarks on a new embedded server, and return the report.
 
     Args:
-        names: names of `SCENARIOS`; "storage", "remote", "tsql", "fence", "dialog", "request", "cpu" or "scale" for all
-            scenarios with this prefix; or "all".
+        names: names of `SCENARIOS`; "storage", "remote", "tsql", "tds", "fence", "dialog", "request", "cpu" or "scale"
+            for all scenarios with this prefix; or "all".
         pgmq_sql: the SQL file of a pgmq release; without it pgmq is not measured.
         jdbc_jar: the jar of PostgreSQL's JDBC driver; without it Spark's JDBC is not measured.
         scale: a factor of the number of messages in each round.

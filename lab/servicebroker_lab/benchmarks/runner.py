@@ -23,6 +23,7 @@ from servicebroker_lab.benchmarks.scale import scaled_systems
 from servicebroker_lab.benchmarks.scenarios import BARE, CPU, SCALE, Scenario
 from servicebroker_lab.benchmarks.servicebroker_system import ServiceBroker
 from servicebroker_lab.benchmarks.storage import storage_systems
+from servicebroker_lab.benchmarks.tds import tds_systems
 from servicebroker_lab.benchmarks.tsql import tsql_systems
 
 NEEDS_FILE = "give --pgmq-sql FILE"
@@ -68,6 +69,7 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
     systems += [stack.enter_context(closing(measured)) for measured in activation_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in request_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in tsql_systems(instance)]
+    systems += [stack.enter_context(closing(measured)) for measured in tds_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in fence_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in dialog_systems(instance)]
     for system in list(systems):

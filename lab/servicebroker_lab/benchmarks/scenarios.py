@@ -18,7 +18,10 @@ CPU = "cpu"  # processor time of the scenario that follows in the name
 SCALE = "scale"  # with 1, 2, 4, ... concurrent processes
 DIALOG = "dialog"
 REQUEST = "request"
-GROUPS = {STORAGE, REMOTE, TSQL, FENCE, CPU, SCALE, DIALOG, REQUEST}
+TDS = "tds"  # through the protocol of SQL Server's clients
+GROUPS = {STORAGE, REMOTE, TSQL, FENCE, CPU, SCALE, DIALOG, REQUEST, TDS}
+TDS_SENDERS = 4  # clients at a time
+IDLE_RECEIVERS, IDLE_S = 200, 10.0  # connections that wait for a message, and how long
 AT_A_TIME = 64  # concurrent requests over one queue
 JOBS_TOGETHER = 50  # conversations in a transaction of the scenarios with groups
 BASELINE = "baseline"  # servicebroker under easier conditions
@@ -127,6 +130,16 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
+    "tds-send": Scenario("SEND by RPC through TDS against the same EXEC in process", 2_000, {BASELINE: 0.7}),
+    "tds-senders": Scenario(f"The same by {TDS_SENDERS} clients; 2,000 a second are wanted", 4_000),
+    "tds-receive": Scenario(
+        "WAITFOR (RECEIVE) of 1,000 rows through TDS; 50,000 a second are wanted", 50_000, {BASELINE: 0.5}
+    ),
+    "tds-connect": Scenario("Connections with TLS; 33 a second are wanted", 100),
+    "tds-idle": Scenario(
+        f"Receivers that wait for {IDLE_S:g} s; 1,000 µs of client and server are wanted, 2 % of a core for 200",
+        IDLE_RECEIVERS,
+    ),
     "fence-send": Scenario(
         "SEND of a restricted role until it is delivered, beside the same by the owner", 2_000, {BASELINE: 0.4}
     ),

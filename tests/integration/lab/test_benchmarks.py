@@ -55,7 +55,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def few_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open only the systems for single messages: the others take ten seconds to open."""
-    for kind in ("network", "activation", "request", "tsql", "fence", "dialog", "storage"):
+    for kind in ("network", "activation", "request", "tsql", "tds", "fence", "dialog", "storage"):
         monkeypatch.setattr(runner, f"{kind}_systems", lambda *_: [])
 
 
