@@ -16,6 +16,7 @@ from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.types import NVARCHAR, SqlType
 
 _DATABASE_CHANGED = 5701  # the number of USE's message
+_ROWS_TOGETHER = 200  # rows whose short values are joined
 _UNFIT = (TypeError, ValueError, OverflowError, struct.error, ArithmeticError, AttributeError)
 
 
@@ -128,11 +129,23 @@ class Response:
             columns.append(kind)
             cells.append(encoded)
         self._write(tokens.column_metadata(result.columns, columns))
-        for row in zip(*cells, strict=True):
-            self._writer.write(tokens.ROW)
-            for cell in row:
-                self._write_parts(cell)
+        for start in range(0, len(result.rows), _ROWS_TOGETHER):
+            self._write_rows([column[start : start + _ROWS_TOGETHER] for column in cells])
         self._close_statement(Status.COUNT, len(result.rows))
+
+    def _write_rows(self, columns: list[list[Encoded]]) -> None:
+        """Write some rows, given by their columns. Short values are joined: a call for each costs more than a copy."""
+        short = bytearray()
+        for row in zip(*columns, strict=True):
+            short += tokens.ROW
+            for cell in row:
+                if type(cell) is bytes:
+                    short += cell
+                else:
+                    self._writer.write(short)
+                    short = bytearray()
+                    self._write_parts(cell)
+        self._writer.write(short)
 
     def _write_parts(self, cell: Encoded) -> None:
         if isinstance(cell, bytes):
@@ -147,13 +160,19 @@ def _fit(declared: SqlType | None, values: list[Any]) -> tuple[ColumnType, list[
 
     A type that is unknown, or that does not hold all values, is replaced by one that does.
     """
-    for type_ in (declared, type_of_values(values)):
-        if type_ is not None:
-            with suppress(*_UNFIT):
-                kind = column_type(type_)
-                return kind, [kind.encode(value) for value in values]
+    if declared is not None:
+        with suppress(*_UNFIT):
+            return _encoded(declared, values)
+    with suppress(*_UNFIT):
+        return _encoded(type_of_values(values), values)
     kind = column_type(NVARCHAR)
     return kind, [kind.encode(None if value is None else _text(value)) for value in values]
+
+
+def _encoded(type_: SqlType, values: list[Any]) -> tuple[ColumnType, list[Encoded]]:
+    kind = column_type(type_)
+    encode = kind.encode
+    return kind, [encode(value) for value in values]
 
 
 def _text(value: Any) -> str:

@@ -28,7 +28,10 @@ Encoder = Callable[[Any], Encoded]
 _NULL_CHUNKS = struct.pack("<Q", NULL_PLP)
 _NULL_BYTE, _NULL_SHORT, _NULL_LONG = b"\0", b"\xff\xff", struct.pack("<I", 0)
 _END_OF_CHUNKS = struct.pack("<I", 0)
+_EMPTY_CHUNKS = struct.pack("<Q", 0) + _END_OF_CHUNKS
 _MAX_CHUNK = 0x7FFFFFFF
+_MAX_JOINED_BYTES = 8 * 1024  # a longer value is written in parts, without a copy
+_SHORT_LENGTH, _CHUNK_HEAD = struct.Struct("<H").pack, struct.Struct("<QI").pack
 _ANY_DECIMAL = SqlType("decimal", None, 38, 10)
 _OLD_LONG_TYPES = {"text": SqlType("varchar", -1), "ntext": NVARCHAR, "image": VARBINARY}
 
@@ -158,7 +161,8 @@ def _datetimeoffset(scale: int) -> Encoder:
 def _guid(value: Any) -> bytes:
     if not isinstance(value, UUID):
         raise TypeError(value)
-    return b"\x10" + value.bytes_le
+    content = value.bytes  # bytes_le takes four times as long
+    return b"\x10" + content[3::-1] + content[5:3:-1] + content[7:5:-1] + content[8:]
 
 
 def _wide(value: Any) -> bytes:
@@ -181,24 +185,31 @@ def _raw(value: Any) -> bytes:
 
 def _short(encode: Callable[[Any], bytes], most_bytes: int) -> Encoder:
     def encode_short(value: Any) -> bytes:
+        if value is None:
+            return _NULL_SHORT
         content = encode(value)
         if len(content) > most_bytes:
             raise ValueError("too long")
-        return struct.pack("<H", len(content)) + content
+        return _SHORT_LENGTH(len(content)) + content
 
-    return _nullable(_NULL_SHORT, encode_short)
+    return encode_short
 
 
 def _chunks(encode: Callable[[Any], bytes]) -> Encoder:
     def encode_chunks(value: Any) -> Encoded:
+        if value is None:
+            return _NULL_CHUNKS
         content = encode(value)
-        if not content:
-            return struct.pack("<Q", 0) + _END_OF_CHUNKS
-        if len(content) > _MAX_CHUNK:
+        size = len(content)
+        if not size:
+            return _EMPTY_CHUNKS
+        if size <= _MAX_JOINED_BYTES:
+            return _CHUNK_HEAD(size, size) + content + _END_OF_CHUNKS
+        if size > _MAX_CHUNK:
             raise ValueError("too long")
-        return struct.pack("<QI", len(content), len(content)), content, _END_OF_CHUNKS
+        return _CHUNK_HEAD(size, size), content, _END_OF_CHUNKS
 
-    return _nullable(_NULL_CHUNKS, encode_chunks)
+    return encode_chunks
 
 
 # ---------------------------------------------------------------- types

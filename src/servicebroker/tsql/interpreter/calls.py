@@ -38,6 +38,7 @@ from servicebroker.tsql.types import INT, NVARCHAR, STRINGS, SqlType
 
 SystemProcedure = Callable[[Machine, Execute], int | None]  # returns the return code, None for 0
 SYSTEM_PROCEDURES: dict[str, SystemProcedure] = {}
+_MAX_CACHED_CHARS = 500  # of the text of a procedure's name
 
 
 def system_procedure(name: str) -> Callable[[SystemProcedure], SystemProcedure]:
@@ -133,11 +134,20 @@ def _procedure_name(machine: Machine, procedure: Name | Variable) -> Name:
     if isinstance(procedure, Name):
         return procedure
     text = str(machine.frame.value_of(procedure.name) or "")
+    name = _parse_procedure_name(text) if len(text) <= _MAX_CACHED_CHARS else _parse_procedure_name.__wrapped__(text)
+    if name is None:
+        raise TsqlError(2812, f"Could not find stored procedure '{text}'.", state=62)
+    return name
+
+
+@functools.lru_cache(maxsize=1_000)
+def _parse_procedure_name(text: str) -> Name | None:
+    """Return the name that EXEC reads from a text, None if there is none. Clients name the same procedures often."""
     with contextlib.suppress(TsqlError):
         parsed = parse_text(f"EXEC {text}") if text.strip() else ()
         if len(parsed) == 1 and isinstance(parsed[0], Execute) and isinstance(parsed[0].procedure, Name):
             return parsed[0].procedure
-    raise TsqlError(2812, f"Could not find stored procedure '{text}'.", state=62)
+    return None
 
 
 def call_procedure(
