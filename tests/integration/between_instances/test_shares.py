@@ -31,6 +31,7 @@ from servicebroker.engine.remote.arriving import StoreResult
 from servicebroker.protocol.division import Division, share_of
 from servicebroker.protocol.incoming import Batch
 from servicebroker.store.connection import connect
+from servicebroker.store.statement_counts import counts_of
 from support import (
     CONTRACT,
     ORDER,
@@ -562,6 +563,10 @@ def test_a_missed_deadline_of_a_process_is_no_lost_connection(
         eventually(lambda: "A round missed its deadline, and is tried again" in caplog.text)
     assert "connection to the database was lost" not in caplog.text
     assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=60)] == [b"1"]
+    eventually(lambda: len(east.processes) == 1)
+    send_and_check(west, east, handle, b"2")
+    with psycopg.connect(east.url) as connection:  # the daemon counts the statements of its processes
+        eventually(lambda: "share_process.session" in counts_of(connection)._counts)
 
 
 def test_a_failed_stop_leaves_no_process_or_session(served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch) -> None:
