@@ -63,8 +63,10 @@ def check_registry(url: str) -> None:
 
 
 @lru_cache(maxsize=1000)
-def fetch_schema(url: str, number: int) -> RegisteredSchema:
+def fetch_schema(url: str, number: int, wanted_kind: str = "") -> RegisteredSchema:
     """Return the schema with the id `number`. A registered schema never changes, so it is cached in the process.
+
+    A schema of another kind than the wanted one has no content: the registry may be unable to return that.
 
     Raises:
         LookupError: the registry has no such schema.
@@ -74,6 +76,8 @@ def fetch_schema(url: str, number: int) -> RegisteredSchema:
     with _Session(url) as session:
         response = session.schema(f"schemas/ids/{number}")
         kind = response.get("schemaType") or "AVRO"
+        if wanted_kind not in ("", kind):
+            return RegisteredSchema(kind, b"")
         query = "?format=serialized" if kind == "PROTOBUF" else ""
         if query:
             response = session.schema(f"schemas/ids/{number}{query}")

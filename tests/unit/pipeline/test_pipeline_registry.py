@@ -279,6 +279,16 @@ def test_an_unknown_schema_is_requested_once_and_replayed_later(registry, tmp_pa
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2]
 
 
+def test_a_body_with_another_number_holds_nothing_up(registry):
+    """A registry answers a number above 2,147,483,647 as a wrong address, and may not know format=serialized."""
+    registry.answers[f"/schemas/ids/{2**32 - 1}"] = (404, {"error_code": 404, "message": "HTTP 404 Not Found"})
+    registry.add_schema(5, "PROTOBUF", "syntax = 'proto3';")
+    reader = rule(registry, "avro").decoder()
+    assert reason(reader, headed(2**32 - 1, b"x")) == "unknown schema"
+    assert reason(reader, headed(5, b"x")) == "wrong schema"
+    assert [path for path, _ in registry.requests] == ["/schemas/ids/5"]
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -296,9 +306,10 @@ def test_an_unknown_schema_is_requested_once_and_replayed_later(registry, tmp_pa
 )
 def test_a_registry_that_does_not_answer_as_one_quarantines_nothing(registry, tmp_path, answer, said):
     registry.answers["/schemas/ids/1"] = registry.answers["/schemas/ids/1?format=serialized"] = answer
-    pipe = pipeline(tmp_path, rule(registry, "avro", when_bad="end conversation"))
+    format_ = "protobuf" if "format=serialized" in said else "avro"
+    pipe = pipeline(tmp_path, rule(registry, format_, COLUMNS[:1], when_bad="end conversation"))
     with pytest.raises(InstanceError) as refused:
-        Sorter(pipe, QUEUE).sort(batch(message(1, headed(1, b"x"))), NOON)
+        Sorter(pipe, QUEUE).sort(batch(message(1, headed(1, b"\0x"))), NOON)
     assert said in str(refused.value)
     assert registry.url in str(refused.value)
 

@@ -14,6 +14,7 @@ from servicebroker.pipeline.decoding.protobuf import ProtobufDecoder, descriptor
 
 _KINDS: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 _HEADER_BYTES = 5  # a zero byte, and the number of the schema in four bytes
+_MAX_SCHEMA_NUMBER = 2**31 - 1  # a registry answers a larger one as it answers a wrong address
 _MAX_MESSAGE_DEPTH = 20  # levels of nested messages
 MAX_CACHED_DECODERS = 1_000  # bounds memory: a body may name any schema, and any message in it
 
@@ -32,7 +33,7 @@ class RegisteredSchema(NamedTuple):
     references: tuple[tuple[str, bytes], ...] = ()
 
 
-SchemaFinder = Callable[[int], RegisteredSchema]
+SchemaFinder = Callable[[int, str], RegisteredSchema]  # by number and wanted kind
 
 
 class RegisteredDecoder:
@@ -40,7 +41,8 @@ class RegisteredDecoder:
 
     Args:
         find: returns the schema with a number. It raises LookupError if there is none, and ValueError if the schema is
-            unusable. `decode` passes on its other errors, since the body may be valid.
+            unusable. It need not read a schema of another kind than the wanted one. `decode` passes on its other
+            errors, since the body may be valid.
         reader: the reader's Avro schema, for Avro's schema resolution.
         rescue: name of the column for fields that no column reads; "" for none.
 
@@ -86,6 +88,8 @@ class RegisteredDecoder:
         if len(body) < _HEADER_BYTES or body[0]:
             raise Undecodable("malformed", "the body does not begin with a zero byte and the number of a schema")
         number = int.from_bytes(body[1:_HEADER_BYTES])
+        if number > _MAX_SCHEMA_NUMBER:
+            raise Undecodable("unknown schema", f"no registry has a schema {number}")
         message_path, start = _message_path(body) if self._format == "protobuf" else ((), _HEADER_BYTES)
         decoder = self._decoders.get((number, message_path))
         if decoder is None:
@@ -100,7 +104,7 @@ class RegisteredDecoder:
     def _find_decoder(self, number: int, message_path: tuple[int, ...]) -> Decoder | tuple[str, str]:
         """Return a decoder for bodies of a schema, or (reason, detail) of the error if there is none."""
         try:
-            schema = self._find(number)
+            schema = self._find(number, _KINDS[self._format])
         except LookupError as problem:
             return "unknown schema", f"the registry has no schema {number}: {problem}"
         except ValueError as problem:
