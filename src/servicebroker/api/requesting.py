@@ -83,6 +83,7 @@ def request(verbs: Verbs, operation: Request) -> Message:
     """Run `Request`: send, wait for the answer, and end the conversation."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
+    database.instance.check_caller()
     asked = Asked(operation, operation.group(database.instance.clock(), uuid4()))
     deadline = time.monotonic() + operation.timeout
     try:
@@ -109,6 +110,7 @@ def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
     verbs._refuse_transaction("WAIT FOR ANSWER")
     operation.check()
     database = verbs.database
+    database.instance.check_caller()
     deadline = time.monotonic() + operation.timeout
     queue = database._do(database.engine.find_answer_queue(operation.handle))
     watcher = database.instance.watchers.of_queue(database, queue)
@@ -232,13 +234,17 @@ def _handle_late(database: Database, queue: str, handle: UUID, procedure: Proced
 def _reason(database: Database, handle: UUID) -> str:
     """Return the reason why there is no answer, as `servicebroker doctor` reports it."""
     from servicebroker.engine.diagnosis.conversation_findings import say_why_unanswered
+    from servicebroker.engine.diagnosis.dashboard_queries import dead_letters_of_both_sides
     from servicebroker.engine.diagnosis.facts import gather_conversation  # which few requests need
     from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
 
     instance = database.instance
-    gathered = gather_own_conversation if instance.engine is RestrictedVerbs else gather_conversation
+    is_restricted = instance.engine is RestrictedVerbs  # such a role may not see the other side
+    gather = gather_own_conversation if is_restricted else gather_conversation
     try:
-        return say_why_unanswered(database._do(gathered(database.database_id, handle, instance.clock())))
+        facts = database._do(gather(database.database_id, handle, instance.clock()))
+        letters = [] if is_restricted else database._do(dead_letters_of_both_sides(handle))
+        return say_why_unanswered(facts, letters)
     except (ServiceBrokerError, psycopg.Error) as problem:
         return str(problem)
 

@@ -63,7 +63,7 @@ class JoinedTransaction(Verbs):
 
     @override
     def _do(self, steps: Steps[T]) -> T:
-        self.instance.check_process()
+        self.instance.check_caller()
         connection = self.connection
         try:
             session_locks.release_stale(connection)
@@ -273,7 +273,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         if self._pipeline is None and not self._ended:
             waiting: list[UUID] = self._new_dialogs.begin(self.engine, begin, group)
             if waiting:
-                self.instance.check_process()
+                self.instance.check_caller()
                 self._has_worked = True
                 return waiting[0]
         return super()._begin_in(begin, group)
@@ -282,13 +282,13 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. In `pipeline()` a SEND on one conversation returns its position."""
         if self._answers is not None and not self._ended and (known := self._answers.run(operation)):
-            self.instance.check_process()
+            self.instance.check_caller()
             foreseen: T = known[0]
             return foreseen
         pipeline = self._pipeline
         may_wait = pipeline is None and not self._ended and (self._new is not None or type(operation) is BeginDialog)
         if may_wait and (deferred := self._new_dialogs.run(self.engine, operation)):
-            self.instance.check_process()
+            self.instance.check_caller()
             self._has_worked = True
             result: T = deferred[0]
             return result
@@ -424,7 +424,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     @override
     def _do(self, steps: Steps[T]) -> T:
-        self.instance.check_process()
+        self.instance.check_caller()
         if self._ended:
             self._check_open()
         if self._savepoint:
@@ -451,10 +451,10 @@ class Transaction(JoinedTransaction, TransactionScripts):
         self.connection.queued.clear()
         self.connection.pending.verbs = None
         if kind is None:
-            self.database.instance.check_process()
+            self.database.instance.check_caller()
 
     def _check_open(self) -> None:
-        self.database.instance.check_process()
+        self.database.instance.check_caller()
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
 

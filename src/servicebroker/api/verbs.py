@@ -242,7 +242,7 @@ class Verbs(ABC):
             result = once()
             if wait == 0 or enough(result):
                 return result
-        self.instance.check_process()
+        self.instance.check_caller()
         deadline = time.monotonic() + wait
 
         def changes() -> int:

@@ -21,7 +21,7 @@ from servicebroker.cli.examples import EXAMPLES
 from servicebroker.cli.log import Lines
 from servicebroker.cli.output import clean_tracebacks, log_handler, say
 from servicebroker.model.client_kind import entered_by
-from servicebroker.model.errors import InstanceError, ServiceBrokerError
+from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.overriding import override
 
 
@@ -146,6 +146,9 @@ COMMANDS = {
 }
 
 
+_ADVICE = {  # by error number: the command to run, where the error itself names a method of Python
+    911: "List the databases by: servicebroker database list. Create one by: servicebroker database create NAME.",
+}
 EXTRAS = {  # by top-level module: the extra of `pip install` that has it
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "deltalake", "fastavro"), "spark"),
     **dict.fromkeys(("google", "jsonschema_rs", "pandas"), "spark"),
@@ -298,6 +301,8 @@ def errors_as_sentences() -> Iterator[None]:
 
 def _sentence(problem: Exception) -> str:
     """Return an error as one sentence. For an OSError, the files and the system's text, without its number."""
+    if isinstance(problem, BrokerError) and problem.hint and (advice := _ADVICE.get(problem.number)):
+        return str(problem).replace(problem.hint, advice)
     if isinstance(problem, OSError) and problem.strerror:
         files = [repr(str(name)) for name in (problem.filename, problem.filename2) if name is not None]
         return f"{', '.join(files)}: {problem.strerror}." if files else f"{problem.strerror}."

@@ -26,7 +26,7 @@ from servicebroker.model.arguments import (
 )
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.wording import safe_text, shown
+from servicebroker.model.wording import counted, safe_text, shown
 
 MAX_ROLLBACKS = 5  # rollbacks
 MAX_BACKOFF_S = 60.0  # seconds between two tries that come ever later
@@ -205,6 +205,21 @@ class SetAsideMessage(NamedTuple):
     set_aside_at: datetime
     error: str
     traceback: str
+
+
+def describe_dead_letter(
+    number: int, place: str, sequence_number: int, message_type: str, failures: int, error: str
+) -> str:
+    """Return in a sentence why a message of a conversation is a dead letter. `place`: its queue."""
+    return (
+        f"Message {sequence_number} ({message_type}) is dead letter {number} of {place}, since it failed "
+        f"{counted(failures, 'time')}: {error}"
+    )
+
+
+def advise_replay(number: int, database: str) -> str:
+    """Return the advice about a dead letter: the command that replays it."""
+    return f"Mend the cause, then: servicebroker dead-letters replay {number} --database {database}"
 
 
 class DeadLetterGroup(NamedTuple):

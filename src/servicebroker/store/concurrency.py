@@ -20,6 +20,11 @@ Lock = threading.Lock
 sleep = time.sleep
 
 
+def event_loop() -> object:
+    """Return None: an instance for threads belongs to no event loop."""
+    return None
+
+
 def is_interrupt(problem: BaseException, *, exits: bool) -> bool:
     """Check whether an exception may come from Ctrl-C, which Python raises anywhere in the main thread.
 

@@ -11,11 +11,12 @@ from uuid import UUID, uuid4
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
+from servicebroker.model.poison import SetAsideMessage, advise_replay, describe_dead_letter
 from servicebroker.model.requests import LateAnswers, RequestTimeout, is_request, late_groups
 from servicebroker.operations.begin import RepeatedHandle
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, ends_conversation
-from servicebroker.testing.catalog import Queue
+from servicebroker.testing.catalog import Broker, Queue
 from servicebroker.testing.ending import end_conversation
 from servicebroker.testing.memory import Session
 
@@ -80,9 +81,30 @@ def receive_answer(database: Database, handle: UUID, timeout: float) -> Message:
         database.end_conversation(handle)
     answer = answer_in(handle, messages)
     if answer is None:
-        status = database.get_transmission_status(handle)
-        raise RequestTimeout(handle, timeout, status or "The other side has not answered yet.")
+        raise RequestTimeout(handle, timeout, _reason(database, handle))
     return answer
+
+
+def _reason(database: Database, handle: UUID) -> str:
+    """Return the reason why there is no answer: a dead letter of either side, or an undelivered message."""
+    with database._verb() as session:
+        handles = handle, session.endpoint(handle).peer_handle
+        found = [letter for letter in session.dead_letters.all() if letter.letter.conversation_handle in handles]
+    said = [
+        f"{_describe(broker, letter)} {advise_replay(letter.set_aside_id, broker.name)}" for broker, _, letter in found
+    ]
+    return " ".join(said) or database.get_transmission_status(handle) or "The other side has not answered yet."
+
+
+def _describe(broker: Broker, letter: SetAsideMessage) -> str:
+    return describe_dead_letter(
+        letter.set_aside_id,
+        f"{broker.name}.{letter.queue}",
+        letter.message_sequence_number,
+        letter.message_type_name,
+        letter.failures,
+        letter.error,
+    )
 
 
 def process_late_answers(

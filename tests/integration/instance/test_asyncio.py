@@ -742,6 +742,41 @@ def test_an_instance_is_opened_before_it_is_used_and_not_after(url: str) -> None
     asyncio.run(test())
 
 
+def test_another_event_loop_is_refused_at_once(url: str) -> None:
+    def refused_in_another_loop(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        async def run() -> None:
+            with pytest.raises(sb.InstanceError, match="another event loop"):
+                await work()
+
+        asyncio.run(asyncio.wait_for(run(), 10))  # seconds; without the check each call waits for its own timeout
+
+    async def test() -> None:
+        async with sb.open_async(url, upkeep=None) as instance:
+            database = await instance.database("Loops", create=True)
+            await database.create_queue("Q")
+            reader = asyncio.create_task(database.receive("Q", wait=60))
+            await asyncio.sleep(0.2)
+            block = database.transaction()
+            transaction = await block.__aenter__()
+            calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
+                instance.open,
+                instance.close,
+                lambda: instance.database("Loops"),
+                lambda: database.receive("Q", wait=60),
+                lambda: database.request("Q", "Q", timeout=60),
+                lambda: database.wait_for_answer(UUID(int=1), timeout=60),
+                lambda: transaction.receive("Q"),
+                lambda: database.execute_tsql("SELECT 1"),
+            ]
+            for call in calls:
+                await asyncio.to_thread(refused_in_another_loop, call)
+            await block.__aexit__(None, None, None)
+            reader.cancel()
+            assert await database.receive("Q") == []  # its own loop goes on
+
+    asyncio.run(test())
+
+
 def test_tsql_runs_on_connections_that_stay_open(url: str) -> None:
     loop = LoopBed(url)
     since = "SELECT login_time FROM sys.dm_exec_sessions WHERE session_id = @@SPID"

@@ -100,6 +100,20 @@ def test_each_delivery_is_counted(system: System) -> None:
     assert process(system, Handler(1), lambda failure: sb.Ignore(), top=3) == 6
 
 
+def test_a_timeout_names_the_dead_letter(system: System) -> None:
+    handle = system.database.begin_request(ORDERS, STOCK, ORDER, b"x", contract=CONTRACT)
+    process(system, Handler(), lambda failure: sb.SetAside())
+    (letter,) = system.database.set_aside_messages()
+    expected = (
+        f"Message 0 ({ORDER}) is dead letter {letter.set_aside_id} of Test.dbo.{STOCK_QUEUE}, since it failed 1 time: "
+        f"ValueError: no such item Mend the cause, then: servicebroker dead-letters replay {letter.set_aside_id} "
+        "--database Test"
+    )
+    with pytest.raises(sb.RequestTimeout) as late:
+        system.database.wait_for_answer(handle, timeout=0)
+    assert late.value.reason == expected
+
+
 def test_numbers_of_dead_letters_are_checked(system: System) -> None:
     assert system.database.set_aside_messages(after=0) == []
     for after in (False, -1, "1", 0.0, None):

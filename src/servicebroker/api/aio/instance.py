@@ -45,7 +45,7 @@ from servicebroker.model.wording import shown
 from servicebroker.overriding import override
 from servicebroker.store import forked
 from servicebroker.store.aio import session_locks
-from servicebroker.store.aio.concurrency import Lock, finish, in_thread
+from servicebroker.store.aio.concurrency import Lock, event_loop, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 from servicebroker.store.aio.running import run, run_alone
@@ -143,6 +143,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._maintenance: Maintenance | None = None
         self.thread_view: Any = None  # the ThreadInstance of T-SQL under asyncio (aio/scripts.py)
         self._process = forked.process_id
+        self._event_loop: object = None
         self._is_closed = False
         self.defers_from = 0.0  # see deferred_answers.py
         self.open_transactions: defaultdict[object, int] = defaultdict(int)  # count by thread, or task
@@ -162,9 +163,9 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             InstanceError: it cannot be created, reached or used; the message has the reason.
         """
         if self._pool is not None:
-            self.check_process()
+            self.check_caller()
             return self
-        self._process = forked.process_id
+        self._process, self._event_loop = forked.process_id, event_loop()
         self._is_closed = False
         if not is_url(self.url):
             with logged_if_slow(EmbeddedServer.step(self.url)):
@@ -245,16 +246,25 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         """Return whether a parent process opened the instance, and this process was forked afterwards."""
         return self._process != forked.process_id
 
-    def check_process(self) -> None:
-        """Refuse to use connections of the parent process: both would read answers from the same socket.
+    def check_caller(self) -> None:
+        """Refuse a caller that cannot use the connections.
+
+        A forked process and its parent would read answers from the same socket. In another event loop nothing wakes a
+        task that waits for a connection.
 
         Raises:
-            InstanceError: this process was forked while the instance was open.
+            InstanceError: this process was forked while the instance was open, or the instance was opened in another
+                event loop.
         """
         if self._process != forked.process_id:
             raise InstanceError(
                 "This process was forked when the instance was open already, and its connections are the parent's: "
                 "open the instance in this process, after the fork."
+            )
+        if self._event_loop is not event_loop():
+            raise InstanceError(
+                "This instance was opened in another event loop: open and use it in the same one. Each asyncio.run "
+                "makes a new loop; in tests, the fixture that opens the instance and the test need the same loop scope."
             )
 
     def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
@@ -281,6 +291,8 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         """Close the instance. The last process to close it stops an embedded server. A forked child closes nothing."""
         if self.is_forked:
             return
+        if self._pool is not None:
+            self.check_caller()
         self._is_closed = True
         if self._maintenance is not None:
             await self._maintenance.close()
@@ -309,8 +321,8 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
     async def _lend(self) -> AsyncDirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
-        if self._process != forked.process_id:
-            self.check_process()
+        if self._process != forked.process_id or self._event_loop is not event_loop():
+            self.check_caller()
         try:
             try:
                 connection = await self._pool.getconn(timeout=FIRST_TIMEOUT_S)

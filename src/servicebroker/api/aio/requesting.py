@@ -82,6 +82,7 @@ async def request(verbs: AsyncVerbs, operation: Request) -> Message:
     """Run `Request`: send, wait for the answer, and end the conversation."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
+    database.instance.check_caller()
     asked = AsyncAsked(operation, operation.group(database.instance.clock(), uuid4()))
     deadline = time.monotonic() + operation.timeout
     try:
@@ -108,6 +109,7 @@ async def wait_for_answer(verbs: AsyncVerbs, operation: WaitForAnswer) -> Messag
     verbs._refuse_transaction("WAIT FOR ANSWER")
     operation.check()
     database = verbs.database
+    database.instance.check_caller()
     deadline = time.monotonic() + operation.timeout
     queue = await database._do(database.engine.find_answer_queue(operation.handle))
     watcher = await database.instance.watchers.of_queue(database, queue)
@@ -231,13 +233,17 @@ async def _handle_late(database: AsyncDatabase, queue: str, handle: UUID, proced
 async def _reason(database: AsyncDatabase, handle: UUID) -> str:
     """Return the reason why there is no answer, as `servicebroker doctor` reports it."""
     from servicebroker.engine.diagnosis.conversation_findings import say_why_unanswered
+    from servicebroker.engine.diagnosis.dashboard_queries import dead_letters_of_both_sides
     from servicebroker.engine.diagnosis.facts import gather_conversation  # which few requests need
     from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
 
     instance = database.instance
-    gathered = gather_own_conversation if instance.engine is RestrictedVerbs else gather_conversation
+    is_restricted = instance.engine is RestrictedVerbs  # such a role may not see the other side
+    gather = gather_own_conversation if is_restricted else gather_conversation
     try:
-        return say_why_unanswered(await database._do(gathered(database.database_id, handle, instance.clock())))
+        facts = await database._do(gather(database.database_id, handle, instance.clock()))
+        letters = [] if is_restricted else await database._do(dead_letters_of_both_sides(handle))
+        return say_why_unanswered(facts, letters)
     except (ServiceBrokerError, psycopg.Error) as problem:
         return str(problem)
 

@@ -43,7 +43,7 @@ class AsyncScripts:
     async def execute_tsql(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
         """Run a T-SQL script in a thread, in a session of its own; see `Database.execute_tsql`."""
         check_script(script, parameters)
-        self.instance.check_process()
+        self.instance.check_caller()
         database = Database(_thread_view_of(self.instance), self.user.database, self.user)
         return await _in_own_thread(lambda: database.execute_tsql(script, parameters))
 
@@ -92,6 +92,7 @@ class ThreadInstance(Instance):
         self.__dict__.update(instance.__dict__)
         self._is_closed = True  # dropped while the instance stays open
         self._inner, self._loop, self._awaited = instance, loop, awaited
+        self._event_loop = None  # any thread may use the view
         self.works_as_user = instance.works_as_user
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self.poison.share(instance.poison)

@@ -242,7 +242,7 @@ class AsyncVerbs(ABC):
             result = await once()
             if wait == 0 or enough(result):
                 return result
-        self.instance.check_process()
+        self.instance.check_caller()
         deadline = time.monotonic() + wait
 
         def changes() -> Awaitable[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
@@ -16,8 +15,8 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOpti
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import say_state
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
-from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
-from servicebroker.engine.diagnosis.dashboard_queries import DeadLetterOfConversation, dead_letters_of, endpoint
+from servicebroker.engine.diagnosis.conversation_findings import judge_conversation, judge_dead_letters
+from servicebroker.engine.diagnosis.dashboard_queries import dead_letters_of_both_sides
 from servicebroker.engine.diagnosis.disk_usage import DiskUsage
 from servicebroker.engine.diagnosis.facts import gather_conversation
 from servicebroker.engine.diagnosis.findings import Finding, Severity
@@ -25,10 +24,8 @@ from servicebroker.engine.diagnosis.judgement import judge_failed_queries
 from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
 from servicebroker.engine.diagnosis.server_findings import judge_down, judge_log
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.wording import counted
 from servicebroker.store.connection import is_url
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.statements import Steps
 
 _PROGRAM = "servicebroker doctor"
 
@@ -59,7 +56,11 @@ def doctor(
             if not is_url(instance) and (lost := EmbeddedServer.lost_log(instance)) is not None:
                 findings.append(judge_log(str(lost.path), str(lost.written or "")))
             if opened.engine is RestrictedVerbs and not as_json:
-                say("The role is restricted: doctor has read its own queues and conversations only.", error=True)
+                say(
+                    "The role is restricted: doctor has read its own queues and conversations only, without the limits "
+                    "of all their workers (global_concurrency, global_rate). The owner's doctor shows them.",
+                    error=True,
+                )
     except InstanceError as problem:
         if not is_down(instance, problem):
             raise
@@ -93,20 +94,8 @@ def _diagnose_conversation(opened: DiagnosedInstance, database: str, handle: UUI
     return [*judge_conversation(facts), *_dead_letters(opened, handle)]
 
 
-def _dead_letters(opened: DiagnosedInstance, handle: UUID) -> Iterator[Finding]:
+def _dead_letters(opened: DiagnosedInstance, handle: UUID) -> list[Finding]:
     """Report the dead letters of both sides of a conversation."""
     if opened.engine is RestrictedVerbs:
-        return
-
-    def steps() -> Steps[list[DeadLetterOfConversation]]:
-        peer_handle = (yield from endpoint(handle)).peer_handle
-        return (yield from dead_letters_of([handle] if peer_handle is None else [handle, peer_handle]))
-
-    for letter in opened.query("dead letters", steps(), []):
-        yield Finding(
-            f"conversation {handle}",
-            f"Message {letter.sequence} ({letter.message_type}) is dead letter {letter.number} of {letter.database}."
-            f"{letter.queue}, since it failed {counted(letter.failures, 'time')}: {letter.error}",
-            f"Mend the cause, then: servicebroker dead-letters replay {letter.number} --database {letter.database}",
-            Severity.WARNING,
-        )
+        return []
+    return judge_dead_letters(handle, opened.query("dead letters", dead_letters_of_both_sides(handle), []))

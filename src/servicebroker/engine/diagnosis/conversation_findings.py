@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from uuid import UUID
 
+from servicebroker.engine.diagnosis.dashboard_queries import DeadLetterOfConversation
 from servicebroker.engine.diagnosis.fact_types import LONG_WAIT, ConversationFacts
 from servicebroker.engine.diagnosis.findings import (
     NO_REASON,
@@ -17,6 +19,7 @@ from servicebroker.engine.diagnosis.findings import (
     end_session,
 )
 from servicebroker.engine.diagnosis.session_findings import advise_on_transaction, describe_transaction
+from servicebroker.model.poison import advise_replay, describe_dead_letter
 from servicebroker.model.remedies import REMEDIES, after_status
 from servicebroker.model.wording import about_instance, counted
 
@@ -26,9 +29,32 @@ def judge_conversation(facts: ConversationFacts) -> list[Finding]:
     return [Finding(f"conversation {facts.handle}", *finding) for finding in _conversation(facts)]
 
 
-def say_why_unanswered(facts: ConversationFacts) -> str:
-    """Return why a request has no answer: a problem of its conversation with advice, or how far the request is."""
-    if findings := judge_conversation(facts):
+def judge_dead_letters(handle: UUID, letters: Sequence[DeadLetterOfConversation]) -> list[Finding]:
+    """Return a finding for each dead letter of a conversation."""
+    return [
+        Finding(
+            f"conversation {handle}",
+            describe_dead_letter(
+                letter.number,
+                f"{letter.database}.{letter.queue}",
+                letter.sequence,
+                letter.message_type,
+                letter.failures,
+                letter.error,
+            ),
+            advise_replay(letter.number, letter.database),
+            Severity.WARNING,
+        )
+        for letter in letters
+    ]
+
+
+def say_why_unanswered(facts: ConversationFacts, letters: Sequence[DeadLetterOfConversation] = ()) -> str:
+    """Return why a request has no answer: a problem of its conversation with advice, or how far the request is.
+
+    `letters`: the dead letters of the conversation, where a message of it may be.
+    """
+    if findings := [*judge_dead_letters(facts.handle, letters), *judge_conversation(facts)]:
         return " ".join(f"{finding.problem} {finding.advice}" for finding in findings)
     if facts.waits:
         return f"It has not reached {facts.far_service} yet."

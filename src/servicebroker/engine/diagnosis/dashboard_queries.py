@@ -325,7 +325,9 @@ def group_locks(queue_id: int) -> Steps[list[GroupLock]]:
     return [GroupLock(*row) for row in rows]
 
 
-def message_heads(queue_id: int, message_type: str, text: str) -> Steps[list[MessageHead]]:
+def message_heads(
+    queue_id: int, message_type: str, text: str, *, limit: int = MAX_ROWS, head_bytes: int = SHOWN_BODY_BYTES
+) -> Steps[list[MessageHead]]:
     """Return the messages that match, among the first SEARCHED_MESSAGES of a queue, in the queue's order.
 
     `message_type` is a part of the type's name, `text` a part of the beginning of a body, in UTF-8; '' matches all.
@@ -334,9 +336,9 @@ def message_heads(queue_id: int, message_type: str, text: str) -> Steps[list[Mes
         "dashboard_queries.message_heads",
         f"with m as materialized (select * from servicebroker.queue_{queue_id} "
         f"  order by priority desc, queuing_order limit {SEARCHED_MESSAGES}), "
-        f"{_named_heads()} where ($1 = '' or strpos(lower(t.name), lower($1)) > 0) "
+        f"{_named_heads(head_bytes)} where ($1 = '' or strpos(lower(t.name), lower($1)) > 0) "
         "and ($2 = '' or position(convert_to($2, 'UTF8') in substring(h.body from 1 for 65536)) > 0) "
-        f"order by h.priority desc, h.queuing_order limit {MAX_ROWS}",
+        f"order by h.priority desc, h.queuing_order limit {limit}",
         (message_type, text),
     )
     return [MessageHead(*row) for row in rows]
@@ -354,12 +356,12 @@ def conversation_heads(endpoint: Endpoint) -> Steps[list[MessageHead]]:
     return [MessageHead(*row) for row in rows]
 
 
-def _named_heads() -> str:
+def _named_heads(head_bytes: int = SHOWN_BODY_BYTES) -> str:
     """Return SQL that selects the columns of MessageHead from rows `m` of a queue."""
     return (
         f"h as (select m.*, {_BODY} from m) select h.conversation_handle, h.conversation_group_id, "
         "h.message_sequence_number, coalesce(s.name, ''), coalesce(t.name, ''), h.validation::text, "
-        f"substring(h.body from 1 for {SHOWN_BODY_BYTES}), coalesce(octet_length(h.body), 0), h.message_enqueue_time, "
+        f"substring(h.body from 1 for {head_bytes}), coalesce(octet_length(h.body), 0), h.message_enqueue_time, "
         "coalesce(f.failures, 0) from h left join servicebroker.services s using (service_id) "
         "left join servicebroker.message_types t "
         "  on t.database_id = s.database_id and t.message_type_id = h.message_type_id "
@@ -520,16 +522,18 @@ def dead_letter_numbers(chosen: DeadLetterFilter, newest: int) -> Steps[list[int
     return [number for (number,) in rows]
 
 
-def dead_letters(chosen: DeadLetterFilter, before: int | None = None) -> Steps[list[DeadLetter]]:
+def dead_letters(
+    chosen: DeadLetterFilter, before: int | None = None, *, limit: int = MAX_ROWS, head_bytes: int = SHOWN_BODY_BYTES
+) -> Steps[list[DeadLetter]]:
     """Return matching dead letters, the latest first. `before`: only lower numbers, for the next page."""
     rows = yield Statement(
         "dashboard_queries.dead_letters",
         "select a.set_aside_id, d.name, a.queue_name, a.conversation_handle, a.message_sequence_number, "
         "a.service_name, a.message_type_name, a.validation::text, "
-        f"substring(a.message_body from 1 for {SHOWN_BODY_BYTES}), coalesce(octet_length(a.message_body), 0), "
+        f"substring(a.message_body from 1 for {head_bytes}), coalesce(octet_length(a.message_body), 0), "
         "coalesce(a.far_service, ''), a.failures, a.first_failed_at, a.set_aside_at, a.error, a.traceback "
         f"{_DEAD_LETTERS} and ($7::bigint is null or a.set_aside_id < $7) "
-        f"order by a.set_aside_id desc limit {MAX_ROWS}",
+        f"order by a.set_aside_id desc limit {limit}",
         (*chosen, VARIES_IN_ERRORS, before),
     )
     return [DeadLetter(*row) for row in rows]
@@ -539,6 +543,16 @@ def dead_letters_of(handles: Sequence[UUID]) -> Steps[list[DeadLetterOfConversat
     """Return the dead letters of a conversation by the handles of its sides, the latest first."""
     rows = yield SQL("dead_letters_of", (list(handles), MAX_ROWS))
     return [DeadLetterOfConversation(*row) for row in rows]
+
+
+def dead_letters_of_both_sides(handle: UUID) -> Steps[list[DeadLetterOfConversation]]:
+    """Return the dead letters of both sides of a conversation, by the handle of one side, the latest first.
+
+    Raises:
+        BrokerError: 8426 no such handle.
+    """
+    peer_handle = (yield from endpoint(handle)).peer_handle
+    return (yield from dead_letters_of([handle] if peer_handle is None else [handle, peer_handle]))
 
 
 def workers() -> Steps[list[Worker]]:

@@ -23,6 +23,7 @@ _FINISH_TIMEOUT_S = 5.0  # for work that must be finished, from the cancellation
 IS_ASYNC = True  # functions passed to this module are awaited
 
 Lock = asyncio.Lock
+event_loop: Callable[[], object] = asyncio.get_running_loop  # to which an instance belongs
 sleep = asyncio.sleep
 
 
