@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from servicebroker.dashboard.access import LOOPBACK, AccessControl, Proxy, Sessi
 from servicebroker.dashboard.actions import ACTIONS, InstanceAction
 from servicebroker.dashboard.bodies import editable, preview, shown
 from servicebroker.dashboard.charts import VIEW_HEIGHT, VIEW_WIDTH, depth_chart, flow_chart, spark
+from servicebroker.dashboard.export import EXPORTS, MAX_EXPORT, MEDIA_TYPE
 from servicebroker.dashboard.pipeline_page import CachedPipeline
 from servicebroker.dashboard.sign_in_limits import TooManyFailures
 from servicebroker.dashboard.snapshot_cache import ObservedInstance, sentence
@@ -115,6 +117,7 @@ class Dashboard:
         self._sessions = Sessions(token, role, people, proxy)
         self._notices: OrderedDict[str, Notice] = OrderedDict()
         self._viewer_limits = ViewerLimits()
+        self._export_lock = threading.Lock()
         self._closing = False
         self._templates = _environment()
         routes = [
@@ -124,6 +127,7 @@ class Dashboard:
             Route("/pipelines", self._pipelines),
             Route("/pipelines/{pipeline:index}/replay", self._replay, methods=["POST"]),
             Route("/i/{instance:index}/act/{act}", self._act, methods=["POST"]),
+            Route("/i/{instance:index}/export/{page}", self._export),
             Route("/i/{instance:index}/{page}", self._page),
             Mount("/static", StaticFiles(packages=[("servicebroker.dashboard", "static")])),
         ]
@@ -186,6 +190,36 @@ class Dashboard:
             return {"snapshot": snapshot, **(snapshot.facts or {})}
 
         return await self._answer(request, name, title, query, fields)
+
+    async def _export(self, request: Request) -> Response:
+        """Return messages as JSON lines, to be saved as a file. One export runs at a time, because it is in memory."""
+        name, observed = request.path_params["page"], self._observed(request)
+        fields, may_see_bodies = dict(request.query_params), _role(request) >= Role.BODIES
+        if not may_see_bodies:
+            fields.pop("text", None)
+        is_incomplete = any(not fields.get(field) for field in _REQUIRED_FIELDS.get(name, ()))
+        if observed is None or name not in EXPORTS or is_incomplete:
+            return self._missing(request, "There is no such export.")
+        query = EXPORTS[name](fields, with_bodies=may_see_bodies)
+
+        def read() -> Response:
+            if not self._export_lock.acquire(blocking=False):
+                return PlainTextResponse("Another export is in progress: try again in a moment.", 503)
+            try:
+                content = "".join(observed.read_anew(query))
+            except (ServiceBrokerError, psycopg.Error, OSError) as problem:
+                return PlainTextResponse(sentence(problem), 503)
+            finally:
+                self._export_lock.release()
+            answer = Response(content, media_type=MEDIA_TYPE)
+            answer.headers["content-disposition"] = f'attachment; filename="{name}.jsonl"'
+            return answer
+
+        try:
+            with self._viewer_limits.request(_viewer(request)):
+                return await run_in_threadpool(read)
+        except TooManyRequests as refusal:
+            return PlainTextResponse(str(refusal), refusal.status)
 
     async def _answer(
         self,
@@ -466,7 +500,11 @@ def _environment() -> Environment:
         "preview": lambda message: preview(message.validation, message.head, message.size),
         "editable": lambda message: editable(message.head, message.size),
     }
-    environment.globals |= {"states": STATE_WORDS, "view_box": f"0 0 {VIEW_WIDTH} {VIEW_HEIGHT}"}
+    environment.globals |= {
+        "most_exported": MAX_EXPORT,
+        "states": STATE_WORDS,
+        "view_box": f"0 0 {VIEW_WIDTH} {VIEW_HEIGHT}",
+    }
     environment.globals["ago"] = lambda snapshot: _age(snapshot.at, datetime.now(UTC))
     environment.globals["clock"] = lambda: datetime.now(UTC).isoformat()
     return environment

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -34,6 +34,7 @@ MAX_PAGES = 50  # in the cache
 ACTION_LOCK_TIMEOUT_MS, ACTION_STATEMENT_TIMEOUT_MS = 5_000, 60_000  # an action holds one of the 40 threads meanwhile
 RATE_WINDOW_S = 10.0  # a rate is the mean over this time
 
+T = TypeVar("T")
 ReaderQuery = Callable[[Reader], Any]
 CounterName = tuple[str, ...]
 
@@ -169,6 +170,11 @@ class ObservedInstance(CachedSource):
                 return query(reader)
 
         return self.snapshot(page, read, FRESH_S)
+
+    def read_anew(self, query: Callable[[Reader], T]) -> T:
+        """Run a query whose result is too large for the cache. Raises the errors of `query` and of `ReaderPool`."""
+        with self._readers.reader() as reader:
+            return query(reader)
 
     def instance(self) -> Instance:
         """Return the instance, open for actions.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
 import servicebroker as sb
 from dashboard_support import Browser, poisoned, sent, words
+from servicebroker.cli.people_file import Role
+from servicebroker.dashboard import export
 from support import DOCUMENT, ORDER, STOCK_QUEUE, bodies, together
 
 pytestmark = pytest.mark.usefixtures("always_fresh")
@@ -52,6 +56,44 @@ def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, brow
     assert "must be" in browser.press(page, "discard")
     database.alter_queue(STOCK_QUEUE, status=False)
     assert f"{database.name}.dbo.{STOCK_QUEUE} with 0 messages" in browser.text("i/0/dead-letters")
+
+
+def exported(browser: Browser, page: str, **asked: str) -> list[dict[str, Any]]:
+    answer = browser.get(f"/i/0/export/{page}", params=asked)
+    assert answer.status_code == 200, answer.text
+    assert f'filename="{page}.jsonl"' in answer.headers["content-disposition"]
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def test_messages_and_dead_letters_are_exported_as_json_lines(
+    database: sb.Database, browse: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "MAX_BODY_BYTES", 4)
+    monkeypatch.setattr(export, "MAX_EXPORT", 4)
+    browser, of_all = browse(), {"database": database.name}
+    of_queue = {**of_all, "queue": f"dbo.{STOCK_QUEUE}"}
+    poisoned(database, b"bad")
+    handle = sent(database, *((ORDER, body) for body in (b"tea", b"\xff\x00", b"teapot", b"", b"fifth")))
+    messages = exported(browser, "queue", **of_queue)
+    assert [message.get("body") for message in messages] == ["tea", None, "teap", None]
+    assert [message.get("is_body_cut", False) for message in messages] == [False, False, True, False]
+    assert messages[1]["body_hex"] == "ff00"
+    assert {message["conversation_handle"] for message in messages} == {str(handle)}
+    assert [message["number"] for message in exported(browser, "queue", **of_queue, text="tea")] == [0, 2]
+    (letter,) = exported(browser, "dead-letters", **of_all)
+    assert (letter["body"], letter["message_type"], letter["failures"]) == ("bad", ORDER, 1)
+    assert "raise ValueError" in letter["traceback"]
+    assert exported(browser, "dead-letters", **of_all, error="nothing like it") == []
+
+    viewer = browse(Role.SEE)
+    seen = exported(viewer, "dead-letters", **of_all) + exported(viewer, "queue", **of_queue, text="tea")
+    assert len(seen) == 5, "a search must not tell what bodies are"
+    assert not {"body", "body_hex", "traceback"} & {key for one in seen for key in one}
+    for page, asked in {"queue": of_all, "statements": of_all}.items():
+        browser.page(f"i/0/export/{page}", 404, **asked)
+    assert "export/queue?" in browser.get("/i/0/queue", params=of_queue).text
+    for letter in exported(browser, "dead-letters", **of_all):
+        database.discard_message(letter["number"])
 
 
 def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Browser) -> None:
