@@ -118,7 +118,7 @@ def public_names(module: griffe.Module) -> list[str]:
 
 _WITH_METHODS = {"Instance", "Database", "Transaction", "JoinedTransaction", "ConversationPool", "Worker", "Events"}
 _INTERNAL_METHODS = {  # methods that other parts of the package call, and no application
-    "catalog_of", "check_process", "count_polled", "count_received", "open", "renew", "share_events",  # Instance
+    "catalog_of", "check_caller", "count_polled", "count_received", "open", "renew", "share_events",  # Instance
     "sleep", "works_as_user",
     "check", "check_handles", "handler_of", "handler_of_schedule", "is_async",  # Worker
     "record", "tell", "watches_conversations",  # Events
