@@ -158,8 +158,10 @@ class Sessions:
         with self._lock:
             self._sessions.pop(session, None)
 
-    async def sign_in(self, fields: Mapping[str, str]) -> str | None:
+    async def sign_in(self, fields: Mapping[str, str], host: str) -> str | None:
         """Return a new session for the fields of the sign-in form; None if the token or the password is wrong.
+
+        `host`: the address of the browser.
 
         Checking a password takes 0.1 s, in a thread.
 
@@ -173,7 +175,7 @@ class Sessions:
         else:
             name = fields.get("name", "").strip()
             is_right = partial(_is_password, people, name, fields.get("password", ""))
-        return self.begin(name) if await self._limits.check(name, is_right) else None
+        return self.begin(name) if await self._limits.check(name, host, is_right) else None
 
     def _is_token(self, token: str) -> bool:
         return self._token is not None and hmac.compare_digest(token.encode(), self._token.encode())

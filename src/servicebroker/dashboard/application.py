@@ -335,7 +335,7 @@ class Dashboard:
         if request.method == "POST":
             fields = await _fields(request) or {}
             try:
-                session = await self._sessions.sign_in(fields)
+                session = await self._sessions.sign_in(fields, request.client.host if request.client else "")
             except TooManyFailures:
                 refusal, status = "Too many wrong attempts: wait a minute.", 429
             except InstanceError as problem:

@@ -7,7 +7,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlencode
@@ -19,6 +20,7 @@ from servicebroker.cli import people_file
 from servicebroker.dashboard import Dashboard, People, Role, access, sign_in_limits
 
 HERE = "http://127.0.0.1"
+HOST = "203.0.113.1"  # of a browser
 PASSWORD = "a long secret"
 
 
@@ -57,16 +59,24 @@ def dashboard(hashing: Hashing, tmp_path: Path) -> Dashboard:
     return Dashboard([str(tmp_path / "nowhere")], token=None, people=People(file))
 
 
-def sign_in(dashboard: Dashboard, attempts: Sequence[tuple[str, str]]) -> list[int]:
-    """Send forms with these names and passwords at the same time, and return the answers."""
+def sign_in(dashboard: Dashboard, attempts: Sequence[tuple[str, str]], hosts: Sequence[str] = (HOST,)) -> list[int]:
+    """Send forms with these names and passwords at the same time, and return the answers. The hosts take turns."""
 
     async def all_at_once() -> list[int]:
         headers = {"origin": HERE, "content-type": "application/x-www-form-urlencoded"}
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(dashboard), base_url=HERE, headers=headers
-        ) as client:
-            forms = [urlencode({"name": name, "password": password}) for name, password in attempts]
-            answers = await asyncio.gather(*(client.post("/login", content=form) for form in forms))
+        forms = [urlencode({"name": name, "password": password}) for name, password in attempts]
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(
+                    httpx.AsyncClient(
+                        transport=httpx.ASGITransport(dashboard, client=(host, 1)), base_url=HERE, headers=headers
+                    )
+                )
+                for host in hosts
+            ]
+            answers = await asyncio.gather(
+                *(client.post("/login", content=form) for client, form in zip(cycle(clients), forms, strict=False))
+            )
             return [answer.status_code for answer in answers]
 
     return asyncio.run(all_at_once())
@@ -79,10 +89,18 @@ def test_guesses_that_come_at_once_are_counted_before_they_are_judged(dashboard:
 
 
 def test_two_passwords_are_hashed_at_a_time(dashboard: Dashboard, hashing: Hashing) -> None:
-    answers = sign_in(dashboard, [(f"name {number}", "a guess") for number in range(150)])
+    hosts = [f"203.0.113.{number}" for number in range(10)]
+    answers = sign_in(dashboard, [(f"name {number}", "a guess") for number in range(150)], hosts)
     assert Counter(answers) == {403: 100, 429: 50}
     assert hashing.times == 100
     assert hashing.most_at_once == 2
+
+
+def test_a_network_that_guesses_locks_nobody_else(dashboard: Dashboard) -> None:
+    guesses = [("ann", f"guess {number}") for number in range(12)] + [(f"name {number}", "x") for number in range(40)]
+    assert Counter(sign_in(dashboard, guesses, ["2001:db8::1", "2001:db8::2"])) == {403: 20, 429: 32}
+    assert sign_in(dashboard, [("ann", PASSWORD)], ["2001:db8::3"]) == [429]
+    assert sign_in(dashboard, [("ann", PASSWORD)], ["2001:db8:0:1::1"]) == [303]
 
 
 def test_a_right_password_is_no_guess(dashboard: Dashboard) -> None:
@@ -133,7 +151,7 @@ def test_a_locked_name_may_try_again_after_the_window(monkeypatch: pytest.Monkey
 
     def try_at(seconds: float) -> bool:
         monkeypatch.setattr(sign_in_limits, "time", SimpleNamespace(monotonic=lambda: seconds))
-        return asyncio.run(limits.check("ann", lambda: False))
+        return asyncio.run(limits.check("ann", HOST, lambda: False))
 
     assert not any(try_at(1_000.0 + number) for number in range(sign_in_limits.MAX_FAILURES_PER_NAME))
     after = 1_000.0 + sign_in_limits.WINDOW_S
