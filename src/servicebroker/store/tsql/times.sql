@@ -37,19 +37,19 @@ begin
     end if;
     return number;
 end $$;
--- The number of boundaries of the date part between two times.
+-- The number of boundaries of the date part between two times. All branches are numeric: float8 has too few digits.
 create or replace function tsql.datediff(part text, first timestamp, last timestamp) returns bigint
 language sql immutable strict parallel safe
 return case part
-    when 'year' then date_part('year', last) - date_part('year', first)
-    when 'quarter' then (date_part('year', last) - date_part('year', first)) * 4 + date_part('quarter', last) - date_part('quarter', first)
-    when 'month' then (date_part('year', last) - date_part('year', first)) * 12 + date_part('month', last) - date_part('month', first)
+    when 'year' then extract(year from last) - extract(year from first)
+    when 'quarter' then (extract(year from last) - extract(year from first)) * 4 + extract(quarter from last) - extract(quarter from first)
+    when 'month' then (extract(year from last) - extract(year from first)) * 12 + extract(month from last) - extract(month from first)
     when 'week' then floor((last::date - date '1899-12-31') / 7.0) - floor((first::date - date '1899-12-31') / 7.0)
     when 'day' then last::date - first::date when 'dayofyear' then last::date - first::date
     when 'weekday' then last::date - first::date
-    when 'hour' then date_part('epoch', date_trunc('hour', last) - date_trunc('hour', first)) / 3600
-    when 'minute' then date_part('epoch', date_trunc('minute', last) - date_trunc('minute', first)) / 60
-    when 'second' then date_part('epoch', date_trunc('second', last) - date_trunc('second', first))
+    when 'hour' then extract(epoch from date_trunc('hour', last) - date_trunc('hour', first)) / 3600
+    when 'minute' then extract(epoch from date_trunc('minute', last) - date_trunc('minute', first)) / 60
+    when 'second' then extract(epoch from date_trunc('second', last) - date_trunc('second', first))
     when 'millisecond' then extract(epoch from date_trunc('milliseconds', last) - date_trunc('milliseconds', first)) * 1000
     when 'microsecond' then extract(epoch from last - first) * 1000000
     when 'nanosecond' then extract(epoch from last - first) * 1000000000 end::bigint;
@@ -94,7 +94,8 @@ end $$;
 -- DATEFROMPARTS. Parts that are no date are refused with SQL Server's error.
 create or replace function tsql.date_of(year integer, month integer, day integer) returns date language plpgsql immutable strict parallel safe as $$
 begin
-    return make_date(nullif(greatest(year, 0), 0), month, day);
+    if year not between 1 and 9999 then raise datetime_field_overflow; end if;
+    return make_date(year, month, day);
 exception when datetime_field_overflow then
     perform tsql.refuse(289, 'Cannot construct data type date, some of the arguments have values which are not valid.');
 end $$;
@@ -102,10 +103,20 @@ create or replace function tsql.moment_of_parts(year integer, month integer, day
                                                 fractions integer, digits integer) returns timestamp
 language plpgsql immutable strict parallel safe as $$
 begin
-    if hour > 23 or second > 59 or fractions >= power(10, digits) or fractions < 0 then raise datetime_field_overflow; end if;
-    return make_timestamp(nullif(greatest(year, 0), 0), month, day, hour, minute, second + fractions / power(10::numeric, digits)::float8);
+    if year not between 1 and 9999 or hour > 23 or second > 59 or fractions >= power(10, digits) or fractions < 0 then
+        raise datetime_field_overflow;
+    end if;
+    return make_timestamp(year, month, day, hour, minute, second + fractions / power(10::numeric, digits)::float8);
 exception when datetime_field_overflow then
     perform tsql.refuse(289, 'Cannot construct data type datetime, some of the arguments have values which are not valid.');
+end $$;
+create or replace function tsql.time_of_parts(hour integer, minute integer, second integer, fractions integer, digits integer) returns time
+language plpgsql immutable strict parallel safe as $$
+begin
+    if hour > 23 or second > 59 or fractions >= power(10, digits) or fractions < 0 then raise datetime_field_overflow; end if;
+    return make_time(hour, minute, second + fractions / power(10::numeric, digits)::float8);
+exception when datetime_field_overflow then
+    perform tsql.refuse(289, 'Cannot construct data type time, some of the arguments have values which are not valid.');
 end $$;
 create or replace function tsql.datetrunc(part text, moment timestamp) returns timestamp language plpgsql immutable strict parallel safe as $$
 begin

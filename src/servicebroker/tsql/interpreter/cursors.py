@@ -69,12 +69,14 @@ def _change_cursor(machine: Machine, statement: CursorStep) -> None:
             cursor.result, cursor.row_addresses = _fetch_rows(machine, cursor)
         cursor.position = -1
         machine.cursor_rows = len(cursor.result.rows)
-    elif statement.keyword == "CLOSE":
+        machine.record_success()
+        return
+    if statement.keyword == "CLOSE":
         _open_result(cursor)
         cursor.result = None
     else:
         del machine.cursors[statement.name]
-    machine.record_success()
+    machine.record_success(0)
 
 
 @runs(Fetch)
@@ -93,7 +95,7 @@ def _fetch(machine: Machine, statement: Fetch) -> None:
         "PRIOR": cursor.position - 1,
         "FIRST": 0,
         "LAST": row_count - 1,
-        "ABSOLUTE": number - 1 if number > 0 else row_count + number,
+        "ABSOLUTE": number - 1 if number >= 0 else row_count + number,
         "RELATIVE": cursor.position + number,
     }[statement.direction]
     cursor.position = max(-1, min(cursor.position, row_count))

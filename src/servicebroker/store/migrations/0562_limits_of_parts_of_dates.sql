@@ -1,0 +1,1 @@
+-- DATEDIFF with all its digits, and the limits of parts of dates, in store/tsql. Every migration makes the library anew.
