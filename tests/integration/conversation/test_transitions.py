@@ -156,6 +156,26 @@ def test_an_error_on_either_side(database: sb.Database, ends: str) -> None:
 
 
 @pytest.mark.feature(98)
+@pytest.mark.parametrize("error", [None, (7, "failed")])
+def test_an_end_that_arrives_late_leaves_a_failed_side_as_it_is(
+    database: sb.Database, clock: Clock, error: tuple[int, str] | None
+) -> None:
+    """The lifetimes of both sides may end at different times: each counts from its own BEGIN."""
+    initiator, target = open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.end_conversation(initiator, error=error)
+    with database.instance.connection() as connection:
+        text = "update servicebroker.conversation_endpoints set lifetime = %s where conversation_handle = %s"
+        connection.execute(text, (clock(), target))
+        run_maintenance(connection, clock())
+    assert shown(database, initiator, target) == ["DO", "ER"]
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert shown(database, target) == ["ER"]
+    assert errors(database.receive(STOCK_QUEUE))[0] == -8489
+    assert shown(database, target) == ["ER"]
+
+
+@pytest.mark.feature(98)
 def test_a_lifetime_puts_sides_that_have_not_ended_into_error(database: sb.Database, clock: Clock) -> None:
     started, conversing, disconnected = (begin(database, lifetime=60) for _ in range(3))
     for handle in (conversing, disconnected):
