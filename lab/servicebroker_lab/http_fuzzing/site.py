@@ -14,7 +14,7 @@ from uuid import UUID
 
 import servicebroker as sb
 from servicebroker.dashboard import Dashboard, People
-from servicebroker.dashboard.server import Server, configured
+from servicebroker.dashboard.server import Server, make_config
 from servicebroker.store.running import execute
 from servicebroker_lab.error_log import ErrorLog
 
@@ -43,7 +43,7 @@ class Site:
         self._dashboard = Dashboard([instance.url, str(folder / "nowhere")], token=None, people=People(people))
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = int(self._listening.getsockname()[1])
-        self._server = Server(configured(self._dashboard, timeout_graceful_shutdown=2))
+        self._server = Server(make_config(self._dashboard, timeout_graceful_shutdown=2))
         self._thread = threading.Thread(target=self._server.run, args=([self._listening],), name="dashboard")
         self.log = ErrorLog()
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from servicebroker.cli.sqlcmd import decoded
+from servicebroker.cli.sqlcmd import decode_script
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, batches
 
@@ -170,7 +170,7 @@ def read_scripts(paths: Iterable[Path]) -> Iterable[str]:
     """Yield the scripts of files, and of the .sql files in folders."""
     for path in paths:
         for file in sorted(path.rglob("*.sql")) if path.is_dir() else [path]:
-            yield decoded(file.read_bytes())
+            yield decode_script(file.read_bytes())
 
 
 def own_scripts() -> Iterable[str]:

@@ -107,7 +107,7 @@ class _Sender:
         """Apply a new state of the pair."""
         before, self.pair = self.pair, pair
         if pair.chosen != before.chosen:
-            self.run.loop.trace(self, mirroring.explained(pair, ("0", "1")))
+            self.run.loop.trace(self, mirroring.explain_choice(pair, ("0", "1")))
             if pair.chosen is not None:
                 self.changes += self.chosen_last not in (-1, pair.chosen)
                 self.chosen_last = pair.chosen

@@ -17,7 +17,7 @@ from servicebroker.broker.departures import BODY_BUDGET_BYTES
 from servicebroker.broker.inboxes import Answered, Reached
 from servicebroker.broker.inboxes import Lost as LinkLost
 from servicebroker.broker.peers import Peers
-from servicebroker.broker.policy import Policy, trusted
+from servicebroker.broker.policy import Policy, find_trust
 from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.self_report import SelfReport
@@ -388,13 +388,13 @@ class Instance:
         if not self.world.proves:
             return Policy()
         tls = ProvedByNetwork(self.transport)
-        return Policy(encryption=REQUIRED, tls=tls, **trusted(self.transport))._replace(answers=self._answers.copy())
+        return Policy(encryption=REQUIRED, tls=tls, **find_trust(self.transport))._replace(answers=self._answers.copy())
 
     def remember(self, peers: Peers) -> None:
         """Store the answers of peers, and log mistrusted ones, as a daemon does."""
         self._answers |= peers.take_answers()
         for mistrusted, (times, detail) in peers.take_mistrusted().items():
-            journal.mistrusted(mistrusted, times, detail)
+            journal.log_false_claims(mistrusted, times, detail)
 
     def expects(self, index: int) -> bool:
         """Check whether the instance knows which peer answers at an address."""

@@ -13,7 +13,7 @@ from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.protocol.queue_monitor import READER_INTERVAL_S
 
 
@@ -98,9 +98,9 @@ def activate(
         InstanceError: a module cannot be imported.
     """
     if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:
-        raise BrokerError(402, "interval", shown(interval), "a positive number of seconds")
+        raise BrokerError(402, "interval", short_repr(interval), "a positive number of seconds")
     if not isinstance(patience, int | float) or isinstance(patience, bool) or not patience >= 0:
-        raise BrokerError(402, "patience", shown(patience), "a number of seconds, 0 or more")
+        raise BrokerError(402, "patience", short_repr(patience), "a number of seconds, 0 or more")
     load(procedures)
     if isinstance(instance, AsyncInstance):
         return AsyncHost(instance, resolvers, interval, patience)

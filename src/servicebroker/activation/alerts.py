@@ -24,7 +24,7 @@ from servicebroker.engine.activation.poison_detection import PendingAlert, find_
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import NAMES, QUEUE_DISABLED_CLASS
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import shown, told
+from servicebroker.model.wording import describe_exception, short_repr
 from servicebroker.store.running import run
 
 POLL_INTERVAL_S = 0.5
@@ -64,14 +64,14 @@ def alerts(instance: Instance, alert: Alert | None) -> Iterator[None]:
 
 def _check(alert: Alert) -> None:
     if alert.webhook is not None and not _is_address(alert.webhook):
-        raise BrokerError(402, "the webhook", shown(alert.webhook), "an http:// or https:// address")
+        raise BrokerError(402, "the webhook", short_repr(alert.webhook), "an http:// or https:// address")
     if alert.command is not None:
         try:
             parts = shlex.split(alert.command)
         except ValueError:
             parts = []
         if not parts:
-            raise BrokerError(402, "the command", shown(alert.command), "a command line")
+            raise BrokerError(402, "the command", short_repr(alert.command), "a command line")
 
 
 def _is_address(webhook: str) -> bool:
@@ -99,7 +99,7 @@ def _watch(instance: Instance, alert: Alert, stopping: threading.Event) -> None:
             _log.debug("alerts: %s", problem)
         except Exception as problem:  # for example an answer that is not HTTP
             text = "The alert hook failed, and is tried again in %g seconds: %s"
-            report(_log, logging.ERROR, text, RETRY_DELAY_S, told(problem))
+            report(_log, logging.ERROR, text, RETRY_DELAY_S, describe_exception(problem))
             delay_s = RETRY_DELAY_S
 
 

@@ -36,7 +36,7 @@ from servicebroker.model.errors import BrokerError, InstanceError, ServiceBroker
 from servicebroker.model.event_types import QUEUE_ACTIVATION
 from servicebroker.model.events import ACTIVATION_CLASS
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import told
+from servicebroker.model.wording import describe_exception
 from servicebroker.protocol.queue_monitor import (
     NEW,
     READER_INTERVAL_S,
@@ -172,7 +172,7 @@ class Host:
                 self._lose_leases()
                 self._stopped.wait(RECONNECT_DELAY_S)
             except BaseException as problem:  # no exception is meant to end this thread
-                report(_log, logging.ERROR, "Activation starts over: %s", told(problem), exc_info=problem)
+                report(_log, logging.ERROR, "Activation starts over: %s", describe_exception(problem), exc_info=problem)
                 self._lose_leases()
                 self._stopped.wait(RECONNECT_DELAY_S)
         self._drain()
@@ -347,7 +347,7 @@ class Host:
         try:
             return resolve(database, name)
         except BaseException as problem:
-            self._unresolved.report(InstanceError(f"{name}: {told(problem)}"))
+            self._unresolved.report(InstanceError(f"{name}: {describe_exception(problem)}"))
             return None
 
     def _lose_leases(self) -> None:
@@ -444,7 +444,9 @@ class Host:
                     outcome = run_task(self.instance, spec, procedure, stop, self._coroutines)
             except BaseException as problem:  # the thread ends here, so nothing else could report the error
                 text = "The reader %s of %s has ended: %s"
-                report(_log, logging.ERROR, text, spec.procedure, spec.queue, told(problem), exc_info=problem)
+                report(
+                    _log, logging.ERROR, text, spec.procedure, spec.queue, describe_exception(problem), exc_info=problem
+                )
             finally:
                 self._ended.append((queue, thread, outcome))
                 self._wake.set()

@@ -34,7 +34,7 @@ from servicebroker.model.arguments import check_groups, check_policy, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers import check_kind, check_result, is_async
 from servicebroker.model.poison import Policy
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.receive import Receive
 
 if TYPE_CHECKING:
@@ -182,13 +182,13 @@ def procedure(
             or an invalid argument.
     """
     if callable(name):
-        raise BrokerError(402, "procedure", shown(name), 'the name of the procedure: @procedure("name")')
+        raise BrokerError(402, "procedure", short_repr(name), 'the name of the procedure: @procedure("name")')
     if form not in get_args(Form):
-        raise BrokerError(402, "form", shown(form), ", ".join(get_args(Form)))
+        raise BrokerError(402, "form", short_repr(form), ", ".join(get_args(Form)))
     if worker not in get_args(Worker):
-        raise BrokerError(402, "worker", shown(worker), "thread or process")
+        raise BrokerError(402, "worker", short_repr(worker), "thread or process")
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 1 or form != "batch"):
-        raise BrokerError(402, "top", shown(top), 'a positive int, in the form "batch"')
+        raise BrokerError(402, "top", short_repr(top), 'a positive int, in the form "batch"')
     check_groups(groups)
     if groups > 1 and form not in ("message", "batch"):
         raise BrokerError(402, "groups", str(groups), '1, unless the form is "message" or "batch"')

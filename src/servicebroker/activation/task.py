@@ -22,7 +22,7 @@ from servicebroker.engine.activation import monitors
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import told
+from servicebroker.model.wording import describe_exception
 from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run
@@ -160,7 +160,7 @@ def log_not_started(spec: TaskSpec, problem: Exception) -> None:
 
 def _log_failure(spec: TaskSpec, problem: Exception) -> None:
     """Log an exception of a procedure, and the end of its task. An unexpected one is logged with its traceback."""
-    text = told(problem)
+    text = describe_exception(problem)
     number, state = (problem.number, problem.state) if isinstance(problem, BrokerError) else (0, 1)
     is_expected = isinstance(problem, ServiceBrokerError)
     error = BrokerError(9724, spec.procedure, spec.queue, text)

@@ -20,7 +20,7 @@ from servicebroker.model.arguments import checked_password
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.named_files import BYTES_PER_MIB, read_argument
 from servicebroker.model.security.certificates import PRIVATE_KEY, Facts
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.certificates import AlterCertificate, BackupCertificate, CreateCertificate, File
 from servicebroker.operations.operation import Definition
 from servicebroker.store.concurrency import in_thread
@@ -98,7 +98,9 @@ def find_certificate(database: Database, statement: str, name: str) -> UserCerti
     """
     action = statement.split()[0].lower()
     steps = user_certificates.find_certificate(action, database.user.database_id, name)
-    return database._run_in_transaction(rights.authorized(steps, database.user, statement, rights.certificate(name)))
+    return database._run_in_transaction(
+        rights.run_authorized(steps, database.user, statement, rights.certificate(name))
+    )
 
 
 def _read_key(database: Database, facts: Facts, operation: CreateCertificate | AlterCertificate) -> StoredKey:
@@ -164,7 +166,7 @@ def after(start: datetime, days: int) -> datetime:
     try:
         return start + timedelta(days=days)
     except (TypeError, OverflowError):
-        raise BrokerError(402, "START_DATE", shown(start), "a datetime with a time zone") from None
+        raise BrokerError(402, "START_DATE", short_repr(start), "a datetime with a time zone") from None
 
 
 def a_year_after(start: datetime) -> datetime:
@@ -177,7 +179,7 @@ def a_year_after(start: datetime) -> datetime:
         is_leap_day = (start.month, start.day) == (2, 29)
         return start.replace(year=start.year + 1, day=28 if is_leap_day else start.day)
     except (AttributeError, ValueError):
-        raise BrokerError(402, "START_DATE", shown(start), "a datetime with a time zone") from None
+        raise BrokerError(402, "START_DATE", short_repr(start), "a datetime with a time zone") from None
 
 
 def read_file(file: File) -> bytes:

@@ -25,7 +25,7 @@ from servicebroker.api.transaction import (
     Transaction,
     find_reason,
     translate,
-    translated,
+    translate_errors,
 )
 from servicebroker.api.verbs import Verbs
 from servicebroker.api.working import working
@@ -299,10 +299,10 @@ class Database(
 
         def authorized() -> Steps[T]:
             yield from self.engine.check_database()
-            return (yield from rights.authorized(steps(), self.user, statement))
+            return (yield from rights.run_authorized(steps(), self.user, statement))
 
         self._do(rights.authorize(self.user, statement))
-        with self.instance.connection() as connection, translated():
+        with self.instance.connection() as connection, translate_errors():
             return run_exclusively(connection, self.database_id, termination, in_use, authorized)
 
     @override

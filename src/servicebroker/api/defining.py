@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
 
 
-def present(database: Database) -> Application:
+def current_definition(database: Database) -> Application:
     """Return the application as the database defines it now."""
     return database._do(find_application(database.database_id, database.name))
 
@@ -23,7 +23,7 @@ def differences(
     database: Database, definition: Application | Mapping[str, Any] | str | Path
 ) -> tuple[list[Change], list[str]]:
     """Return the changes that `define` would make, and the database's objects that the definition does not name."""
-    wanted, current = read(definition), present(database)
+    wanted, current = read(definition), current_definition(database)
     return changes(wanted, current), not_defined(wanted, current)
 
 
@@ -31,7 +31,7 @@ def define(database: Database, definition: Application | Mapping[str, Any] | str
     """Apply a definition and return its changes in words; see `Database.define`."""
     wanted = read(definition)
     with database.defining() as locked_database:
-        needed = changes(wanted, present(locked_database))
+        needed = changes(wanted, current_definition(locked_database))
         for change in needed:
             locked_database.run(change.operation)
     return [change.words for change in needed]

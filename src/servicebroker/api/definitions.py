@@ -23,7 +23,7 @@ from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import Termination, may_exist
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import User
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.operation import Definition, Operation
 from servicebroker.store.statements import Steps
 
@@ -72,7 +72,7 @@ class Definitions(ABC):
         kind: Any = type(operation)
         run: Runner | None = _RUNNERS.get(kind, _run_in_transaction if kind in INTERPRETERS else None)
         if run is None or not isinstance(operation, Definition):
-            raise BrokerError(402, "operation", shown(operation), "a value of servicebroker.operations")
+            raise BrokerError(402, "operation", short_repr(operation), "a value of servicebroker.operations")
         with may_exist(operation.exist_ok):
             result: T = run(self, operation)
             return result
@@ -263,7 +263,7 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
         return database_options.enable_broker(definitions.catalog, number, definitions.instance.clock())
 
     def shared(steps: Steps[None]) -> None:
-        definitions._run_in_transaction(rights.authorized(steps, user, permission))
+        definitions._run_in_transaction(rights.run_authorized(steps, user, permission))
 
     def alone(steps: Callable[[], Steps[T]]) -> T:
         return definitions._define_exclusively(steps, permission, termination, in_use)
@@ -280,7 +280,7 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
         definitions._deliver_remaining(alone(enabling))
     elif operation.new_broker or operation.error_broker_conversations:
         remaining = definitions._retry_locked(
-            lambda: rights.authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
+            lambda: rights.run_authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
         )
         definitions._deliver_remaining(remaining)
     if operation.honor_broker_priority is not None:

@@ -30,7 +30,7 @@ import psycopg
 
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
-from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, chained, hold
+from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, hold, link_turns
 from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
@@ -47,7 +47,7 @@ from servicebroker.model.poison import (
     checked_verdict,
 )
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import told, traceback_of
+from servicebroker.model.wording import describe_exception, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.schedules import TakeTurn
@@ -148,7 +148,7 @@ class FailureHandler:
         succeeded: list[Message] = []
         if self._answers_ends:
             succeeded = answer_ends(transaction, self._queue_id(), turns)
-        for index, turn in enumerate(chained(turns)):
+        for index, turn in enumerate(link_turns(turns)):
             if not turn.begin(is_first=index == 0):
                 continue
             if self._process(turn, procedure):
@@ -229,7 +229,13 @@ class FailureHandler:
 
     def _remember_failure(self, messages: list[Message], problem: Exception) -> None:
         """Remember, for the policy, that the transaction of these messages was rolled back."""
-        report(_LOG, logging.INFO, "%s: the transaction of a message was rolled back: %s", self._queue, told(problem))
+        report(
+            _LOG,
+            logging.INFO,
+            "%s: the transaction of a message was rolled back: %s",
+            self._queue,
+            describe_exception(problem),
+        )
         if len(messages) > 1:  # receive them one by one, to find the message that fails
             self._singles_left = len(messages)
             return
@@ -258,7 +264,7 @@ class FailureHandler:
             return
         (message,), transaction = turn.messages, turn.transaction
         self._suspects.discard(_key(message))
-        now, text = self._database.instance.clock(), told(problem)
+        now, text = self._database.instance.clock(), describe_exception(problem)
         previous = transaction._do(self._engine.find_failures(message)) or FailureRecord(0, now, text)
         record = previous._replace(failures=previous.failures + 1)
         failure = Failure(message, problem, record.failures, record.first_failed_at, record.first_error, now)
@@ -288,7 +294,7 @@ class FailureHandler:
             if stop.is_stop(problem):
                 raise
             text_format = "%s: the policy has failed (%s), so the default policy decides"
-            report(_LOG, logging.ERROR, text_format, self._queue, told(problem), exc_info=problem)
+            report(_LOG, logging.ERROR, text_format, self._queue, describe_exception(problem), exc_info=problem)
             return by_default(failure)
 
     def _carry_out(self, transaction: Transaction, failure: Failure, record: FailureRecord, verdict: Verdict) -> None:
@@ -304,7 +310,11 @@ class FailureHandler:
         if isinstance(verdict, EndWithError):
             transaction.end_conversation(message.conversation_handle, error=(verdict.code, verdict.description))
         elif isinstance(verdict, SetAside):
-            queue_id, text, trace = self._queue_id(), told(failure.error), traceback_of(failure.error)
+            queue_id, text, trace = (
+                self._queue_id(),
+                describe_exception(failure.error),
+                traceback_of(failure.error),
+            )
             transaction._do(self._engine.set_aside(queue_id, message, record, text, trace))
         elif isinstance(verdict, Reply):
             _reply(transaction, message.conversation_handle, verdict)

@@ -30,7 +30,7 @@ from servicebroker.api.rights import Rights
 from servicebroker.api.shared.preparation import prepare
 from servicebroker.api.shared.slow_steps import logged_if_slow
 from servicebroker.api.shared.tally import Tally
-from servicebroker.api.transaction import release_group_locks, translated
+from servicebroker.api.transaction import release_group_locks, translate_errors
 from servicebroker.engine.activation.poison_detection import DisabledQueue
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
@@ -42,7 +42,7 @@ from servicebroker.model.arguments import MAX_BODY_BYTES, checked_maximum
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.overriding import override
 from servicebroker.store import forked, session_locks
 from servicebroker.store.concurrency import Lock, event_loop, in_thread, is_interrupt
@@ -77,14 +77,16 @@ def checked_target(target: object) -> str:
     if isinstance(target, os.PathLike):
         target = os.fspath(target)
     if not isinstance(target, str) or not target or "\0" in target or not names.is_encodable(target):
-        raise InstanceError(f"An instance is opened by its data folder or a PostgreSQL URL, not by {shown(target)}.")
+        raise InstanceError(
+            f"An instance is opened by its data folder or a PostgreSQL URL, not by {short_repr(target)}."
+        )
     return target
 
 
 def _key_folder(target: str, folder: str | os.PathLike[str] | None) -> KeyFolder | None:
     if folder is not None:
         if not isinstance(folder, str | os.PathLike):
-            raise BrokerError(402, "keys", shown(folder), "the path of a folder")
+            raise BrokerError(402, "keys", short_repr(folder), "the path of a folder")
         return KeyFolder(Path(folder))
     return None if is_url(target) else KeyFolder(Path(target) / "keys")
 
@@ -196,7 +198,7 @@ class Instance(Network, Rights):
             BrokerError: 911 no such database, 916 the principal may not connect, 15517 no such user, or the role may
                 not act as that user.
         """
-        with self.connection() as connection, translated():
+        with self.connection() as connection, translate_errors():
             database_id = run_alone(connection, self.engine.find_database(name, create=create))
             return Database(self, name, run_alone(connection, self.engine.find_user(database_id, user)))
 
@@ -221,12 +223,12 @@ class Instance(Network, Rights):
 
     def status(self) -> tuple[list[QueueStatus], Backlog]:
         """Return all queues with services, depth and oldest message, and the backlog of the transmission queue."""
-        with self.connection() as connection, translated():
+        with self.connection() as connection, translate_errors():
             return run(connection, queue_statuses()), run(connection, transmission_status())
 
     def check(self) -> Report:
         """Check the consistency of the stored data, as DBCC CHECKDB does. This reads every queue."""
-        with self.connection() as connection, translated():
+        with self.connection() as connection, translate_errors():
             return run(connection, check(self.clock()))
 
     @override

@@ -23,7 +23,7 @@ from servicebroker.engine.security.transport_certificates import TransportCertif
 from servicebroker.model.arguments import checked_password, checked_termination
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.certificates import Facts
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.operation import Definition, Operation
 from servicebroker.protocol.budgets import Budget
 from servicebroker.store.concurrency import in_thread
@@ -78,7 +78,7 @@ class Network(ABC):
         kind: Any = type(operation)
         run = _RUNNERS.get(kind, _run_in_transaction if kind in _STEPS_OF_ONE_TRANSACTION else None)
         if run is None:
-            raise BrokerError(402, "operation", shown(operation), "one for the whole instance; use database.run")
+            raise BrokerError(402, "operation", short_repr(operation), "one for the whole instance; use database.run")
         result: T = run(self, operation)
         return result
 

@@ -26,8 +26,8 @@ import psycopg
 from servicebroker.api.failure_policy import FailureHandler
 from servicebroker.api.shared import tracing
 from servicebroker.api.throttle import Throttle
-from servicebroker.api.transaction import Transaction, translated
-from servicebroker.api.turns import Procedure, chained, hold
+from servicebroker.api.transaction import Transaction, translate_errors
+from servicebroker.api.turns import Procedure, hold, link_turns
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
@@ -117,7 +117,7 @@ def _drain(
             database.instance.notifier.wake_another(queue.queue_id)
         return procedure(transaction, messages)
 
-    with database.instance.connection() as connection, translated(runs_application_sql=True):
+    with database.instance.connection() as connection, translate_errors(runs_application_sql=True):
 
         def process_next() -> int:
             if throttle is None:
@@ -197,7 +197,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
     """
     processed, failure = 0, None
     with Transaction(database, connection) as transaction:
-        for index, turn in enumerate(chained(hold(transaction, operation))):
+        for index, turn in enumerate(link_turns(hold(transaction, operation))):
             if not turn.begin(is_first=index == 0):
                 continue
             stop = StopDetector(exits=True)

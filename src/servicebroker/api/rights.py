@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from servicebroker import operations
-from servicebroker.api.transaction import translated
+from servicebroker.api.transaction import translate_errors
 from servicebroker.api.wrappers import operation_method
 from servicebroker.engine.security import role_rights
 from servicebroker.engine.security.role_rights import RoleRights
@@ -36,13 +36,13 @@ class Rights(ABC):
         Raises:
             BrokerError: 15007 no such role.
         """
-        with self.connection() as connection, translated():
+        with self.connection() as connection, translate_errors():
             return run(connection, role_rights.find_rights_of(role))
 
 
 def _change(instance: Rights, operation: RightsChange) -> None:
     """Run the statements of a change of rights in one transaction."""
-    with instance.connection() as connection, translated():
+    with instance.connection() as connection, translate_errors():
         in_transaction(connection, role_rights.apply(operation))
 
 

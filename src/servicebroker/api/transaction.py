@@ -122,7 +122,7 @@ class JoinedTransaction(Verbs):
         """
         if not self.connection.closed and not is_idle(self.connection):
             raise InstanceError("Commit or roll back first: a transaction holds its group locks until it ends.")
-        with translated():
+        with translate_errors():
             session_locks.release(self.connection)
             if not self.connection.closed and not self.connection.autocommit:
                 self.connection.rollback()
@@ -503,7 +503,7 @@ def release_group_locks(connection: psycopg.Connection[Any]) -> None:
         connection.close()
 
 
-def translated(*, runs_application_sql: bool = False) -> AbstractContextManager[None]:
+def translate_errors(*, runs_application_sql: bool = False) -> AbstractContextManager[None]:
     """Translate errors of PostgreSQL in the block into the broker's errors.
 
     `runs_application_sql`: the block runs statements of the application, too. Errors of PostgreSQL are then raised as
@@ -513,7 +513,7 @@ def translated(*, runs_application_sql: bool = False) -> AbstractContextManager[
 
 
 class _Translated(AbstractContextManager[None]):
-    """The context manager of `translated`; a class, since each statement enters one and a generator is slower."""
+    """The context manager of `translate_errors`; a class, since each statement enters one and a generator is slower."""
 
     __slots__ = ("_runs_application_sql",)
 

@@ -199,7 +199,7 @@ def hold(transaction: Transaction, operation: Receive) -> list[GroupTurn]:
     return turns
 
 
-def chained(turns: list[GroupTurn]) -> list[GroupTurn]:
+def link_turns(turns: list[GroupTurn]) -> list[GroupTurn]:
     """Tell each turn which one follows it. Return the turns."""
     for turn, following in pairwise(turns):
         turn.following = following

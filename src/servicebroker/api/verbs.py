@@ -22,7 +22,7 @@ from servicebroker.engine.conversation import receive
 from servicebroker.model.conversation_events import VerbEvent, describe_event
 from servicebroker.model.errors import BrokerError, ServiceBrokerError, Unreachable
 from servicebroker.model.messages import Message
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
@@ -105,7 +105,7 @@ class Verbs(ABC):
         raise BrokerError(
             402,
             "operation",
-            shown(operation),
+            short_repr(operation),
             "one that a transaction can run, such as Send or Receive; run definitions on a database",
         )
 

@@ -25,7 +25,7 @@ from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict, checked_verdict
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import counted, shown, told
+from servicebroker.model.wording import counted, describe_exception, short_repr
 from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.schedules import KeepSchedule, TakeTurn
@@ -50,7 +50,7 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
     check_count("concurrency", concurrency)
     for worker in workers:
         if not isinstance(worker, Worker):
-            raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
+            raise BrokerError(402, "worker", short_repr(worker), "a servicebroker.Worker")
         worker.check(is_async=IS_ASYNC)
         queue = database._find(worker.queue)
         worker.check_handles(database._do(database.engine.find_expected_types(queue.queue_id)))
@@ -126,7 +126,7 @@ def _read(database: Database, worker: Worker, stop_requested: Event, limit: Rate
                 pause = _MIN_PAUSE_S
             expected = isinstance(problem, ServiceBrokerError | psycopg.Error)
             text_format = "The worker of %s continues in %g seconds: %s"
-            text = str(problem) if expected else told(problem)
+            text = str(problem) if expected else describe_exception(problem)
             report(_LOG, logging.ERROR, text_format, worker.queue, pause, text, exc_info=None if expected else problem)
             stop_requested.wait(pause)
             pause = min(2 * pause, _MAX_PAUSE_S)
@@ -184,7 +184,7 @@ def _judge(worker: Worker, failure: Failure) -> Verdict:
         failure.message.message_type_name,
         counted(failure.count, "time"),
         _next_step(verdict),
-        told(failure.error),
+        describe_exception(failure.error),
         exc_info=None if is_further_retry else _without_own_frames(failure.error),
     )
     return verdict

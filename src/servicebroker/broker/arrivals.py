@@ -55,7 +55,7 @@ from servicebroker.model.waiting import CLOCK_DIFFERS, UNANSWERED
 from servicebroker.protocol.backoff import Backoff
 from servicebroker.protocol.budgets import Budgets, over_budget
 from servicebroker.protocol.conversation_states import BatchEvent, Storing
-from servicebroker.protocol.dialog import Acknowledged, ClockDiffers, Diverged, Dropped, Failed, dropped
+from servicebroker.protocol.dialog import Acknowledged, ClockDiffers, Diverged, Dropped, Failed, dropped_event
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
     BrokerFailure,
@@ -208,7 +208,7 @@ class MessageOpener:
     def _open(self, store: Store, message: ReceivedMessage, handle: UUID, entry: Entry) -> OpenedMessage | None:
         header = message.header
         if entry.session is None:
-            journal.undeliverable(dropped(28054, header.to_service, NO_SERVICE_MASTER_KEY), header, message.link)
+            journal.undeliverable(dropped_event(28054, header.to_service, NO_SERVICE_MASTER_KEY), header, message.link)
             self._conversations.wanted.add(handle)  # the key may be readable when the peer sends again
             return None
         if header.exchange is not None:
@@ -319,7 +319,7 @@ class MessageOpener:
         if header.is_secured and not self._is_dated(store, link, header, place.broker, admitted):
             return None
         if place.failure is not None:
-            journal.undeliverable(dropped(11214, header.opening.contract if header.opening else ""), header, link)
+            journal.undeliverable(dropped_event(11214, header.opening.contract if header.opening else ""), header, link)
             refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
             return None
         return _Beginning(message, place, admitted, payload)
@@ -346,7 +346,7 @@ class MessageOpener:
         judged = self._security.judge_date(store, header, admitted.signer)
         if judged is None:
             return True
-        journal.undeliverable(dropped(11221, judged.reason), header, link)
+        journal.undeliverable(dropped_event(11221, judged.reason), header, link)
         if judged.clock is not None and link.room > 0:
             back = refusal(header, broker, is_secured=True)
             answer = structs.replace(back, kind=Kind.ACKNOWLEDGEMENT, clock=judged.clock)
@@ -519,15 +519,17 @@ class InboundWriter:
             entry = self._conversations.get(handle)
             if handle not in created:
                 journal.undeliverable(
-                    dropped(11221, "both sides of the conversation are in this instance"), target.header, link
+                    dropped_event(11221, "both sides of the conversation are in this instance"), target.header, link
                 )
                 self._conversations.forget(handle)
             elif entry is not None:
                 entry.note_made(created[handle])
                 link.opened()
-                journal.conversed(ConversationEvent.DIALOG_CREATED, entry.endpoint, EndpointState.STARTED_INBOUND)
+                journal.log_conversation(
+                    ConversationEvent.DIALOG_CREATED, entry.endpoint, EndpointState.STARTED_INBOUND
+                )
                 if handle in groups:
-                    journal.grouped(CREATED, groups[handle])
+                    journal.log_group(CREATED, groups[handle])
 
     @property
     def stored(self) -> int:
@@ -583,8 +585,8 @@ class InboundWriter:
         for handle, failed in result.failures.items():
             if entry := self._conversations.get(handle):
                 if failed.message_type:
-                    journal.rejected(failed, entry.endpoint)
-                journal.conversed(ConversationEvent.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+                    journal.log_rejected(failed, entry.endpoint)
+                journal.log_conversation(ConversationEvent.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
                 entry.dialog.refuse(BrokerFailure(failed.code, failed.description))
                 self._conversations.enqueue(handle)
 
@@ -614,14 +616,16 @@ class InboundWriter:
                 if entry := self._conversations.get(handle):
                     if -failure.code in (9719, 9720):
                         self._note_restored(store, entry, failure)
-                    journal.conversed(ConversationEvent.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+                    journal.log_conversation(
+                        ConversationEvent.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR
+                    )
         if self._diverged:
             for handle in store.diverge(self._diverged):
                 diverged = self._diverged.pop(handle)
                 self._written += 1
                 if entry := self._conversations.get(handle):
                     self._note_restored(store, entry, diverged.own)
-                    journal.conversed(ConversationEvent.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+                    journal.log_conversation(ConversationEvent.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if statuses := self._conversations.take_statuses():
             store.set_statuses(statuses)
         self._dirty += len(statuses)
@@ -661,10 +665,10 @@ class InboundWriter:
     def _report_ends(self, store: Store, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
         for handle in ended:
             if entry := self._conversations.get(handle):
-                journal.conversed(ConversationEvent.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
+                journal.log_conversation(ConversationEvent.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
         ended_groups = {groups[handle] for handle in ended if handle in groups}
         for group in sorted(ended_groups - store.existing_groups(ended_groups) if ended_groups else ()):
-            journal.grouped(DROPPED, group)
+            journal.log_group(DROPPED, group)
 
     def schedule(self) -> None:
         """Schedule the next attempt for changes that are not written yet, with backoff."""
@@ -675,7 +679,7 @@ class InboundWriter:
         )
 
 
-def parsed(arrival: Arrival, now: float) -> ReceivedMessage:
+def parse_frame(arrival: Arrival, now: float) -> ReceivedMessage:
     """Parse a frame into a message.
 
     Raises:
@@ -723,7 +727,7 @@ def _report_corrupted(message: ReceivedMessage, problem: CorruptedMessage) -> No
 
 def _drop_stranger(message: ReceivedMessage, number: int, *values: object) -> None:
     """Drop and log a message without a local conversation. A peer that sends many of them is read less often."""
-    journal.undeliverable(dropped(number, *values), message.header, message.link)
+    journal.undeliverable(dropped_event(number, *values), message.header, message.link)
     message.link.complain()
 
 
@@ -731,7 +735,7 @@ def _report_stored(endpoint: RemoteEndpoint, batch: Batch) -> None:
     """Record the events Broker:Conversation of a stored batch: its messages, and the end of the conversation."""
     contents = [part.content for step in batch.steps if isinstance(step, Deliver) for part in step.parts]
     ends = [content for content in contents if content is not Content.DATA]
-    journal.conversed(
+    journal.log_conversation(
         ConversationEvent.RECEIVED_MESSAGE,
         endpoint,
         EndpointState.CONVERSING,
@@ -739,6 +743,6 @@ def _report_stored(endpoint: RemoteEndpoint, batch: Batch) -> None:
     )
     for content in ends:
         if content is Content.ERROR:
-            journal.conversed(ConversationEvent.RECEIVED_ERROR, endpoint, EndpointState.ERROR)
+            journal.log_conversation(ConversationEvent.RECEIVED_ERROR, endpoint, EndpointState.ERROR)
         else:
-            journal.conversed(ConversationEvent.RECEIVED_END, endpoint, EndpointState.DISCONNECTED_INBOUND)
+            journal.log_conversation(ConversationEvent.RECEIVED_END, endpoint, EndpointState.DISCONNECTED_INBOUND)

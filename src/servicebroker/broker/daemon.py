@@ -394,7 +394,7 @@ class Daemon:
         if mistrusted := peers.take_mistrusted():
             run_alone(connection, save_false_claims(mistrusted, self._clock()))
             for mistrust, (times, detail) in mistrusted.items():
-                journal.mistrusted(mistrust, times, detail)
+                journal.log_false_claims(mistrust, times, detail)
 
     def _apply_policy(self, connection: psycopg.Connection[Any]) -> None:
         policy = self._watch.poll(connection, self._clock(), self._relay.snapshot)

@@ -31,7 +31,7 @@ from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.certificates import SESSION_KEY
 from servicebroker.model.security.dialog_security import NO_BINDING, NO_SERVICE_MASTER_KEY, TABLE, Security
 from servicebroker.model.security.permissions import PUBLIC_ID
-from servicebroker.protocol.dialog import Dropped, dropped
+from servicebroker.protocol.dialog import Dropped, dropped_event
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
     BATCHED,
@@ -178,7 +178,7 @@ class DialogSecurity:
                 drafts[handle] = begun
         signed = self._exchanges.sign([draft for _, draft in drafts.values()])
         for (handle, (secured, _)), exchange in zip(drafts.items(), signed, strict=True):
-            decided[handle] = _introduced(secured, exchange)
+            decided[handle] = _protect_with_own_key(secured, exchange)
         return decided
 
     def _decide(
@@ -314,11 +314,11 @@ class DialogSecurity:
         if header.is_from_initiator or session.second is not None:
             known = keys.first_key_id if header.is_from_initiator else keys.second_key_id
             if exchange.key_id != known:
-                journal.undeliverable(dropped(11233), header, link)
+                journal.undeliverable(dropped_event(11233), header, link)
                 return None
             return endpoint, session
         if not session.has_second:
-            journal.undeliverable(dropped(11221, "an anonymous target has no key of its own"), header, link)
+            journal.undeliverable(dropped_event(11221, "an anonymous target has no key of its own"), header, link)
             return None
         opened = self._open(store, endpoint.database_id, exchange, header, link)
         if opened is None:
@@ -392,7 +392,7 @@ class DialogSecurity:
                 second_key_id=exchange.key_id, second_key=seal(opened.master, key, SESSION_KEY)
             )
             session = initial.session._replace(second=_session_key(key))
-            secured[index] = _introduced(Secured(Security.FULL, session, keys), exchange)
+            secured[index] = _protect_with_own_key(Secured(Security.FULL, session, keys), exchange)
         return secured
 
     @staticmethod
@@ -456,7 +456,7 @@ class DialogSecurity:
     def _open(self, store: Store, database_id: int, exchange: Exchange, header: Header, link: Link) -> _Opened | None:
         """Verify a received exchange. Returns None, and logs the reason, if it cannot be verified or opened."""
         if bool(exchange.source) != bool(exchange.signature):
-            journal.corrupted(CorruptedMessage(11251), link)
+            journal.log_corrupted(CorruptedMessage(11251), link)
             return None
         by_thumbprint = store.find_certificates(database_id, [exchange.source, exchange.destination])
         now = self._clock()
@@ -473,16 +473,16 @@ class DialogSecurity:
         master = None if master_key is None else self._keys.master_key(master_key.by_service_master_key)
         secret = None if master is None else self._keys.private_key(own.key.private_key, master)
         if master is None or secret is None:
-            journal.undeliverable(dropped(28054, header.to_service, NO_SERVICE_MASTER_KEY), header, link)
+            journal.undeliverable(dropped_event(28054, header.to_service, NO_SERVICE_MASTER_KEY), header, link)
             return None
         key = self._exchanges.unwrap(exchange, secret, header)
         if key is None:
-            journal.corrupted(CorruptedMessage(11230), link)
+            journal.log_corrupted(CorruptedMessage(11230), link)
             return None
         return _Opened(own, peer, master, key)
 
 
-def _introduced(secured: Secured, exchange: Exchange) -> Secured:
+def _protect_with_own_key(secured: Secured, exchange: Exchange) -> Secured:
     """Return the protection with the own key, wrapped for the peer."""
     assert secured.keys is not None
     return secured._replace(keys=secured.keys._replace(exchange=pack_exchange(exchange)), exchange=exchange)

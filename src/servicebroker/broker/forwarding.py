@@ -54,7 +54,7 @@ class Forwarding:
     def takes(self, came: ReceivedMessage, decision: Decision, here: LocalInstance) -> bool:
         """Return whether the route of a message leads to another instance. If so, hold or drop it."""
         header = came.header
-        journal.classified(decision.destination, header.to_service, header.to_broker, is_arrival=True)
+        journal.log_classified(decision.destination, header.to_service, header.to_broker, is_arrival=True)
         match decision.destination:
             case Elsewhere() as away if away.leads_to(here.addresses):
                 journal.forwarded_dropped(BrokerError(11294), header)
@@ -105,7 +105,7 @@ class Forwarding:
                     continue
                 header, body = forwarded
                 link.send(body, is_forwarded=True)
-                journal.forwarded(header, address, len(body))
+                journal.log_forwarded(header, address, len(body))
                 sent = True
         if now >= self.wake_at:
             for refusal in self._forwarder.expire(now):

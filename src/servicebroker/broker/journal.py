@@ -35,10 +35,10 @@ def not_taken(problem: CorruptedMessage, link: Link) -> None:
         _tell(logging.INFO, UNDELIVERABLE, problem.text, {"error": problem.text})
         link.refused(problem.number, problem.text)
     else:
-        corrupted(problem, link)
+        log_corrupted(problem, link)
 
 
-def corrupted(problem: CorruptedMessage, link: Link, peer: str = "") -> None:
+def log_corrupted(problem: CorruptedMessage, link: Link, peer: str = "") -> None:
     """Log Broker:Corrupted Message for a message that was dropped; its sender repeats it."""
     metrics.CORRUPTED.inc()
     fields = {"peer": peer} if peer else {}
@@ -84,7 +84,7 @@ def over_budget(event: BrokerError, header: Header, link: Link) -> None:
     _tell_of_message(UNDELIVERABLE, event.text, header, _subclass(header))
 
 
-def expired(owner: str, handle: UUID) -> None:
+def log_expired_fragments(owner: str, handle: UUID) -> None:
     """Log that incomplete messages of a conversation were deleted, because no more fragments arrived."""
     whose = owner or "a peer without certificate"
     _log.warning("Deleted unfinished messages of %s, conversation %s: nothing more of them came.", whose, handle)
@@ -102,7 +102,7 @@ def watches_conversations() -> bool:
     return _log.isEnabledFor(logging.DEBUG)
 
 
-def conversed(deed: ConversationEvent, endpoint: RemoteEndpoint, state: str, many: int = 1) -> None:
+def log_conversation(deed: ConversationEvent, endpoint: RemoteEndpoint, state: str, many: int = 1) -> None:
     """Log Broker:Conversation for a message of another instance. `state`: the new state of the endpoint."""
     if not many:
         return
@@ -114,7 +114,7 @@ def conversed(deed: ConversationEvent, endpoint: RemoteEndpoint, state: str, man
             _record(logging.DEBUG, "Broker:Conversation", subclass=deed.value, **ids, role=role, state=state)
 
 
-def grouped(subclass: str, group: UUID) -> None:
+def log_group(subclass: str, group: UUID) -> None:
     """Log Broker:Conversation Group: Create or Drop."""
     _record(logging.DEBUG, "Broker:Conversation Group", subclass=subclass, group=str(group))
 
@@ -122,7 +122,7 @@ def grouped(subclass: str, group: UUID) -> None:
 _REJECTIONS = {-8428: 11225, -8498: 11226, -8457: 11227, -8437: 11228}  # Error of both sides -> number of the event
 
 
-def rejected(failed: ConversationFailure, endpoint: RemoteEndpoint) -> None:
+def log_rejected(failed: ConversationFailure, endpoint: RemoteEndpoint) -> None:
     """Log Broker:Message Undeliverable for a message that the contract or the validation does not allow."""
     metrics.DROPPED.inc()
     number = _REJECTIONS.get(failed.code)
@@ -140,7 +140,7 @@ def rejected(failed: ConversationFailure, endpoint: RemoteEndpoint) -> None:
     _tell(logging.INFO, UNDELIVERABLE, where, fields)
 
 
-def forwarded(header: Header, address: object, size: int) -> None:
+def log_forwarded(header: Header, address: object, size: int) -> None:
     """Log Broker:Forwarded Message Sent, and count its bytes."""
     metrics.FORWARDED.inc()
     metrics.FORWARDED_BYTES.inc(size)
@@ -182,7 +182,7 @@ def login(subclass: str, peer: str, certificate: str = "", error: str = "") -> N
     _record(level, "Audit Broker Login", subclass=subclass, peer=peer, certificate=certificate, error=error)
 
 
-def mistrusted(what: FalseClaim, times: int, detail: str) -> None:
+def log_false_claims(what: FalseClaim, times: int, detail: str) -> None:
     """Log false claims of a peer as Audit Broker Conversation or Audit Broker Login: their number and the last one.
 
     A peer that claimed to be another instance was refused and logged at its greeting.
@@ -205,7 +205,7 @@ def transmission(conversation_id: UUID, error: str) -> None:
     _record(logging.INFO, "Broker:Transmission", conversation=str(conversation_id), error=error)
 
 
-def classified(destination: Destination, service: str, broker: object, *, is_arrival: bool = False) -> None:
+def log_classified(destination: Destination, service: str, broker: object, *, is_arrival: bool = False) -> None:
     """Log Broker:Message Classify: messages for a service are Local (this instance), Remote (an address) or Delayed.
 
     `broker`: the broker identifier in the messages, None for any.

@@ -72,7 +72,7 @@ class Matching:
         claimed, locked = self._claim(store, ready) if ready else (set(), {})
         for handle, decision in decisions.items():
             entry = entries[handle]
-            journal.classified(decision.destination, entry.endpoint.far_service, entry.endpoint.peer_broker)
+            journal.log_classified(decision.destination, entry.endpoint.far_service, entry.endpoint.peer_broker)
             self._send_to(entry, decision, away.get(handle))
             if handle in claimed:
                 self._conversations.on_event(entry, Event.WON)

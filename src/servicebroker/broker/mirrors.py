@@ -62,7 +62,7 @@ class Mirrors:
         if pair is None:
             return "Its route has gone."
         if pair.chosen is None:
-            return mirroring.explained(pair, (destination.address, destination.mirror))
+            return mirroring.explain_choice(pair, (destination.address, destination.mirror))
         return destination.mirror if pair.chosen else destination.address
 
     def heard(self, address: Address, role_report: RoleReport) -> None:
@@ -93,7 +93,7 @@ class Mirrors:
             pair = self._pairs[route]
             assert route.mirror is not None
             addresses = route.address, route.mirror
-            text = mirroring.explained(pair, addresses)
+            text = mirroring.explain_choice(pair, addresses)
             if self._told.get(route) != text:
                 self._told[route] = text
                 principal = None if pair.chosen is None else str(addresses[pair.chosen])
@@ -119,7 +119,9 @@ class Mirrors:
             level = logging.WARNING if pair.chosen is None else logging.INFO
             assert route.mirror is not None
             fields = {"event": "Mirrored Route", "peer": str(route.address)}  # the log limits its lines by these fields
-            _log.log(level, "%s", mirroring.explained(pair, (route.address, route.mirror)), extra={"fields": fields})
+            _log.log(
+                level, "%s", mirroring.explain_choice(pair, (route.address, route.mirror)), extra={"fields": fields}
+            )
         if pair.questions != before.questions:
             self._ask(route)
 

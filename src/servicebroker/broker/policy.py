@@ -144,7 +144,7 @@ class PolicyWatch:
         policy = self._policy(endpoint, certificates, own, membership, connect)
         if policy.tls is not None and own is not None:
             _log_shown_certificate(own, certificates, now)
-        return policy._replace(**trusted(certificates), answers=run(connection, find_answers()))
+        return policy._replace(**find_trust(certificates), answers=run(connection, find_answers()))
 
     def forget(self) -> None:
         """Read the whole policy again at the next poll."""
@@ -283,7 +283,7 @@ def _warn_of_passwords(certificates: list[TransportCertificate]) -> None:
             )
 
 
-def trusted(certificates: list[TransportCertificate]) -> dict[str, Any]:
+def find_trust(certificates: list[TransportCertificate]) -> dict[str, Any]:
     """Return the fields of the policy that the imported certificates decide."""
     imported = [certificate for certificate in certificates if not certificate.is_own]
     named: dict[UUID, frozenset[str]] = {}

@@ -215,7 +215,7 @@ class PostgresStore(Store):
 
     @override
     def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, KnownTimeline]:
-        return self._do(mirrored_pairs.known(pairs))
+        return self._do(mirrored_pairs.find_timelines(pairs))
 
     @override
     def pairs(self) -> list[Elsewhere]:

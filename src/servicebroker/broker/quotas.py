@@ -72,7 +72,7 @@ class Quotas:
         return {handle: owner for handle, owner in owners.items() if owner is not None}
 
     def expire(self, store: Store) -> Expired:
-        """Delete incomplete messages that were idle for too long. Returns their conversations, for `expired`.
+        """Delete incomplete messages that were idle for too long. Returns their conversations, for the log.
 
         Conversations that applications have ended are no longer counted: nothing else reports their end to this side.
         """
@@ -94,7 +94,7 @@ class Quotas:
         for handle in expired.handles:
             owner = self._unfinished.owner(handle)
             if owner is not None:
-                journal.expired(owner, handle)
+                journal.log_expired_fragments(owner, handle)
                 self._unfinished.forget(handle)
             if entry := self._conversations.get(handle):
                 entry.dialog.forget_kept()

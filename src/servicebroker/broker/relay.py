@@ -14,7 +14,7 @@ from random import Random
 from uuid import UUID
 
 from servicebroker.broker import journal
-from servicebroker.broker.arrivals import InboundWriter, MessageOpener, PendingOpenings, ReceivedMessage, parsed
+from servicebroker.broker.arrivals import InboundWriter, MessageOpener, PendingOpenings, ReceivedMessage, parse_frame
 from servicebroker.broker.conversations import MAX_CONVERSATIONS, Conversations
 from servicebroker.broker.departures import BODY_BUDGET_BYTES, Finding, Frames, Readahead
 from servicebroker.broker.dialog_security import DialogSecurity
@@ -203,7 +203,7 @@ class Relay:
         messages, now = self._waiting.take(), self._seconds()
         for arrival in arrivals:
             try:
-                messages.append(parsed(arrival, now))
+                messages.append(parse_frame(arrival, now))
             except CorruptedMessage as problem:
                 journal.not_taken(problem, arrival.link)
                 arrival.link.complain()

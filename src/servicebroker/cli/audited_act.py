@@ -13,7 +13,7 @@ from servicebroker.engine.diagnosis.audit import record_action
 
 
 @contextmanager
-def audited(database: Database, action: str, handle: UUID, **details: object) -> Iterator[Transaction]:
+def audited_transaction(database: Database, action: str, handle: UUID, **details: object) -> Iterator[Transaction]:
     """Yield a transaction for an action on a conversation, and record the action at its end.
 
     Actions of restricted roles are not recorded, since these roles cannot write the audit log.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from servicebroker.cli.http_server import parse_address, served
+from servicebroker.cli.http_server import parse_address, serve_wsgi
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import connect, one_line
 from servicebroker.store.lost_sessions import shut_down_socket
@@ -173,6 +173,6 @@ def health_served(
         yield health
         return
     host, port = parse_address("--health", address)
-    with served(health, host, port, subject="The health") as bound_port:
+    with serve_wsgi(health, host, port, subject="The health") as bound_port:
         _log.info("Probes are answered at http://%s:%d/livez and /readyz.", host or "0.0.0.0", bound_port)
         yield health

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.overriding import override
 from servicebroker.protocol.admission import Admission, Places, network_of
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("servicebroker.broker")
 
 
 @contextmanager
-def served(application: WSGIApplication, host: str, port: int, *, subject: str = "The metrics") -> Iterator[int]:
+def serve_wsgi(application: WSGIApplication, host: str, port: int, *, subject: str = "The metrics") -> Iterator[int]:
     """Serve a WSGI application at host and port during the block. Yield the port; port 0 chooses a free one.
 
     `subject` names the application in the error.
@@ -69,7 +69,7 @@ def parse_address(option: str, text: str) -> tuple[str, int]:
     """
     match = HOST_AND_PORT.fullmatch(text)
     if match is None or int(match["port"]) > HIGHEST_PORT:
-        raise BrokerError(402, option, shown(text), "HOST:PORT")
+        raise BrokerError(402, option, short_repr(text), "HOST:PORT")
     return match["v6"] or match["host"], int(match["port"])
 
 

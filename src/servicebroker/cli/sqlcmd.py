@@ -48,7 +48,7 @@ class Script(NamedTuple):
         return index > 0 and self.switches[index - 1][1]
 
 
-def decoded(data: bytes) -> str:
+def decode_script(data: bytes) -> str:
     """Decode a script file: UTF-8, or UTF-16 with a byte order mark, or else Windows-1252."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", "replace")
@@ -136,7 +136,7 @@ class Sqlcmd:
             raise TsqlError(217, f"Files read each other more than {MAX_DEPTH} levels deep.", line=number)
         file = folder / rest.strip().strip('"').replace("\\", "/")
         try:
-            text = decoded(read_file(file, MAX_SIZE))
+            text = decode_script(read_file(file, MAX_SIZE))
         except OSError as problem:
             reason = problem.strerror or type(problem).__name__
             raise TsqlError(40515, f"The file '{file}' cannot be read: {reason}.", line=number) from None

@@ -12,7 +12,7 @@ import psycopg
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.cli.audited_act import audited
+from servicebroker.cli.audited_act import audited_transaction
 from servicebroker.cli.commands.trail import record_conversation
 from servicebroker.dashboard.pages import chosen_dead_letters
 from servicebroker.engine.catalog.catalog import find_queue_uncached
@@ -20,7 +20,7 @@ from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.engine.diagnosis.poison_report import forget_failures
 from servicebroker.engine.diagnosis.session_end import end_session
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError, Unreachable
-from servicebroker.model.wording import counted, shown
+from servicebroker.model.wording import counted, short_repr
 from servicebroker.operations.queues import Activation
 from servicebroker.store.running import in_transaction, run
 
@@ -58,35 +58,35 @@ def _retry(database: Database, fields: Fields) -> str:
 
 def _end(database: Database, fields: Fields) -> str:
     handle = _uuid(fields, "handle")
-    with audited(database, "END CONVERSATION", handle) as transaction:
+    with audited_transaction(database, "END CONVERSATION", handle) as transaction:
         transaction.end_conversation(handle)
     return "The conversation has ended on this side."
 
 
 def _end_with_error(database: Database, fields: Fields) -> str:
     handle, code, text = _uuid(fields, "handle"), _number(fields, "code"), fields["text"]
-    with audited(database, "END CONVERSATION WITH ERROR", handle, code=code, text=text) as transaction:
+    with audited_transaction(database, "END CONVERSATION WITH ERROR", handle, code=code, text=text) as transaction:
         transaction.end_conversation(handle, error=(code, text))
     return f"The conversation has ended with the error {code}."
 
 
 def _clean_up(database: Database, fields: Fields) -> str:
     handle = _uuid(fields, "handle")
-    with audited(database, "END CONVERSATION WITH CLEANUP", handle) as transaction:
+    with audited_transaction(database, "END CONVERSATION WITH CLEANUP", handle) as transaction:
         transaction.end_conversation(handle, cleanup=True)
     return "This side of the conversation is removed, and the other side is not informed."
 
 
 def _cancel_delayed(database: Database, fields: Fields) -> str:
     handle = _uuid(fields, "handle")
-    with audited(database, "CANCEL DELAYED MESSAGES", handle) as transaction:
+    with audited_transaction(database, "CANCEL DELAYED MESSAGES", handle) as transaction:
         count = transaction.cancel_delayed(handle)
     return counted(count, "delayed message is cancelled.", "delayed messages are cancelled.")
 
 
 def _move(database: Database, fields: Fields) -> str:
     handle, group = _uuid(fields, "handle"), _uuid(fields, "group")
-    with audited(database, "MOVE CONVERSATION", handle, group=group) as transaction:
+    with audited_transaction(database, "MOVE CONVERSATION", handle, group=group) as transaction:
         transaction.move_conversation(handle, group)
     return f"The conversation is in the group {fields['group']}."
 
@@ -94,7 +94,7 @@ def _move(database: Database, fields: Fields) -> str:
 def _set_timer(database: Database, fields: Fields) -> str:
     seconds = _number(fields, "seconds")
     handle = _uuid(fields, "handle")
-    with audited(database, "BEGIN CONVERSATION TIMER", handle, seconds=seconds) as transaction:
+    with audited_transaction(database, "BEGIN CONVERSATION TIMER", handle, seconds=seconds) as transaction:
         transaction.begin_conversation_timer(handle, seconds)
     return f"A DialogTimer message arrives in {counted(seconds, 'second')}."
 
@@ -246,7 +246,7 @@ def _uuid(fields: Fields, name: str) -> UUID:
     try:
         return UUID(fields[name].strip())
     except ValueError:
-        raise BrokerError(402, name, shown(fields[name]), "a UUID") from None
+        raise BrokerError(402, name, short_repr(fields[name]), "a UUID") from None
 
 
 def _number(fields: Fields, name: str) -> int:

@@ -34,7 +34,7 @@ from servicebroker.cli.printable_text import printable
 from servicebroker.dashboard import pages
 from servicebroker.dashboard.access import LOOPBACK, AccessControl, Proxy, Sessions, cookie_for
 from servicebroker.dashboard.actions import ACTIONS, InstanceAction
-from servicebroker.dashboard.bodies import editable, preview, shown
+from servicebroker.dashboard.bodies import editable, preview, render_body
 from servicebroker.dashboard.charts import VIEW_HEIGHT, VIEW_WIDTH, depth_chart, flow_chart, spark
 from servicebroker.dashboard.export import EXPORTS, MAX_EXPORT, MEDIA_TYPE
 from servicebroker.dashboard.pipeline_page import CachedPipeline
@@ -49,7 +49,7 @@ from servicebroker.model.names import short
 from servicebroker.model.states import STATE_MEANINGS, STATE_WORDS
 from servicebroker.model.wording import about_instance, counted
 from servicebroker.overriding import override
-from servicebroker.pipeline.variables import masked
+from servicebroker.pipeline.variables import mask_values
 
 UPDATE_INTERVAL_S = 1.0  # between two queries of the stream of a page
 _MAX_FORM_BYTES = 65536
@@ -480,7 +480,7 @@ def _environment() -> Environment:
         "number": lambda number: f"{number:,}",
         "about_instance": about_instance,
         "clean": lambda text: printable(str(text)),
-        "masked": masked,
+        "masked": mask_values,
         "size": _size,
         "query": urlencode,
         "flow_chart": flow_chart,
@@ -496,7 +496,7 @@ def _environment() -> Environment:
         "pause": _pause,
         "tick": _tick,
         "clock_time": lambda at: f"{at:%H:%M:%S}.{at.microsecond // 1000:03}",
-        "body": lambda message: shown(message.validation, message.head, message.size),
+        "body": lambda message: render_body(message.validation, message.head, message.size),
         "preview": lambda message: preview(message.validation, message.head, message.size),
         "editable": lambda message: editable(message.head, message.size),
     }

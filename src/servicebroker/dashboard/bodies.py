@@ -18,7 +18,7 @@ class ShownBody(NamedTuple):
     omitted_bytes: int
 
 
-def shown(validation: str, head: bytes | None, size: int) -> ShownBody:
+def render_body(validation: str, head: bytes | None, size: int) -> ShownBody:
     """Return a body of `size` bytes that begins with `head`.
 
     `validation` is the code of its message type: E for EMPTY, X for XML, N for NONE. For N, the content decides the
@@ -43,7 +43,7 @@ def shown(validation: str, head: bytes | None, size: int) -> ShownBody:
 
 def preview(validation: str, head: bytes | None, size: int) -> str:
     """Return the beginning of a body on one line, for a table."""
-    text = " ".join(shown(validation, head and head[:PREVIEW_BYTES], size).text.split())
+    text = " ".join(render_body(validation, head and head[:PREVIEW_BYTES], size).text.split())
     return text if size <= PREVIEW_BYTES else f"{text}…"
 
 

@@ -38,7 +38,7 @@ from servicebroker.engine.diagnosis.totals import statement_totals
 from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.remedies import after_status
-from servicebroker.model.wording import about_instance, shown
+from servicebroker.model.wording import about_instance, short_repr
 from servicebroker.protocol.explanation import words
 from servicebroker.store.statements import Steps
 
@@ -306,7 +306,7 @@ def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Rea
         try:
             handle = UUID(fields["handle"].strip())
         except ValueError:
-            raise BrokerError(402, "handle", shown(fields["handle"]), "a conversation handle (a UUID)") from None
+            raise BrokerError(402, "handle", short_repr(fields["handle"]), "a conversation handle (a UUID)") from None
         is_restricted = instance.engine is RestrictedVerbs
         now = instance.clock()
         events = [] if is_restricted else (yield from trail.find_events(handle))
@@ -356,12 +356,12 @@ def way(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dic
         return {
             "now": now,
             "waiting": [(wait, about_instance(wait.status), after_status(wait.status)) for wait in waiting],
-            "delayed": (yield from dashboard_queries.delayed(now)),
+            "delayed": (yield from dashboard_queries.find_delayed(now)),
             "routes": (yield from dashboard_queries.routes(now)),
             "links": (yield from dashboard_queries.links()),
             "refusals": (yield from refusals()),
             "certificates": [(certificate, certificate.is_expiring(now)) for certificate in certificates],
-            "forwarded": (yield from dashboard_queries.forwarded()),
+            "forwarded": (yield from dashboard_queries.count_forwarded()),
             "databases": sorted(brokers.values()),
             "explained": explained,
         }

@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
             await self.lifespan.shutdown()
 
 
-def configured(app: Any, **options: Any) -> uvicorn.Config:
+def make_config(app: Any, **options: Any) -> uvicorn.Config:
     """Return a configuration for `Server` without uvicorn's log, WebSockets, and trust in proxy headers."""
     return uvicorn.Config(
         app,

@@ -12,7 +12,7 @@ from uuid import UUID
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.handlers import check_kind, check_parameters
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.overriding import override
 
 VALID_XML = "VALID_XML"
@@ -107,7 +107,7 @@ def stored_body(body: Body | Omitted | None, maximum: int = MAX_BODY_BYTES) -> b
 def checked_maximum(maximum: object) -> int:
     """Check and return the limit of bodies for opening an instance, in bytes."""
     if not isinstance(maximum, int) or isinstance(maximum, bool) or not 0 < maximum <= HIGHEST_MAX_BODY_BYTES:
-        raise BrokerError(402, "maximum_body", shown(maximum), f"bytes, 1 to {HIGHEST_MAX_BODY_BYTES}")
+        raise BrokerError(402, "maximum_body", short_repr(maximum), f"bytes, 1 to {HIGHEST_MAX_BODY_BYTES}")
     return maximum
 
 
@@ -126,13 +126,13 @@ def check_script(script: object, parameters: object) -> None:
     if not isinstance(script, str):
         raise BrokerError(402, "the script", type(script).__name__, "str")
     if parameters is not None and not (isinstance(parameters, Mapping) and all(isinstance(p, str) for p in parameters)):
-        raise BrokerError(402, "the parameters", shown(parameters), "values by their names")
+        raise BrokerError(402, "the parameters", short_repr(parameters), "values by their names")
 
 
 def check_wait(wait: object) -> None:
     """Refuse a value that is no number of seconds for WAITFOR."""
     if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
-        raise BrokerError(402, "wait", shown(wait), "seconds, 0 or more")
+        raise BrokerError(402, "wait", short_repr(wait), "seconds, 0 or more")
 
 
 def check_seconds(name: str, seconds: object) -> None:
@@ -143,7 +143,7 @@ def check_seconds(name: str, seconds: object) -> None:
     """
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MAXIMUM_LIFETIME:  # type: ignore[operator] # it is a number
-        raise BrokerError(402, name, shown(seconds), f"seconds, 0 to {MAXIMUM_LIFETIME}")
+        raise BrokerError(402, name, short_repr(seconds), f"seconds, 0 to {MAXIMUM_LIFETIME}")
 
 
 def due_time(delay: object, at: object, now: datetime) -> datetime | None:
@@ -156,7 +156,7 @@ def due_time(delay: object, at: object, now: datetime) -> datetime | None:
         raise BrokerError(402, "SEND", "delay and at", "one of the two")
     if at is not None:
         if not isinstance(at, datetime) or at.utcoffset() is None:
-            raise BrokerError(402, "at", shown(at), "a datetime with a time zone")
+            raise BrokerError(402, "at", short_repr(at), "a datetime with a time zone")
         due = _in_utc(at)
     elif delay is not None:
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
@@ -171,7 +171,7 @@ def _in_utc(at: datetime) -> datetime:
     try:
         return at.astimezone(UTC)
     except OverflowError:  # UTC has no such year
-        raise BrokerError(402, "at", shown(at), "a time in the years 1 to 9999 in UTC") from None
+        raise BrokerError(402, "at", short_repr(at), "a time in the years 1 to 9999 in UTC") from None
 
 
 def check_procedure(procedure: object, *, may_be_async: bool) -> None:
@@ -181,7 +181,7 @@ def check_procedure(procedure: object, *, may_be_async: bool) -> None:
         BrokerError: 402 no function of a transaction and its messages, or one whose call runs nothing.
     """
     if not callable(procedure):
-        raise BrokerError(402, "procedure", shown(procedure), "a function of a transaction and its messages")
+        raise BrokerError(402, "procedure", short_repr(procedure), "a function of a transaction and its messages")
     check_kind("procedure", procedure, may_be_async=may_be_async)
     check_parameters("procedure", procedure, "transaction", "messages")
 
@@ -195,7 +195,7 @@ def check_policy(policy: object) -> None:
     if policy is None:
         return
     if not callable(policy):
-        raise BrokerError(402, "poison", shown(policy), "a function of a Failure")
+        raise BrokerError(402, "poison", short_repr(policy), "a function of a Failure")
     check_kind("poison", policy, may_be_async=False)
     check_parameters("poison", policy, "failure")
 
@@ -203,7 +203,7 @@ def check_policy(policy: object) -> None:
 def check_count(name: str, count: object) -> None:
     """Refuse a value that is no count of at least one."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2_147_483_647:
-        raise BrokerError(402, name, shown(count), "an int of 1 or more")
+        raise BrokerError(402, name, short_repr(count), "an int of 1 or more")
 
 
 def messages_per_second(name: str, rate: object) -> float:
@@ -214,7 +214,7 @@ def messages_per_second(name: str, rate: object) -> float:
     """
     match = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if match is None or not float(match["count"]):
-        raise BrokerError(402, name, shown(rate), 'a number above 0 of messages by s, min or h: "100/s"')
+        raise BrokerError(402, name, short_repr(rate), 'a number above 0 of messages by s, min or h: "100/s"')
     return float(match["count"]) / _UNIT_S[match["unit"]]
 
 
@@ -226,7 +226,7 @@ def check_priority(priority: object) -> None:
     """
     is_level = isinstance(priority, int) and not isinstance(priority, bool) and 1 <= priority <= 10
     if priority is not None and not is_level:
-        raise BrokerError(402, "priority", shown(priority), "an int from 1 to 10")
+        raise BrokerError(402, "priority", short_repr(priority), "an int from 1 to 10")
 
 
 def check_idempotency(key: object, seconds: object) -> None:
@@ -237,30 +237,30 @@ def check_idempotency(key: object, seconds: object) -> None:
     """
     is_text = isinstance(key, str) and 0 < len(key) <= MAXIMUM_KEY and "\0" not in key and names.is_encodable(key)
     if key is not None and not is_text:
-        raise BrokerError(402, "idempotency_key", shown(key), f"a str of 1 to {MAXIMUM_KEY} characters")
+        raise BrokerError(402, "idempotency_key", short_repr(key), f"a str of 1 to {MAXIMUM_KEY} characters")
     is_count = isinstance(seconds, int) and not isinstance(seconds, bool)
     if not is_count or not 1 <= seconds <= MAXIMUM_LIFETIME:  # type: ignore[operator] # it is an int
-        raise BrokerError(402, "idempotency_ttl", shown(seconds), f"an int from 1 to {MAXIMUM_LIFETIME} (seconds)")
+        raise BrokerError(402, "idempotency_ttl", short_repr(seconds), f"an int from 1 to {MAXIMUM_LIFETIME} (seconds)")
 
 
 def check_groups(groups: object) -> None:
     """Refuse a value that is no valid number of conversation groups for one transaction."""
     check_count("groups", groups)
     if groups > MAXIMUM_GROUPS:  # type: ignore[operator]
-        raise BrokerError(402, "groups", shown(groups), f"at most {MAXIMUM_GROUPS}: each costs a subtransaction")
+        raise BrokerError(402, "groups", short_repr(groups), f"at most {MAXIMUM_GROUPS}: each costs a subtransaction")
 
 
 def check_slots(slots: object) -> None:
     """Refuse a value that is no number of concurrent handlers of a queue's workers."""
     check_count("global_concurrency", slots)
     if slots > MAXIMUM_SLOTS:  # type: ignore[operator]
-        raise BrokerError(402, "global_concurrency", shown(slots), f"at most {MAXIMUM_SLOTS}")
+        raise BrokerError(402, "global_concurrency", short_repr(slots), f"at most {MAXIMUM_SLOTS}")
 
 
 def check_error_code(code: object) -> None:
     """Refuse a value that is no valid code of END CONVERSATION WITH ERROR."""
     if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
-        raise BrokerError(402, "the error code", shown(code), "a positive int")
+        raise BrokerError(402, "the error code", short_repr(code), "a positive int")
 
 
 def broker_instance(given: object) -> str | None:
@@ -293,10 +293,10 @@ def validation_letter(validation: object, schema_collection: object = None) -> s
         BrokerError: 402 an unknown validation, VALID_XML without a collection or a collection without it.
     """
     if not isinstance(validation, str) or validation not in VALIDATIONS:
-        raise BrokerError(402, "VALIDATION", shown(validation), "one of " + ", ".join(VALIDATIONS))
+        raise BrokerError(402, "VALIDATION", short_repr(validation), "one of " + ", ".join(VALIDATIONS))
     if (validation == VALID_XML) != (schema_collection is not None):
         raise BrokerError(
-            402, "the schema collection", shown(schema_collection), f"named with {VALID_XML}, and only with it"
+            402, "the schema collection", short_repr(schema_collection), f"named with {VALID_XML}, and only with it"
         )
     return VALIDATIONS[validation]
 
@@ -314,7 +314,7 @@ def checked_sent_by(contract: str, sent_by: Mapping[str, str] | Iterable[tuple[s
             raise BrokerError(8403, message_type)
     for _, side in pairs:
         if not isinstance(side, str) or side not in SENT_BY:
-            raise BrokerError(402, "SENT BY", shown(side), "one of " + ", ".join(SENT_BY))
+            raise BrokerError(402, "SENT BY", short_repr(side), "one of " + ", ".join(SENT_BY))
     if not any(SENT_BY[side][0] for _, side in pairs):
         raise BrokerError(8492, contract)
     return pairs
@@ -342,7 +342,7 @@ def checked_contracts(contracts: Iterable[str]) -> list[str]:
 def check_switch(option: str, given: object) -> None:
     """Refuse a value for an option that is neither True (ON) nor False (OFF)."""
     if not isinstance(given, bool):
-        raise BrokerError(402, option, shown(given), "True for ON, False for OFF")
+        raise BrokerError(402, option, short_repr(given), "True for ON, False for OFF")
 
 
 @contextmanager
@@ -393,7 +393,7 @@ def checked_termination(no_wait: bool, rollback_after: object) -> Termination:
     if no_wait:
         raise BrokerError(402, "WITH", "NO_WAIT and ROLLBACK AFTER", "one of the two")
     if not isinstance(rollback_after, int | float) or isinstance(rollback_after, bool) or not rollback_after >= 0:
-        raise BrokerError(402, "ROLLBACK AFTER", shown(rollback_after), "seconds, 0 or more")
+        raise BrokerError(402, "ROLLBACK AFTER", short_repr(rollback_after), "seconds, 0 or more")
     return Termination(rollback_after=rollback_after)
 
 
@@ -423,7 +423,7 @@ def priority_level(priority: str, given: object) -> int | None:
     if given == "DEFAULT":
         return DEFAULT_LEVEL
     if not isinstance(given, int) or isinstance(given, bool):
-        raise BrokerError(402, "PRIORITY_LEVEL", shown(given), "an int from 1 to 10 or DEFAULT")
+        raise BrokerError(402, "PRIORITY_LEVEL", short_repr(given), "an int from 1 to 10 or DEFAULT")
     if not 1 <= given <= 10:
         raise BrokerError(33302, priority)
     return given

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, Union, cast, get_args, ge
 
 from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import BodyError, BrokerError
-from servicebroker.model.wording import shown, told
+from servicebroker.model.wording import describe_exception, short_repr
 
 C = TypeVar("C", bound=type)
 
@@ -149,7 +149,7 @@ def _json(kind: Any) -> Codec:
         return _Functions(encode, msgspec.json.Decoder(kind).decode)
     except TypeError:
         known = '"json", "text", "xml", a type into which JSON can be decoded, or an object with encode and decode'
-        raise BrokerError(402, "the codec", shown(kind), known) from None
+        raise BrokerError(402, "the codec", short_repr(kind), known) from None
 
 
 def _check_finite(value: Any) -> None:
@@ -182,7 +182,7 @@ def _read_xml(body: bytes) -> Any:
     return parse(body)
 
 
-def encoded(message_type: str, body: Any) -> Body | Omitted:
+def encode_body(message_type: str, body: Any) -> Body | Omitted:
     """Return the bytes to send: bytes unchanged, every other value as written by the codec of its message type.
 
     The written body is read again immediately, so that the sender gets the error of a wrong body, not the receiver.
@@ -199,19 +199,21 @@ def encoded(message_type: str, body: Any) -> Body | Omitted:
         written = registered.codec.encode(body)
         registered.codec.decode(written)
     except Exception as problem:
-        raise BodyError(f"The body is not what messages of type '{message_type}' carry: {_said(problem)}") from problem
+        raise BodyError(
+            f"The body is not what messages of type '{message_type}' carry: {_describe_problem(problem)}"
+        ) from problem
     return written
 
 
 def encoded_all(message_type: str, bodies: Any) -> Any:
-    """Return the bodies of a batch, each as `encoded`; the verb refuses a value that is no list."""
+    """Return the bodies of a batch, each as `encode_body`; the verb refuses a value that is no list."""
     is_coded = isinstance(message_type, str) and message_type in _codecs
     if not is_coded or not isinstance(bodies, Sequence) or isinstance(bodies, str | bytes | bytearray):
         return bodies
-    return [encoded(message_type, body) for body in bodies]
+    return [encode_body(message_type, body) for body in bodies]
 
 
-def decoded(message_type: str, body: bytes | None) -> Any:
+def decode_body(message_type: str, body: bytes | None) -> Any:
     """Return the object of a body; bytes if no codec is registered for its message type.
 
     Raises:
@@ -223,7 +225,9 @@ def decoded(message_type: str, body: bytes | None) -> Any:
     try:
         return registered.codec.decode(body)
     except Exception as problem:
-        raise BodyError(f"The body of a message of type '{message_type}' cannot be read: {_said(problem)}") from problem
+        raise BodyError(
+            f"The body of a message of type '{message_type}' cannot be read: {_describe_problem(problem)}"
+        ) from problem
 
 
 def decoder(where: str, message_type: str, kind: Any) -> Callable[[bytes | None], Any]:
@@ -251,7 +255,7 @@ def decoder(where: str, message_type: str, kind: Any) -> Callable[[bytes | None]
         try:
             return read(body)
         except Exception as problem:
-            text = f"The body of a message of type '{message_type}' cannot be read: {_said(problem)}"
+            text = f"The body of a message of type '{message_type}' cannot be read: {_describe_problem(problem)}"
             raise BodyError(text) from problem
 
     return decode
@@ -308,7 +312,7 @@ def _check_json(where: str, kind: Any) -> None:
         raise BrokerError(402, where, formatannotation(kind), expected) from None
 
 
-def _said(problem: Exception) -> str:
+def _describe_problem(problem: Exception) -> str:
     """Return a codec's exception as one sentence with its type, since the text of a KeyError is only a name."""
-    text = told(problem).removesuffix(":")
+    text = describe_exception(problem).removesuffix(":")
     return text if text.endswith(".") else f"{text}."

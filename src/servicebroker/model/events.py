@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import shown, told
+from servicebroker.model.wording import describe_exception, short_repr
 
 CONVERSATION_CLASS, CONVERSATION_GROUP_CLASS, QUEUE_DISABLED_CLASS, ACTIVATION_CLASS = 124, 136, 143, 163
 
@@ -94,7 +94,14 @@ class Events:
             except BaseException as problem:
                 if self._is_interrupt(problem):
                     raise
-                report(_LOG, logging.ERROR, "a handler of %s failed: %s", event.name, told(problem), exc_info=problem)
+                report(
+                    _LOG,
+                    logging.ERROR,
+                    "a handler of %s failed: %s",
+                    event.name,
+                    describe_exception(problem),
+                    exc_info=problem,
+                )
 
     def recent(self, number: int | None = None) -> list[BrokerEvent]:
         """Return the last thousand events, oldest first. With a number, only events of that number."""
@@ -113,6 +120,6 @@ class Events:
         """
         unknown = [number for number in numbers if number not in NAMES]
         if unknown:
-            raise BrokerError(402, "the event class", shown(unknown[0]), f"one of {', '.join(map(str, NAMES))}")
+            raise BrokerError(402, "the event class", short_repr(unknown[0]), f"one of {', '.join(map(str, NAMES))}")
         self._handlers.append((handler, frozenset(numbers) or DEFAULT_CLASSES))
         self.watches_conversations |= bool({CONVERSATION_CLASS, CONVERSATION_GROUP_CLASS} & set(numbers))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.bodies import decoded
+from servicebroker.model.bodies import decode_body
 from servicebroker.model.errors import ERROR_NAMESPACE
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Message(NamedTuple, Generic[B_co]):
         Raises:
             BodyError: the codec cannot read the body. `message_body` always has the bytes.
         """
-        body: B_co = decoded(self.message_type_name, self.message_body)
+        body: B_co = decode_body(self.message_type_name, self.message_body)
         return body
 
     @property

@@ -26,7 +26,7 @@ from servicebroker.model.arguments import (
 )
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.wording import counted, safe_text, shown
+from servicebroker.model.wording import counted, safe_text, short_repr
 
 MAX_ROLLBACKS = 5  # rollbacks
 MAX_BACKOFF_S = 60.0  # seconds between two tries that come ever later
@@ -133,7 +133,7 @@ class Retry:
     def __post_init__(self) -> None:
         is_number = isinstance(self.after, int | float) and not isinstance(self.after, bool)
         if not is_number or not 0 <= self.after < MAXIMUM_PAUSE_S:
-            raise BrokerError(402, "Retry", shown(self.after), "a number of seconds, 0 or more")
+            raise BrokerError(402, "Retry", short_repr(self.after), "a number of seconds, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Reply:
 
     def __post_init__(self) -> None:
         if not isinstance(self.message_type, str):
-            raise BrokerError(402, "Reply", shown(self.message_type), "the name of a message type")
+            raise BrokerError(402, "Reply", short_repr(self.message_type), "the name of a message type")
 
 
 class SetAsideMessage(NamedTuple):
@@ -274,4 +274,4 @@ def checked_verdict(verdict: object) -> Verdict:
     """
     if isinstance(verdict, Retry | EndWithError | SetAside | Ignore | Reply):
         return verdict
-    raise BrokerError(402, "the verdict", shown(verdict), "Retry, EndWithError, SetAside, Ignore or Reply")
+    raise BrokerError(402, "the verdict", short_repr(verdict), "Retry, EndWithError, SetAside, Ignore or Reply")

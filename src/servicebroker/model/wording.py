@@ -38,7 +38,7 @@ def safe_text(value: object) -> str:
         return f"<{type(value).__name__}, whose text cannot be had>"
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return `repr(value)` for an error text: one line of limited length. Never raises."""
     if isinstance(value, str | bytes) and len(value) > LONGEST_SHOWN:
         value = value[:LONGEST_SHOWN]  # the repr of a body may be four times as long
@@ -54,7 +54,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def told(problem: BaseException) -> str:
+def describe_exception(problem: BaseException) -> str:
     """Return an exception as one line, such as `ValueError: no such item`. Never raises."""
     return storable(" ".join(f"{type(problem).__name__}: {safe_text(problem)}".split()))
 
@@ -64,7 +64,7 @@ def traceback_of(problem: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(problem))
     except BaseException:  # as above
-        text = "".join(traceback.format_tb(problem.__traceback__)) + told(problem)
+        text = "".join(traceback.format_tb(problem.__traceback__)) + describe_exception(problem)
     return storable(text[-MAXIMUM_TRACEBACK:])
 
 

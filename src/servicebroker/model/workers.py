@@ -23,7 +23,7 @@ from servicebroker.model.handlers.typed import Handler, Middleware
 from servicebroker.model.messages import Message
 from servicebroker.model.names import END_DIALOG
 from servicebroker.model.poison import Failure, Policy, SetAside, Verdict, give_up_after
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -146,13 +146,13 @@ class Worker:
         """
         for name in message_types:
             if not isinstance(name, str):
-                raise BrokerError(402, "on", shown(name), 'the name of a message type: @worker.on("//shop/Order")')
+                raise BrokerError(402, "on", short_repr(name), 'the name of a message type: @worker.on("//shop/Order")')
         if self.answers_ends and END_DIALOG in message_types:
             raise BrokerError(402, "on", "END_DIALOG", "another type: this worker answers ends without a handler")
 
         def register(function: F) -> F:
             if not callable(function):
-                raise BrokerError(402, "on", shown(function), "a function of a transaction and its messages")
+                raise BrokerError(402, "on", short_repr(function), "a function of a transaction and its messages")
             handler = self._made("on", function, sys._getframe(1).f_locals)
             for message_type in message_types or (_OTHERS,):
                 if message_type in self._handlers:
@@ -197,7 +197,7 @@ class Worker:
 
         def register(function: F) -> F:
             if not callable(function):
-                raise BrokerError(402, "every", shown(function), "a function of a transaction and a message")
+                raise BrokerError(402, "every", short_repr(function), "a function of a transaction and a message")
             handler = self._made("every", function, sys._getframe(1).f_locals)
             schedule_name = name_of(name, function)
             if schedule_name in self._schedules:
@@ -254,7 +254,7 @@ class Worker:
             BrokerError: 402 a coroutine function without `yield`, or one that does not take two arguments.
         """
         if not callable(function):
-            raise BrokerError(402, "middleware", shown(function), "a function of a transaction and a message")
+            raise BrokerError(402, "middleware", short_repr(function), "a function of a transaction and a message")
         self._middleware.append(Middleware(function))
         return function
 

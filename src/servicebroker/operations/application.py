@@ -178,7 +178,7 @@ def _form(value: Any) -> Any:
     return value if part is None else part(**{name: _form(option) for name, option in _options(value).items()})
 
 
-def written(application: Application) -> str:
+def to_toml(application: Application) -> str:
     """Return the TOML of a definition."""
     tables = {
         table: {name: msgspec.to_builtins(_form(value)) for name, value in getattr(application, table).items()}

@@ -11,7 +11,7 @@ from uuid import UUID
 from servicebroker.model import arguments, names
 from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.operation import Operation
 from servicebroker.overriding import override
 
@@ -141,7 +141,7 @@ class BeginDialog(Operation[UUID]):
         if self.lifetime is None:
             raise BrokerError(8406, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
         if not isinstance(self.lifetime, int) or isinstance(self.lifetime, bool):
-            raise BrokerError(402, "LIFETIME", shown(self.lifetime), "a whole number of seconds")
+            raise BrokerError(402, "LIFETIME", short_repr(self.lifetime), "a whole number of seconds")
         if not MINIMUM_LIFETIME <= self.lifetime <= MAXIMUM_LIFETIME:
             raise BrokerError(8411, self.lifetime, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
 
@@ -187,4 +187,4 @@ class BeginConversationTimer(Operation[None]):
         arguments.check_handle(self.handle)
         timeout = self.timeout
         if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
-            raise BrokerError(402, "TIMEOUT", shown(timeout), f"an int from 0 to {MAXIMUM_LIFETIME} (seconds)")
+            raise BrokerError(402, "TIMEOUT", short_repr(timeout), f"an int from 0 to {MAXIMUM_LIFETIME} (seconds)")

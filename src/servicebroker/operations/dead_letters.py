@@ -10,7 +10,7 @@ from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import is_encodable
 from servicebroker.model.poison import DeadLetterGroup, SetAsideMessage
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.operation import Operation
 
 
@@ -47,7 +47,7 @@ class SetAsideMessages(Operation[list[SetAsideMessage]]):
         """
         for name, text in (("message_type", self.message_type), ("error", self.error)):
             if text is not None and (not isinstance(text, str) or "\0" in text or not is_encodable(text)):
-                raise BrokerError(402, name, shown(text), "a str without NUL characters and lone surrogates")
+                raise BrokerError(402, name, short_repr(text), "a str without NUL characters and lone surrogates")
         if type(self.after) is not int or self.after != 0:
             check_count("after", self.after)
         if self.limit is not None:

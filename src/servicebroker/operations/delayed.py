@@ -10,7 +10,7 @@ from uuid import UUID
 from servicebroker.model.arguments import check_handle
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import DelayedMessage
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.operation import Operation
 from servicebroker.overriding import override
 
@@ -80,4 +80,4 @@ class CancelDelayed(Operation[int]):
         check_handle(self.handle)
         number = self.number
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63):
-            raise BrokerError(402, "number", shown(number), "the sequence number of a message")
+            raise BrokerError(402, "number", short_repr(number), "the sequence number of a message")

@@ -10,7 +10,7 @@ from uuid import UUID
 from servicebroker.model.arguments import MAXIMUM_DESCRIPTION, check_error_code, check_handle, check_switch
 from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.operation import Operation
 from servicebroker.overriding import override
 
@@ -66,7 +66,7 @@ class EndConversation(Operation[None]):
         if self.cleanup:
             raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "only one of the two")
         if not isinstance(self.error, tuple) or len(self.error) != 2:
-            raise BrokerError(402, "the error", shown(self.error), "a tuple of code and description")
+            raise BrokerError(402, "the error", short_repr(self.error), "a tuple of code and description")
         _check_error(*self.error)
 
 

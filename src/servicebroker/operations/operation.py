@@ -95,7 +95,7 @@ class Definition(Operation[Result]):
             cls.permission = statement_of(cls)
 
 
-def described(method: Method, operation: type[Operation[Any]]) -> Method:
+def copy_documentation(method: Method, operation: type[Operation[Any]]) -> Method:
     """Set the name, docstring and signature of a method to those of its operation, and return the method."""
     method.__doc__ = help_of(operation)
     method.__name__ = method.__qualname__ = method_name(operation)

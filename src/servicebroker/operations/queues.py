@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from servicebroker.model import names
 from servicebroker.model.arguments import check_changes, check_switch
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.operation import Definition
 
 DROP: Literal["DROP"] = "DROP"
@@ -65,7 +65,7 @@ class CreateQueue(Definition[None]):
         check_switch("POISON_MESSAGE_HANDLING", self.poison_message_handling)
         _check_filegroup(self.filegroup)
         if not isinstance(self.activation, Activation | None):
-            raise BrokerError(402, "ACTIVATION", shown(self.activation), "an Activation")
+            raise BrokerError(402, "ACTIVATION", short_repr(self.activation), "an Activation")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from uuid import UUID
 from servicebroker.model.arguments import check_count, check_wait
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.model.workers import Worker
 from servicebroker.operations.operation import Operation
 
@@ -82,7 +82,7 @@ class Receive(Operation[list[Message]]):
             BrokerError: 402.
         """
         if self.top is not None and (not isinstance(self.top, int) or isinstance(self.top, bool) or self.top < 0):
-            raise BrokerError(402, "TOP", shown(self.top), "an int of 0 or more")
+            raise BrokerError(402, "TOP", short_repr(self.top), "an int of 0 or more")
         check_count("groups", self.groups)
         if self.groups > 1 and self.has_condition:
             raise BrokerError(402, "groups", str(self.groups), "1 with a handle or a group, which names one group")

@@ -12,7 +12,7 @@ from servicebroker.model.arguments import OMITTED, check_handle, check_seconds
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.requests import LateAnswers, RequestError, request_group
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.begin import IDEMPOTENCY_TTL_S, BeginDialog
 from servicebroker.operations.operation import Composite
 from servicebroker.operations.send import Send
@@ -56,7 +56,7 @@ class _Asked:
     def _group(self, now: datetime, timeout: float, random: UUID) -> UUID:
         check_seconds("keep", self.keep)
         if self.late_answers not in list(LateAnswers):
-            raise BrokerError(402, "late_answers", shown(self.late_answers), '"drop" or "handle"')
+            raise BrokerError(402, "late_answers", short_repr(self.late_answers), '"drop" or "handle"')
         until = now + timedelta(seconds=timeout + self.keep)
         return request_group(until, LateAnswers(self.late_answers), random)
 

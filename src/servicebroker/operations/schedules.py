@@ -10,7 +10,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.handlers.schedules import Firing, Schedule, ScheduledJob, is_replayed, new_group
 from servicebroker.model.messages import Message
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 
@@ -50,7 +50,7 @@ class DropSchedule(Operation[None]):
             BrokerError: 402.
         """
         if not isinstance(self.name, str) or not names.is_encodable(self.name) or "\0" in self.name:
-            raise BrokerError(402, "name", shown(self.name), "the name of a schedule")
+            raise BrokerError(402, "name", short_repr(self.name), "the name of a schedule")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from servicebroker.model.arguments import (
     stored_bodies,
     stored_body,
 )
-from servicebroker.model.bodies import encoded, encoded_all
+from servicebroker.model.bodies import encode_body, encoded_all
 from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.operations.operation import Operation
 from servicebroker.overriding import override
@@ -150,7 +150,7 @@ class Send(_Delayable, Operation[Numbers]):
             (check_handle if self.handle is None else check_handles)(self.handle)
         names.checked("message type", self.message_type)
         body = self.body
-        return stored_body(body if type(body) is bytes else encoded(self.message_type, body), maximum)
+        return stored_body(body if type(body) is bytes else encode_body(self.message_type, body), maximum)
 
 
 @dataclass(frozen=True, slots=True)

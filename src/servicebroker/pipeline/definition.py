@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.pipeline.decoding import FORMATS, UTF_8, Column, Decoder, RegisteredDecoder, check_arguments, decoder
 from servicebroker.pipeline.decoding.kinds import is_nested
 from servicebroker.pipeline.deletes import DELETE_CONDITIONS, KEY_ORIGIN, TOMBSTONES_SUFFIX, DeleteDecoder, DeleteRule
@@ -297,7 +297,7 @@ class Pipeline:
         for queue in self.queues:
             if queue.label == label:
                 return queue
-        raise InstanceError(f"The pipeline has no queue {shown(label)}.")
+        raise InstanceError(f"The pipeline has no queue {short_repr(label)}.")
 
     def folder(self, table: str) -> Folder:
         """Return the folder of a table."""
@@ -308,7 +308,7 @@ class Pipeline:
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", queue.label)
         if len(safe) > MAX_CHECKPOINT_NAME_CHARACTERS or not safe.strip("."):
             raise DefinitionError(
-                f"{shown(queue.label)} cannot be the name of a checkpoint's folder: give the queue another name",
+                f"{short_repr(queue.label)} cannot be the name of a checkpoint's folder: give the queue another name",
                 *("queue", self.queues.index(queue)),
             )
         folder = self.checkpoints or self.warehouse / "_checkpoints"
@@ -381,7 +381,7 @@ def check_choice(value: str, choices: tuple[str, ...], *position: str | int) -> 
     """
     if value not in choices:
         known = ", ".join(filter(None, choices))
-        raise DefinitionError(f"'{position[-1]}' must be one of {known}, not {shown(value)}", *position)
+        raise DefinitionError(f"'{position[-1]}' must be one of {known}, not {short_repr(value)}", *position)
 
 
 def check_table(name: str, *position: str | int) -> None:
@@ -391,7 +391,7 @@ def check_table(name: str, *position: str | int) -> None:
         DefinitionError: the name is invalid.
     """
     if not TABLE_NAME.fullmatch(name):
-        raise DefinitionError(f"{shown(name)} is not a table name: use letters, digits, _ and -", *position)
+        raise DefinitionError(f"{short_repr(name)} is not a table name: use letters, digits, _ and -", *position)
 
 
 def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:

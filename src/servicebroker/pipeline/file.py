@@ -32,7 +32,7 @@ from servicebroker.pipeline.deletes import DeleteRule
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.schema_registry import checked_url
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
-from servicebroker.pipeline.variables import masked, resolved
+from servicebroker.pipeline.variables import mask_values, substitute_variables
 from servicebroker.store.connection import is_url
 
 MAX_TRIGGER_S = 31 * 86_400
@@ -74,7 +74,7 @@ def read_pipeline(path: Path, environment: Mapping[str, str] = os.environ) -> Pi
     except DefinitionError as problem:
         line = line_of(text, problem.position)
         raise InstanceError(
-            f"{path}:{line}: {_path_prefix(problem.position)}{cut(masked(str(problem)), MAX_ERROR_CHARACTERS)}."
+            f"{path}:{line}: {_path_prefix(problem.position)}{cut(mask_values(str(problem)), MAX_ERROR_CHARACTERS)}."
         ) from None
     except ValueError as problem:
         raise InstanceError(f"{path}: {cut(str(problem), MAX_ERROR_CHARACTERS)}.") from None
@@ -89,7 +89,7 @@ def parse_pipeline(text: str, folder: Path, environment: Mapping[str, str] = os.
         ValueError: the text is not TOML.
         DefinitionError: the TOML is not a valid pipeline.
     """
-    document = TomlTable(resolved(parse_toml(text), environment))
+    document = TomlTable(substitute_variables(parse_toml(text), environment))
     head = document.table("pipeline")
     pipeline: dict[str, Any] = {
         "name": head.text("name"),

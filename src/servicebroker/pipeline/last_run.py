@@ -23,7 +23,7 @@ from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import Pipeline
 from servicebroker.pipeline.quarantine_counts import describe as describe_counts
 from servicebroker.pipeline.queue_run import QueueRun, QueueState
-from servicebroker.pipeline.variables import masked
+from servicebroker.pipeline.variables import mask_values
 
 FILE_NAME = "_last_run.json"
 WRITE_INTERVAL_S = 1.0  # between two writes of the file during a run
@@ -71,7 +71,7 @@ class LastRun:
             "process": os.getpid(),
             "began": self.began,
             "ended": ended,
-            "error": masked(error) or None,
+            "error": mask_values(error) or None,
             "queues": [
                 {
                     "queue": queue_run.label,

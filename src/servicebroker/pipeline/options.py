@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.wording import shown, storable
+from servicebroker.model.wording import short_repr, storable
 
 MAX_CLAIM_TIMEOUT_S = (2**31 - 1) // 1000  # PostgreSQL's lock_timeout counts milliseconds in 32 bits
 MAX_SEND_ID_CHARACTERS = 500  # PostgreSQL's limit for an index entry is 2,704 bytes
@@ -211,7 +211,7 @@ def writer_options(raw_options: Mapping[str, str]) -> WriterOptions:
         raise InstanceError(f"The option 'sendId' has more than {MAX_SEND_ID_CHARACTERS} characters.")
     for name in _WRITER_NAMES:
         if storable(value := values.get(name.lower(), "")) != value:
-            raise InstanceError(f"The option '{name}' has a NUL or half of a surrogate pair: {shown(value)}.")
+            raise InstanceError(f"The option '{name}' has a NUL or half of a surrogate pair: {short_repr(value)}.")
     return WriterOptions(
         instance=values["instance"],
         database=values["database"],
@@ -242,7 +242,7 @@ def _queues(values: Mapping[str, str]) -> dict[str, str]:
         raise InstanceError("The option 'queuePattern' is a regular expression nested too deeply.") from None
     queues = [name.strip().lower() for name in names.split(",")]
     if not pattern and ("" in queues or len(set(queues)) < len(queues)):
-        raise InstanceError(f"The option 'queue' names a queue twice, or none between two commas: {shown(names)}.")
+        raise InstanceError(f"The option 'queue' names a queue twice, or none between two commas: {short_repr(names)}.")
     return {"queue": names, "queue_pattern": pattern}
 
 
@@ -255,7 +255,7 @@ def _seconds(values: Mapping[str, str], name: str, default: int) -> int:
     text = values.get(name.lower(), str(default)).strip().lower()
     match = re.fullmatch(r"(\d{1,9})\s*([smh]?)", text)
     if not match:
-        raise InstanceError(f"The option '{name}' must be a time such as 30s, 15m or 1h, not {shown(text)}.")
+        raise InstanceError(f"The option '{name}' must be a time such as 30s, 15m or 1h, not {short_repr(text)}.")
     return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
@@ -276,7 +276,7 @@ def known_options(
     for name in raw_options:
         if name.lower() not in {option.lower() for option in known_names}:
             raise InstanceError(
-                f"The servicebroker {format_} has no option {shown(name)}; it has {', '.join(known_names)}."
+                f"The servicebroker {format_} has no option {short_repr(name)}; it has {', '.join(known_names)}."
             )
     if len(values) < len(raw_options):
         raise InstanceError(f"An option of the servicebroker {format_} is given twice: case makes no difference.")
@@ -294,7 +294,9 @@ def one_of(values: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
     """
     value = values.get(name.lower(), choices[0]).strip().lower()
     if value not in choices:
-        raise InstanceError(f"The option '{name}' must be {' or '.join(choices)}, not {shown(values[name.lower()])}.")
+        raise InstanceError(
+            f"The option '{name}' must be {' or '.join(choices)}, not {short_repr(values[name.lower()])}."
+        )
     return value
 
 
@@ -313,7 +315,7 @@ def whole_number(values: Mapping[str, str], name: str, default: int, lowest: int
         number = lowest - 1
     if not lowest <= number <= highest:
         raise InstanceError(
-            f"The option '{name}' must be a whole number from {lowest} to {highest}, not {shown(text)}."
+            f"The option '{name}' must be a whole number from {lowest} to {highest}, not {short_repr(text)}."
         )
     return number
 

@@ -16,7 +16,7 @@ from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import OldCheckpoint, QueueRule
 from servicebroker.pipeline.held_back import DEFAULT_WAIT_S, HeldBack
 from servicebroker.pipeline.quarantine_counts import Counts, by_message_type, describe
-from servicebroker.pipeline.variables import masked
+from servicebroker.pipeline.variables import mask_values
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -226,7 +226,7 @@ class QueueRun:
             started.wait_for_planner()
 
     def _fail(self, reason: str, *, final: bool) -> None:
-        self.reason = reason = masked(reason)  # here, since lineage and callers of `Run` print it, too
+        self.reason = reason = mask_values(reason)  # here, since lineage and callers of `Run` print it, too
         self._failures += 1
         if final or (self.once and self._failures == MAX_STARTS_WITHOUT_BATCH):
             self.state = QueueState.FAILED

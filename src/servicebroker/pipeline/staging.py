@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.wording import shown, storable
+from servicebroker.model.wording import short_repr, storable
 
 if TYPE_CHECKING:
     import psycopg
@@ -121,7 +121,7 @@ class Cutter:
                 piece = None
             if piece is None:
                 if storable(message_type) != message_type:
-                    raise InstanceError(f"No message type is named {shown(message_type)}.")
+                    raise InstanceError(f"No message type is named {short_repr(message_type)}.")
                 piece = self._open[slot] = _OpenPiece(message_type)
             bodies = bodies[piece.take(bodies) :]
 

@@ -1,6 +1,6 @@
 """Replaces `${NAME}` in a pipeline file by the value of an environment variable, and hides such values in output.
 
-Errors, logs and the state of a run go through `masked`, which replaces each value by `${NAME}` again.
+Errors, logs and the state of a run go through `mask_values`, which replaces each value by `${NAME}` again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\$\{|\$\{")
 _names_by_value: dict[str, str] = {}  # variables in all files that this process has read
 
 
-def resolved(content: Any, environment: Mapping[str, str], *position: str | int) -> Any:
+def substitute_variables(content: Any, environment: Mapping[str, str], *position: str | int) -> Any:
     """Return the content of a file, with each `${NAME}` in a string replaced by its value. `$${` stands for `${`.
 
     Raises:
         DefinitionError: a variable is not set, or no name follows `${`.
     """
     if isinstance(content, dict):
-        return {key: resolved(value, environment, *position, key) for key, value in content.items()}
+        return {key: substitute_variables(value, environment, *position, key) for key, value in content.items()}
     if isinstance(content, list):
-        return [resolved(value, environment, *position, number) for number, value in enumerate(content)]
+        return [substitute_variables(value, environment, *position, number) for number, value in enumerate(content)]
     if not isinstance(content, str) or "${" not in content:
         return content
 
@@ -56,7 +56,7 @@ class Placeholders(dict[str, str]):
         return f"${{{name}}}"
 
 
-def masked(text: str) -> str:
+def mask_values(text: str) -> str:
     """Return a text for output, with values from the environment replaced by `${NAME}`."""
     for value in sorted(_names_by_value, key=len, reverse=True):
         text = text.replace(value, f"${{{_names_by_value[value]}}}")

@@ -449,7 +449,7 @@ class Dialog:
         if self._failure is None or self._repeats(header, payload):
             return [*events, *self._take(header, payload, allowance)]
         self._is_refusing = True
-        return [*events, dropped(11212)]
+        return [*events, dropped_event(11212)]
 
     def batch(self) -> Batch | None:
         """Return the batch to store now; None if there is nothing, or if the last one is not `committed` yet."""
@@ -513,13 +513,13 @@ class Dialog:
         """Return why a frame is not for this endpoint, or None."""
         identity = self.identity
         if header.is_from_initiator == identity.is_initiator:
-            return dropped(11221, "it comes from this side of the conversation")
+            return dropped_event(11221, "it comes from this side of the conversation")
         if header.to_service != identity.own_service:
-            return dropped(11222, header.to_service, identity.own_service)
+            return dropped_event(11222, header.to_service, identity.own_service)
         if header.opening is not None and header.opening.contract != identity.contract and identity.contract:
-            return dropped(11223, header.opening.contract, identity.contract)
+            return dropped_event(11223, header.opening.contract, identity.contract)
         if self.peer_broker not in (None, header.from_broker):
-            return dropped(11224)
+            return dropped_event(11224)
         return None
 
     def _contradiction(self, header: Header, parts: tuple[Part, ...] | None) -> Diverged | None:
@@ -542,7 +542,7 @@ class Dialog:
         """Stop the conversation. Report the failure to the caller once, and to the peer at each frame."""
         self._is_refusing = True
         if self._failure is not None:
-            return [dropped(11212)]
+            return [dropped_event(11212)]
         self._failure = diverged.far
         self._apply(DialogEvent.DIVERGED)
         return [diverged]
@@ -587,17 +587,17 @@ class Dialog:
     def _explain(self, verdict: Verdict, number: int) -> Dropped:
         match verdict:
             case Verdict.DUPLICATE:
-                return dropped(11218)
+                return dropped_event(11218)
             case Verdict.TOO_FAR:
-                return dropped(11217, self._incoming.seen.next, number)
+                return dropped_event(11217, self._incoming.seen.next, number)
             case Verdict.OVER_QUOTA:
-                return Dropped(11217, f"{dropped(11217, self._incoming.seen.next, number).text} {OVER_QUOTA}")
+                return Dropped(11217, f"{dropped_event(11217, self._incoming.seen.next, number).text} {OVER_QUOTA}")
             case Verdict.AFTER_END:
-                return dropped(11212)
+                return dropped_event(11212)
             case Verdict.MISSHAPEN:
-                return dropped(11221, "the size of the fragment, or their number, does not fit the message")
+                return dropped_event(11221, "the size of the fragment, or their number, does not fit the message")
             case _:
-                return dropped(11221, "its fragments differ from those that came before")
+                return dropped_event(11221, "its fragments differ from those that came before")
 
     # --- time and links
 
@@ -675,6 +675,6 @@ class Dialog:
         self.sending = after
 
 
-def dropped(number: int, *values: object) -> Dropped:
+def dropped_event(number: int, *values: object) -> Dropped:
     """Return the event of a message that is dropped, with the text of its number."""
     return Dropped(number, RULES[number].text.format(*values))

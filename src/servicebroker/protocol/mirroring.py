@@ -181,7 +181,7 @@ def tick(pair: Pair, now: float) -> Pair:
     return pair if pair.chosen is not None else _asked(pair, now)
 
 
-def explained(pair: Pair, addresses: tuple[object, object]) -> str:
+def explain_choice(pair: Pair, addresses: tuple[object, object]) -> str:
     """Return a sentence: which broker was chosen and why, or why neither was."""
     sides = [f"{addresses[side]} {_explained_side(pair, side)}" for side in (0, 1)]
     if pair.chosen is None:

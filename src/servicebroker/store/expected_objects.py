@@ -4,7 +4,8 @@
 and `doctor` report such objects. The comparison must stay fast with thousands of queues of more than ten objects each.
 
 **The flow.** A migration calls `record`, which writes each definition as PostgreSQL prints it (`definitions.sql`) into
-the table `servicebroker.made`. Later `changed` lets PostgreSQL print the definitions again, and compares the texts.
+the table `servicebroker.made`. Later `find_changed_objects` lets PostgreSQL print the definitions again, and compares
+the texts.
 
 **The rules.**
 
@@ -109,27 +110,29 @@ def is_foreign() -> Steps[bool]:
     return bool(rows)
 
 
-def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
+def find_changed_objects(most: int) -> Steps[list[tuple[str, str, bool]]]:
     """Return at most `most` missing and changed objects as (kind, name, exists).
 
     The list is empty if `is_foreign` returns True.
     """
-    rows = yield _compared((yield from _touched_queues()), f"{_WITHOUT_QUEUE} or {_OF_TOUCHED_QUEUES}", most)
+    rows = yield _comparison_statement(
+        (yield from _touched_queues()), f"{_WITHOUT_QUEUE} or {_OF_TOUCHED_QUEUES}", most
+    )
     return [(kind, name, is_there) for kind, name, is_there, _ in rows]
 
 
 def trust_queues() -> Steps[None]:
     """Store the fingerprints of the queues whose objects are unchanged, so that later comparisons skip these queues."""
     if touched := (yield from _touched_queues()):
-        rows = yield _compared(touched, _OF_TOUCHED_QUEUES, None)
+        rows = yield _comparison_statement(touched, _OF_TOUCHED_QUEUES, None)
         changed_queues = sorted({row[-1] for row in rows})
         yield SQL("trust_queues", (touched, changed_queues), prepared=False)
 
 
-def _compared(touched: list[int], which: str, most: int | None) -> Statement:
+def _comparison_statement(touched: list[int], which: str, most: int | None) -> Statement:
     """Return the statement that finds missing and changed objects: (kind, name, exists, queue id)."""
     return Statement(
-        "expected_objects.compared",
+        "expected_objects.comparison_statement",
         f"{_objects(which)}, expected as (select * from ("
         "select m.kind, m.name, m.definition, null::integer as queue_id from servicebroker.made m "
         f"where not m.of_queue and m.server = {_SERVER_SQL} union all "

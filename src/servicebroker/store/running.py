@@ -17,7 +17,7 @@ from servicebroker.store.concurrency import Lock, current_work
 from servicebroker.store.direct import SPOIL_COMMAND, DirectConnection, adapt, is_direct, run_command, run_query
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
-from servicebroker.store.statements import Rows, Statement, Steps, resumed, text_of
+from servicebroker.store.statements import Rows, Statement, Steps, resume, text_of
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ def run_alone(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
-    return in_transaction(connection, resumed(statement, steps))
+    return in_transaction(connection, resume(statement, steps))
 
 
 def in_transaction(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:

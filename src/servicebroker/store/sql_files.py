@@ -23,7 +23,7 @@ class SqlFile:
     def __init__(self, module: str) -> None:
         """Read the SQL file of the module at this path."""
         file = Path(module).with_suffix(".sql")
-        self._texts = {name: (f"{file.stem}.{name}", sql) for name, sql in named(file.read_text()).items()}
+        self._texts = {name: (f"{file.stem}.{name}", sql) for name, sql in statements_by_name(file.read_text()).items()}
 
     def __call__(
         self,
@@ -40,7 +40,7 @@ class SqlFile:
         return Statement(whole, sql, parameters, prepared=prepared, locks=locks, takes=takes, certain=certain)
 
 
-def named(text: str) -> Mapping[str, str]:
+def statements_by_name(text: str) -> Mapping[str, str]:
     """Return the statements of a file by name, each in one line.
 
     Raises:

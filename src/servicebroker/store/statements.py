@@ -80,7 +80,7 @@ def result_of(steps: Steps[T], rows: Rows) -> T:
     raise AssertionError("another statement follows")
 
 
-def resumed(statement: Statement, steps: Steps[T]) -> Steps[T]:
+def resume(statement: Statement, steps: Steps[T]) -> Steps[T]:
     """Continue a verb that has yielded `statement`, whose rows it has not received yet."""
     try:
         while True:

@@ -32,7 +32,7 @@ from servicebroker.model.poison import (
     error_kind,
 )
 from servicebroker.model.states import EndpointState
-from servicebroker.model.wording import told, traceback_of
+from servicebroker.model.wording import describe_exception, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.receive import Receive
@@ -90,7 +90,7 @@ async def take(
                     if len(messages) > 1:  # receive them one by one, to find the message that fails
                         queue.singles_left = len(messages)
                         raise PutBack from problem
-                    _failed(inner, messages[0], problem, policy)
+                    _count_failure(inner, messages[0], problem, policy)
                 else:
                     for message in group_of_messages:
                         inner._session.memory.failures.pop(_key(message), None)
@@ -111,18 +111,18 @@ async def _savepoint(transaction: Any) -> AsyncIterator[None]:
             yield
 
 
-def _failed(transaction: Transaction, message: Message, problem: Exception, policy: Policy) -> None:
+def _count_failure(transaction: Transaction, message: Message, problem: Exception, policy: Policy) -> None:
     """Count a failure, and carry out the verdict of the policy.
 
     Raises:
         PutBack: the verdict is `Retry`.
     """
     memory, now = transaction._session.memory, transaction._session.now
-    previous = memory.failures.get(_key(message)) or FailureRecord(0, now, told(problem))
+    previous = memory.failures.get(_key(message)) or FailureRecord(0, now, describe_exception(problem))
     record = previous._replace(failures=previous.failures + 1)
     failure = Failure(message, problem, record.failures, record.first_failed_at, record.first_error, now)
     verdict = _judge(policy, failure)
-    _LOG.warning("A handler has failed (%s): %s", told(problem), verdict)
+    _LOG.warning("A handler has failed (%s): %s", describe_exception(problem), verdict)
     if isinstance(verdict, Retry):
         memory.failures[_key(message)] = record
         memory.retry_at[message.conversation_group_id] = now + timedelta(seconds=verdict.after)
@@ -146,7 +146,9 @@ def _judge(policy: Policy, failure: Failure) -> Verdict:
     try:
         return checked_verdict(policy(failure))
     except Exception as problem:
-        _LOG.error("the policy has failed (%s), so the default policy decides", told(problem), exc_info=problem)
+        _LOG.error(
+            "the policy has failed (%s), so the default policy decides", describe_exception(problem), exc_info=problem
+        )
         return by_default(failure)
 
 
@@ -194,7 +196,7 @@ def _store_dead_letter(session: Session, failure: Failure) -> None:
         failure.count,
         failure.first_failed_at,
         failure.now,
-        told(failure.error),
+        describe_exception(failure.error),
         traceback_of(failure.error),
     )
     session.dead_letters.put(number, DeadLetter(endpoint.broker, queue, letter))

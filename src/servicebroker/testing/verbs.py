@@ -11,13 +11,13 @@ from uuid import UUID
 
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import DelayedMessage, Message
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
-from servicebroker.operations.operation import Operation, described
+from servicebroker.operations.operation import Operation, copy_documentation
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
@@ -41,7 +41,7 @@ def method_of(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any,
         result: T = verbs.run(operation(*arguments, **keywords))
         return result
 
-    return described(method, operation)  # type: ignore[arg-type] # a class
+    return copy_documentation(method, operation)  # type: ignore[arg-type] # a class
 
 
 class Verbs(ABC):
@@ -69,7 +69,7 @@ class Verbs(ABC):
         """Run an operation of `servicebroker.operations`. Each statement's method does this."""
         interpreter = INTERPRETERS.get(type(operation))
         if interpreter is None:
-            raise BrokerError(402, "operation", shown(operation), "a value of servicebroker.operations")
+            raise BrokerError(402, "operation", short_repr(operation), "a value of servicebroker.operations")
         result: T = interpreter(self, operation)
         return result
 

@@ -12,7 +12,7 @@ from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.model.workers import ExpectedType, Worker
 from servicebroker.operations.schedules import KeepSchedule, TakeTurn
 from servicebroker.testing.catalog import Broker, Queue
@@ -33,7 +33,7 @@ def check(broker: Broker, workers: Iterable[Worker], concurrency: int, *, is_asy
     check_count("concurrency", concurrency)
     for worker in workers:
         if not isinstance(worker, Worker):
-            raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
+            raise BrokerError(402, "worker", short_repr(worker), "a servicebroker.Worker")
         worker.check(is_async=is_async)
         worker.check_handles(_expected_types(broker, find_queue(broker, worker.queue)))
 

@@ -31,7 +31,7 @@ from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.overriding import override
 from servicebroker.store.running import in_transaction, run, run_alone
-from servicebroker.store.statements import Statement, Steps, resumed
+from servicebroker.store.statements import Statement, Steps, resume
 from servicebroker.tsql.statement_errors import TsqlError, no_linked_server
 from servicebroker.tsql.syntax import CommitTransaction, Name
 
@@ -103,7 +103,7 @@ class SessionVerbs(JoinedTransaction):
         except StopIteration as done:
             result: T = done.value
             return result
-        return (yield from resumed(first, steps))
+        return (yield from resume(first, steps))
 
     @override
     def _note_verb(self) -> None:

@@ -16,7 +16,7 @@ from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.operations import SendBatch
 from servicebroker.protocol.routing import parse_address
 from servicebroker.store.running import run
-from servicebroker.store.statements import only, resumed
+from servicebroker.store.statements import only, resume
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -363,7 +363,7 @@ def test_retention_enabled_during_a_batch_to_another_instance(pair: Pair, monkey
             statement = sending.send(run(connection, only(statement)))
         first_half = run(connection, only(statement))
         database.alter_queue(ORDERS_QUEUE, retention=True)
-        assert run(connection, resumed(sending.send(first_half), sending)) == 1
+        assert run(connection, resume(sending.send(first_half), sending)) == 1
     kept = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
     assert query(database, kept) == [(3, b"3"), (3, b"4")]
     pair.rounds()

@@ -15,7 +15,7 @@ import pytest
 import servicebroker as sb
 from servicebroker import operations
 from servicebroker.model.errors import LONGEST_TEXT
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from support import (
     APP,
     CONTRACT,
@@ -169,7 +169,7 @@ def test_a_wrong_argument_has_a_clear_error_and_changes_nothing(
         except sb.ServiceBrokerError as problem:
             refusal = str(problem)
         except Exception as problem:
-            raise AssertionError(f"{method}({name}={shown(value)}) raises {type(problem).__name__}") from problem
+            raise AssertionError(f"{method}({name}={short_repr(value)}) raises {type(problem).__name__}") from problem
         assert "\n" not in refusal
         assert len(refusal) < LONGEST_TEXT + 100
     left = query(
@@ -263,7 +263,7 @@ def test_wrong_arguments_of_an_instance_have_clear_errors(
                     except sb.ServiceBrokerError as problem:
                         refusal = str(problem)
                     except Exception as problem:
-                        said = f"{method}({name}={shown(value)}) raises {type(problem).__name__}"
+                        said = f"{method}({name}={short_repr(value)}) raises {type(problem).__name__}"
                         raise AssertionError(said) from problem
                     assert len(refusal) < LONGEST_TEXT + 100
 

@@ -19,7 +19,7 @@ import servicebroker as sb
 from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.store.running import run_alone
-from servicebroker.store.statements import Steps, resumed
+from servicebroker.store.statements import Steps, resume
 from support import (
     CONTRACT,
     ORDER,
@@ -147,7 +147,7 @@ def begin_during(database: sb.Database, change: Callable[[], None]) -> UUID:
         beginning = begin_dialog(database.database_id, dialog, now=datetime.now(UTC))
         looked = yield next(beginning)
         change()
-        return (yield from resumed(beginning.send(looked), beginning))
+        return (yield from resume(beginning.send(looked), beginning))
 
     with psycopg.connect(database.instance.url, autocommit=True) as connection:
         return run_alone(connection, steps())

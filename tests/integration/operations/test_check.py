@@ -13,7 +13,7 @@ import pytest
 import servicebroker as sb
 from forked import ran
 from servicebroker.engine.diagnosis.consistency import changes_of
-from servicebroker.store.expected_objects import changed, is_foreign
+from servicebroker.store.expected_objects import find_changed_objects, is_foreign
 from servicebroker.store.migrations import mend
 from servicebroker.store.running import run
 from support import (
@@ -267,9 +267,9 @@ def watched(make_instance_url: Callable[[], str]) -> Iterator[sb.Database]:
 def test_changes_by_a_superuser_are_detected(watched: sb.Database, statement: str, said: str) -> None:
     values = {"view": "test_dbo.stockqueue", "queue": queue_number(watched, STOCK_QUEUE)}
     with psycopg.connect(watched.instance.url) as connection:
-        assert run(connection, changed(100)) == []
+        assert run(connection, find_changed_objects(100)) == []
         connection.execute(statement.format(**values).encode())
-        found = [changes_of(*difference) for difference in run(connection, changed(100))]
+        found = [changes_of(*difference) for difference in run(connection, find_changed_objects(100))]
         connection.rollback()
     assert any(said in text for text in found), found
     assert len(found) <= 4
@@ -281,7 +281,7 @@ def test_retention_and_a_search_path_are_no_changes(watched: sb.Database) -> Non
     watched.alter_queue("[odd name].[Q 65537]", retention=False)
     with psycopg.connect(watched.instance.url) as connection:
         connection.execute("set search_path = servicebroker, sys, tsql, test_dbo")
-        assert run(connection, changed(100)) == []
+        assert run(connection, find_changed_objects(100)) == []
     assert watched.instance.check().findings == []
 
 
@@ -309,7 +309,7 @@ def test_an_unchanged_queue_is_not_compared_again(fresh_database: sb.Database) -
     with psycopg.connect(fresh_database.instance.url, autocommit=True) as connection:
         connection.execute(f"grant execute on function servicebroker.look_{number} to public".encode())
         assert touched(fresh_database) == {STOCK_QUEUE}
-        assert run(connection, changed(100)) == []
+        assert run(connection, find_changed_objects(100)) == []
         mend(connection)
     assert touched(fresh_database) == set()
 
@@ -319,11 +319,11 @@ def test_a_later_definition_does_not_hide_a_change(fresh_database: sb.Database) 
     with psycopg.connect(fresh_database.instance.url, autocommit=True) as connection:
         connection.execute(f"alter table servicebroker.queue_{number} add column x integer".encode())
         table = [("table", f"servicebroker.queue_{number}", True)]
-        assert run(connection, changed(100)) == table
+        assert run(connection, find_changed_objects(100)) == table
         fresh_database.alter_queue(STOCK_QUEUE, retention=True)
-        assert run(connection, changed(100)) == table
+        assert run(connection, find_changed_objects(100)) == table
         mend(connection)
-        assert run(connection, changed(100)) == table
+        assert run(connection, find_changed_objects(100)) == table
 
 
 def test_the_fingerprint_of_a_queue_is_of_all_that_it_has(watched: sb.Database) -> None:
@@ -352,8 +352,8 @@ def test_mend_recreates_views_and_functions(make_instance_url: Callable[[], str]
 def test_another_postgresql_is_not_taken_for_a_change(make_instance_url: Callable[[], str]) -> None:
     with sb.open(make_instance_url(), upkeep=None) as instance, instance.connection() as connection:
         connection.execute("update servicebroker.made set server = 14, definition = 'otherwise written'")
-        assert run(connection, changed(100)) == []
+        assert run(connection, find_changed_objects(100)) == []
         assert run(connection, is_foreign())
         mend(connection)
         assert not run(connection, is_foreign())
-        assert run(connection, changed(100)) == []
+        assert run(connection, find_changed_objects(100)) == []

@@ -264,7 +264,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
     monkeypatch.setattr(server, "TERMS", server.TERMS._replace(first_step=0.5))
     app = Dashboard([str(tmp_path / "nowhere")], token="the token")
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        dashboard = server.Server(server.configured(app, timeout_graceful_shutdown=1))
+        dashboard = server.Server(server.make_config(app, timeout_graceful_shutdown=1))
         running = threading.Thread(target=dashboard.run, args=([listening],))
         running.start()
         yield Site(listening.getsockname()[1], "the token")

@@ -19,7 +19,7 @@ import servicebroker as sb
 from browsers import AXE, DESK, IN_A_BROWSER, PHONE, shown_in, violations
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, Role
-from servicebroker.dashboard.server import Server, configured
+from servicebroker.dashboard.server import Server, make_config
 from support import ORDER, STOCK_QUEUE, begin, peer_handle
 
 pytest.importorskip("uvicorn")
@@ -35,7 +35,7 @@ def served(url: str) -> Iterator[str]:
     """Serve the dashboard of an instance, and return its address."""
     app = Dashboard([url], token=TOKEN, role=Role.ACT)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = Server(configured(app, timeout_graceful_shutdown=1))
+        server = Server(make_config(app, timeout_graceful_shutdown=1))
         running = threading.Thread(target=server.run, args=([listening],))
         running.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -11,7 +11,7 @@ import pytest
 import servicebroker as sb
 from dashboard_support import MARKUP, PAGES, Browser, sent, words
 from servicebroker.dashboard import snapshot_cache
-from servicebroker.dashboard.bodies import shown
+from servicebroker.dashboard.bodies import render_body
 from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.model.names import END_DIALOG
 from servicebroker.store.running import run
@@ -227,6 +227,6 @@ def test_bodies_of_a_multicast_are_shown(database: sb.Database, browser: Browser
     ],
 )
 def test_a_body_is_shown_by_its_kind(validation: str, head: bytes | None, size: int, kind: str, text: str) -> None:
-    view = shown(validation, head, size)
+    view = render_body(validation, head, size)
     assert (view.kind, view.omitted_bytes) == (kind, size - len(head or b""))
     assert text in view.text

@@ -15,7 +15,7 @@ import servicebroker as sb
 from forked import Command, ran
 from remote_support import Wire
 from servicebroker.broker import journal, metrics
-from servicebroker.cli.http_server import served
+from servicebroker.cli.http_server import serve_wsgi
 from servicebroker.model.events import ACTIVATION_CLASS, QUEUE_DISABLED_CLASS, Events
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, eventually, refused, undone
@@ -100,7 +100,7 @@ def test_metrics_counted_by_the_daemon() -> None:
     corrupted = value("servicebroker_corrupted_messages_total")
     journal.connection("Connected", "there")
     journal.login("Login Success", "there")
-    journal.corrupted(CorruptedMessage(11251), Wire())
+    journal.log_corrupted(CorruptedMessage(11251), Wire())
     assert value("servicebroker_connection_events_total", subclass="Connected") == connections + 1
     assert value("servicebroker_login_events_total", subclass="Login Success") == logins + 1
     assert value("servicebroker_corrupted_messages_total") == corrupted + 1
@@ -113,9 +113,9 @@ def test_a_database_that_is_down_is_said_and_not_raised() -> None:
 def test_a_port_that_is_taken(fresh_database: sb.Database) -> None:
     url = fresh_database.instance.url
     with (
-        served(metrics.registry(url), "127.0.0.1", 0) as port,
+        serve_wsgi(metrics.registry(url), "127.0.0.1", 0) as port,
         pytest.raises(sb.InstanceError, match="cannot be served"),
-        served(metrics.registry(url), "127.0.0.1", port),
+        serve_wsgi(metrics.registry(url), "127.0.0.1", port),
     ):
         pass
 

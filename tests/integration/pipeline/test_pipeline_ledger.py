@@ -32,7 +32,7 @@ from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 from servicebroker.pipeline.stream import rows as source_rows
 from servicebroker.pipeline.stream.frontier import Frontier
 from servicebroker.pipeline.stream.reader import QueueReader, QueueStreamReader
-from servicebroker.pipeline.stream.rows import delivered
+from servicebroker.pipeline.stream.rows import messages_for_sink
 from servicebroker.store import locks
 from support import eventually
 
@@ -388,7 +388,7 @@ class Life:
         written = []
         for part in reader.partitions(start, end):
             self.step()
-            written.append(sort_rows(self.pipe, self.rule, query, delivered(reader.read(part))))
+            written.append(sort_rows(self.pipe, self.rule, query, messages_for_sink(reader.read(part))))
         self.step()
         commit_results(self.pipe, self.rule, written, number)
         self.step()

@@ -81,10 +81,10 @@ def test_a_part_stands_for_its_rows(feed, reader):
     parts = attach(feed, deliver="parts")  # the reader owns the queue; parts are read by anybody
     announced = [batch for part in reader.partitions(start, end) for batch in parts.read(part)]
     assert [batch.schema.names for batch in announced] == [["part"], ["part"]]
-    found = [body for batch in rows.delivered(announced) for body in batch["message_body"].to_pylist()]
+    found = [body for batch in rows.messages_for_sink(announced) for body in batch["message_body"].to_pylist()]
     assert found == bodies(reader, start, end) == [b"a", None, b"\xff"]
     messages = batches(reader, start, end)
-    assert list(rows.delivered(messages)) == messages
+    assert list(rows.messages_for_sink(messages)) == messages
     only_parts = StructType([StructField(rows.PART, StringType())])
     assert DeltaWriter(Path(), only_parts)._schema == arrow_schema()
 

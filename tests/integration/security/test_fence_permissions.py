@@ -15,7 +15,7 @@ import pytest
 import hostile_role
 import servicebroker as sb
 from fence_support import Town, conversation
-from servicebroker.engine.diagnosis.consistency import tampered
+from servicebroker.engine.diagnosis.consistency import find_tampering
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.judgement import judge
 from servicebroker.model.messages import error_body
@@ -331,9 +331,9 @@ def test_a_new_queue_is_nobodys_either(town: Town) -> None:
 )
 def test_check_detects_changed_rights(town: Town, change: str, said: str) -> None:
     with town.database.instance.connection() as connection, connection.transaction(force_rollback=True):
-        assert run(connection, tampered()) == []
+        assert run(connection, find_tampering()) == []
         connection.execute(change)  # type: ignore[call-overload]
-        findings = run(connection, tampered())
+        findings = run(connection, find_tampering())
         assert len(findings) == 1
         assert said in findings[0]
 

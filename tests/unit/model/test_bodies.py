@@ -125,8 +125,8 @@ def test_xml(conversation: tuple[Any, Any, str]) -> None:
     db.send(handle, message_type, "<b/>")
     assert [message.body.tag for message in db.receive("Q")] == ["a", "b"]
     with pytest.raises(sb.BodyError, match="cannot be read"):
-        bodies.decoded(message_type, b"<a>")
-    assert bodies.decoded(message_type, b'<!DOCTYPE a [<!ENTITY e "x">]><a>&e;</a>').text is None  # no entities
+        bodies.decode_body(message_type, b"<a>")
+    assert bodies.decode_body(message_type, b'<!DOCTYPE a [<!ENTITY e "x">]><a>&e;</a>').text is None  # no entities
 
 
 def test_without_a_codec_bytes_are_bytes(conversation: tuple[Any, Any, str]) -> None:
@@ -194,7 +194,7 @@ def test_an_exception_of_a_codec_has_its_type(conversation: tuple[Any, Any, str]
     with pytest.raises(sb.BodyError, match=r"carry: KeyError: 'large'\.$"):
         db.send(handle, message_type, "large")
     with pytest.raises(sb.BodyError, match=r"cannot be read: LookupError\.$"):
-        bodies.decoded(message_type, b"1")
+        bodies.decode_body(message_type, b"1")
 
 
 def test_wrong_bytes_are_one_clear_error_and_still_there(conversation: tuple[Any, Any, str]) -> None:
@@ -219,7 +219,7 @@ def test_as_a_decorator() -> None:
         text: str
 
     assert Note("a").text == "a"  # mypy must accept it: a class keeps its type
-    assert bodies.decoded("//test/Decorated", b'{"text":"b"}') == Note("b")
+    assert bodies.decode_body("//test/Decorated", b'{"text":"b"}') == Note("b")
 
 
 @pytest.mark.parametrize("given", [("//t", "jsn"), ("//t", 7), ("//t", object()), (7, "json")])

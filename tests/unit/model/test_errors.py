@@ -13,7 +13,7 @@ import servicebroker
 import servicebroker as sb
 import servicebroker.testing
 from servicebroker.model.errors import LONGEST_TEXT, LONGEST_VALUE, RULES, BrokerError, InstanceError
-from servicebroker.model.wording import LONGEST_SHOWN, shown
+from servicebroker.model.wording import LONGEST_SHOWN, short_repr
 
 
 def test_an_error_has_number_severity_state_and_text() -> None:
@@ -85,9 +85,9 @@ def test_any_value_can_be_shown() -> None:
         def __repr__(self) -> str:
             raise LookupError("there is no text of it")
 
-    assert shown("a\x1b\u202e\n") == r"'a\x1b\u202e\n'"
-    assert shown(10**5_000) == "<int, whose text cannot be had>"
-    assert shown(Mute()) == "<Mute, whose text cannot be had>"
-    assert len(shown("x" * 10**7)) == len(shown(["x"] * 10**4)) == LONGEST_SHOWN + 1
+    assert short_repr("a\x1b\u202e\n") == r"'a\x1b\u202e\n'"
+    assert short_repr(10**5_000) == "<int, whose text cannot be had>"
+    assert short_repr(Mute()) == "<Mute, whose text cannot be had>"
+    assert len(short_repr("x" * 10**7)) == len(short_repr(["x"] * 10**4)) == LONGEST_SHOWN + 1
     assert len(str(BrokerError(911, "x" * 10**6))) < LONGEST_VALUE + 100
     assert len(str(InstanceError("x" * 10**6))) == LONGEST_TEXT + 1

@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from servicebroker.cli import http_server
-from servicebroker.cli.http_server import served
+from servicebroker.cli.http_server import serve_wsgi
 from support import eventually
 
 
@@ -46,7 +46,7 @@ def port(held: Held) -> Iterator[int]:
     registry = prometheus_client.CollectorRegistry()
     registry.register(held)
     held.asked = 0
-    with served(prometheus_client.make_wsgi_app(registry), "127.0.0.1", 0) as found:
+    with serve_wsgi(prometheus_client.make_wsgi_app(registry), "127.0.0.1", 0) as found:
         yield found
         held.is_held.set()
 

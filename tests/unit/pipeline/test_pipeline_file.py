@@ -14,7 +14,7 @@ from servicebroker.pipeline.definition import Pipeline
 from servicebroker.pipeline.deletes import DeleteRule
 from servicebroker.pipeline.file import line_of, parse_pipeline, read_pipeline
 from servicebroker.pipeline.queue_run import QueueRun
-from servicebroker.pipeline.variables import masked
+from servicebroker.pipeline.variables import mask_values
 
 COMPLETE_FILE = """\
 [pipeline]
@@ -81,7 +81,7 @@ def test_environment_variables_are_values_that_no_text_shows(write, monkeypatch,
     pipeline = read_pipeline(write(text))
     assert pipeline.queues[0].instance == "postgresql://loader:s3cret@shop/broker"
     assert pipeline.queues[1].label == "${second} shop"
-    assert masked(f"No route to {pipeline.queues[0].instance}") == (
+    assert mask_values(f"No route to {pipeline.queues[0].instance}") == (
         "No route to postgresql://loader:${SHOP_PASSWORD}@shop/broker"
     )
 
@@ -91,7 +91,7 @@ def test_environment_variables_are_values_that_no_text_shows(write, monkeypatch,
     queue_run = QueueRun(pipeline.queues[0], refuse, once=False)
     queue_run.start_query()
     assert queue_run.reason == "No route to ${SHOP_PASSWORD}."
-    monkeypatch.setattr(output._Mask, "hide", staticmethod(masked))
+    monkeypatch.setattr(output._Mask, "hide", staticmethod(mask_values))
     output.say_json({"reason": ["No route to s3cret", 5432]})
     output.say("s3cret", error=True)
     assert capsys.readouterr() == ('{"reason": ["No route to ${SHOP_PASSWORD}", 5432]}\n', "${SHOP_PASSWORD}\n")

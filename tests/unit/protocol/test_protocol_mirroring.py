@@ -22,7 +22,7 @@ from servicebroker.protocol.mirroring import (
     Pair,
     Role,
     RoleReport,
-    explained,
+    explain_choice,
     first_use,
     heard,
     tick,
@@ -143,12 +143,12 @@ def test_doubtful_reports_do_not_change_the_known_timeline() -> None:
 
 
 def test_the_choice_is_explained() -> None:
-    assert explained(pair_after(principal(2), MIRROR), ADDRESSES) == (
+    assert explain_choice(pair_after(principal(2), MIRROR), ADDRESSES) == (
         "TCP://a:4022 is the principal: it says so, on timeline 2, and its commits wait for a standby."
     )
     alone = pair_after(None, RoleReport(Role.PRINCIPAL, "c", 1))
-    assert explained(alone, ADDRESSES).endswith("on timeline 1, and no standby holds what it commits.")
-    assert explained(pair_after(None, MIRROR), ADDRESSES) == (
+    assert explain_choice(alone, ADDRESSES).endswith("on timeline 1, and no standby holds what it commits.")
+    assert explain_choice(pair_after(None, MIRROR), ADDRESSES) == (
         "Neither is known to be the principal: TCP://a:4022 cannot be reached (refused); "
         "TCP://b:4022 says that it is the mirror."
     )

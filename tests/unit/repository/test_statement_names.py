@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 import servicebroker
-from servicebroker.store.sql_files import named
+from servicebroker.store.sql_files import statements_by_name
 
 SOURCES = Path(servicebroker.__file__).parent
 NAMED_AT = {"Statement": 0, "SQL": 0, "text_of": 0, "execute": 1, "fetch": 1}  # the position of the name argument
@@ -108,7 +108,7 @@ FILES = sorted({site.file.with_suffix(".sql") for site in sites() if site.is_of_
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_file_has_the_statements_of_its_module(file: Path) -> None:
     used = [site.name for site in sites() if site.is_of_file and site.file == file.with_suffix(".py")]
-    assert sorted(used, key=str) == sorted(f"{file.stem}.{name}" for name in named(file.read_text()))
+    assert sorted(used, key=str) == sorted(f"{file.stem}.{name}" for name in statements_by_name(file.read_text()))
 
 
 def test_static_text_stands_in_a_file() -> None:

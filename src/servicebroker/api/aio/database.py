@@ -24,7 +24,7 @@ from servicebroker.api.aio.transaction import (
     AsyncTransaction,
     find_reason,
     translate,
-    translated,
+    translate_errors,
 )
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.api.aio.working import working
@@ -300,10 +300,10 @@ class AsyncDatabase(
 
         def authorized() -> Steps[T]:
             yield from self.engine.check_database()
-            return (yield from rights.authorized(steps(), self.user, statement))
+            return (yield from rights.run_authorized(steps(), self.user, statement))
 
         await self._do(rights.authorize(self.user, statement))
-        async with self.instance.connection() as connection, translated():
+        async with self.instance.connection() as connection, translate_errors():
             return await run_exclusively(connection, self.database_id, termination, in_use, authorized)
 
     @override

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
 
-async def present(database: AsyncDatabase) -> Application:
+async def current_definition(database: AsyncDatabase) -> Application:
     """Return the application as the database defines it now."""
     return await database._do(find_application(database.database_id, database.name))
 
@@ -22,7 +22,7 @@ async def differences(
     database: AsyncDatabase, definition: Application | Mapping[str, Any] | str | Path
 ) -> tuple[list[Change], list[str]]:
     """Return the changes that `define` would make, and the database's objects that the definition does not name."""
-    wanted, current = read(definition), await present(database)
+    wanted, current = read(definition), await current_definition(database)
     return changes(wanted, current), not_defined(wanted, current)
 
 
@@ -30,7 +30,7 @@ async def define(database: AsyncDatabase, definition: Application | Mapping[str,
     """Apply a definition and return its changes in words; see `Database.define`."""
     wanted = read(definition)
     async with database.defining() as locked_database:
-        needed = changes(wanted, await present(locked_database))
+        needed = changes(wanted, await current_definition(locked_database))
         for change in needed:
             await locked_database.run(change.operation)
     return [change.words for change in needed]

@@ -22,7 +22,7 @@ from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import Termination, may_exist
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import User
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.operation import Definition, Operation
 from servicebroker.store.statements import Steps
 
@@ -71,7 +71,7 @@ class AsyncDefinitions(ABC):
         kind: Any = type(operation)
         run: Runner | None = _RUNNERS.get(kind, _run_in_transaction if kind in INTERPRETERS else None)
         if run is None or not isinstance(operation, Definition):
-            raise BrokerError(402, "operation", shown(operation), "a value of servicebroker.operations")
+            raise BrokerError(402, "operation", short_repr(operation), "a value of servicebroker.operations")
         with may_exist(operation.exist_ok):
             result: T = await run(self, operation)
             return result
@@ -264,7 +264,7 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
         return database_options.enable_broker(definitions.catalog, number, definitions.instance.clock())
 
     async def shared(steps: Steps[None]) -> None:
-        await definitions._run_in_transaction(rights.authorized(steps, user, permission))
+        await definitions._run_in_transaction(rights.run_authorized(steps, user, permission))
 
     async def alone(steps: Callable[[], Steps[T]]) -> T:
         return await definitions._define_exclusively(steps, permission, termination, in_use)
@@ -281,7 +281,7 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
         await definitions._deliver_remaining(await alone(enabling))
     elif operation.new_broker or operation.error_broker_conversations:
         remaining = await definitions._retry_locked(
-            lambda: rights.authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
+            lambda: rights.run_authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
         )
         await definitions._deliver_remaining(remaining)
     if operation.honor_broker_priority is not None:

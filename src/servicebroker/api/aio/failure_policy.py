@@ -28,7 +28,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api.aio.transaction import AsyncTransaction
-from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, chained, hold
+from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, hold, link_turns
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
@@ -46,7 +46,7 @@ from servicebroker.model.poison import (
     checked_verdict,
 )
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import told, traceback_of
+from servicebroker.model.wording import describe_exception, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.schedules import TakeTurn
@@ -150,7 +150,7 @@ class AsyncFailureHandler:
         succeeded: list[Message] = []
         if self._answers_ends:
             succeeded = await answer_ends(transaction, await self._queue_id(), turns)
-        for index, turn in enumerate(chained(turns)):
+        for index, turn in enumerate(link_turns(turns)):
             if not await turn.begin(is_first=index == 0):
                 continue
             if await self._process(turn, procedure):
@@ -233,7 +233,13 @@ class AsyncFailureHandler:
 
     def _remember_failure(self, messages: list[Message], problem: Exception) -> None:
         """Remember, for the policy, that the transaction of these messages was rolled back."""
-        report(_LOG, logging.INFO, "%s: the transaction of a message was rolled back: %s", self._queue, told(problem))
+        report(
+            _LOG,
+            logging.INFO,
+            "%s: the transaction of a message was rolled back: %s",
+            self._queue,
+            describe_exception(problem),
+        )
         if len(messages) > 1:  # receive them one by one, to find the message that fails
             self._singles_left = len(messages)
             return
@@ -262,7 +268,7 @@ class AsyncFailureHandler:
             return
         (message,), transaction = turn.messages, turn.transaction
         self._suspects.discard(_key(message))
-        now, text = self._database.instance.clock(), told(problem)
+        now, text = self._database.instance.clock(), describe_exception(problem)
         previous = await transaction._do(self._engine.find_failures(message)) or FailureRecord(0, now, text)
         record = previous._replace(failures=previous.failures + 1)
         failure = Failure(message, problem, record.failures, record.first_failed_at, record.first_error, now)
@@ -292,7 +298,7 @@ class AsyncFailureHandler:
             if stop.is_stop(problem):
                 raise
             text_format = "%s: the policy has failed (%s), so the default policy decides"
-            report(_LOG, logging.ERROR, text_format, self._queue, told(problem), exc_info=problem)
+            report(_LOG, logging.ERROR, text_format, self._queue, describe_exception(problem), exc_info=problem)
             return by_default(failure)
 
     async def _carry_out(
@@ -312,7 +318,11 @@ class AsyncFailureHandler:
         if isinstance(verdict, EndWithError):
             await transaction.end_conversation(message.conversation_handle, error=(verdict.code, verdict.description))
         elif isinstance(verdict, SetAside):
-            queue_id, text, trace = await self._queue_id(), told(failure.error), traceback_of(failure.error)
+            queue_id, text, trace = (
+                await self._queue_id(),
+                describe_exception(failure.error),
+                traceback_of(failure.error),
+            )
             await transaction._do(self._engine.set_aside(queue_id, message, record, text, trace))
         elif isinstance(verdict, Reply):
             await _reply(transaction, message.conversation_handle, verdict)

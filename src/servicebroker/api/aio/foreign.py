@@ -10,7 +10,7 @@ import psycopg
 
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction
 from servicebroker.model.errors import JoinError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.overriding import override
 from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import IS_ASYNC, in_greenlet
@@ -102,7 +102,7 @@ def _wrong_object(library_object: object) -> str:
         return f"The driver is {driver}, but join needs psycopg 3: use a URL postgresql+psycopg://."
     return (
         "join takes a connection of psycopg 3, or a session or connection of SQLAlchemy or Django, "
-        f"not {shown(library_object)}."
+        f"not {short_repr(library_object)}."
     )
 
 

@@ -26,7 +26,7 @@ from servicebroker.api.aio.notifier import Notifier, WaitingReader
 from servicebroker.api.aio.poison import PoisonDetector
 from servicebroker.api.aio.requesting import AsyncWatchers
 from servicebroker.api.aio.rights import AsyncRights
-from servicebroker.api.aio.transaction import release_group_locks, translated
+from servicebroker.api.aio.transaction import release_group_locks, translate_errors
 from servicebroker.api.shared.preparation import prepare
 from servicebroker.api.shared.slow_steps import logged_if_slow
 from servicebroker.api.shared.tally import Tally
@@ -41,7 +41,7 @@ from servicebroker.model.arguments import MAX_BODY_BYTES, checked_maximum
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.overriding import override
 from servicebroker.store import forked
 from servicebroker.store.aio import session_locks
@@ -78,14 +78,16 @@ def checked_target(target: object) -> str:
     if isinstance(target, os.PathLike):
         target = os.fspath(target)
     if not isinstance(target, str) or not target or "\0" in target or not names.is_encodable(target):
-        raise InstanceError(f"An instance is opened by its data folder or a PostgreSQL URL, not by {shown(target)}.")
+        raise InstanceError(
+            f"An instance is opened by its data folder or a PostgreSQL URL, not by {short_repr(target)}."
+        )
     return target
 
 
 def _key_folder(target: str, folder: str | os.PathLike[str] | None) -> KeyFolder | None:
     if folder is not None:
         if not isinstance(folder, str | os.PathLike):
-            raise BrokerError(402, "keys", shown(folder), "the path of a folder")
+            raise BrokerError(402, "keys", short_repr(folder), "the path of a folder")
         return KeyFolder(Path(folder))
     return None if is_url(target) else KeyFolder(Path(target) / "keys")
 
@@ -197,7 +199,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             BrokerError: 911 no such database, 916 the principal may not connect, 15517 no such user, or the role may
                 not act as that user.
         """
-        async with self.connection() as connection, translated():
+        async with self.connection() as connection, translate_errors():
             database_id = await run_alone(connection, self.engine.find_database(name, create=create))
             return AsyncDatabase(self, name, await run_alone(connection, self.engine.find_user(database_id, user)))
 
@@ -222,12 +224,12 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
 
     async def status(self) -> tuple[list[QueueStatus], Backlog]:
         """Return all queues with services, depth and oldest message, and the backlog of the transmission queue."""
-        async with self.connection() as connection, translated():
+        async with self.connection() as connection, translate_errors():
             return await run(connection, queue_statuses()), await run(connection, transmission_status())
 
     async def check(self) -> Report:
         """Check the consistency of the stored data, as DBCC CHECKDB does. This reads every queue."""
-        async with self.connection() as connection, translated():
+        async with self.connection() as connection, translate_errors():
             return await run(connection, check(self.clock()))
 
     @override

@@ -48,7 +48,7 @@ from servicebroker.engine.remote.route_answers import take_route_answers
 from servicebroker.engine.remote.unfinished_arrivals import forget_openings
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import told
+from servicebroker.model.wording import describe_exception
 from servicebroker.store.aio.concurrency import Background, Event
 from servicebroker.store.aio.connection import connect
 from servicebroker.store.aio.direct import AsyncDirectConnection, wait_for_notifications
@@ -149,7 +149,13 @@ class Maintenance:
                 pause = _TICK_S if has_run_long else 2 * pause
                 await self._closed.wait(min(pause, self._interval))
             except Exception as problem:  # a bug, or an error of the application's clock: timers must fire nevertheless
-                report(_LOG, logging.ERROR, "background maintenance restarts: %s", told(problem), exc_info=problem)
+                report(
+                    _LOG,
+                    logging.ERROR,
+                    "background maintenance restarts: %s",
+                    describe_exception(problem),
+                    exc_info=problem,
+                )
                 pause = _TICK_S
                 await self._closed.wait(min(_FAULT_PAUSE_S, self._interval))
             finally:

@@ -24,8 +24,8 @@ import psycopg
 
 from servicebroker.api.aio.failure_policy import AsyncFailureHandler
 from servicebroker.api.aio.throttle import AsyncThrottle
-from servicebroker.api.aio.transaction import AsyncTransaction, translated
-from servicebroker.api.aio.turns import Procedure, chained, hold
+from servicebroker.api.aio.transaction import AsyncTransaction, translate_errors
+from servicebroker.api.aio.turns import Procedure, hold, link_turns
 from servicebroker.api.shared import tracing
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
@@ -116,7 +116,7 @@ async def _drain(
             await database.instance.notifier.wake_another(queue.queue_id)
         return await procedure(transaction, messages)
 
-    async with database.instance.connection() as connection, translated(runs_application_sql=True):
+    async with database.instance.connection() as connection, translate_errors(runs_application_sql=True):
 
         async def process_next() -> int:
             if throttle is None:
@@ -202,7 +202,7 @@ async def _take_groups(
     """
     processed, failure = 0, None
     async with AsyncTransaction(database, connection) as transaction:
-        for index, turn in enumerate(chained(await hold(transaction, operation))):
+        for index, turn in enumerate(link_turns(await hold(transaction, operation))):
             if not await turn.begin(is_first=index == 0):
                 continue
             stop = StopDetector(exits=True)

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from servicebroker import operations
-from servicebroker.api.aio.transaction import translated
+from servicebroker.api.aio.transaction import translate_errors
 from servicebroker.api.aio.wrappers import operation_method
 from servicebroker.engine.security import role_rights
 from servicebroker.engine.security.role_rights import RoleRights
@@ -35,13 +35,13 @@ class AsyncRights(ABC):
         Raises:
             BrokerError: 15007 no such role.
         """
-        async with self.connection() as connection, translated():
+        async with self.connection() as connection, translate_errors():
             return await run(connection, role_rights.find_rights_of(role))
 
 
 async def _change(instance: AsyncRights, operation: RightsChange) -> None:
     """Run the statements of a change of rights in one transaction."""
-    async with instance.connection() as connection, translated():
+    async with instance.connection() as connection, translate_errors():
         await in_transaction(connection, role_rights.apply(operation))
 
 

@@ -106,7 +106,7 @@ class ThreadInstance(Instance):
     @contextmanager
     def connection(self) -> Iterator[DirectConnection]:
         """Lend a connection of the pool to this thread alone, until the block ends."""
-        with _entered(self._inner.connection(), self._awaited) as lent, blocking(lent) as connection:
+        with _enter_in_loop(self._inner.connection(), self._awaited) as lent, blocking(lent) as connection:
             try:
                 yield connection
             finally:
@@ -153,7 +153,7 @@ class ThreadNotifier:
     @contextmanager
     def listening(self, queue_id: int, *, filtered: bool) -> Iterator[WaitingReader]:
         """Register a reader for the block, and wake it when a message was sent to the queue."""
-        with _entered(self._inner.listening(queue_id, filtered=filtered), self._awaited) as reader:
+        with _enter_in_loop(self._inner.listening(queue_id, filtered=filtered), self._awaited) as reader:
             yield reader
 
     def keep_waiting(self, queue_id: int, reader: WaitingReader) -> bool:
@@ -166,7 +166,7 @@ class ThreadNotifier:
 
 
 @contextmanager
-def _entered(entered: AbstractAsyncContextManager[T], awaited: Awaited[Any]) -> Iterator[T]:
+def _enter_in_loop(entered: AbstractAsyncContextManager[T], awaited: Awaited[Any]) -> Iterator[T]:
     """Enter and leave an asynchronous context manager from a thread, in the event loop."""
 
     async def enter() -> T:

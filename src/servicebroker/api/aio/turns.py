@@ -199,7 +199,7 @@ async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncG
     return turns
 
 
-def chained(turns: list[AsyncGroupTurn]) -> list[AsyncGroupTurn]:
+def link_turns(turns: list[AsyncGroupTurn]) -> list[AsyncGroupTurn]:
     """Tell each turn which one follows it. Return the turns."""
     for turn, following in pairwise(turns):
         turn.following = following

@@ -22,7 +22,7 @@ from servicebroker.operations.dead_letters import DeadLetterGroups, DiscardMessa
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
-from servicebroker.operations.operation import Operation, described
+from servicebroker.operations.operation import Operation, copy_documentation
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
@@ -51,7 +51,7 @@ def operation_method(operation: Callable[P, Operation[T]]) -> Callable[Concatena
         result: T = await verbs.run(operation(*arguments, **keywords))
         return result
 
-    return described(method, operation)  # type: ignore[arg-type] # a class
+    return copy_documentation(method, operation)  # type: ignore[arg-type] # a class
 
 
 async def counted(inner: Runner, verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> Any:
@@ -66,7 +66,7 @@ async def traced(inner: Runner, verbs: AsyncVerbs, operation: Send[Any] | SendBa
     span = tracing.begin_send(verbs._processing, operation.message_type, operation.messages)
     if span is None:
         return await inner(verbs, operation, begin)
-    problem, context, engine = None, tracing.packed(span), verbs.engine
+    problem, context, engine = None, tracing.pack_context(span), verbs.engine
 
     def with_trace() -> Steps[Any]:
         return engine.sent_with_trace(begin(), operation.handles, operation.messages, context)

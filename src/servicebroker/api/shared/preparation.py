@@ -13,7 +13,7 @@ from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs, 
 from servicebroker.model.schema_difference import SchemaDifference
 from servicebroker.store.connection import connect
 from servicebroker.store.home import check_home, find_home
-from servicebroker.store.migrations import applied, check_complete, compare, migrate, no_instance
+from servicebroker.store.migrations import applied_numbers, check_complete, compare, migrate, no_instance
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server import check_server
 from servicebroker.store.server_clock import Clock
@@ -51,7 +51,7 @@ def prepare(url: str, clock: Clock | None = None, *, accepts_copies: bool = Fals
             return RestrictedVerbs
         try:
             if is_standby:
-                check_complete(applied(connection))
+                check_complete(applied_numbers(connection))
             else:
                 with logged_if_slow("Bringing the schema of the instance up to date"):
                     migrate(connection)
@@ -88,7 +88,7 @@ def inspect(connection: psycopg.Connection[Any]) -> Inspected:
         ((home,),) = run(connection, _home())
         check_home(home, connection.info.dbname)
         return Inspected(RestrictedVerbs, schema)
-    if not (migrations := applied(connection)):
+    if not (migrations := applied_numbers(connection)):
         raise no_instance(connection.info.dbname)
     schema = compare(migrations)
     if not schema.missing:  # an older schema may lack the function that returns the home

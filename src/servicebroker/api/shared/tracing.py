@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.messages import Message
 from servicebroker.model.reporting import report
-from servicebroker.model.wording import safe_text, told
+from servicebroker.model.wording import describe_exception, safe_text
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
@@ -39,19 +39,19 @@ def _trace() -> Any:
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
-    with _unharmed():
+    with _log_failures():
         none = trace.ProxyTracerProvider | trace.NoOpTracerProvider
         return None if isinstance(trace.get_tracer_provider(), none) else trace
     return None
 
 
 @contextlib.contextmanager
-def _unharmed() -> Iterator[None]:
+def _log_failures() -> Iterator[None]:
     """Log an exception of the application's tracing in the block, so that the statement continues."""
     try:
         yield
     except Exception as problem:
-        report(_LOG, logging.WARNING, "messages are not traced: %s", told(problem))
+        report(_LOG, logging.WARNING, "messages are not traced: %s", describe_exception(problem))
 
 
 def begin_send(processing: Span | None, message_type: str, messages: int) -> Span | None:
@@ -62,7 +62,7 @@ def begin_send(processing: Span | None, message_type: str, messages: int) -> Spa
     """
     if "opentelemetry.trace" not in sys.modules or (trace := _trace()) is None:
         return None
-    with _unharmed():
+    with _log_failures():
         return _begin_send(trace, processing, message_type, messages)
     return None
 
@@ -96,13 +96,13 @@ def begin_receive(queue: str, messages: Sequence[Message], contexts: Sequence[by
     """Begin the span for the processing of these messages. Return None if they have no contexts."""
     if not contexts or (trace := _trace()) is None:
         return None
-    with _unharmed():
+    with _log_failures():
         return _begin_receive(trace, queue, messages, list(dict.fromkeys(contexts)))
     return None
 
 
 def _begin_receive(trace: Any, queue: str, messages: Sequence[Message], contexts: Sequence[bytes]) -> Span:
-    first, *others = (_unpacked(trace, context) for context in contexts)
+    first, *others = (_unpack_context(trace, context) for context in contexts)
     span: Span = trace.get_tracer(_NAME).start_span(
         f"process {queue}",
         trace.set_span_in_context(trace.NonRecordingSpan(first)),
@@ -134,7 +134,7 @@ def fail(span: Span | None, problem: BaseException) -> None:
         return
     with contextlib.suppress(Exception):  # the text of an exception may fail, and so may the application's exporter
         span.record_exception(problem)
-    with _unharmed():
+    with _log_failures():
         span.set_status(sys.modules["opentelemetry.trace"].StatusCode.ERROR, safe_text(problem))
 
 
@@ -142,17 +142,17 @@ def end(span: Span, problem: BaseException | None = None) -> None:
     """End the span, as failed if there is an error."""
     if problem is not None:
         fail(span, problem)
-    with _unharmed():
+    with _log_failures():
         span.end()
 
 
-def packed(span: Span) -> bytes:
+def pack_context(span: Span) -> bytes:
     """Return a span's context in the 25 bytes that are stored with a message."""
     context = span.get_span_context()
     return b"".join((context.trace_id.to_bytes(16), context.span_id.to_bytes(8), bytes([context.trace_flags])))
 
 
-def _unpacked(trace: Any, context: bytes) -> SpanContext:
+def _unpack_context(trace: Any, context: bytes) -> SpanContext:
     is_remote = True
     span_context: SpanContext = trace.SpanContext(
         int.from_bytes(context[:16]), int.from_bytes(context[16:24]), is_remote, trace.TraceFlags(context[24])

@@ -466,7 +466,7 @@ class Stream(asyncio.Protocol):
                     self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
                 case Corrupted():
                     problem = CorruptedMessage(11235, f"{event.size} bytes were changed under way")
-                    journal.corrupted(problem, self, self.peer_address)
+                    journal.log_corrupted(problem, self, self.peer_address)
                 case Greeted():
                     self._greeted(event)
                 case Online():

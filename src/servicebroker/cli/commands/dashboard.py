@@ -92,7 +92,7 @@ def dashboard(
     """Serve the dashboard, pages that show and operate instances, until SIGTERM or Ctrl-C."""
     from servicebroker.dashboard.access import LOOPBACK, Proxy
     from servicebroker.dashboard.application import Dashboard, new_token
-    from servicebroker.dashboard.server import Server, configured
+    from servicebroker.dashboard.server import Server, make_config
 
     shown = f"[{host}]" if ":" in host else host
     if (certificate is None) != (key is None):
@@ -117,7 +117,7 @@ def dashboard(
         hosts=hosts,
         pipelines=pipeline or (),
     )
-    config = configured(
+    config = make_config(
         app,
         ssl_certfile=certificate,
         ssl_keyfile=key,

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from servicebroker.api.defining import differences, present
+from servicebroker.api.defining import current_definition, differences
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_document, say_json
-from servicebroker.operations.application import written as to_toml
+from servicebroker.operations.application import to_toml as to_toml
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,7 +26,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The definiti
 def dump(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """Print the objects of a database as a definition."""
     with open_database(instance, database) as opened:
-        say_document(to_toml(present(opened)))
+        say_document(to_toml(current_definition(opened)))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import typer
 
-from servicebroker.cli.audited_act import audited
+from servicebroker.cli.audited_act import audited_transaction
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
@@ -59,7 +59,7 @@ def cancel(
     """Cancel delayed messages of a conversation. Later messages take the sequence numbers of the cancelled ones."""
     with (
         open_database(instance, database) as opened,
-        audited(opened, "CANCEL DELAYED MESSAGES", conversation, number=number) as transaction,
+        audited_transaction(opened, "CANCEL DELAYED MESSAGES", conversation, number=number) as transaction,
     ):
         cancelled = transaction.cancel_delayed(conversation, number)
     if as_json:

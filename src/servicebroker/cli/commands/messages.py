@@ -11,7 +11,7 @@ from uuid import UUID
 import typer
 
 from servicebroker.api.database import Database
-from servicebroker.cli.audited_act import audited
+from servicebroker.cli.audited_act import audited_transaction
 from servicebroker.cli.completion import complete_service
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import (
@@ -157,7 +157,7 @@ def end(
         raise typer.BadParameter("it needs --error", param_hint="--description")
     with open_database(instance, database) as opened:
         details = {"code": error, "text": description, "cleanup": cleanup}
-        with audited(opened, "END CONVERSATION", conversation, **details) as transaction:
+        with audited_transaction(opened, "END CONVERSATION", conversation, **details) as transaction:
             code_and_text = None if error is None else (error, description)
             transaction.end_conversation(conversation, error=code_and_text, cleanup=cleanup)
     say(f"The conversation {conversation} has ended on this side.")
@@ -191,10 +191,10 @@ def peek(
 ) -> None:
     """Show messages of a queue without receiving them, even while the queue is off."""
     with open_database(instance, database) as opened:
-        show(queued(opened, queue, conversation, top), as_json=as_json)
+        show(peek_messages(opened, queue, conversation, top), as_json=as_json)
 
 
-def queued(database: Database, queue: str, conversation: UUID | None, top: int) -> list[dict[str, Any]]:
+def peek_messages(database: Database, queue: str, conversation: UUID | None, top: int) -> list[dict[str, Any]]:
     """Return the first `top` messages of a queue, or of one of its conversations, without receiving them."""
     queue_id = database._do(find_queue_uncached("find", database.database_id, queue)).queue_id
     messages = database._do(poison_report.queued_messages(queue_id, conversation, top))

@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from servicebroker.cli import shutdown
-from servicebroker.cli.http_server import served
+from servicebroker.cli.http_server import serve_wsgi
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import JsonOption, finite
 from servicebroker.cli.output import line, mask_with, say, say_document, say_json
@@ -123,7 +123,7 @@ def run(
         with (
             nullcontext()
             if metrics_port is None
-            else served(make_wsgi_app(metrics.registry), metrics_host, metrics_port),
+            else serve_wsgi(make_wsgi_app(metrics.registry), metrics_host, metrics_port),
             console.status("Starting Spark") if has_status_line else nullcontext() as status_line,
             running(
                 pipeline, once=once, master=master, fails_on_quarantine=fails_on_quarantine, wait_s=wait, config=config
@@ -502,9 +502,9 @@ def _read(file: Path, environment: Mapping[str, str] = os.environ) -> Pipeline:
         from servicebroker.pipeline.file import read_pipeline
     except ImportError:
         raise InstanceError("The pipeline needs PySpark: pip install 'servicebroker[spark]'.") from None
-    from servicebroker.pipeline.variables import masked
+    from servicebroker.pipeline.variables import mask_values
 
-    mask_with(masked)
+    mask_with(mask_values)
     return read_pipeline(file, environment)
 
 

@@ -9,9 +9,9 @@ from uuid import UUID
 import typer
 
 from servicebroker.api.database import Database
-from servicebroker.cli.audited_act import audited
+from servicebroker.cli.audited_act import audited_transaction
 from servicebroker.cli.commands import dead_letters
-from servicebroker.cli.commands.messages import queued, show
+from servicebroker.cli.commands.messages import peek_messages, show
 from servicebroker.cli.existing_instance import open_database, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption, QueueArgument
 from servicebroker.cli.output import say, say_block, say_json
@@ -74,7 +74,9 @@ def inspect(
 ) -> None:
     """Show messages of a queue without receiving them, even while the queue is off."""
     with open_database(instance, database) as opened:
-        messages = _received(opened, queue, conversation) if receive else queued(opened, queue, conversation, top)
+        messages = (
+            _received(opened, queue, conversation) if receive else peek_messages(opened, queue, conversation, top)
+        )
     show(messages, as_json=as_json)
     if messages and receive and not as_json:
         say(
@@ -97,7 +99,9 @@ def end(
     """End a conversation WITH ERROR: its messages are removed, and the other side gets the error."""
     with open_database(instance, database) as opened:
         queue = opened._do(poison_report.queue_of_conversation(opened.database_id, conversation))
-        with audited(opened, "END CONVERSATION WITH ERROR", conversation, code=error, text=description) as transaction:
+        with audited_transaction(
+            opened, "END CONVERSATION WITH ERROR", conversation, code=error, text=description
+        ) as transaction:
             transaction.end_conversation(conversation, error=(error, description))
         if switch_on:
             opened.alter_queue(queue, status=True)

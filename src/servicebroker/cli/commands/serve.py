@@ -27,7 +27,7 @@ from servicebroker.cli import shutdown
 from servicebroker.cli.descriptor_limit import raise_limit
 from servicebroker.cli.existing_instance import must_exist
 from servicebroker.cli.health import health_served
-from servicebroker.cli.http_server import HOST_AND_PORT, parse_address, served
+from servicebroker.cli.http_server import HOST_AND_PORT, parse_address, serve_wsgi
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import (
     DEFAULT_INSTANCE,
@@ -49,7 +49,7 @@ from servicebroker.engine.catalog.network_endpoints import (
 )
 from servicebroker.model.errors import BrokerError, Unreachable
 from servicebroker.model.security.authentication import parse_authentication
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.protocol.queue_monitor import READER_INTERVAL_S
 from servicebroker.store.connection import is_url, urls_of_hosts
 
@@ -195,7 +195,7 @@ def _metrics_served(instance: Instance, address: str | None) -> Iterator[None]:
 
     host, port = parse_address("--metrics", address)
     instance.events.subscribe(count_event)
-    with served(make_wsgi_app(registry(instance.url)), host, port) as bound_port:
+    with serve_wsgi(make_wsgi_app(registry(instance.url)), host, port) as bound_port:
         _log.info("Metrics are served at http://%s:%s/metrics.", host or "0.0.0.0", bound_port)
         yield
 
@@ -208,11 +208,11 @@ def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICAT
     """
     match = HOST_AND_PORT.fullmatch(text)
     if match is None:
-        raise BrokerError(402, "--listen", shown(text), "HOST:PORT")
+        raise BrokerError(402, "--listen", short_repr(text), "HOST:PORT")
     if not LOWEST_PORT <= int(match["port"]) <= HIGHEST_PORT:
         raise BrokerError(5837)
     if encryption.upper() not in (DISABLED, SUPPORTED, REQUIRED):
-        raise BrokerError(402, "--encryption", shown(encryption), "DISABLED, SUPPORTED or REQUIRED")
+        raise BrokerError(402, "--encryption", short_repr(encryption), "DISABLED, SUPPORTED or REQUIRED")
     methods, certificate = parse_authentication(authentication)
     if certificate is not None:
         hint = (

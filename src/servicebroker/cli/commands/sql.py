@@ -25,7 +25,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_block, say_json
-from servicebroker.cli.sqlcmd import MAX_SIZE, Sqlcmd, decoded, variables_of
+from servicebroker.cli.sqlcmd import MAX_SIZE, Sqlcmd, decode_script, variables_of
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.named_files import read_argument, read_standard_input
 from servicebroker.tsql.results import ResultSet, RowCount, ScriptOutput
@@ -164,8 +164,8 @@ def read_script(file: Path | None, text: str | None) -> str | None:
     if text is not None:
         return text
     if file is not None:
-        return decoded(read_argument(file, MAX_SIZE))
-    return None if sys.stdin.isatty() else decoded(read_standard_input(MAX_SIZE))
+        return decode_script(read_argument(file, MAX_SIZE))
+    return None if sys.stdin.isatty() else decode_script(read_standard_input(MAX_SIZE))
 
 
 # ---------------------------------------------------------------- output

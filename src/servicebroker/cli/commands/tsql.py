@@ -72,12 +72,12 @@ def _findings(file: Path, variables: dict[str, str]) -> Iterator[Finding]:
 
     If a file cannot be read or checked, that is a finding too, and the next file is checked.
     """
-    from servicebroker.cli.sqlcmd import MAX_SIZE, Sqlcmd, decoded
+    from servicebroker.cli.sqlcmd import MAX_SIZE, Sqlcmd, decode_script
     from servicebroker.tsql.check import Finding, Verdict, check
     from servicebroker.tsql.statement_errors import TsqlError
 
     try:
-        script = Sqlcmd(variables).expand(decoded(read_argument(file, MAX_SIZE)), file.parent)
+        script = Sqlcmd(variables).expand(decode_script(read_argument(file, MAX_SIZE)), file.parent)
     except OSError as error:
         yield Finding(0, "file", Verdict.REFUSED, f"It cannot be read: {error.strerror or type(error).__name__}.")
         return

@@ -12,7 +12,7 @@ from servicebroker.engine.security.authorization import authorize, user_named
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import User
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.queues import DROP, Activation
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -46,7 +46,7 @@ def set_activation(user: User, queue: str, activation: Activation | Literal["DRO
         yield wake_monitors()
         return None
     if not isinstance(activation, Activation):
-        raise BrokerError(402, "ACTIVATION", shown(activation), 'an Activation, or "DROP"')
+        raise BrokerError(402, "ACTIVATION", short_repr(activation), 'an Activation, or "DROP"')
     _check_types(activation)
     rows = yield Statement(
         "clause.set_activation.alter",
@@ -79,9 +79,9 @@ def _check_types(activation: Activation) -> None:
     if readers is not None and (
         not isinstance(readers, int) or isinstance(readers, bool) or not 0 <= readers <= MAXIMUM_QUEUE_READERS
     ):
-        raise BrokerError(402, "MAX_QUEUE_READERS", shown(readers), f"an int from 0 to {MAXIMUM_QUEUE_READERS}")
+        raise BrokerError(402, "MAX_QUEUE_READERS", short_repr(readers), f"an int from 0 to {MAXIMUM_QUEUE_READERS}")
     if activation.status is not None and not isinstance(activation.status, bool):
-        raise BrokerError(402, "ACTIVATION STATUS", shown(activation.status), "True for ON, False for OFF")
+        raise BrokerError(402, "ACTIVATION STATUS", short_repr(activation.status), "True for ON, False for OFF")
 
 
 def _procedure(user: User, activation: Activation) -> str:

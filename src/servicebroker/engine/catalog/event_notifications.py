@@ -29,7 +29,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_instances import Element, EventInstance, event_body, post_time
 from servicebroker.model.event_types import DATABASE, QUEUE_ACTIVATION, SERVER, events_of
 from servicebroker.model.security.permissions import User
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.event_notifications import (
@@ -219,7 +219,7 @@ def drop_broken(now: datetime) -> Steps[list[BrokerError]]:
 def _checked_events(events: object, scope: str) -> list[str]:
     names = [events] if isinstance(events, str) else events
     if not isinstance(names, list | tuple) or not names or not all(isinstance(event, str) for event in names):
-        raise BrokerError(402, "FOR", shown(events), "an event or several")
+        raise BrokerError(402, "FOR", short_repr(events), "an event or several")
     return list(events_of(names, scope))
 
 

@@ -15,7 +15,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.authentication import CERTIFICATE, Authentication, parse_authentication
 from servicebroker.model.security.peers import WITHOUT_PROOF
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -156,7 +156,7 @@ def _one_of(clause: str, value: object, words: tuple[str, ...]) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or value.upper() not in words:
-        raise BrokerError(402, clause, shown(value), " or ".join(words))
+        raise BrokerError(402, clause, short_repr(value), " or ".join(words))
     return value.upper()
 
 
@@ -176,7 +176,7 @@ def _host(value: object) -> str:
 
 
 def _not_an_address(value: object) -> str:
-    raise BrokerError(402, "LISTENER_IP", shown(value), "ALL or an IP address")
+    raise BrokerError(402, "LISTENER_IP", short_repr(value), "ALL or an IP address")
 
 
 def _forwards(value: object, before: bool) -> bool:

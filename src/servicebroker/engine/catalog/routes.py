@@ -17,7 +17,7 @@ from servicebroker.engine.security.principals import find_owner
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
 from servicebroker.model.security.permissions import Kind
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
 from servicebroker.protocol.explanation import Explanation, explain
 from servicebroker.protocol.routing import (
@@ -114,7 +114,7 @@ def explain_route(
         BrokerError: 1093 an invalid broker identifier, 402 an invalid service name.
     """
     if not isinstance(service, str) or not service or "\0" in service or not names.is_encodable(service):
-        raise BrokerError(402, "SERVICE_NAME", shown(service), "the name of a service")
+        raise BrokerError(402, "SERVICE_NAME", short_repr(service), "the name of a service")
     instance = _identifier("", broker_instance)
     topology = yield from find_topology([service], now)
     msdb_routes = yield from topology.routes(catalog, topology.msdb)

@@ -263,7 +263,7 @@ class OwnerVerbs:
 
     def find_late(self, queue_id: int) -> Steps[list[requests.LateAnswer]]:
         """Return requests in the queue whose answer is late and has to be handled."""
-        return authorization.authorized(
+        return authorization.run_authorized(
             requests.find_late(queue_id, self.settings.clock(), LateAnswers.HANDLE),
             self.user,
             "RECEIVE",

@@ -18,7 +18,7 @@ from servicebroker.engine.catalog.alter import find_dropped_queues
 from servicebroker.engine.delivery.transmission import PATH_IS_FREE
 from servicebroker.engine.diagnosis.queue_counts import in_parts, stored_queues
 from servicebroker.model.errors import BrokerError
-from servicebroker.store.expected_objects import changed
+from servicebroker.store.expected_objects import find_changed_objects
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -198,11 +198,13 @@ def _check_dropped_queues() -> Steps[Report]:
 
 
 def _check_definitions() -> Steps[Report]:
-    return Report({}, _findings(3859, [(changes_of(*change),) for change in (yield from changed(MAX_FINDINGS))]))
+    return Report(
+        {}, _findings(3859, [(changes_of(*change),) for change in (yield from find_changed_objects(MAX_FINDINGS))])
+    )
 
 
 def _check_ownership() -> Steps[Report]:
-    return Report({}, _findings(8992, [(fault,) for fault in (yield from tampered())]))
+    return Report({}, _findings(8992, [(fault,) for fault in (yield from find_tampering())]))
 
 
 def changes_of(kind: str, name: str, is_there: bool) -> str:
@@ -234,10 +236,10 @@ _FAULTS = (
 )
 
 
-def tampered() -> Steps[list[str]]:
+def find_tampering() -> Steps[list[str]]:
     """Return descriptions of changed ownership and rights of the broker's objects; none without a change."""
     faults: list[str] = []
     for text in _FAULTS:
-        rows = yield Statement("consistency.tampered", text, prepared=False)
+        rows = yield Statement("consistency.find_tampering", text, prepared=False)
         faults += [fault for (fault,) in rows]
     return faults

@@ -434,10 +434,10 @@ def waiting(now: datetime) -> Steps[list[Waiting]]:
     return [Waiting(*row) for row in rows]
 
 
-def delayed(now: datetime) -> Steps[list[DelayedLine]]:
+def find_delayed(now: datetime) -> Steps[list[DelayedLine]]:
     """Return delayed messages by service, the first due ones first."""
     rows = yield Statement(
-        "dashboard_queries.delayed",
+        "dashboard_queries.find_delayed",
         "select e.far_service, count(*), min(t.delayed_until), "
         "(array_agg(t.conversation_handle order by t.delayed_until))[1] "
         f"from (select * from servicebroker.transmission_queue where delayed_until > $1 limit {COUNT_LIMIT}) t "
@@ -477,9 +477,9 @@ def links() -> Steps[list[Link]]:
     return [Link(*row) for row in rows]
 
 
-def forwarded() -> Steps[int]:
+def count_forwarded() -> Steps[int]:
     """Return the number of messages that are held to be forwarded."""
-    rows = yield SQL("forwarded")
+    rows = yield SQL("count_forwarded")
     return int(rows[0][0])
 
 

@@ -43,7 +43,7 @@ select coalesce(remote_user_name, ''), is_accept = 1, coalesce(login_state_desc,
 encryption_algorithm_desc, connect_time, last_activity_time, total_bytes_sent, total_bytes_received
 from sys.dm_broker_connections order by connect_time
 
--- name: forwarded
+-- name: count_forwarded
 select count(*) from sys.dm_broker_forwarded_messages
 
 -- name: dead_letters_of

@@ -48,7 +48,7 @@ from servicebroker.model.daemon_reports import DaemonReport
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import read_error
 from servicebroker.store import locks
-from servicebroker.store.expected_objects import changed, is_foreign
+from servicebroker.store.expected_objects import find_changed_objects, is_foreign
 from servicebroker.store.lock_functions import find_lock_rights, has_tables, is_able, is_owner
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -253,7 +253,7 @@ def _read_clocks(facts: Facts) -> Steps[Facts]:
 
 
 def _read_definitions(facts: Facts) -> Steps[Facts]:
-    changes = yield from changed(_MAX_ROWS)
+    changes = yield from find_changed_objects(_MAX_ROWS)
     return facts._replace(
         changed=tuple(changes_of(*change) for change in changes),
         is_foreign=(yield from is_foreign()),
@@ -455,8 +455,8 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     if not rows:
         raise BrokerError(8426, handle)
     endpoint = _EndpointRow._make(rows[0])
-    own = yield _queued(endpoint.queue_id, endpoint.priority, endpoint.group, handle)
-    theirs = yield _queued(endpoint.peer_queue_id, endpoint.peer_priority, endpoint.peer_group, endpoint.peer)
+    own = yield _count_queued(endpoint.queue_id, endpoint.priority, endpoint.group, handle)
+    theirs = yield _count_queued(endpoint.peer_queue_id, endpoint.peer_priority, endpoint.peer_group, endpoint.peer)
     failed = yield Statement(
         "facts.gather_conversation.find_error",
         f"select message_body from servicebroker.queue_{endpoint.queue_id} where priority = $1 "
@@ -509,12 +509,12 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     )
 
 
-def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUID | None) -> Statement:
+def _count_queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUID | None) -> Statement:
     """Count a conversation's messages in a queue, up to COUNT_LIMIT, and return the time of the oldest."""
     if queue_id is None:
-        return SQL("queued.nowhere")
+        return SQL("count_queued.nowhere")
     return Statement(
-        "facts.queued.count",
+        "facts.count_queued.count",
         "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
         f"from servicebroker.queue_{queue_id} where priority = $1 and conversation_group_id = $2 "
         f"and conversation_handle = $3 limit {COUNT_LIMIT}) m",

@@ -47,5 +47,5 @@ group by 1, 2, 3, room.locks having count(*) > room.locks * $1::float order by 4
 -- name: gather_conversation.find_failures
 select failures, last_error, held_until from servicebroker.failed_messages where conversation_handle = $1
 
--- name: queued.nowhere
+-- name: count_queued.nowhere
 select 0, null::timestamptz

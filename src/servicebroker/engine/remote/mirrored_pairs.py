@@ -41,7 +41,7 @@ class Row(NamedTuple):
     explanation: str
 
 
-def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, KnownTimeline]]:
+def find_timelines(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, KnownTimeline]]:
     """Return the highest known timeline of each of these pairs."""
     timelines = {_pair(row): KnownTimeline(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
     return {pair: timelines.get(pair, KnownTimeline()) for pair in pairs}

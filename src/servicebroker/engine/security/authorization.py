@@ -144,7 +144,7 @@ def find_login_rights(login: Login) -> Steps[Rights]:
     )
 
 
-def authorized(steps: Steps[T], user: User, statement: str, *objects: Lookup) -> Steps[T]:
+def run_authorized(steps: Steps[T], user: User, statement: str, *objects: Lookup) -> Steps[T]:
     """Run the steps of a verb after `authorize`."""
     yield from authorize(user, statement, *objects)
     return (yield from steps)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from servicebroker.engine.security.transport_certificates import find_certificate
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.protocol.budgets import DEFAULT, Budget
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
@@ -94,7 +94,9 @@ def _check(amounts: object, resources: tuple[str, ...]) -> None:
         if resource not in resources:
             raise BrokerError(402, "the resource", f"'{resource}'", f"one of {', '.join(resources)}")
         if isinstance(amount, bool) or not isinstance(amount, int) or not 1 <= amount <= MAX_AMOUNT:
-            raise BrokerError(402, f"the budget of {resource}", shown(amount), f"a whole number from 1 to {MAX_AMOUNT}")
+            raise BrokerError(
+                402, f"the budget of {resource}", short_repr(amount), f"a whole number from 1 to {MAX_AMOUNT}"
+            )
 
 
 def _owner(name: str) -> Steps[str]:

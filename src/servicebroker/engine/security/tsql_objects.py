@@ -66,7 +66,9 @@ def authorize_uses(user: User, uses: Sequence[Use]) -> Steps[None]:
         if not tsql_object.is_known:
             raise BrokerError(2760, use.schema) if _creates(use) else BrokerError(208, f"{use.schema}.{use.name}")
     wanted = [pair for pair in zip(uses, objects, strict=True) if pair[1].is_there or _creates(pair[0])]
-    yield from authorize_all(user, [(_settled(use, tsql_object), tsql_object.securable) for use, tsql_object in wanted])
+    yield from authorize_all(
+        user, [(_resolve_create_or_alter(use, tsql_object), tsql_object.securable) for use, tsql_object in wanted]
+    )
 
 
 def authorize_queues(user: User, uses: Sequence[Use]) -> Steps[None]:
@@ -262,7 +264,7 @@ def _find(user: User, uses: Sequence[Use]) -> Steps[list[_Found]]:
     return objects
 
 
-def _settled(use: Use, tsql_object: _Found) -> str:
+def _resolve_create_or_alter(use: Use, tsql_object: _Found) -> str:
     """Return the statement, with CREATE OR ALTER replaced by the one that applies."""
     return use.statement.replace("CREATE OR ALTER", "ALTER" if tsql_object.is_there else "CREATE")
 

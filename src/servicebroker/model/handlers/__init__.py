@@ -27,7 +27,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.wording import told
+from servicebroker.model.wording import describe_exception
 
 _FLAWS = (
     (inspect.isgeneratorfunction, "a generator function, whose body would never run", "a function without yield"),
@@ -37,7 +37,7 @@ _FLAWS = (
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Check whether a call returns a coroutine: a coroutine function, or an object whose `__call__` is one."""
-    return inspect.iscoroutinefunction(called(function))
+    return inspect.iscoroutinefunction(underlying_function(function))
 
 
 def takes(function: Callable[..., Any], arguments: int) -> bool:
@@ -57,7 +57,7 @@ def check_kind(where: str, function: Callable[..., Any], *, may_be_async: bool) 
     Raises:
         BrokerError: 402 a generator function, or a coroutine function that nothing awaits.
     """
-    code = called(function)
+    code = underlying_function(function)
     for has_flaw, flaw, cure in _FLAWS:
         if has_flaw(code):
             raise BrokerError(402, where, flaw, cure)
@@ -97,14 +97,16 @@ def as_exception(problem: BaseException) -> Exception:
     if isinstance(problem, Exception):
         return problem
     outcome = (
-        "has called sys.exit" if isinstance(problem, SystemExit) else f"has ended by {told(problem).rstrip('.: ')}"
+        "has called sys.exit"
+        if isinstance(problem, SystemExit)
+        else f"has ended by {describe_exception(problem).rstrip('.: ')}"
     )
     failure = InstanceError(f"The handler {outcome}.").with_traceback(problem.__traceback__)
     failure.__cause__ = problem
     return failure
 
 
-def called(function: Callable[..., Any]) -> Callable[..., Any]:
+def underlying_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that a call runs: a partial's function, an instance's `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func

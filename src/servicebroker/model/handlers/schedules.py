@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.names import is_encodable
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -106,21 +106,21 @@ class Schedule(NamedTuple):
             BrokerError: 402 no rule, no zone, no policy.
         """
         if missed not in get_args(Missed):
-            raise BrokerError(402, "missed", shown(missed), '"skip", "once" or "all"')
+            raise BrokerError(402, "missed", short_repr(missed), '"skip", "once" or "all"')
         if not isinstance(time_zone, str) or not _is_zone(time_zone):
-            raise BrokerError(402, "time_zone", shown(time_zone), "the name of a time zone, such as Europe/Berlin")
+            raise BrokerError(402, "time_zone", short_repr(time_zone), "the name of a time zone, such as Europe/Berlin")
         if isinstance(every, timedelta):
             seconds = every / timedelta(seconds=1)
             if not 1 <= seconds <= MAXIMUM_LIFETIME or seconds != int(seconds):
-                raise BrokerError(402, "every", shown(every), f"whole seconds, 1 to {MAXIMUM_LIFETIME}")
+                raise BrokerError(402, "every", short_repr(every), f"whole seconds, 1 to {MAXIMUM_LIFETIME}")
             rule = f"@every {int(seconds)}"
         elif isinstance(every, str) and not every.startswith("@every"):
             rule = _SHORTHANDS.get(every.strip().lower(), " ".join(every.split()))
             if len(rule) > MAX_RULE:
-                raise BrokerError(402, "every", shown(every), f"a rule of at most {MAX_RULE} characters")
+                raise BrokerError(402, "every", short_repr(every), f"a rule of at most {MAX_RULE} characters")
             _Fields.parse(rule)
         else:
-            raise BrokerError(402, "every", shown(every), 'cron\'s five fields, as "*/5 * * * *", or a timedelta')
+            raise BrokerError(402, "every", short_repr(every), 'cron\'s five fields, as "*/5 * * * *", or a timedelta')
         schedule = cls(rule, time_zone, str(missed))
         schedule.following(datetime.now(UTC))
         return schedule
@@ -141,7 +141,7 @@ class Schedule(NamedTuple):
         for instant in search(fields, zone, after.astimezone(UTC)):
             if instant > after:
                 return instant
-        raise BrokerError(402, "every", shown(self.rule), "a rule that has times")
+        raise BrokerError(402, "every", short_repr(self.rule), "a rule that has times")
 
     def turn(self, due: datetime, now: datetime) -> Turn:
         """Return the turn at `now` of a schedule whose next time is `due`."""
@@ -197,7 +197,7 @@ def name_of(name: str | None, function: Callable[..., object]) -> str:
         or not is_encodable(schedule_name)
         or "\0" in schedule_name
     ):
-        raise BrokerError(402, "name", shown(schedule_name), f"a name of 1 to {MAX_NAME} characters")
+        raise BrokerError(402, "name", short_repr(schedule_name), f"a name of 1 to {MAX_NAME} characters")
     return schedule_name
 
 
@@ -224,7 +224,7 @@ class _Fields(NamedTuple):
         """
         texts = rule.lower().split()
         if len(texts) != 5:  # the fields of cron
-            raise BrokerError(402, "every", shown(rule), 'cron\'s five fields, as "*/5 * * * *", or a timedelta')
+            raise BrokerError(402, "every", short_repr(rule), 'cron\'s five fields, as "*/5 * * * *", or a timedelta')
         minutes, hours = _values(rule, texts[0], 0, 59, {}), _values(rule, texts[1], 0, 23, {})
         days, months = _values(rule, texts[2], 1, 31, {}), _values(rule, texts[3], 1, 12, _MONTHS)
         weekdays = {day % 7 for day in _values(rule, texts[4], 0, 7, _WEEKDAYS)}
@@ -260,7 +260,7 @@ def _values(rule: str, text: str, lowest: int, highest: int, names: dict[str, in
         width = _number(rule, step, {}) if has_step else 1
         if not lowest <= begin <= end <= highest or width < 1:
             raise BrokerError(
-                402, "every", shown(rule), f"a rule with {lowest} to {highest} where {shown(part)} stands"
+                402, "every", short_repr(rule), f"a rule with {lowest} to {highest} where {short_repr(part)} stands"
             )
         values.update(range(begin, end + 1, width))
     return values
@@ -270,7 +270,7 @@ def _number(rule: str, text: str, names: dict[str, int]) -> int:
     if text in names:
         return names[text]
     if not (text.isascii() and text.isdigit()):
-        raise BrokerError(402, "every", shown(rule), f"a number in place of {shown(text)}")
+        raise BrokerError(402, "every", short_repr(rule), f"a number in place of {short_repr(text)}")
     return int(text)
 
 

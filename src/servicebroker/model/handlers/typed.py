@@ -255,7 +255,7 @@ def _annotation_of(function: Callable[..., Any], scope: dict[str, Any]) -> Any:
     if len(parameters) < 2 or parameters[1].annotation is Parameter.empty:
         return Any
     annotation = parameters[1].annotation
-    names = getattr(inspect.unwrap(handlers.called(function)), "__globals__", {})
+    names = getattr(inspect.unwrap(handlers.underlying_function(function)), "__globals__", {})
     holder = SimpleNamespace(__annotations__={"argument": annotation})
     try:
         return get_type_hints(holder, {**names, **scope}, include_extras=True)["argument"]

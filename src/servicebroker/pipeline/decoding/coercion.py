@@ -25,7 +25,7 @@ _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _CONTEXT = Context(prec=80)
 
 
-def coerced(kind: str, value: Any, *, is_lenient: bool, epoch: str, rounds: bool) -> Any:
+def coerce(kind: str, value: Any, *, is_lenient: bool, epoch: str, rounds: bool) -> Any:
     """Return a value that a strict column of the plain type `kind` accepts, or else the value unchanged.
 
     Args:

@@ -14,7 +14,7 @@ from json.encoder import encode_basestring
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
-from servicebroker.pipeline.decoding.coercion import coerced
+from servicebroker.pipeline.decoding.coercion import coerce
 from servicebroker.pipeline.decoding.json_number import JsonNumber
 from servicebroker.pipeline.decoding.kinds import (
     Array,
@@ -143,7 +143,7 @@ class Projection:
                 )
             values.append(convert_column(column, find_value(fields, steps), convert))
         if self._rescues:
-            values.append(rescued(fields, self._known))
+            values.append(unknown_fields_json(fields, self._known))
         return values
 
 
@@ -196,7 +196,7 @@ def unknown_fields(value: Any, known: Known) -> Any:
     return MISSING
 
 
-def rescued(fields: Any, known: Known) -> str | None:
+def unknown_fields_json(fields: Any, known: Known) -> str | None:
     """Return the unknown fields of a body as JSON text; None if there are none.
 
     Raises:
@@ -241,7 +241,7 @@ def _lenient(column: Column, conversion: Conversion) -> Conversion:
 
     def convert_leniently(kind: str, value: Any, rounds: bool) -> Any:
         rounds = rounds or (column.coerces and kind == "timestamp")
-        changed = coerced(kind, value, is_lenient=column.coerces, epoch=column.epoch, rounds=rounds)
+        changed = coerce(kind, value, is_lenient=column.coerces, epoch=column.epoch, rounds=rounds)
         return (conversion if isinstance(changed, str) else convert)(kind, changed, rounds)
 
     return convert_leniently
@@ -253,7 +253,7 @@ def _convert_plain(kind: str, value: Any, column: Column, conversion: Conversion
     except RecursionError:
         raise Undecodable("too deep", f"'{path}' is nested too deeply") from None
     except (ValueError, TypeError, ArithmeticError):
-        raise Undecodable("wrong type", f"'{path}' is no {kind}: {abbreviated(value)}") from None
+        raise Undecodable("wrong type", f"'{path}' is no {kind}: {abbreviate(value)}") from None
 
 
 def _convert_nested(kind: Kind, value: Any, column: Column, conversion: Conversion, path: str) -> Any:
@@ -281,7 +281,7 @@ def _convert_nested(kind: Kind, value: Any, column: Column, conversion: Conversi
                 )
                 for field in kind.fields
             }
-    raise Undecodable("wrong type", f"'{path}' is no {kind}: {abbreviated(value)}")
+    raise Undecodable("wrong type", f"'{path}' is no {kind}: {abbreviate(value)}")
 
 
 def _convert_part(field: Field, value: Any, column: Column, conversion: Conversion, path: str) -> Any:
@@ -308,7 +308,7 @@ def find_value(fields: Any, steps: Sequence[str]) -> Any:
         if value is None:
             return MISSING
         if not isinstance(value, Mapping):
-            raise Undecodable("wrong type", f"'{'.'.join(steps[:number])}' is no object: {abbreviated(value)}")
+            raise Undecodable("wrong type", f"'{'.'.join(steps[:number])}' is no object: {abbreviate(value)}")
         if step not in value:
             return MISSING
         value = value[step]
@@ -471,7 +471,7 @@ def _decimal(precision_and_scale: tuple[int, int], value: int | str | Decimal | 
     return quantized
 
 
-def abbreviated(value: Any) -> str:
+def abbreviate(value: Any) -> str:
     """Return the text of a value for an error, shortened to 60 characters."""
     try:
         text = repr(value)

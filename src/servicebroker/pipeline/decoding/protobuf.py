@@ -17,7 +17,7 @@ from servicebroker.pipeline.decoding.columns import (
     convert_column,
     find_value,
     known_fields,
-    rescued,
+    unknown_fields_json,
     with_rescue,
 )
 from servicebroker.pipeline.decoding.kinds import is_nested
@@ -69,7 +69,7 @@ class ProtobufDecoder:
             _check_extra(message, self._allowed)
         try:
             values = [_value_at(message, steps, has_defaults=nested) for steps, nested in self._paths]
-            rescued_fields = None if self._known is None else rescued(_as_dictionary(message), self._known)
+            rescued_fields = None if self._known is None else unknown_fields_json(_as_dictionary(message), self._known)
         except Undecodable:
             raise
         except Exception as problem:  # many types: a Timestamp beyond year 9999, an Any of an unknown type

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.overriding import override
 from servicebroker.pipeline.options import known_options, whole_number, without_spark_options
 from servicebroker.pipeline.sinks.delta_reader import (
@@ -117,9 +117,9 @@ class DeltaWriter(DataSourceStreamArrowWriter):
     @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> DeltaTaskResult:  # type: ignore[override] # as in pyspark's own
         """Write the rows of one task into one file, and flush it to disk. Without rows, no file is written."""
-        from servicebroker.pipeline.stream.rows import delivered
+        from servicebroker.pipeline.stream.rows import messages_for_sink
 
-        files = write_parquet(delivered(iterator), self._folder, self._schema)
+        files = write_parquet(messages_for_sink(iterator), self._folder, self._schema)
         return DeltaTaskResult(query_id("servicebroker_delta"), files)
 
     @override
@@ -438,7 +438,8 @@ def _time(text: str) -> datetime:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise InstanceError(
-            f"The option 'timestampAsOf' must be a time of ISO 8601, such as 2026-01-31T12:00:00Z, not {shown(text)}."
+            "The option 'timestampAsOf' must be a time of ISO 8601, such as 2026-01-31T12:00:00Z, not "
+            f"{short_repr(text)}."
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

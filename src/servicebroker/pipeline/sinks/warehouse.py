@@ -80,10 +80,10 @@ class WarehouseWriter(DataSourceStreamArrowWriter):
     @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WarehouseTaskResult:  # type: ignore[override] # as in pyspark's own
         """Decode the messages of one task, and write the rows into files for their tables."""
-        from servicebroker.pipeline.stream.rows import delivered
+        from servicebroker.pipeline.stream.rows import messages_for_sink
 
         query = query_id("servicebroker_warehouse")
-        return sort_rows(self._pipeline, self._queue, query, delivered(iterator))
+        return sort_rows(self._pipeline, self._queue, query, messages_for_sink(iterator))
 
     @override
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

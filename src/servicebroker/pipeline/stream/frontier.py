@@ -22,7 +22,7 @@ import msgspec
 from servicebroker.engine.conversation.shared_bodies import DELETE_REFERENCES_SQL, MESSAGE_BODY
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import short_repr
 from servicebroker.store.queue import retain_gone
 
 OFFSET_VERSION = 1
@@ -95,7 +95,7 @@ class Frontier:
 def foreign_offset_error(stored: object) -> InstanceError:
     """Return the error for an offset in a checkpoint that another source has written."""
     return InstanceError(
-        f"The checkpoint holds an offset that is not one of the servicebroker source: {shown(stored)}."
+        f"The checkpoint holds an offset that is not one of the servicebroker source: {short_repr(stored)}."
     )
 
 

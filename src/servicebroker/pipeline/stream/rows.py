@@ -105,7 +105,7 @@ def holds_parts(columns: Sequence[str]) -> bool:
     return list(columns) == [PART]
 
 
-def delivered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def messages_for_sink(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the messages for a sink: each batch unchanged, or the messages of the parts that its rows stand for.
 
     Raises:

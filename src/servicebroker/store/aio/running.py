@@ -17,7 +17,7 @@ from servicebroker.store.clamped_times import clamp_times
 from servicebroker.store.direct import SPOIL_COMMAND, adapt, is_direct
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
-from servicebroker.store.statements import Rows, Statement, Steps, resumed, text_of
+from servicebroker.store.statements import Rows, Statement, Steps, resume, text_of
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ async def run_alone(connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -
     except StopIteration as done:
         result: T = done.value
         return result
-    return await in_transaction(connection, resumed(statement, steps))
+    return await in_transaction(connection, resume(statement, steps))
 
 
 async def in_transaction(connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:

@@ -40,15 +40,15 @@ def unseal(key: bytes, sealed: bytes, about: str) -> bytes | None:
 def seal_by_password(password: str, secret: bytes, about: str) -> bytes:
     """Encrypt a secret with a password. This takes about 0.1 s, to slow down guessing."""
     salt = os.urandom(SALT_BYTES)
-    return salt + seal(_stretched(password, salt), secret, about)
+    return salt + seal(_derive_key(password, salt), secret, about)
 
 
 def unseal_by_password(password: str, sealed: bytes, about: str) -> bytes | None:
     """Decrypt a secret; None if the password or the purpose is wrong, or the ciphertext was changed."""
-    return unseal(_stretched(password, sealed[:SALT_BYTES]), sealed[SALT_BYTES:], about)
+    return unseal(_derive_key(password, sealed[:SALT_BYTES]), sealed[SALT_BYTES:], about)
 
 
-def _stretched(password: str, salt: bytes) -> bytes:
+def _derive_key(password: str, salt: bytes) -> bytes:
     """Derive a key from a password."""
     return hashlib.scrypt(
         password.encode(), salt=salt, n=SCRYPT_COST, r=SCRYPT_BLOCK, p=1, maxmem=2**26, dklen=KEY_BYTES

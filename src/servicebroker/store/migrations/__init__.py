@@ -92,13 +92,13 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
         InstanceError: the schema is newer than this version or too old for it, or this role may not create a schema.
     """
     try:
-        if not _missing(applied(connection)):
+        if not _missing(applied_numbers(connection)):
             return []
         with connection.transaction():
             execute(connection, "migrations.migrate", "select pg_advisory_xact_lock($1, 0)", locks.SCHEMA_MIGRATION)
-            applied_names = applied(connection)
-            new = _missing(applied_names)
-            if not applied_names:
+            done = applied_numbers(connection)
+            new = _missing(done)
+            if not done:
                 _check_free(connection)
             _set_path(connection)
             views = find_views(connection)  # before the migrations, which may drop a view
@@ -304,12 +304,15 @@ def mend(connection: psycopg.Connection[object]) -> None:
         raise InstanceError(f"Only the owner of the schema can mend it ({refused.diag.message_primary}).") from None
 
 
-def applied(connection: psycopg.Connection[object]) -> set[int]:
+def applied_numbers(connection: psycopg.Connection[object]) -> set[int]:
     """Return the numbers of the migrations that the schema has."""
     if not _exists(connection):
         return set()
     return {
-        number for (number,) in execute(connection, "migrations.applied", "select number from servicebroker.migrations")
+        number
+        for (number,) in execute(
+            connection, "migrations.applied_numbers", "select number from servicebroker.migrations"
+        )
     }
 
 
