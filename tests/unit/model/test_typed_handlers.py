@@ -219,7 +219,7 @@ def test_messages_of_the_broker_need_the_annotation_message() -> None:
     worker.on(sb.END_DIALOG)(handler_of("sb.Message[Order]", []))
     worker.check(is_async=False)
     worker.on(ORDER, sb.ERROR)(handler_of("Order", []))
-    with refused(402, "a Message"):
+    with refused(402, "it must be Message:"):
         worker.check(is_async=False)
 
 

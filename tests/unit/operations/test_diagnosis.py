@@ -145,7 +145,7 @@ def test_all_is_well() -> None:
     assert of_queue(messages=5, oldest=AGO, holders=1) == []
     assert said(daemon=DAEMON) == []
     assert said(daemon=DAEMON._replace(state=None, since=None)) == []  # this role may not see it
-    assert said(refusals=[BROKEN._replace(times=2)]) == []
+    assert said(refusals=[BROKEN._replace(occurrences=2)]) == []
     assert said(clocks=[CLOCK._replace(last=AGO)]) == []
     assert said(clocks=[CLOCK._replace(last=NOW + timedelta(hours=1))]) == []  # the server's was wrong
     assert said(refusals=[BROKEN._replace(last=AGO)]) == []
