@@ -16,7 +16,7 @@ PROCEDURE = "usp_Stock"
 ON = sb.Activation(PROCEDURE, max_queue_readers=1, execute_as="SELF", status=True)
 
 
-class Seen:
+class CallRecorder:
     """Records the messages that a procedure has received, its calls, and the maximum of concurrent calls (`most`)."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Seen:
         self.go_on = threading.Event()
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
+    def recorded_call(self) -> Iterator[None]:
         with self.lock:
             self.calls += 1
             self.running += 1
@@ -58,7 +58,7 @@ def monitor(database: sb.Database) -> tuple[Any, ...] | None:
     return rows[0] if rows else None
 
 
-def said(caplog: pytest.LogCaptureFixture, number: int, *words: str) -> int:
+def count_logged(caplog: pytest.LogCaptureFixture, number: int, *words: str) -> int:
     """Return the number of log messages with this error number and these words."""
     texts = [record.getMessage() for record in caplog.records]
     return sum(text.startswith(f"Msg {number},") and all(word in text for word in words) for text in texts)

@@ -117,10 +117,10 @@ def log_size(lines: list[dict[str, Any]]) -> Callable[[], int]:
     """Return a function that counts the bytes of a daemon's log. Another function of the same lines reads on."""
     counted = [0, 0]  # lines, and their bytes
 
-    def written() -> int:
+    def new_bytes() -> int:
         new = lines[counted[0] :]
         counted[0] += len(new)
         counted[1] += sum(len(str(line)) for line in new)
         return counted[1]
 
-    return written
+    return new_bytes

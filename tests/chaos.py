@@ -29,7 +29,7 @@ from chaos_application import LEDGER
 from daemons import free_port
 from fault_proxy import FaultProxy
 from servicebroker.store.cluster import Cluster, server_user
-from servicebroker_lab.benchmarks.processes import held
+from servicebroker_lab.benchmarks.processes import resident_bytes
 from support import ORDERS, STOCK, define_standard_set, eventually, query, queue_number
 
 SETTLE_TIMEOUT_S = 120.0  # after the last fault, until all messages have arrived
@@ -40,7 +40,7 @@ WORK = "//chaos/Work"
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)  # the package libfaketime
 
 
-def _mounted(folder: Path) -> None:
+def _make_mount(folder: Path) -> None:
     """Create the folder, on a separate file system if the machine allows it."""
     folder.mkdir(mode=0o701)
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=701", "tmpfs", str(folder)]
@@ -57,7 +57,7 @@ class Side:
         self.trouble = folder / f"{name}.trouble"  # a command to the activated procedure, while the file exists
         self.environment: dict[str, str] = {}  # additional variables of processes that are started
         if name == "east":
-            _mounted(self.folder)
+            _make_mount(self.folder)
         self.instance = sb.open(self.folder)
         self.database = define_standard_set(self.instance.database("Test", create=True))
         self.database.create_queue("Work", activation=sb.Activation("usp_Chaos", 2, "OWNER"))
@@ -113,7 +113,7 @@ class Side:
             with psycopg.connect(self.instance.url) as connection:
                 entries.extend((row[0], row[1]) for row in connection.execute(text, (action,)).fetchall())
 
-        eventually(lambda: _tried(read), SETTLE_TIMEOUT_S)
+        eventually(lambda: _succeeds(read), SETTLE_TIMEOUT_S)
         return entries
 
     def confirmed(self, action: str) -> set[tuple[str, int]]:
@@ -123,7 +123,7 @@ class Side:
 
     def megabytes(self) -> int:
         """Return the memory of the daemon in megabytes."""
-        return held(self.daemon.pid) // 2**20
+        return resident_bytes(self.daemon.pid) // 2**20
 
     def doctor(self) -> tuple[int, str]:
         """Run `servicebroker doctor`, and return its exit code and output."""
@@ -165,15 +165,15 @@ class World:
     def proxies(self) -> tuple[FaultProxy, FaultProxy]:
         return self.to_east, self.to_west
 
-    def answered(self) -> int:
+    def answer_count(self) -> int:
         return len(self.west.ledger("answered"))
 
     def goes_on(self) -> None:
         """Wait until a message that is sent after this call has been answered."""
         sent = len(self.west.ledger("sent"))
-        eventually(lambda: self.answered() > sent, SETTLE_TIMEOUT_S)
+        eventually(lambda: self.answer_count() > sent, SETTLE_TIMEOUT_S)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the ends of the logs and the findings of doctor, for the message of a failed test."""
         return "\n".join(
             f"{side.name}: {side.doctor()[1]}" + "\n".join(Path(side.log.name).read_text().splitlines()[-20:])
@@ -190,7 +190,7 @@ class World:
 # ---------------------------------------------------------------- faults
 
 
-def _killed(part: str, of: str = "either") -> Callable[[World], Any]:
+def _kill(part: str, of: str = "either") -> Callable[[World], Any]:
     """Kill the `daemon` or `application` of a side, and start it again after the block."""
 
     @contextmanager
@@ -207,7 +207,7 @@ def _killed(part: str, of: str = "either") -> Callable[[World], Any]:
     return fault
 
 
-def _frozen(part: str, of: str = "either") -> Callable[[World], Any]:
+def _freeze(part: str, of: str = "either") -> Callable[[World], Any]:
     @contextmanager
     def fault(world: World) -> Iterator[Side]:
         side: Side = getattr(world, of)
@@ -296,11 +296,11 @@ def _role_timeouts(world: World) -> Iterator[Side]:
         yield side
     finally:
         eventually(
-            lambda: _tried(lambda: _administrators(side, *(f"alter role current_user reset {n}" for n in names)))
+            lambda: _succeeds(lambda: _administrators(side, *(f"alter role current_user reset {n}" for n in names)))
         )
 
 
-def _tried(work: Callable[[], None]) -> bool:
+def _succeeds(work: Callable[[], None]) -> bool:
     try:
         work()
     except (psycopg.Error, sb.InstanceError):
@@ -431,7 +431,9 @@ def _procedure(behavior: str) -> Callable[[World], Any]:
     def fault(world: World) -> Iterator[Side]:
         side = world.either
         side.trouble.write_text(behavior)
-        eventually(lambda: _tried(lambda: _give_work(side.database)))  # the previous fault has terminated the sessions
+        eventually(
+            lambda: _succeeds(lambda: _give_work(side.database))
+        )  # the previous fault has terminated the sessions
         try:
             yield side
         finally:
@@ -443,26 +445,26 @@ def _procedure(behavior: str) -> Callable[[World], Any]:
 
 
 class Scenario(NamedTuple):
-    """A fault, and the pattern `says` of doctor's output on the affected side meanwhile; "" without a finding."""
+    """A fault, and the pattern of doctor's output on the affected side meanwhile; "" without a finding."""
 
     name: str
     happens: Callable[[World], Any]
-    says: str = ""
+    doctor_pattern: str = ""
     lasts: float = 12.0  # in seconds
 
 
 CLOCK_IS_OFF = "there is 3,[56].. s (ahead|behind)"
 
 SCENARIOS = (
-    Scenario("a daemon is killed", _killed("daemon"), "no servicebroker serve runs here"),
-    Scenario("a daemon is frozen", _frozen("daemon"), "process that serves the instance .* has", 14),
+    Scenario("a daemon is killed", _kill("daemon"), "no servicebroker serve runs here"),
+    Scenario("a daemon is frozen", _freeze("daemon"), "process that serves the instance .* has", 14),
     Scenario("a daemon is killed beside another one", _second_daemon),
-    Scenario("an application that sends is killed", _killed("application", "west")),
-    Scenario("an application that receives is killed", _killed("application", "east"), "Nobody receives", 14),
-    Scenario("an application that sends is frozen", _frozen("application", "west")),
+    Scenario("an application that sends is killed", _kill("application", "west")),
+    Scenario("an application that receives is killed", _kill("application", "east"), "Nobody receives", 14),
+    Scenario("an application that sends is frozen", _freeze("application", "west")),
     Scenario(
         "an application that receives is frozen",
-        _frozen("application", "east"),
+        _freeze("application", "east"),
         "Nobody receives|take.* nothing of|transaction .* has been open",
         65,
     ),
@@ -516,15 +518,15 @@ def run_scenario(world: World, scenario: Scenario, lasts: float | None = None) -
     """
     with scenario.happens(world) as side:
         time.sleep(scenario.lasts if lasts is None else lasts)
-        if lasts is None and scenario.says:
+        if lasts is None and scenario.doctor_pattern:
             code, output = side.doctor()
-            is_reported = code == 1 and re.search(scenario.says, output)
-            assert is_reported, f"{scenario.name} of {side.name}: doctor says {output}\n{world.told()}"
+            is_reported = code == 1 and re.search(scenario.doctor_pattern, output)
+            assert is_reported, f"{scenario.name} of {side.name}: doctor says {output}\n{world.describe()}"
     over = time.monotonic()
     try:
         world.goes_on()
     except AssertionError:
-        raise AssertionError(f"nothing goes on after {scenario.name} of {side.name}\n{world.told()}") from None
+        raise AssertionError(f"nothing goes on after {scenario.name} of {side.name}\n{world.describe()}") from None
     seconds = time.monotonic() - over
     for each in (world.west, world.east):
         assert each.application.poll() is None, f"{each.name}'s application has died of {scenario.name}: see its log"
@@ -540,7 +542,7 @@ def judge(world: World) -> int:
     """
     world.calm.touch()
     with suppress(AssertionError):  # lost messages are named below
-        eventually(lambda: world.answered() >= len(world.west.ledger("sent")), SETTLE_TIMEOUT_S)
+        eventually(lambda: world.answer_count() >= len(world.west.ledger("sent")), SETTLE_TIMEOUT_S)
     time.sleep(1)  # a duplicate would arrive now
     errors = [*world.west.ledger("error"), *world.east.ledger("error")]
     assert not errors, f"conversations have failed: {errors[:5]}"
@@ -554,7 +556,7 @@ def judge(world: World) -> int:
         assert not doubled, f"{action} more than once: {doubled[:5]}"
         assert set(found) <= set(sent), f"{action}, and never sent: {sorted(set(found) - set(sent))[:5]}"
         lost = sorted(set(sent) - set(found))
-        assert not lost, f"{action} never: {len(lost)}, {lost[:5]}\n{world.told()}"
+        assert not lost, f"{action} never: {len(lost)}, {lost[:5]}\n{world.describe()}"
         last: dict[str, int] = {}
         for conversation, number in found:
             assert number == last.get(conversation, -1) + 1, f"{action} out of order: {conversation} {number}"

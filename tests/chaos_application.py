@@ -54,7 +54,7 @@ def record(transaction: sb.Transaction, action: str, rows: list[tuple[str, int]]
     )
 
 
-class Confirmed:
+class CommitLog:
     """Commits that PostgreSQL has confirmed, in a file outside of its data folder."""
 
     def __init__(self, file: Path) -> None:
@@ -65,7 +65,7 @@ class Confirmed:
         self._file.write("".join(f"{action} {conversation} {number}\n" for conversation, number in rows).encode())
 
 
-def parsed(message: sb.Message) -> tuple[str, int]:
+def parse_body(message: sb.Message) -> tuple[str, int]:
     conversation, number, *_ = (message.message_body or b"").split()
     return conversation.decode(), int(number)
 
@@ -73,7 +73,7 @@ def parsed(message: sb.Message) -> tuple[str, int]:
 class West:
     """Sends on a few conversations that survive the process, because a table has their handles."""
 
-    def __init__(self, database: sb.Database, confirmed: Confirmed, stop_file: Path) -> None:
+    def __init__(self, database: sb.Database, confirmed: CommitLog, stop_file: Path) -> None:
         self.database, self.confirmed, self.stop_file, self.random = database, confirmed, stop_file, random.Random()
 
     def send(self) -> None:
@@ -102,7 +102,7 @@ class West:
     def collect(self) -> None:
         with self.database.transaction() as transaction:
             messages = transaction.receive(ORDERS_QUEUE, top=500, wait=1)
-            answered = [parsed(message) for message in messages if message.message_type_name == REPLY]
+            answered = [parse_body(message) for message in messages if message.message_type_name == REPLY]
             record(transaction, "answered", answered)
             others = [message for message in messages if message.message_type_name != REPLY]
             record(transaction, "error", [(str(message.message_body), 0) for message in others])
@@ -112,14 +112,14 @@ class West:
 class East:
     """Answers every order with its own number."""
 
-    def __init__(self, database: sb.Database, confirmed: Confirmed) -> None:
+    def __init__(self, database: sb.Database, confirmed: CommitLog) -> None:
         self.database, self.confirmed = database, confirmed
 
     def answer(self) -> None:
         with self.database.transaction() as transaction:
             messages = transaction.receive(STOCK_QUEUE, top=500, wait=1)
             orders = [message for message in messages if message.message_type_name == ORDER]
-            received = [parsed(message) for message in orders]
+            received = [parse_body(message) for message in orders]
             record(transaction, "received", received)
             for handle in dict.fromkeys(message.conversation_handle for message in orders):
                 mine = [message.message_body or b"" for message in orders if message.conversation_handle == handle]
@@ -132,7 +132,7 @@ class East:
 def main(side: str, folder: str, calm: str) -> None:
     with sb.open(folder) as instance:
         database = instance.database("Test")
-        confirmed = Confirmed(Path(calm).with_name(f"{side}.confirmed"))
+        confirmed = CommitLog(Path(calm).with_name(f"{side}.confirmed"))
         if side == "west":
             west = West(database, confirmed, Path(calm))
             threading.Thread(target=over_and_over, args=(west.collect,), daemon=True).start()

@@ -33,7 +33,7 @@ from browsers import chromium as chromium
 from daemons import Two, two_sites
 from forked import cheapen_passwords
 from portal import open_behind_portal
-from remote_support import Pair, paired
+from remote_support import Pair, open_pair
 from second_tries import pytest_sessionfinish as pytest_sessionfinish
 from servicebroker.store import cluster, running
 from servicebroker.store.embedded import EmbeddedServer
@@ -288,7 +288,7 @@ def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
         if not stocked:
             url = make_url()
             sb.open(url, upkeep=None).close()
-            return _kept(url)
+            return _keep_database(url)
         smaller = max(size for size in (0, *STOCKS) if size < stocked)
         url = make_url(template(smaller))
         with psycopg.connect(url, autocommit=True) as connection:
@@ -296,7 +296,7 @@ def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
         with sb.open(url, upkeep=None) as instance:
             for number in range(smaller, stocked):
                 define_standard_set(instance.database(stocked_name(number), create=True))
-        return _kept(url)
+        return _keep_database(url)
 
     def make(stocked: int = 0) -> str:
         url = make_url(template(stocked))
@@ -309,7 +309,7 @@ def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
     return make
 
 
-def _kept(url: str) -> str:
+def _keep_database(url: str) -> str:
     """Exclude a database from `own_databases`, and return its name."""
     name: str = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
     _templates.add(name)
@@ -369,7 +369,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def stocked(request: pytest.FixtureRequest) -> Stock:
+def stocked_databases(request: pytest.FixtureRequest) -> Stock:
     """The databases that the shared instance of a module has from its template."""
     needed = sum(
         item.path == request.path and "database" in getattr(item, "fixturenames", ()) for item in request.session.items
@@ -382,11 +382,11 @@ def instance(
     open_face: Callable[..., AbstractContextManager[sb.Instance]],
     make_instance_url: Callable[..., str],
     module_clock: Clock,
-    stocked: Stock,
+    stocked_databases: Stock,
 ) -> Iterator[sb.Instance]:
     """The instance that the tests of a module share."""
-    stocked.left = list(range(stocked.size))
-    url = make_instance_url(stocked.size)
+    stocked_databases.left = list(range(stocked_databases.size))
+    url = make_instance_url(stocked_databases.size)
     with open_face(url, clock=module_clock, upkeep=None) as instance:
         yield instance
 
@@ -405,10 +405,10 @@ def fresh_instance(
 
 
 @pytest.fixture
-def database(instance: sb.Instance, stocked: Stock) -> sb.Database:
+def database(instance: sb.Instance, stocked_databases: Stock) -> sb.Database:
     """A new broker database with the standard set of objects (see support.py)."""
-    if stocked.left:
-        return instance.database(stocked_name(stocked.left.pop(0)))
+    if stocked_databases.left:
+        return instance.database(stocked_name(stocked_databases.left.pop(0)))
     return define_standard_set(instance.database(f"Test{next(_numbers)}", create=True))
 
 
@@ -463,7 +463,7 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 @pytest.fixture
 def pair(make_instance_url: Callable[[], str]) -> Iterator[Pair]:
     """Two instances with their relays, and a connection whose frames the test passes on."""
-    with paired(make_instance_url) as pair:
+    with open_pair(make_instance_url) as pair:
         yield pair
 
 
@@ -475,7 +475,7 @@ def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def statement_counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the executions of each statement, by its name."""
     count: Counter[str] = Counter()
     rows_of = running._rows

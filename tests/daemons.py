@@ -46,7 +46,7 @@ def free_port() -> int:
             return port
 
 
-class Served:
+class ServeProcess:
     """A process of `servicebroker serve`, and the lines of its log.
 
     Args:
@@ -67,15 +67,15 @@ class Served:
             else Command(*words, stderr=subprocess.PIPE)
         )
         self.lines: list[dict[str, Any]] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
+    def _read_log(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(json.loads(line) if line.startswith("{") else {"message": line})
 
-    def said(self, words: str, **fields: str) -> bool:
+    def has_logged(self, words: str, **fields: str) -> bool:
         """Check whether a line of the log has these words and fields."""
         return any(
             words in line["message"] and all(value in line.get(name, "") for name, value in fields.items())
@@ -86,19 +86,19 @@ class Served:
         """Return the number of lines of the log with these words."""
         return sum(words in line["message"] for line in list(self.lines))
 
-    def says(self, words: str, **fields: str) -> None:
+    def wait_for_log(self, words: str, **fields: str) -> None:
         """Wait until a line of the log has these words and fields."""
         try:
-            eventually(lambda: self.said(words, **fields))
+            eventually(lambda: self.has_logged(words, **fields))
         except AssertionError:
             raise AssertionError(f"not in the log: {words} {fields}\n" + "\n".join(map(str, self.lines))) from None
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Stop the process with a signal, and return its exit code."""
         self.process.send_signal(number)
-        return self._ended()
+        return self._wait_for_end()
 
-    def _ended(self) -> int:
+    def _wait_for_end(self) -> int:
         code = self.process.wait(20)
         self._reader.join(5)
         assert self.process.stderr is not None
@@ -108,7 +108,7 @@ class Served:
     def kill(self) -> None:
         """Kill the process at the end of a test."""
         self.process.kill()
-        self._ended()
+        self._wait_for_end()
 
 
 class Serving:
@@ -116,14 +116,14 @@ class Serving:
 
     def __init__(self) -> None:
         self.port = free_port()
-        self.daemons: list[Served] = []
+        self.daemons: list[ServeProcess] = []
 
     @property
     def address(self) -> str:
         return f"TCP://127.0.0.1:{self.port}"
 
     @property
-    def daemon(self) -> Served:
+    def daemon(self) -> ServeProcess:
         """The daemon that was started last."""
         return self.daemons[-1]
 
@@ -142,8 +142,8 @@ class Site(Serving):
         self.instance = sb.open(url, clock=Clock(), upkeep=None)
         self.database = standard_database(self.instance)
 
-    def serve(self, *arguments: str, **where: Any) -> Served:
-        self.daemons.append(Served(self.url, self.keys, *arguments, **where))
+    def serve(self, *arguments: str, **where: Any) -> ServeProcess:
+        self.daemons.append(ServeProcess(self.url, self.keys, *arguments, **where))
         return self.daemon
 
     def endpoint(self, state: str = "STARTED", **clauses: Any) -> None:
@@ -180,7 +180,7 @@ class Site(Serving):
             log = "\n".join(map(str, self.daemon.lines))
             raise AssertionError(f"messages wait because {self.status()!r}, not {reason!r}\n{log}") from None
 
-    def refused(self) -> dict[int, int]:
+    def refusal_counts(self) -> dict[int, int]:
         return dict(query(self.database, "select number, refused from servicebroker.refused_connections"))
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ def words(element: html.HtmlElement) -> str:
     return " ".join(" ".join(element.itertext()).split())
 
 
-def sent(database: sb.Database, *messages: tuple[str, bytes | str]) -> UUID:
+def send_messages(database: sb.Database, *messages: tuple[str, bytes | str]) -> UUID:
     """Begin a conversation, and send these messages to StockQueue."""
     handle = begin(database)
     for message_type, body in messages:
@@ -58,9 +58,9 @@ def sent(database: sb.Database, *messages: tuple[str, bytes | str]) -> UUID:
     return handle
 
 
-def poisoned(database: sb.Database, body: bytes) -> None:
+def send_poison(database: sb.Database, body: bytes) -> None:
     """Send a message that becomes a dead letter."""
-    sent(database, (ORDER, body))
+    send_messages(database, (ORDER, body))
 
     def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
         raise ValueError(f"cannot read {messages[0].message_body!r}")
@@ -68,7 +68,7 @@ def poisoned(database: sb.Database, body: bytes) -> None:
     database.process(STOCK_QUEUE, fail, poison=lambda failure: sb.SetAside())
 
 
-def told(*arguments: str, typed: str = "", code: int = 0) -> str:
+def run_people(*arguments: str, typed: str = "", code: int = 0) -> str:
     """Run `servicebroker people ...`, and return its output, or the error for another exit code."""
     result = CliRunner().invoke(command, ["people", *arguments], input=typed)
     assert result.exit_code == code, result.output

@@ -27,7 +27,7 @@ class FaultProxy:
 
     def cut(self) -> None:
         """Close every stream, also in the middle of a frame."""
-        self._loop.call_soon_threadsafe(self._cut)
+        self._loop.call_soon_threadsafe(self._break_off)
 
     def stall(self, seconds: float) -> None:
         """Hold all bytes for some seconds without an error. Bytes sent meanwhile are lost with their stream."""
@@ -91,7 +91,7 @@ class FaultProxy:
         self.faults += happens
         return happens
 
-    def _cut(self) -> None:
+    def _break_off(self) -> None:
         self.faults += 1
         for writer in list(self._writers):
             writer.transport.abort()
@@ -107,10 +107,10 @@ class FaultProxy:
         assert self._passing is not None
         self._passing.clear()
         await asyncio.sleep(seconds)
-        self._cut()
+        self._break_off()
         self._passing.set()
 
     async def _close(self) -> None:
         self._server.close()
-        self._cut()
+        self._break_off()
         await asyncio.sleep(0.05)

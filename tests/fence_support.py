@@ -15,7 +15,7 @@ ALICE = "alice"
 SECRET = b"a secret of Alice's"
 
 
-class Town(NamedTuple):
+class TwoRoles(NamedTuple):
     """A database, and the URLs with which the restricted roles Alice and Mallory connect to it."""
 
     database: sb.Database
@@ -23,12 +23,12 @@ class Town(NamedTuple):
     mallory: str
 
 
-def delivered(town: Town) -> None:
+def deliver_now(town: TwoRoles) -> None:
     with town.database.instance.connection() as connection:
         deliver(connection, town.database.instance.clock())
 
 
-def conversation(town: Town, initiator: str, target: str, body: bytes) -> tuple[UUID, UUID]:
+def conversation(town: TwoRoles, initiator: str, target: str, body: bytes) -> tuple[UUID, UUID]:
     """Begin a conversation, with a waiting message in the queue of each side. Returns both handles."""
     database = town.database
     handle = database.begin_dialog(f"//bank/{initiator}", f"//bank/{target}", contract="//bank/Contract")
@@ -40,7 +40,7 @@ def conversation(town: Town, initiator: str, target: str, body: bytes) -> tuple[
     return handle, peer
 
 
-def in_queue(town: Town, queue: str) -> list[bytes | None]:
+def in_queue(town: TwoRoles, queue: str) -> list[bytes | None]:
     """Return the bodies of the messages in a queue, without receiving them."""
     text = f"select message_body from servicebroker.queue_{queue_number(town.database, queue)} order by queuing_order"
     return [row[0] for row in query(town.database, text)]

@@ -27,13 +27,13 @@ SENT = (
 )
 
 
-class Fenced:
+class RestrictedDatabase:
     """A database whose verbs run as the restricted role, and all other methods as the owner."""
 
     role: ClassVar[sb.Instance]
 
     def __init__(self, owner: sb.Database) -> None:
-        self._owner, self._verbs = owner, Fenced.role.database(owner.name)
+        self._owner, self._verbs = owner, RestrictedDatabase.role.database(owner.name)
         self.name = owner.name
 
     def __getattr__(self, name: str) -> Any:
@@ -49,7 +49,7 @@ _VERBS = {
 class FencedModel(Model):
     """Each verb is a separate transaction, after which the owner delivers. The time of both sides does not advance."""
 
-    spoken = Fenced
+    spoken = RestrictedDatabase
     _number = st.integers(0, 60)
 
     # a transaction sees its sent messages only after the delivery, and the clock is the server's
@@ -57,14 +57,14 @@ class FencedModel(Model):
     begin_and_send = None  # type: ignore[assignment] # likewise
 
     def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True, **more: Any) -> None:
-        def delivered(database: Any) -> Any:
+        def call_and_deliver(database: Any) -> Any:
             try:
                 return verb(database)
             finally:
-                if isinstance(database, Fenced):
+                if isinstance(database, RestrictedDatabase):
                     self.deliver()
 
-        super().step(kind, pair, delivered, in_order=False, **more)
+        super().step(kind, pair, call_and_deliver, in_order=False, **more)
 
     def deliver(self) -> None:
         with self.real.connection() as connection:
@@ -168,7 +168,7 @@ class FencedModel(Model):
 
 
 @contextmanager
-def fenced(model: type[Model], url: str) -> Iterator[None]:
+def restricted_role(model: type[Model], url: str) -> Iterator[None]:
     """Give a restricted role all permissions on the model's objects, and its own connection."""
     with model.real.connection() as connection:
         connection.execute(f"create role {ROLE}")
@@ -177,7 +177,7 @@ def fenced(model: type[Model], url: str) -> Iterator[None]:
             own = [queue for queue, there in QUEUES.items() if there == name]
             model.real.grant_rights(ROLE, database=name, receive=own)
             model.real.database(name).grant("CONTROL", ROLE)  # also closes the instance's connections
-        with sb.open(f"{url}&options={quote(f'-c role={ROLE}')}") as Fenced.role:
+        with sb.open(f"{url}&options={quote(f'-c role={ROLE}')}") as RestrictedDatabase.role:
             yield
     finally:
         with psycopg.connect(url, autocommit=True) as connection:

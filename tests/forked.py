@@ -129,7 +129,7 @@ class Command:
                 stream.close()
 
 
-def ran(*arguments: object, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: object, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, and return the result."""
     process = Command(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
     out, err = process.communicate(timeout)
@@ -167,17 +167,17 @@ def _origin() -> socket.socket:
     return ours
 
 
-def _fork_as_asked(asked: socket.socket) -> dict[str, Any] | None:
+def _fork_as_asked(statement_counts: socket.socket) -> dict[str, Any] | None:
     """Fork a process for each request, and report its exit code. In a forked process, return the request."""
     with selectors.DefaultSelector() as waiting:
-        waiting.register(asked, selectors.EVENT_READ)
+        waiting.register(statement_counts, selectors.EVENT_READ)
         while True:
             for key, _ in waiting.select():
                 if key.data is not None:
                     waiting.unregister(key.fileobj)
                     key.data()
                     continue
-                text, descriptors, *_ = socket.recv_fds(asked, _MAX_REQUEST_BYTES, 3)
+                text, descriptors, *_ = socket.recv_fds(statement_counts, _MAX_REQUEST_BYTES, 3)
                 if not text:
                     return None
                 *ways, told = descriptors

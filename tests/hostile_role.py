@@ -107,7 +107,7 @@ class Objects(NamedTuple):
     schemas: list[str]
 
 
-class Tried(NamedTuple):
+class Outcome(NamedTuple):
     """A statement with its SQLSTATE; '' if it succeeded."""
 
     statement: str
@@ -139,19 +139,19 @@ def objects(connection: psycopg.Connection[Any]) -> Objects:
 def statements(found: Objects, names: dict[str, str]) -> Iterator[str]:
     """Return every kind of statement on every object."""
 
-    def filled(texts: Iterable[str], *places: str, **more: object) -> Iterator[str]:
+    def fill_templates(texts: Iterable[str], *places: str, **more: object) -> Iterator[str]:
         for text in texts:
             yield text.format(*places, **names, **more)
 
     for name, oid, column in found.tables:
-        yield from filled(_TABLES, name, oid=oid, name=f"'{name}'")
-        yield from filled(_COLUMNS, name, column)
+        yield from fill_templates(_TABLES, name, oid=oid, name=f"'{name}'")
+        yield from fill_templates(_COLUMNS, name, column)
     for name, oid in found.sequences:
-        yield from filled(_SEQUENCES, name, oid=oid, name=f"'{name}'")
+        yield from fill_templates(_SEQUENCES, name, oid=oid, name=f"'{name}'")
     for name in found.functions:
-        yield from filled(_FUNCTIONS, name)
+        yield from fill_templates(_FUNCTIONS, name)
     for name in found.schemas:
-        yield from filled(_SCHEMAS, name)
+        yield from fill_templates(_SCHEMAS, name)
 
 
 def at_large(names: dict[str, str]) -> list[str]:
@@ -159,14 +159,14 @@ def at_large(names: dict[str, str]) -> list[str]:
     return [text.format(**names) for text in _AT_LARGE]
 
 
-def attempt(connection: psycopg.Connection[Any], texts: Sequence[str], *, undo: bool = False) -> list[Tried]:
+def attempt(connection: psycopg.Connection[Any], texts: Sequence[str], *, undo: bool = False) -> list[Outcome]:
     """Run each statement in its own transaction, which is committed, or with `undo` rolled back."""
     connection.execute(_TRY)  # type: ignore[call-overload]
     rows = connection.execute(
         "select s, pg_temp.attempt(s, %s) from unnest(%s::text[]) with ordinality t (s, place) order by place",
         (undo, list(texts)),
     ).fetchall()
-    return [Tried(*row) for row in rows]
+    return [Outcome(*row) for row in rows]
 
 
 _TRY = """
@@ -216,14 +216,14 @@ def _value(kind: str, pool: dict[str, Sequence[object]], chance: random.Random) 
     return f"{sql.Literal(str(given)).as_string(None)}::{kind}"
 
 
-def say(connection: psycopg.Connection[Any], texts: Sequence[str]) -> tuple[str, list[Tried]]:
+def say(connection: psycopg.Connection[Any], texts: Sequence[str]) -> tuple[str, list[Outcome]]:
     """Run the calls. Return all their results and error texts, and the outcome of each."""
     connection.execute(_SAY)  # type: ignore[call-overload]
     rows = connection.execute(
         "select s, (pg_temp.say(s)).* from unnest(%s::text[]) with ordinality t (s, place) order by place",
         (list(texts),),
     ).fetchall()
-    return "\n".join(text for _, _, text in rows), [Tried(statement, state) for statement, state, _ in rows]
+    return "\n".join(text for _, _, text in rows), [Outcome(statement, state) for statement, state, _ in rows]
 
 
 _SAY = """

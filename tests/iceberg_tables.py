@@ -32,7 +32,7 @@ KINDS = {"int": "INTEGER", "long": "BIGINT", "double": "DOUBLE", "string": "VARC
          "timestamptz": "TIMESTAMPTZ", "binary": "BLOB", "boolean": "BOOLEAN"}  # fmt: skip
 
 
-class Found:
+class CatalogTable:
     """A table, read from the metadata file that a SQL catalog names."""
 
     def __init__(self, catalog: Path, name: str) -> None:
@@ -86,7 +86,10 @@ class Found:
             found = [dict(zip(names, values, strict=True)) for values in told.fetchall()]
             assert len(found) == file["record_count"]
             for row in found:
-                assert all(str(row[name]) == str(value) for name, value in self._divided(file).items()), (row, file)
+                assert all(str(row[name]) == str(value) for name, value in self._partition_values(file).items()), (
+                    row,
+                    file,
+                )
             rows += found
         return rows
 
@@ -102,7 +105,7 @@ class Found:
                 rows.append(dict.fromkeys(columns) | {name: row[inner] for name, inner in there.items()})
         return rows
 
-    def _divided(self, file):
+    def _partition_values(self, file):
         """Return the partition values of a file, if the manifest has them untransformed."""
         spec = self.metadata["partition-specs"][0]["fields"]
         kinds = {field["name"]: field["type"] for field in self.columns().values()}
@@ -135,15 +138,15 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        self._answered(lambda way, body: self._look(way))
+        self._answer(lambda way, body: self._find_resource(way))
 
     def do_HEAD(self):
-        self._answered(lambda way, body: self._look(way))
+        self._answer(lambda way, body: self._find_resource(way))
 
     def do_POST(self):
-        self._answered(self._change)
+        self._answer(self._change)
 
-    def _look(self, way):
+    def _find_resource(self, way):
         if way == ["config"]:
             return {"defaults": {}, "overrides": {}}
         if len(way) == 2:
@@ -168,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         metadata = json.loads(table.metadata.model_dump_json())
         return {"metadata-location": table.metadata_location, "metadata": metadata, "config": {}}
 
-    def _answered(self, act):
+    def _answer(self, act):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             status, told = 200, act(self.path.partition("?")[0].strip("/").split("/")[1:], body)

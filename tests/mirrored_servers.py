@@ -52,7 +52,7 @@ class Server:
         """Create a primary whose commits wait for the standby of this name."""
         text = "--encoding=UTF8", "--no-locale"
         self._run("initdb", "-D", "data", *text, "--auth=trust", f"--username={ROLE}", "--no-sync", "--no-instructions")
-        self._set(synchronous)
+        self._write_settings(synchronous)
 
     def copy(self, primary: Server, name: str) -> None:
         """Create the server again as a standby of `primary`. Once promoted, it waits for no standby."""
@@ -62,7 +62,7 @@ class Server:
         self._run("pg_basebackup", "-D", "data", "-d", connection, "-R", "-X", "stream", "-c", "fast", "--no-sync")
         with (self.data / "postgresql.auto.conf").open("a") as file:  # the file has the primary's settings
             file.write("synchronous_standby_names = ''\n")
-        self._set("")
+        self._write_settings("")
 
     def archive(self) -> None:
         """Keep all WAL from the next start on, for `recover`."""
@@ -124,7 +124,7 @@ class Server:
         if (self.data / "postmaster.pid").exists():
             self.crash()
 
-    def _set(self, synchronous: str) -> None:
+    def _write_settings(self, synchronous: str) -> None:
         with (self.data / "postgresql.conf").open("a") as file:
             file.write(SETTINGS.format(folder=self.folder, synchronous=synchronous))
 

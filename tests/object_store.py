@@ -82,7 +82,7 @@ def rows(endpoint: str, folder: object) -> list[dict[str, Any]]:
     return found
 
 
-def fetched(endpoint: str, folder: object, into: Path) -> list[str]:
+def fetch_table(endpoint: str, folder: object, into: Path) -> list[str]:
     """Copy the files of a table to a local folder, for any reader of Parquet."""
     ours, found = _client(endpoint), []
     into.mkdir(parents=True)

@@ -22,6 +22,6 @@ def bodies(reader, start, end):
     return [body for batch in batches(reader, start, end) for body in batch["message_body"].to_pylist()]
 
 
-def counted(feed, table):
+def count_rows(feed, table):
     with feed.database.instance.connection() as connection:
         return connection.execute(f"select count(*) from servicebroker.{table}").fetchone()[0]

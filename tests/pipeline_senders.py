@@ -32,7 +32,7 @@ def make_notes(instance: sb.Instance) -> None:
         connection.execute("create table public.sent (sender bigint, n bigint)")
 
 
-def noted(instance: sb.Instance) -> Sent:
+def recorded_messages(instance: sb.Instance) -> Sent:
     """Return the recorded messages of the senders."""
     with instance.connection() as connection:
         return connection.execute("select sender, n from public.sent order by 1, 2").fetchall()
@@ -143,7 +143,7 @@ class Meddler(Worker):
 
     def end(self, feed: Feed) -> None:
         """End a conversation on the reading side, which drops its unread messages."""
-        handle = self._said(feed)
+        handle = self._send(feed)
         time.sleep(self.chance.random())
         with feed.database.instance.connection() as connection:
             sql = "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s"
@@ -153,9 +153,9 @@ class Meddler(Worker):
 
     def leave(self, feed: Feed) -> None:
         """End a conversation on the sending side. Its sent messages still arrive."""
-        feed.database.end_conversation(self._said(feed, fleeting=False))
+        feed.database.end_conversation(self._send(feed, fleeting=False))
 
-    def _said(self, feed: Feed, *, fleeting: bool = True) -> UUID:
+    def _send(self, feed: Feed, *, fleeting: bool = True) -> UUID:
         self.fleeting += 1
         number = self.fleeting if fleeting else -self.fleeting
         with feed.database.transaction() as transaction:

@@ -52,7 +52,7 @@ class Feed:
             self.database.send(handle, LINE, body)
         return handle
 
-    def left(self) -> int:
+    def waiting_count(self) -> int:
         """Return the number of messages in the queue."""
         with self.database.instance.connection() as connection:
             ((count,),) = connection.execute(f"select count(*) from {self.table}").fetchall()

@@ -59,7 +59,7 @@ class StandIn:
         value = getattr(self.real, name)
         if inspect.ismethod(value) or inspect.isbuiltin(value):
             return lambda *arguments, **options: self._call(value, arguments, options)
-        return self._shown(value)
+        return self._wrap(value)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.real, name, value)
@@ -68,15 +68,15 @@ class StandIn:
         """Run `Database.process` with a blocking procedure."""
 
         async def awaited(transaction: sb.AsyncTransaction, messages: list[sb.Message]) -> None:
-            await asyncio.to_thread(procedure, self._shown(transaction), messages)
+            await asyncio.to_thread(procedure, self._wrap(transaction), messages)
 
         return self._call(self.real.process, (queue, awaited), options)
 
     def working(self, *workers: sb.Worker, **options: Any) -> Any:
         """Run `Database.working` with blocking handlers."""
-        return self._call(self.real.working, tuple(map(self._awaited, workers)), options)
+        return self._call(self.real.working, tuple(map(self._as_async_worker, workers)), options)
 
-    def _awaited(self, worker: sb.Worker) -> sb.Worker:
+    def _as_async_worker(self, worker: sb.Worker) -> sb.Worker:
         turned = sb.Worker(
             worker.queue,
             batch=worker.batch,
@@ -91,16 +91,16 @@ class StandIn:
         for message_type, handler in worker._handlers.items():
 
             async def awaited(transaction: Any, given: Any, handler: Callable[..., Any] = handler) -> None:
-                await asyncio.to_thread(handler, self._shown(transaction), given)
+                await asyncio.to_thread(handler, self._wrap(transaction), given)
 
             turned.on(*filter(None, [message_type]))(awaited)
         for name, (schedule, handler) in worker._schedules.items():
-            turned._schedules[name] = ScheduledHandler(schedule, self._scheduled(handler))
+            turned._schedules[name] = ScheduledHandler(schedule, self._as_async_handler(handler))
         return turned
 
-    def _scheduled(self, handler: Handler) -> Handler:
+    def _as_async_handler(self, handler: Handler) -> Handler:
         async def awaited(transaction: Any, given: Any) -> None:
-            await asyncio.to_thread(handler, self._shown(transaction), given)
+            await asyncio.to_thread(handler, self._wrap(transaction), given)
 
         return Handler(awaited, [], is_batch=False, scope={})
 
@@ -117,13 +117,13 @@ class StandIn:
             )
             return await result if isinstance(result, Coroutine) else result
 
-        return self._shown(asyncio.run_coroutine_threadsafe(call(), self.loop).result())
+        return self._wrap(asyncio.run_coroutine_threadsafe(call(), self.loop).result())
 
-    def _shown(self, value: Any) -> Any:
+    def _wrap(self, value: Any) -> Any:
         return StandIn(value, self.loop) if isinstance(value, _STAND_INS) else value
 
 
-def both(blocking: Callable[..., Any], awaited: Callable[..., Any]) -> Callable[..., Any]:
+def choose_by_argument(blocking: Callable[..., Any], awaited: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls the blocking or the asyncio function, according to its first argument."""
 
     def call(first: Any, *arguments: Any, **options: Any) -> Any:
@@ -134,9 +134,9 @@ def both(blocking: Callable[..., Any], awaited: Callable[..., Any]) -> Callable[
     return call
 
 
-run_maintenance = both(api.maintenance.run_maintenance, api.aio.maintenance.run_maintenance)
-deliver = both(api.maintenance.deliver, api.aio.maintenance.deliver)
-connect = both(  # a connection of the application
+run_maintenance = choose_by_argument(api.maintenance.run_maintenance, api.aio.maintenance.run_maintenance)
+deliver = choose_by_argument(api.maintenance.deliver, api.aio.maintenance.deliver)
+connect = choose_by_argument(  # a connection of the application
     lambda instance, **options: psycopg.connect(instance.url, **options),
     lambda instance, **options: psycopg.AsyncConnection.connect(instance.url, **options),
 )

@@ -40,12 +40,12 @@ from side_by_side import (
     UNUSED,
     Pair,
     Rows,
+    comparable_messages,
     compare,
     define,
     forget_everything,
     identity,
     outcome,
-    shown,
 )
 
 STEP_COUNT = 80  # of one history
@@ -268,11 +268,11 @@ class Model(RuleBasedStateMachine):
                 tx.begin_conversation_timer(handle, seconds)
             return [handle, *(tx.send(handle, kind, b"<a/>" if is_whole else b"<a") for kind, is_whole in sends)]
 
-        def alone(database: Any) -> list[Any]:
+        def in_own_transaction(database: Any) -> list[Any]:
             with database.transaction() as tx:
                 return verb(tx)
 
-        self.step("short", pair, verb if pair in self.open else alone, in_order=False, spoils=True)
+        self.step("short", pair, verb if pair in self.open else in_own_transaction, in_order=False, spoils=True)
 
     @precondition(has_conversations)
     @rule(
@@ -348,11 +348,11 @@ class Model(RuleBasedStateMachine):
             options["conversation_handle"] = self.handle(other)
         elif where == "group":
             options["conversation_group_id"] = self.group(other)
-        self.step("receive", pair, lambda tx: shown(tx.receive(queue, **options)))
+        self.step("receive", pair, lambda tx: comparable_messages(tx.receive(queue, **options)))
 
     @rule(which=number, queue=st.sampled_from(["Near", "Far"]))
     def receive_all(self, which: int, queue: str) -> None:
-        self.step("receive", self.session(which), lambda tx: shown(tx.receive(queue)))
+        self.step("receive", self.session(which), lambda tx: comparable_messages(tx.receive(queue)))
 
     @rule(
         which=number,
@@ -361,7 +361,11 @@ class Model(RuleBasedStateMachine):
         groups=st.sampled_from([1, 2, 3, 50]),
     )
     def receive_groups(self, which: int, queue: str, top: int | None, groups: int) -> None:
-        self.step("receive groups", self.session(which), lambda tx: shown(tx.receive(queue, top=top, groups=groups)))
+        self.step(
+            "receive groups",
+            self.session(which),
+            lambda tx: comparable_messages(tx.receive(queue, top=top, groups=groups)),
+        )
 
     @rule(which=number, queue=st.sampled_from(["Near", "Far"]))
     def get_conversation_group(self, which: int, queue: str) -> None:
@@ -380,7 +384,7 @@ class Model(RuleBasedStateMachine):
 
         def receive(tx: Any) -> Any:
             found[:] = tx.receive(queue, top=2)
-            return shown(found)
+            return comparable_messages(found)
 
         self.step("receive", self.session(which), receive)
         for handle in {message.conversation_handle for message in found}:
@@ -443,11 +447,11 @@ class Model(RuleBasedStateMachine):
         """To a savepoint: the group stays locked, and the next reader gets another one."""
         self.set_savepoint(which)
         pair = self.open[which % len(self.open)]
-        self.step("receive", pair, lambda tx: shown(tx.receive(queue)))
+        self.step("receive", pair, lambda tx: comparable_messages(tx.receive(queue)))
         self.steps["rollback to savepoint"] += 1
         pair.leave(undo=True)
         self.compare()
-        self.step("receive", self.databases["A"], lambda db: shown(db.receive(queue)))
+        self.step("receive", self.databases["A"], lambda db: comparable_messages(db.receive(queue)))
 
     @precondition(lambda self: any(len(pair.contexts) > 1 for pair in self.open))
     @rule(undo=st.sampled_from([True, True, False]))
@@ -532,7 +536,7 @@ def toggle_priority(database: Any, which: int) -> None:
 
 
 @contextmanager
-def opened(model: type[Model], url: str) -> Iterator[None]:
+def open_for_model(model: type[Model], url: str) -> Iterator[None]:
     """A new instance with the objects of both databases, for a model."""
     with psycopg.connect(url, autocommit=True) as connection:
         # a vacuum that truncates a table locks it for a moment, which would look like another transaction
@@ -555,7 +559,7 @@ def run_histories(
 ) -> None:
     """Do random steps on a new instance, or continue; `defined` is called once its objects are there."""
     repeated = 0  # histories that went otherwise than before
-    with opened(model, url):
+    with open_for_model(model, url):
         defined()
         while (left := steps - model.steps.total()) > 0:  # a history may be shorter than STEPS
             histories = settings(

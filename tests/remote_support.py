@@ -124,7 +124,7 @@ class Pair:
 
 
 @contextmanager
-def paired(make_instance_url: Callable[..., str], west_clock: Clock | None = None) -> Iterator[Pair]:
+def open_pair(make_instance_url: Callable[..., str], west_clock: Clock | None = None) -> Iterator[Pair]:
     """Create two instances with routes to each other. Both share a clock, unless `west_clock` is given."""
     clock = Clock()
     west = Site(make_instance_url(1), west_clock or clock, WEST, EAST)
@@ -220,7 +220,7 @@ class Copy:
             self._site.connection.execute(text)
 
 
-def opened(pair: Pair) -> tuple[object, sb.Message]:
+def open_conversation(pair: Pair) -> tuple[object, sb.Message]:
     """Begin a conversation, and receive its message. Returns the initiator's handle, and the message."""
     handle = begin(pair)
     pair.rounds()

@@ -12,7 +12,7 @@ import psycopg
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from daemons import Served, Serving
+from daemons import ServeProcess, Serving
 from mirrored_servers import Server
 from servicebroker.cli import main
 from support import (
@@ -34,7 +34,7 @@ CONVERSATION_COUNT = 4
 TIMEOUT_S = 60.0  # usually one or two seconds
 
 
-class Half(Serving):
+class ReplacedSide(Serving):
     """A server that a test replaces by its standby or by a restored backup, and the daemon on its host."""
 
     def __init__(self, folder: Path, keys: Path) -> None:
@@ -57,7 +57,7 @@ class Half(Serving):
             ((broker,),) = query(database, text)
             return str(broker)
 
-    def taken(self) -> list[list[int]]:
+    def stored_numbers(self) -> list[list[int]]:
         """Return the numbers that the application has stored, in order, for each conversation."""
         text = "select array_agg(number order by place) from taken group by conversation"
         return [numbers for (numbers,) in self.rows(text)]
@@ -69,7 +69,7 @@ class Half(Serving):
 
     def serve(self) -> None:
         self.daemons.append(
-            Served(self.server.url, self.keys, "--listen", f"127.0.0.1:{self.port}", "--encryption", "DISABLED")
+            ServeProcess(self.server.url, self.keys, "--listen", f"127.0.0.1:{self.port}", "--encryption", "DISABLED")
         )
 
     def rows(self, text: str) -> list[tuple[Any, ...]]:
@@ -84,7 +84,7 @@ class Half(Serving):
 class Reader:
     """An application on the principal's server: it stores each message, answers it, and follows a failover."""
 
-    def __init__(self, half: Half) -> None:
+    def __init__(self, half: ReplacedSide) -> None:
         self.half = half
         self.over = threading.Event()
         self.problems: list[BaseException] = []
@@ -107,7 +107,7 @@ class Reader:
         except BaseException as problem:
             self.problems.append(problem)
 
-    def _read(self, half: Half) -> None:
+    def _read(self, half: ReplacedSide) -> None:
         with sb.open(half.server.url, upkeep=None) as instance:
             database = instance.database("Test")
             while half is self.half and not self.over.is_set():

@@ -135,7 +135,7 @@ def outcome(verb: Callable[[], Any]) -> tuple[Any, ...]:
         return ("waits",)
 
 
-def shown(messages: list[sb.Message]) -> list[sb.Message]:
+def comparable_messages(messages: list[sb.Message]) -> list[sb.Message]:
     """Return received messages without random values."""
     return [
         message._replace(
@@ -152,7 +152,7 @@ def shown(messages: list[sb.Message]) -> list[sb.Message]:
 def compare(see: See, databases: dict[str, Any], *, in_order: bool) -> None:
     """Check that the rows that `see` fetches from the engine equal those of the double's databases."""
     _same(see(_ENDPOINTS), (
-        (*_picked(row, _ENDPOINT), _service_name(database, row["service_id"]), row["security_timestamp"],
+        (*_pick(row, _ENDPOINT), _service_name(database, row["service_id"]), row["security_timestamp"],
          row["dialog_timer"], name)
         for name, database in databases.items() for row in database.conversation_endpoints()
     ))  # fmt: skip
@@ -161,7 +161,7 @@ def compare(see: See, databases: dict[str, Any], *, in_order: bool) -> None:
         for name, database in databases.items() for row in database.conversation_groups()
     ))  # fmt: skip
     _same(see(_TRANSMISSIONS), (
-        (*_picked(row, _TRANSMISSION), name)
+        (*_pick(row, _TRANSMISSION), name)
         for name, database in databases.items() for row in database.transmission_queue()
     ))  # fmt: skip
     _same(see("select name, is_receive_enabled, is_enqueue_enabled from sys.service_queues where is_ms_shipped = 0"), (
@@ -174,7 +174,7 @@ def compare(see: See, databases: dict[str, Any], *, in_order: bool) -> None:
     for queue, owner in QUEUES.items():
         if not in_order:
             _arrive_as(real[queue], databases[owner], queue)
-        double = [_picked(row, _MESSAGE) for row in databases[owner].queue_messages(queue)]
+        double = [_pick(row, _MESSAGE) for row in databases[owner].queue_messages(queue)]
         assert double == real[queue], f"in {queue}: {double} in the double, {real[queue]}"
 
 
@@ -185,10 +185,10 @@ def _arrive_as(real: Rows, database: Any, queue: str) -> None:
         messages = {row["queuing_order"]: session.messages.get(row["queuing_order"]) for row in rows}
     renumbered = {}
     for number, message in zip(sorted(messages), real, strict=True):
-        row = next((row for row in rows if _picked(row, _MESSAGE) == message), None)
+        row = next((row for row in rows if _pick(row, _MESSAGE) == message), None)
         assert row is not None, f"only the engine has {message}"
         first = next(other for other in rows if other["conversation_handle"] == row["conversation_handle"])
-        assert _picked(first, _MESSAGE) == message, "the order within a conversation is another one"
+        assert _pick(first, _MESSAGE) == message, "the order within a conversation is another one"
         rows.remove(first)
         renumbered[number] = replace(messages[first["queuing_order"]], queuing_order=number)
     committed = session.memory.messages
@@ -199,7 +199,7 @@ def _arrive_as(real: Rows, database: Any, queue: str) -> None:
         (session.messages.changes if number in session.messages.changes else committed)[number] = message
 
 
-def _picked(row: dict[str, Any], columns: str) -> tuple[Any, ...]:
+def _pick(row: dict[str, Any], columns: str) -> tuple[Any, ...]:
     return tuple(row[column] for column in columns.split(", "))
 
 

@@ -36,9 +36,9 @@ class Cluster:
         self._web, port = _free_port(), _free_port()
         self.url = f"spark://127.0.0.1:{port}"
         self._count = 0
-        self._all = [self._started("master", "--host", "127.0.0.1", "--port", port, "--webui-port", self._web)]
+        self._all = [self._start("master", "--host", "127.0.0.1", "--port", port, "--webui-port", self._web)]
 
-    def _started(self, kind: str, *arguments: object) -> subprocess.Popen[bytes]:
+    def _start(self, kind: str, *arguments: object) -> subprocess.Popen[bytes]:
         java = f"org.apache.spark.deploy.{kind}.{kind.capitalize()}"
         command = [HOME / "bin" / "spark-class", java, *arguments]
         with (self._folder / f"{kind}-{self._count}.log").open("wb") as said:
@@ -51,7 +51,7 @@ class Cluster:
         self._count += 1
         host, place = f"127.0.0.{1 + self._count}", self._folder / f"worker-{self._count}"
         size = ("--cores", 2, "--memory", "1g", "--webui-port", 0)
-        worker = self._started("worker", "--host", host, *size, "--work-dir", place, self.url)
+        worker = self._start("worker", "--host", host, *size, "--work-dir", place, self.url)
         self._all.append(worker)
         give_up = time.monotonic() + 120
         while not any(one["host"] == host for one in self._workers()):
@@ -66,7 +66,7 @@ class Cluster:
             return [one for one in found if one["state"] == "ALIVE"]
         return []
 
-    def submitted(
+    def submit(
         self, program: Path, *arguments: object, settings: Mapping[str, str], said: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """Run a Python program with `spark-submit`."""

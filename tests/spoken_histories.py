@@ -13,13 +13,13 @@ from hypothesis.stateful import precondition, rule
 import servicebroker as sb
 from random_histories import Model
 from side_by_side import DOCUMENT, PLAIN, Pair
-from spoken_tsql import Spoken
+from spoken_tsql import TsqlSpeaker
 
 
 class TsqlModel(Model):
     """Runs every verb of the engine as a statement, alone or between BEGIN TRANSACTION and COMMIT."""
 
-    spoken = Spoken
+    spoken = TsqlSpeaker
     receive_groups = None  # type: ignore[assignment] # T-SQL has no such clause
     begin_with_choices = None  # type: ignore[assignment] # nor these
 
@@ -35,7 +35,7 @@ class TsqlModel(Model):
         """Send in a loop, because T-SQL has no such verb. Without an open transaction each SEND is one."""
 
         def send(speaker: Any, handle: UUID) -> None:
-            if isinstance(speaker, Spoken):
+            if isinstance(speaker, TsqlSpeaker):
                 speaker.send_in_a_loop(handle, kind, count)
             else:
                 for n in range(count):

@@ -20,7 +20,7 @@ from support import Undo
 LOCK_TIMEOUT = 1222
 
 
-class Refused(sb.BrokerError):
+class TsqlRefusal(sb.BrokerError):
     """An error of T-SQL, without the line number, and with the advice of the Python API: T-SQL has none."""
 
     def __init__(self, error: sb.TsqlError) -> None:
@@ -30,7 +30,7 @@ class Refused(sb.BrokerError):
         Exception.__init__(self, f"{text} {advice}" if advice else text)
 
 
-class Spoken:
+class TsqlSpeaker:
     """Runs each verb as the statement of its name. Every other statement has its values in variables."""
 
     def __init__(self, database: sb.Database, session: Session | None = None) -> None:
@@ -64,7 +64,7 @@ class Spoken:
         except sb.TsqlError as refused:
             if refused.number == LOCK_TIMEOUT:
                 raise psycopg.errors.LockNotAvailable from None
-            raise Refused(refused) from None
+            raise TsqlRefusal(refused) from None
 
     # ------------------------------------------------------------ verbs
 
@@ -138,10 +138,10 @@ class Spoken:
     # ------------------------------------------------------------ transactions
 
     @contextmanager
-    def transaction(self) -> Iterator[Spoken]:
+    def transaction(self) -> Iterator[TsqlSpeaker]:
         """BEGIN TRANSACTION in a separate session. COMMIT after the block, or ROLLBACK if it is undone."""
         with self.database.tsql_session() as session:
-            inside = Spoken(self.database, session)
+            inside = TsqlSpeaker(self.database, session)
             inside._run("BEGIN TRANSACTION")
             try:
                 yield inside

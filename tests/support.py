@@ -247,7 +247,7 @@ def _value(connection: psycopg.Connection[Any], text: str) -> str:
 
 
 @contextmanager
-def undone(database: sb.Database) -> Iterator[sb.Transaction]:
+def rolled_back(database: sb.Database) -> Iterator[sb.Transaction]:
     """Run the block in a transaction, and roll it back."""
     with suppress(Undo), database.transaction() as transaction:
         yield transaction
@@ -264,7 +264,7 @@ def refused(number: int, *words: str) -> Iterator[pytest.ExceptionInfo[sb.Broker
         assert word in str(caught.value)
 
 
-def tried(verb: Callable[[], Any], *refusals: int) -> Any:
+def result_or_none(verb: Callable[[], Any], *refusals: int) -> Any:
     """Return the result of a verb; None if it raises an error with one of these numbers."""
     try:
         return verb()
@@ -313,7 +313,7 @@ def in_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> Future
     return future
 
 
-def together(*work: Callable[[], Any], seconds: float = 60) -> None:
+def run_together(*work: Callable[[], Any], seconds: float = 60) -> None:
     """Run functions concurrently, and raise the exception of the first that has failed."""
     futures: list[Future[Any]] = [in_thread(function) for function in work]
     for future in futures:
@@ -363,7 +363,7 @@ def waiting_reader(database: sb.Database, queue: str = STOCK_QUEUE, *, inside: b
     return future
 
 
-def blocked(database: sb.Database) -> int:
+def count_blocked_sessions(database: sb.Database) -> int:
     """Return the number of other sessions of this PostgreSQL database that wait for a lock."""
     text = (
         "select count(*) from pg_stat_activity "
@@ -375,10 +375,10 @@ def blocked(database: sb.Database) -> int:
 
 def wait_until_blocked(database: sb.Database, sessions: int = 1) -> None:
     """Wait until this number of other sessions of the PostgreSQL database wait for a lock."""
-    eventually(lambda: blocked(database) >= sessions)
+    eventually(lambda: count_blocked_sessions(database) >= sessions)
 
 
-def stopped(connection: psycopg.Connection[Any]) -> int:
+def terminate_backend(connection: psycopg.Connection[Any]) -> int:
     """Terminate the server process of a connection, and return its process id."""
     pid = connection.info.backend_pid
     with psycopg.connect(connection.info.dsn, autocommit=True) as other:
@@ -410,7 +410,7 @@ def surveying_always(text: str) -> str:
     return text
 
 
-class Counted:
+class StatementCounter:
     """Counts the statements that verbs run on a transaction."""
 
     def __init__(self, transaction: sb.Transaction, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +429,7 @@ class Counted:
 
         monkeypatch.setattr(transaction, "_do", lambda steps: run(counting(steps)))
 
-    def of(self, verb: Callable[[], Any]) -> int:
+    def count_of(self, verb: Callable[[], Any]) -> int:
         self.count = 0
         verb()
         return self.count

@@ -42,7 +42,7 @@ class Unreadable(Exception):
     pass
 
 
-class Cut(Exception):
+class PowerLoss(Exception):
     """A simulated loss of power."""
 
 
@@ -280,11 +280,11 @@ class History:
             nonlocal left
             left -= 1
             if left < 0:
-                raise Cut
+                raise PowerLoss
             fsync(descriptor)
 
         os.fsync = failing
-        with suppress(Cut):
+        with suppress(PowerLoss):
             try:
                 act()
             finally:

@@ -36,7 +36,7 @@ def rows(database: sb.Database, query: str) -> list[tuple[object, ...]]:
     return database.execute_tsql(query).rows
 
 
-def one(database: sb.Database, query: str) -> Any:
+def scalar(database: sb.Database, query: str) -> Any:
     """Return the only value of a SELECT in T-SQL."""
     ((value,),) = rows(database, query)
     return value

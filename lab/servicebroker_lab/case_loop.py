@@ -1,4 +1,4 @@
-"""The loop of the fuzzers whose cases have numbers: judge case after case for a time."""
+"""The loop of the fuzzers whose cases have numbers: run case after case for a time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TypeVar
 FailureT = TypeVar("FailureT")
 
 
-def judge_cases(
-    judge: Callable[[int], Counter[str] | FailureT], first: int, seconds: float
+def run_cases(
+    run_case: Callable[[int], Counter[str] | FailureT], first: int, seconds: float
 ) -> tuple[Counter[str], list[FailureT]]:
-    """Judge the cases from number `first` on until the time is over. Returns the sums of outcomes, and the failures."""
+    """Run the cases from number `first` on until the time is over. Returns the counts of outcomes, and the failures."""
     totals: Counter[str] = Counter()
     failures: list[FailureT] = []
     end = time.monotonic() + seconds
     number = first
     while time.monotonic() < end:
-        outcome = judge(number)
+        outcome = run_case(number)
         totals["cases"] += 1
         if isinstance(outcome, Counter):
             totals += outcome

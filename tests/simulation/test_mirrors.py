@@ -11,7 +11,7 @@ from servicebroker.cli.main import single_command
 from servicebroker.protocol.mirroring import STAYS, Claim, Role, RoleReport
 from servicebroker_lab.simulation import mirrors
 from servicebroker_lab.simulation.command import simulate_command
-from servicebroker_lab.simulation.store import Lost
+from servicebroker_lab.simulation.store import GuaranteeBroken
 
 program = single_command(simulate_command)
 
@@ -21,7 +21,7 @@ SEEDS = range(40)
 def is_bad(seed: int) -> bool:
     try:
         mirrors.run(seed)
-    except Lost:
+    except GuaranteeBroken:
         return True
     return False
 

@@ -22,9 +22,9 @@ from servicebroker_lab.benchmarks.remote_scale import compare_cores
 from servicebroker_lab.benchmarks.report import Conditions, Line, Report, in_words
 from servicebroker_lab.benchmarks.runner import Field, Progress, compare, open_field
 from servicebroker_lab.benchmarks.scenarios import (
-    GROUPS,
     PIPELINE,
     PIPELINE_ROUNDS,
+    PREFIXES,
     REMOTE,
     REMOTE_OPEN,
     REMOTE_SCALE,
@@ -103,7 +103,7 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     Raises:
         InstanceError: a name is unknown, or there are no names.
     """
-    known = [*SCENARIOS, *GROUPS, ALL]
+    known = [*SCENARIOS, *PREFIXES, ALL]
     for name in names:
         if name not in known:
             raise InstanceError(f"There is no benchmark '{name}'; there are {', '.join(known)}.")
@@ -112,7 +112,7 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     return [
         name
         for name in SCENARIOS
-        if name in names or ALL in names or name.partition("-")[0] in GROUPS.intersection(names)
+        if name in names or ALL in names or name.partition("-")[0] in PREFIXES.intersection(names)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Activated procedures: by whole groups against message by message."""
+"""Benchmark of activated procedures: batches of whole groups against single messages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from servicebroker_lab.benchmarks.measured_system import Implementation, System,
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 
-PER_CONVERSATION = 100
-TIMEOUT_S = 300.0  # seconds
+PER_CONVERSATION = 100  # messages of a conversation
+TIMEOUT_S = 300.0  # seconds until a benchmark with unprocessed messages fails
 FROM, TO, CONTRACT = "//bench/Asking", "//bench/Answering", "//bench/Answers"
 ASK, LAST, ANSWER = "//bench/Ask", "//bench/Last", "//bench/Answer"
 ASKING, ANSWERING, PROCEDURE = "AskingQueue", "AnsweringQueue", "usp_Bench"
@@ -29,7 +29,7 @@ _databases = itertools.count(1)
 
 
 class Answering:
-    """Conversations that wait in a queue are answered, message for message, and ended by one activated reader."""
+    """A system whose one activated reader answers each message of the waiting conversations, and ends them."""
 
     def __init__(self, name: str, instance: Instance, form: Form) -> None:
         self.name, self.version = name, version("servicebroker")
@@ -47,12 +47,20 @@ class Answering:
         self._done = threading.Event()
 
     def close(self) -> None:
-        """Close nothing: the instance belongs to who opened it."""
+        """Close nothing: the caller closes its instance."""
 
-    def _activated(self, function: Callable[..., Any]) -> Host:
-        """Start readers, as long as the block lasts."""
-        top = 1 if self._form == "message" else None
-        procedure = PythonProcedure(PROCEDURE, function, self._form, top, 1, 0.0, "thread", None)
+    def _start_readers(self, function: Callable[..., Any]) -> Host:
+        """Return a host that runs the activated reader during a block."""
+        procedure = PythonProcedure(
+            PROCEDURE,
+            function,
+            self._form,
+            top=1 if self._form == "message" else None,
+            groups=1,
+            wait=0.0,
+            worker="thread",
+            poison=None,
+        )
         self._database.alter_queue(ANSWERING, activation=Activation(PROCEDURE, 1, "OWNER", status=True))
         return Host(self._instance, [lambda database, name: procedure], interval=60)
 
@@ -61,19 +69,19 @@ class Answering:
         self._left = messages
         self._done.clear()
 
-    def _processed(self, messages: int) -> None:
+    def _count_processed(self, messages: int) -> None:
         """Count processed messages."""
         self._left -= messages
         if not self._left:
             self._done.set()
 
     def _until_done(self) -> None:
-        """Wait until all expected ones were."""
+        """Wait until the expected messages are processed."""
         if not self._done.wait(TIMEOUT_S):
-            raise InstanceError(f"A benchmark is broken: {self._left} messages were not processed.")
+            raise InstanceError(f"{self._left} messages were not processed within {TIMEOUT_S:.0f} seconds.")
 
     def implementations(self, scenario: str) -> list[Implementation]:
-        """One, in the scenario `activation`."""
+        """Return one implementation for the scenario `activation`, none for others."""
         settings = f"{PER_CONVERSATION} messages a conversation; an answer to each, then END"
         implementation = Implementation(f"procedure of the form {self._form}", settings, self._fill, self._work)
         return [implementation] if scenario == "activation" else []
@@ -84,26 +92,26 @@ class Answering:
             pass
         for begin in range(0, messages, PER_CONVERSATION):
             handle = self._database.begin_dialog(FROM, TO, contract=CONTRACT)
-            if (share := min(PER_CONVERSATION, messages - begin)) > 1:
-                self._database.send_batch(handle, ASK, [self._body] * (share - 1))
+            if (count := min(PER_CONVERSATION, messages - begin)) > 1:
+                self._database.send_batch(handle, ASK, [self._body] * (count - 1))
             self._database.send(handle, LAST, self._body)
 
     def _work(self, messages: int) -> int:
         self._expect(messages)
-        with self._activated(self._answer_all if self._form == "batch" else self._answer):
+        with self._start_readers(self._answer_all if self._form == "batch" else self._answer):
             self._until_done()
         return messages
 
     def _answer(self, transaction: Transaction, message: Message) -> None:
         transaction.send(message.conversation_handle, ANSWER, message.message_body or b"")
         self._end(transaction, message)
-        self._processed(1)
+        self._count_processed(1)
 
     def _answer_all(self, transaction: Transaction, messages: list[Message]) -> None:
         bodies = [message.message_body or b"" for message in messages]
         transaction.send_batch(messages[0].conversation_handle, ANSWER, bodies)
         self._end(transaction, messages[-1])
-        self._processed(len(messages))
+        self._count_processed(len(messages))
 
     def _end(self, transaction: Transaction, message: Message) -> None:
         if message.message_type_name == LAST:
@@ -111,7 +119,7 @@ class Answering:
 
 
 def activation_systems(instance: Instance) -> list[System]:
-    """Ours, and what it is compared with."""
+    """Return the measured system and its baseline."""
     return [
         Answering(OURS, instance, "batch"),
         Answering(BASELINE, instance, "message"),

@@ -71,8 +71,8 @@ class Pgmq:
             "dialog-groups-answer": [
                 Implementation("pgmq.send, pop, send, pop", "psycopg, prepared", self.begin, self._ask_and_answer)
             ],
-            "storage-held-read": [self._under("select 1")],
-            "storage-held-write": [self._under("select pg_current_xact_id()")],
+            "storage-held-read": [self._read_beside_transaction("select 1")],
+            "storage-held-write": [self._read_beside_transaction("select pg_current_xact_id()")],
         }.get(scenario, [])
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Pgmq:
         self._holder.close()
         self._connection.close()
 
-    def _under(self, held_by: str) -> Implementation:
+    def _read_beside_transaction(self, held_by: str) -> Implementation:
         """Return the way to read ten at a time, after 100 times as many were deleted that vacuum may not remove."""
 
         def prepare(messages: int) -> None:
@@ -111,12 +111,12 @@ class Pgmq:
         self.begin(messages)
         self._send_batch(messages)
 
-    def _all(self, sql: str, *parameters: object) -> list[Any]:
+    def _fetch_all(self, sql: str, *parameters: object) -> list[Any]:
         return self._connection.execute(sql.encode(), parameters, prepare=True).fetchall()
 
     def _send(self, messages: int) -> int:
         return sum(
-            len(self._all("select * from pgmq.send('bench', %s::jsonb)", json.dumps(self._body)))
+            len(self._fetch_all("select * from pgmq.send('bench', %s::jsonb)", json.dumps(self._body)))
             for _ in range(messages)
         )
 
@@ -131,11 +131,11 @@ class Pgmq:
         done = 0
         for size in batches(messages):
             bodies = [json.dumps(self._body) for _ in range(size)]
-            done += len(self._all("select * from pgmq.send_batch('bench', %s::jsonb[])", bodies))
+            done += len(self._fetch_all("select * from pgmq.send_batch('bench', %s::jsonb[])", bodies))
         return done
 
     def _pop(self, messages: int) -> int:
-        return sum(len(self._all("select * from pgmq.pop('bench')")) for _ in range(messages))
+        return sum(len(self._fetch_all("select * from pgmq.pop('bench')")) for _ in range(messages))
 
     def _ask_and_answer(self, messages: int) -> int:
         verbs = (self._send, self._pop, self._send, self._pop)
@@ -152,8 +152,8 @@ class Pgmq:
         done = 0
         while True:
             with self._connection.transaction():
-                rows = self._all("select * from pgmq.read('bench', 30, %s)", portion)
-                deleted = self._all("select * from pgmq.delete('bench', %s::bigint[])", [row[0] for row in rows])
+                rows = self._fetch_all("select * from pgmq.read('bench', 30, %s)", portion)
+                deleted = self._fetch_all("select * from pgmq.delete('bench', %s::bigint[])", [row[0] for row in rows])
             if not rows:
                 return done
             done += len(deleted)

@@ -12,7 +12,7 @@ from servicebroker.api.transaction import Transaction
 from servicebroker.model.messages import Message
 from servicebroker_lab.benchmarks.measured_system import Implementation, System, batches, text_body
 from servicebroker_lab.benchmarks.report import OURS
-from servicebroker_lab.benchmarks.scenarios import JOBS_TOGETHER
+from servicebroker_lab.benchmarks.scenarios import CONVERSATIONS_PER_TRANSACTION
 from servicebroker_lab.benchmarks.servicebroker_system import CONTRACT, INITIATOR, TARGET, TYPE
 
 DATABASE = "Dialogs"
@@ -39,8 +39,8 @@ class Dialogs:
             "dialog-job": [
                 Implementation("begin_dialog, send; receive, end; receive, end", "", self._begin, self._do_jobs)
             ],
-            "dialog-groups": [self._together("begin_dialog, send; process: end; process: end", is_silent=True)],
-            "dialog-groups-answer": [self._together("begin_dialog, send; process: send, end; process: end")],
+            "dialog-groups": [self._run_in_batches("begin_dialog, send; process: end; process: end", is_silent=True)],
+            "dialog-groups-answer": [self._run_in_batches("begin_dialog, send; process: send, end; process: end")],
             "dialog-begin": [Implementation("begin_dialog, send", "one transaction", self._begin, self._ask_all)],
             "dialog-answer": [
                 Implementation("receive(top=1), send, end", "one transaction", self._fill, self._answer_all)
@@ -82,15 +82,15 @@ class Dialogs:
         done = sum(self._answer(is_silent=True) for _ in range(messages))
         return min(done, self._finish_all(messages))
 
-    def _together(self, what: str, *, is_silent: bool = False) -> Implementation:
+    def _run_in_batches(self, what: str, *, is_silent: bool = False) -> Implementation:
         """Many conversations in each transaction, of the senders and of the workers on both sides."""
-        options = f"groups={JOBS_TOGETHER}, as many begun in a transaction"
+        options = f"groups={CONVERSATIONS_PER_TRANSACTION}, as many begun in a transaction"
         return Implementation(what, options, self._begin_together, partial(self._work_together, is_silent=is_silent))
 
     def _begin_together(self, messages: int) -> None:
         self._begin(messages)
         for is_silent in (False, True):
-            self._work_together(JOBS_TOGETHER, is_silent=is_silent)
+            self._work_together(CONVERSATIONS_PER_TRANSACTION, is_silent=is_silent)
 
     def _work_together(self, messages: int, *, is_silent: bool) -> int:
         def answer(transaction: Transaction, received: list[Message]) -> None:
@@ -102,12 +102,12 @@ class Dialogs:
         def finish(transaction: Transaction, received: list[Message]) -> None:
             transaction.end_conversation(received[-1].conversation_handle)
 
-        for size in batches(messages, JOBS_TOGETHER):
+        for size in batches(messages, CONVERSATIONS_PER_TRANSACTION):
             with self._database.transaction() as transaction:
                 for _ in range(size):
                     ask(transaction, self._body)
-        done = self._database.process(REQUEST_QUEUE, answer, groups=JOBS_TOGETHER)
-        ends = self._database.process(ANSWER_QUEUE, finish, top=None, groups=JOBS_TOGETHER)
+        done = self._database.process(REQUEST_QUEUE, answer, groups=CONVERSATIONS_PER_TRANSACTION)
+        ends = self._database.process(ANSWER_QUEUE, finish, top=None, groups=CONVERSATIONS_PER_TRANSACTION)
         return min(done, ends if is_silent else ends // 2)
 
     def _ask_all(self, messages: int) -> int:

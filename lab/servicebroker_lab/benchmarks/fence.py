@@ -67,14 +67,14 @@ class Verbs:
     def _send(self, messages: int) -> int:
         for _ in range(messages):
             self._database.send(self._handle, TYPE, self._body)
-        return self._delivered(messages)
+        return self._until_delivered(messages)
 
     def _send_batches(self, messages: int) -> int:
         for size in batches(messages):
             self._database.send_batch(self._handle, TYPE, [self._body] * size)
-        return self._delivered(messages)
+        return self._until_delivered(messages)
 
-    def _delivered(self, messages: int) -> int:
+    def _until_delivered(self, messages: int) -> int:
         """An open instance of the owner's delivers what a restricted role sends."""
         with self._owner.instance.connection() as connection:
             waits = "select from servicebroker.transmission_queue where conversation_handle = %s limit 1"

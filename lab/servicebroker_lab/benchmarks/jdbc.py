@@ -45,7 +45,7 @@ class Jdbc:
     def rows(self, spark: SparkSession, table: str, columns: str, first: int, end: int) -> DataFrame:
         """A table, in as many parts of the range of queuing_order as there are cores."""
         reader: DataFrameReader = spark.read.format("jdbc").options(
-            **self._place,
+            **self._connection_options,
             dbtable=f"(select {columns} from {table} where queuing_order >= {first} and queuing_order < {end}) q",
             partitionColumn="queuing_order",
             lowerBound=str(first),
@@ -58,12 +58,14 @@ class Jdbc:
     def insert(self, rows: DataFrame, table: str) -> None:
         """All rows, in batches that the driver makes one INSERT of."""
         writer: DataFrameWriter = rows.write.format("jdbc").options(
-            **self._place | {"url": f"{self.url}&reWriteBatchedInserts=true"}, dbtable=table, batchsize=str(FETCH_ROWS)
+            **self._connection_options | {"url": f"{self.url}&reWriteBatchedInserts=true"},
+            dbtable=table,
+            batchsize=str(FETCH_ROWS),
         )
         writer.mode("append").save()
 
     @property
-    def _place(self) -> dict[str, str]:
+    def _connection_options(self) -> dict[str, str]:
         return {"url": self.url, "driver": "org.postgresql.Driver"}
 
 

@@ -95,12 +95,12 @@ class Meter:
         waits: Counter[str] = Counter()
         begin = time.perf_counter()
         if samples_waits:
-            with self._watched(waits):
+            with self._watch_waits(waits):
                 done = work(messages)
         else:
             done = work(messages)
         seconds = time.perf_counter() - begin
-        used = _since(server, self._sessions()), _since(client, _processor_times(_clients()))
+        used = _time_since(server, self._sessions()), _time_since(client, _processor_times(_clients()))
         later_wal, later_xid = self._position()
         if done != messages:
             raise InstanceError(f"A benchmark is broken: it handled {done:,} messages where {messages:,} were due.")
@@ -120,7 +120,7 @@ class Meter:
         return _processor_times(pid for (pid,) in self._connection.execute(_BACKENDS))
 
     @contextmanager
-    def _watched(self, waits: Counter[str]) -> Iterator[None]:
+    def _watch_waits(self, waits: Counter[str]) -> Iterator[None]:
         stop_requested = threading.Event()
 
         def watch() -> None:
@@ -146,7 +146,7 @@ def _processor_times(pids: Iterable[int]) -> dict[int, float]:
     return {pid: processes.processor_time(pid) for pid in pids}
 
 
-def _since(before: dict[int, float], after: dict[int, float]) -> float:
+def _time_since(before: dict[int, float], after: dict[int, float]) -> float:
     """Return the processor time between two results of `_processor_times`."""
     return sum(time - before.get(pid, 0.0) for pid, time in after.items())
 

@@ -215,7 +215,10 @@ class Pipeline:
     def _batches(self) -> list[tuple[str, Implementation]]:
         read = self._spark.read.format("servicebroker").options(**self._source())
         return [
-            (OURS, Implementation("spark.read, to Parquet", "by range", self.fill, self._timed(lambda: read.load()))),
+            (
+                OURS,
+                Implementation("spark.read, to Parquet", "by range", self.fill, self._write_rows(lambda: read.load())),
+            ),
             *self._peers(),
         ]
 
@@ -227,11 +230,14 @@ class Pipeline:
 
     def _peers(self) -> list[tuple[str, Implementation]]:
         tasks = f"{self._spark.sparkContext.defaultParallelism} tasks, same rows"
-        jdbc = Implementation("JDBC batch to Parquet", tasks, self.fill, self._timed(self._rows_by_jdbc))
+        jdbc = Implementation("JDBC batch to Parquet", tasks, self.fill, self._write_rows(self._rows_by_jdbc))
         return [
             *([("jdbc", jdbc)] if self._jdbc else []),
-            ("spark", Implementation("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
-            ("parquet", Implementation("Parquet to Parquet", tasks, self._fill_copy, self._timed(self._copied_rows))),
+            ("spark", Implementation("ADBC batch to Parquet", tasks, self.fill, self._write_rows(self._rows))),
+            (
+                "parquet",
+                Implementation("Parquet to Parquet", tasks, self._fill_copy, self._write_rows(self._copied_rows)),
+            ),
         ]
 
     def _writes(self) -> list[tuple[str, Implementation]]:
@@ -256,10 +262,10 @@ class Pipeline:
             (
                 "spark",
                 Implementation(
-                    "ADBC batch read", f"to noop, {tasks}", self.fill, self._timed(self._rows, self.discard)
+                    "ADBC batch read", f"to noop, {tasks}", self.fill, self._write_rows(self._rows, self.discard)
                 ),
             ),
-            ("spark", Implementation("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
+            ("spark", Implementation("ADBC batch to Parquet", tasks, self.fill, self._write_rows(self._rows))),
         ]
 
     def fill(self, messages: int) -> None:
@@ -403,7 +409,7 @@ class Pipeline:
     def _copied_rows(self) -> DataFrame:
         return self._spark.read.parquet(str(self._folder / "copy"))
 
-    def _timed(
+    def _write_rows(
         self, rows: Callable[[], DataFrame], write: Callable[[DataFrame], None] | None = None
     ) -> Callable[[int], int]:
         def work(messages: int) -> int:

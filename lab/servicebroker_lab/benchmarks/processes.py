@@ -37,7 +37,7 @@ class Memory:
         self._sample()
 
     def peak(self, last: float = float("inf"), *, until: float = float("inf")) -> str:
-        """Return the peak as text, of the `last` seconds, or of the first seconds up to `until`."""
+        """Return the peak memory as text: of the last `last` seconds, or of the first `until` seconds."""
         start, end = self._samples[0][0], self._samples[-1][0]
         peak: Counter[str] = Counter()
         for time_, sample in self._samples:
@@ -50,10 +50,10 @@ class Memory:
             self._sample()
 
     def _sample(self) -> None:
-        self._samples.append((time.monotonic(), held_now()))
+        self._samples.append((time.monotonic(), resident_bytes_by_kind()))
 
 
-def held(process: int) -> int:
+def resident_bytes(process: int) -> int:
     """Return the resident memory of a process in bytes."""
     with suppress(OSError):
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -68,7 +68,7 @@ def processor_time(process: int) -> float:
     return 0.0
 
 
-def held_now() -> Counter[str]:
+def resident_bytes_by_kind() -> Counter[str]:
     """Return the memory in bytes of this process, the driver, and of the largest child process of each kind.
 
     Forked processes share most of their memory, so a sum would count it several times.
@@ -77,7 +77,7 @@ def held_now() -> Counter[str]:
     for process, name in family(os.getpid()):
         kind = "driver" if process == os.getpid() else next((KINDS[k] for k in KINDS if name.startswith(k)), None)
         if kind:
-            largest[kind] = max(largest[kind], held(process))
+            largest[kind] = max(largest[kind], resident_bytes(process))
     return largest
 
 

@@ -46,7 +46,7 @@ def find_server() -> str | None:
     return next((place for place in PLACES if place and os.access(place, os.X_OK)), None)
 
 
-class Shovelled:
+class ShovelPair:
     """Two nodes on this machine, and so many processes that publish.
 
     `server` is what `find_server` has found; `place` a folder for their data.
@@ -68,7 +68,7 @@ class Shovelled:
             self._senders = [
                 self._stack.enter_context(closing(SenderProcess(_publishing, self._ports[0]))) for _ in range(many)
             ]
-            self.carry(PREFETCH_MESSAGES, 100)  # the shovel has found its queue
+            self.send_and_receive(PREFETCH_MESSAGES, 100)  # the shovel has found its queue
         except BaseException:
             self.close()
             raise
@@ -102,7 +102,7 @@ class Shovelled:
         with _channel(port) as channel:
             channel.queue_declare(queue, durable=True, arguments=QUORUM)
 
-    def carry(self, messages: int, batch: int) -> int:
+    def send_and_receive(self, messages: int, batch: int) -> int:
         """Publish so many, waiting for the confirms of each `batch`; every process on a connection of its own."""
         found = zip(self._senders, shares(messages, len(self._senders)), strict=True)
         return all_during(lambda: self._read(messages), [(sender, (share, batch)) for sender, share in found])
@@ -148,9 +148,9 @@ class _Publisher:
         self._properties = pika.BasicProperties(delivery_mode=2)
         self._connection: Any = pika.SelectConnection(
             pika.ConnectionParameters(HOST, port),
-            on_open_callback=self._opened,
-            on_open_error_callback=self._closed,
-            on_close_callback=self._closed,
+            on_open_callback=self._on_open,
+            on_open_error_callback=self._on_close,
+            on_close_callback=self._on_close,
         )
 
     def run(self) -> None:
@@ -158,7 +158,7 @@ class _Publisher:
         self._connection.ioloop.start()
         self._connection.ioloop.close()
 
-    def _opened(self, connection: Any) -> None:
+    def _on_open(self, connection: Any) -> None:
         connection.channel(on_open_callback=self._begin)
 
     def _begin(self, channel: Any) -> None:
@@ -183,7 +183,7 @@ class _Publisher:
 
         channel.confirm_delivery(confirm, lambda _: publish())
 
-    def _closed(self, *_: object) -> None:
+    def _on_close(self, *_: object) -> None:
         self._connection.ioloop.stop()
 
 

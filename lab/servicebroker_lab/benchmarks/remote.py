@@ -27,7 +27,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks import processes
 from servicebroker_lab.benchmarks.measure import Figures, Meter, figures, sample_without_postgresql
 from servicebroker_lab.benchmarks.measured_system import free_port
-from servicebroker_lab.benchmarks.rabbitmq import Shovelled, find_server
+from servicebroker_lab.benchmarks.rabbitmq import ShovelPair, find_server
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.runner import NEEDS_EXTRA, with_ratios
 from servicebroker_lab.benchmarks.scenarios import BASELINE, LOCAL, RABBITMQ, REMOTE, Scenario
@@ -59,7 +59,7 @@ _QUEUE_ID = "select queue_id from servicebroker.queues where name = %s"
 SETTLE_TIME_S, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
 
 
-class Linked:
+class LinkedInstances:
     """Instances with a daemon each: one or more sources, and one that reads.
 
     This process reads, or several others if the machine has enough cores.
@@ -112,7 +112,7 @@ class Linked:
             self._stack.enter_context(closing(SenderProcess(_reading, self.url, self._taken)))
             for _ in range(many if many > 1 else 0)
         ]
-        self.carry(CONVERSATION_COUNT * sources, 1)  # every conversation has its target
+        self.send_and_receive(CONVERSATION_COUNT * sources, 1)  # every conversation has its target
 
     def _introduce(self, place: Path) -> None:
         """Create and exchange certificates of the transport and of the owners of the services."""
@@ -149,7 +149,7 @@ class Linked:
         self._stack.callback(process.terminate)
         return process
 
-    def carry(self, messages: int, batch: int) -> int:
+    def send_and_receive(self, messages: int, batch: int) -> int:
         """Send `messages` in transactions of `batch`, and read them."""
         read = self._read_aside if self._readers else self._read
         return self._while_sending(partial(read, messages), self.handles, messages, batch, waiting=WAITING_MESSAGES)
@@ -182,7 +182,7 @@ class Linked:
         return [reader.pid for reader in self._readers] or [os.getpid()]
 
     @property
-    def taken(self) -> int:
+    def received(self) -> int:
         """The number of messages that the readers have received so far."""
         return self._taken.value
 
@@ -210,7 +210,7 @@ class Linked:
     def _read(self, messages: int) -> int:
         """Read in this process."""
         with self._telling():
-            self._check([_take(self.east, self._taken, self.taken + messages, MESSAGE_TIMEOUT_S)])
+            self._check([_take(self.east, self._taken, self.received + messages, MESSAGE_TIMEOUT_S)])
         return messages
 
     @contextmanager
@@ -240,13 +240,13 @@ class Linked:
         return f"{received} are in the target queue. {' '.join(said)}"
 
     def _read_aside(self, messages: int) -> int:
-        until = self.taken + messages
+        until = self.received + messages
         with self._telling():
             all_during(lambda: None, [(reader, (until,)) for reader in self._readers])
             self._check([reader.answer for reader in self._readers])
         return messages
 
-    def _check(self, found: Sequence[list[Taken]]) -> None:
+    def _check(self, found: Sequence[list[ReceivedRange]]) -> None:
         """Check that each conversation continues without a gap or a repeated message, whichever reader has read it."""
         for handle, first, messages in sorted(taken for one in found for taken in one):
             if first != self._next[handle]:
@@ -273,12 +273,12 @@ class Linked:
         while True:
             begun = time.perf_counter()
             west.send(small, ORDER, BODY)
-            arrived = self._arrived()
+            arrived = self._wait_for_small()
             found.append(time.perf_counter() - begun)
             if size in arrived:
                 return found[:-1] or found  # the last one's reader has taken the large one, too
 
-    def _arrived(self) -> list[int]:
+    def _wait_for_small(self) -> list[int]:
         """Wait for a small message, and return the sizes of all messages that have arrived."""
         sizes: list[int] = []
         while len(BODY) not in sizes:
@@ -300,7 +300,7 @@ class Linked:
 
     def memory(self) -> float:
         """Return the memory of the larger daemon in bytes; 0 without /proc."""
-        return max(processes.held(daemon.pid) for daemon in self.daemons.values())
+        return max(processes.resident_bytes(daemon.pid) for daemon in self.daemons.values())
 
     def cpu(self) -> float:
         """Return the processor time of all daemons in seconds; 0 without /proc."""
@@ -328,14 +328,14 @@ def _sending(url: str, taken: Synchronized[int]) -> Iterator[Callable[..., None]
 
 
 @contextmanager
-def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], list[Taken]]]:
+def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], list[ReceivedRange]]]:
     """A reader process."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
         yield lambda until: _take(database, taken, until, READER_WAIT_S)
 
 
-class Taken(NamedTuple):
+class ReceivedRange(NamedTuple):
     """The result of one RECEIVE: a number of messages of a conversation, from this number on."""
 
     handle: UUID
@@ -343,13 +343,13 @@ class Taken(NamedTuple):
     messages: int
 
 
-def _take(database: Database, taken: Synchronized[int], until: int, wait: float) -> list[Taken]:
+def _take(database: Database, taken: Synchronized[int], until: int, wait: float) -> list[ReceivedRange]:
     """Read until all readers together have received `until` messages.
 
     Raises:
         InstanceError: messages arrived out of order, or none arrives.
     """
-    read: list[Taken] = []
+    read: list[ReceivedRange] = []
     expected: defaultdict[UUID, int] = defaultdict(int)
     last = time.monotonic()
     while taken.value < until:
@@ -363,7 +363,7 @@ def _take(database: Database, taken: Synchronized[int], until: int, wait: float)
         if numbers != list(range(first, first + len(found))) or first < expected[handle]:
             raise InstanceError("Messages were lost, doubled or came out of order.")
         expected[handle] = first + len(found)
-        read.append(Taken(handle, first, len(found)))
+        read.append(ReceivedRange(handle, first, len(found)))
         with taken.get_lock():
             taken.value += len(found)
     return read
@@ -376,8 +376,8 @@ def compare_remote(
     what = name.removeprefix(f"{REMOTE}-")
     if what in (LARGE, REST):
         progress(f"{name}: two instances")
-        with closing(Linked(place / name, is_secured=True)) as linked:
-            found = {OURS: _rest(linked, messages)} if what == REST else _large(linked, messages)
+        with closing(LinkedInstances(place / name, is_secured=True)) as linked:
+            found = {OURS: _measure_idle(linked, messages)} if what == REST else _large(linked, messages)
         return with_ratios([Line(name, system, "", SECURED, *line) for system, line in found.items()], scenario)
     ways = [(OURS, SECURED, 1), (BASELINE, UNSECURED, 1)]
     sources, many = 1, senders(int(what)) if what.isdecimal() else 1
@@ -388,7 +388,9 @@ def compare_remote(
     for number, (system, label, apart) in enumerate(ways):
         progress(f"{name}: {sources + 1} instances, {label}")
         folder, is_secured = place / f"{name}-{number}", label != UNSECURED
-        with closing(Linked(folder, is_secured=is_secured, sources=sources, apart=apart, senders=many)) as linked:
+        with closing(
+            LinkedInstances(folder, is_secured=is_secured, sources=sources, apart=apart, senders=many)
+        ) as linked:
             lines.append(Line(name, system, "", label, *_measure(linked, what, messages, rounds)))
             if what.isdecimal() and system == OURS:
                 lines.append(Line(name, LOCAL, "", AT_HOME, *_at_home(linked, messages, rounds, int(what))))
@@ -404,9 +406,10 @@ def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) ->
     if server is None:
         return Line(name, RABBITMQ, reason="install rabbitmq-server")
     try:
-        with closing(Shovelled(server, place, senders(batch))) as nodes:
+        with closing(ShovelPair(server, place, senders(batch))) as nodes:
             samples = [
-                sample_without_postgresql(lambda count: nodes.carry(count, batch), messages) for _ in range(rounds)
+                sample_without_postgresql(lambda count: nodes.send_and_receive(count, batch), messages)
+                for _ in range(rounds)
             ]
     except ImportError:
         return Line(name, RABBITMQ, reason=NEEDS_EXTRA)
@@ -414,23 +417,23 @@ def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) ->
     return Line(name, RABBITMQ, nodes.version, label, "", figures(samples))
 
 
-def _measure(linked: Linked, what: str, messages: int, rounds: int) -> tuple[str, Figures]:
+def _measure(linked: LinkedInstances, what: str, messages: int, rounds: int) -> tuple[str, Figures]:
     if what == LATENCY:
         return _latency(linked.latencies(messages))
     return _throughput(linked, messages, rounds, FAN_IN_BATCH if what == FAN_IN else int(what))
 
 
-def _throughput(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
+def _throughput(linked: LinkedInstances, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
     messages -= messages % CONVERSATION_COUNT
     with closing(Meter(linked.url)) as meter:
         before = linked.cpu()
-        samples = [meter.sample(lambda count: linked.carry(count, batch), messages) for _ in range(rounds)]
+        samples = [meter.sample(lambda count: linked.send_and_receive(count, batch), messages) for _ in range(rounds)]
         cpu = (linked.cpu() - before) / (messages * rounds)
     many = senders(batch) * len(linked.sources)
     return f"{many} senders; all daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
 
 
-def _at_home(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
+def _at_home(linked: LinkedInstances, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
     """Measure the senders alone, without a reader and within one instance: the upper bound of the rate."""
     messages -= messages % CONVERSATION_COUNT
     ((_, database),) = linked.sources.items()
@@ -445,7 +448,7 @@ def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[st
     return settings, Figures(1 / half, 0.0, 0.0)
 
 
-def _large(linked: Linked, size: int) -> dict[str, tuple[str, Figures]]:
+def _large(linked: LinkedInstances, size: int) -> dict[str, tuple[str, Figures]]:
     """Compare latencies while a message of `size` million bytes travels with those of the idle system."""
     idle = _latency(linked.latencies(100))
     return {
@@ -454,7 +457,7 @@ def _large(linked: Linked, size: int) -> dict[str, tuple[str, Figures]]:
     }
 
 
-def _rest(linked: Linked, conversations: int) -> tuple[str, Figures]:
+def _measure_idle(linked: LinkedInstances, conversations: int) -> tuple[str, Figures]:
     """Measure how many conversations are opened in a second, and the cost of idle ones (in the settings)."""
     begun = time.perf_counter()
     linked.open_conversations(conversations)

@@ -25,12 +25,12 @@ from servicebroker_lab.benchmarks.remote import (
     READER_WAIT_S,
     SECURED,
     UNSECURED,
-    Linked,
+    LinkedInstances,
     Progress,
 )
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.runner import with_ratios
-from servicebroker_lab.benchmarks.scenarios import ANSWERED, BASELINE, JOBS_TOGETHER, Scenario
+from servicebroker_lab.benchmarks.scenarios import ANSWERED, BASELINE, CONVERSATIONS_PER_TRANSACTION, Scenario
 from servicebroker_lab.benchmarks.sender_process import SenderProcess
 
 LOOK_INTERVAL_S = 0.02
@@ -45,7 +45,7 @@ def compare_openings(
     for number, (system, label) in enumerate(((OURS, SECURED), (BASELINE, UNSECURED))):
         progress(f"{name}: two instances, {label}")
         with (
-            closing(Linked(place / f"{name}-{number}", is_secured=label == SECURED)) as linked,
+            closing(LinkedInstances(place / f"{name}-{number}", is_secured=label == SECURED)) as linked,
             closing(Openings(linked)) as openings,
         ):
             work = openings.converse if name.endswith(ANSWERED) else openings.open
@@ -53,14 +53,15 @@ def compare_openings(
     return with_ratios(lines, scenario)
 
 
-def _measure(linked: Linked, work: Callable[[int], int], messages: int, rounds: int) -> tuple[str, Figures]:
-    work(JOBS_TOGETHER)  # the daemons and both applications have prepared their statements
+def _measure(linked: LinkedInstances, work: Callable[[int], int], messages: int, rounds: int) -> tuple[str, Figures]:
+    work(CONVERSATIONS_PER_TRANSACTION)  # the daemons and both applications have prepared their statements
     with closing(Meter(linked.url)) as meter:
         before = linked.cpu()
         samples = [meter.sample(work, messages) for _ in range(rounds)]
         cpu = (linked.cpu() - before) / (messages * rounds)
     return (
-        f"{JOBS_TOGETHER} begun in a transaction; both daemons: {cpu * 1e6:.0f} µs of CPU per conversation",
+        f"{CONVERSATIONS_PER_TRANSACTION} begun in a transaction; "
+        f"both daemons: {cpu * 1e6:.0f} µs of CPU per conversation",
         figures(samples),
     )
 
@@ -68,7 +69,7 @@ def _measure(linked: Linked, work: Callable[[int], int], messages: int, rounds: 
 class Openings:
     """A process that begins conversations, and one that takes their answers; this one answers."""
 
-    def __init__(self, linked: Linked) -> None:
+    def __init__(self, linked: LinkedInstances) -> None:
         ((service, west),) = linked.sources.items()
         self._east = linked.east
         self._looks = psycopg.connect(linked.url, autocommit=True)
@@ -77,9 +78,9 @@ class Openings:
 
     def open(self, count: int) -> int:
         """Begin so many, and wait until all have their targets; nobody reads."""
-        before = self._arrived()
+        before = self._count_arrived()
         self._opener.during(lambda: self._wait(before + count), count)
-        return self._arrived() - before
+        return self._count_arrived() - before
 
     def converse(self, count: int) -> int:
         """Begin so many, each with a request; answer and end each of them, and take answers and ends."""
@@ -91,13 +92,13 @@ class Openings:
         self._finisher.close()
         self._looks.close()
 
-    def _arrived(self) -> int:
+    def _count_arrived(self) -> int:
         ((count,),) = self._looks.execute(_ARRIVED).fetchall()
         return int(count)
 
     def _wait(self, count: int) -> None:
         arrived, since = 0, time.monotonic()
-        while (now := self._arrived()) < count:
+        while (now := self._count_arrived()) < count:
             if now > arrived:
                 arrived, since = now, time.monotonic()
             elif time.monotonic() > since + MESSAGE_TIMEOUT_S:
@@ -126,9 +127,9 @@ def _opening(url: str, service: str, target: str, is_secured: bool) -> Iterator[
         database = instance.database(DATABASE)
 
         def begin(count: int) -> None:
-            for first in range(0, count, JOBS_TOGETHER):
+            for first in range(0, count, CONVERSATIONS_PER_TRANSACTION):
                 with database.transaction() as transaction:
-                    for _ in range(min(JOBS_TOGETHER, count - first)):
+                    for _ in range(min(CONVERSATIONS_PER_TRANSACTION, count - first)):
                         handle = transaction.begin_dialog(service, target, contract=CONTRACT, encryption=is_secured)
                         transaction.send(handle, ORDER, BODY)
 
@@ -161,7 +162,7 @@ def _work(
     """Process messages of many conversations in a transaction until it is done."""
     deadline = time.monotonic() + MESSAGE_TIMEOUT_S
     while not is_done():
-        if database.process(QUEUE, procedure, top=None, groups=JOBS_TOGETHER, wait=READER_WAIT_S):
+        if database.process(QUEUE, procedure, top=None, groups=CONVERSATIONS_PER_TRANSACTION, wait=READER_WAIT_S):
             deadline = time.monotonic() + MESSAGE_TIMEOUT_S
         elif time.monotonic() > deadline:
             raise InstanceError(f"Messages have not arrived in {MESSAGE_TIMEOUT_S:g} seconds.")

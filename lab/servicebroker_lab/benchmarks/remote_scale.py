@@ -12,15 +12,13 @@ from pathlib import Path
 from servicebroker.api.instance import Instance
 from servicebroker_lab.benchmarks.measure import Figures
 from servicebroker_lab.benchmarks.processes import processor_time
-from servicebroker_lab.benchmarks.remote import CONVERSATION_COUNT, SECURED, Linked
+from servicebroker_lab.benchmarks.remote import CONVERSATION_COUNT, SECURED, LinkedInstances
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.scenarios import BASELINE, Scenario
 
 STEADY_TIME_S = 10.0  # seconds
-CLOCK_START_SHARE, CLOCK_STOP_SHARE = (
-    0.5,
-    0.9,
-)  # which parts of all messages have been read when the clock starts, and when it stops
+CLOCK_START_PART = 0.5  # of all messages: the clock starts when these have been read
+CLOCK_STOP_PART = 0.9  # of all messages: the clock stops when these have been read
 POLL_INTERVAL_S = 0.01  # seconds
 BATCHES = (100, 10, 1)  # messages of a SEND transaction
 SENDER_COUNT = 16  # as many as conversations
@@ -28,90 +26,97 @@ SENDER_COUNT = 16  # as many as conversations
 Progress = Callable[[str], None]
 
 
-def compare_cores(name: str, scenario: Scenario, place: Path, messages: int, progress: Progress) -> list[Line]:
-    """A line for each number of cores and size of a transaction, and how much the next number of cores gives."""
+def compare_cores(name: str, scenario: Scenario, folder: Path, messages: int, progress: Progress) -> list[Line]:
+    """Return a line for each number of cores and batch size, with the speed-up from twice as many cores."""
     rates: dict[tuple[int, int], float] = {}
-    busy: dict[tuple[int, int], str] = {}
+    cpu_use: dict[tuple[int, int], str] = {}
     counts = core_counts(len(os.sched_getaffinity(0)))
     for cores in counts:
         progress(f"{name}: {cores} cores")
-        with only(cores), closing(Linked(place / f"{name}-{cores}", is_secured=True, senders=SENDER_COUNT)) as linked:
+        with (
+            pinned_to(cores),
+            closing(LinkedInstances(folder / f"{name}-{cores}", is_secured=True, senders=SENDER_COUNT)) as linked,
+        ):
             for batch in BATCHES:
-                rates[cores, batch], busy[cores, batch] = _steady(linked, messages, batch)
+                rates[cores, batch], cpu_use[cores, batch] = _steady(linked, messages, batch)
     lines = []
     for (cores, batch), rate in rates.items():
-        more = rates.get((2 * cores, batch))
+        next_rate = rates.get((2 * cores, batch))
         label = f"{SECURED}, {cores} cores, {batch} per transaction"
-        system = OURS if more is None else BASELINE
-        figures, ratio = Figures(rate, 0.0, 0.0), None if more is None else more / rate
-        lines.append(Line(name, system, "", label, busy[cores, batch], figures, "", ratio, scenario.goals.get(system)))
+        system = OURS if next_rate is None else BASELINE
+        figures, ratio = Figures(rate, 0.0, 0.0), None if next_rate is None else next_rate / rate
+        lines.append(
+            Line(name, system, "", label, cpu_use[cores, batch], figures, "", ratio, scenario.goals.get(system))
+        )
     return lines
 
 
 def core_counts(cores: int) -> list[int]:
-    """2, 4, 8 ... as far as there are so many; the one that there is."""
+    """Return 2, 4, 8 ... up to the number of cores; on a machine with one core, 1."""
     return [2**power for power in range(1, cores.bit_length()) if 2**power <= cores] or [cores]
 
 
 @contextmanager
-def only(cores: int) -> Iterator[None]:
-    """This process, and all that it starts meanwhile, on so many of its cores."""
-    mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(mine)[:cores])
+def pinned_to(cores: int) -> Iterator[None]:
+    """Restrict this process, and those that it starts in the block, to this number of cores."""
+    own_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(own_cores)[:cores])
     try:
         yield
     finally:
-        os.sched_setaffinity(0, mine)
+        os.sched_setaffinity(0, own_cores)
 
 
-def _steady(linked: Linked, messages: int, batch: int) -> tuple[float, str]:
-    """Messages a second for about ten seconds, after as many as that takes to know; and who was how busy.
+def _steady(linked: LinkedInstances, messages: int, batch: int) -> tuple[float, str]:
+    """Return the rate in messages per second and, as text, the CPU use of each process.
 
-    Not at the beginning, when there is one share, nor until the last message has been read, when one is busy alone.
-    More of them may still come meanwhile.
+    A calibration run finds how many messages take about ten seconds. The clock runs only from 50 to 90 % of them: at
+    the beginning the daemon still has one share, and at the end a single share is busy. The daemon may add shares
+    while the clock runs.
     """
-    begun = time.perf_counter()
-    linked.carry(messages, batch)
-    due = max(
-        CONVERSATION_COUNT,
-        round(messages * STEADY_TIME_S / (CLOCK_STOP_SHARE - CLOCK_START_SHARE) / (time.perf_counter() - begun)),
-    )
-    taken = linked.taken
-    with ThreadPoolExecutor(1) as aside:
-        carrying = aside.submit(linked.carry, due, batch)
-        first, begun = _wait(linked, carrying, taken + due * CLOCK_START_SHARE)
-        before, cpu = _used(linked), linked.cpu()
-        last, ended = _wait(linked, carrying, taken + due * CLOCK_STOP_SHARE)
-        after, each = _used(linked), (linked.cpu() - cpu) / max(1, last - first) * 1e6
-        carrying.result()
-    busy = _busy(before, after, ended - begun)
-    return (last - first) / (ended - begun), f"all daemons: {each:.0f} µs of CPU per message; {busy}"
+    started_at = time.perf_counter()
+    linked.send_and_receive(messages, batch)
+    calibration_s = time.perf_counter() - started_at
+    timed_part = CLOCK_STOP_PART - CLOCK_START_PART
+    message_count = max(CONVERSATION_COUNT, round(messages * STEADY_TIME_S / timed_part / calibration_s))
+    received = linked.received
+    with ThreadPoolExecutor(1) as executor:
+        transfer = executor.submit(linked.send_and_receive, message_count, batch)
+        first, started_at = _wait(linked, transfer, received + message_count * CLOCK_START_PART)
+        before, cpu_before = _cpu_seconds(linked), linked.cpu()
+        last, stopped_at = _wait(linked, transfer, received + message_count * CLOCK_STOP_PART)
+        after, cpu = _cpu_seconds(linked), linked.cpu() - cpu_before
+        transfer.result()
+    seconds = stopped_at - started_at
+    cpu_per_message_us = cpu / max(1, last - first) * 1e6
+    use = _describe_cpu_use(before, after, seconds)
+    return (last - first) / seconds, f"all daemons: {cpu_per_message_us:.0f} µs of CPU per message; {use}"
 
 
-def _wait(linked: Linked, carrying: Future[int], many: float) -> tuple[int, float]:
-    """Until the readers have had so many messages: how many it has become, and when."""
-    while linked.taken < many and not carrying.done():
+def _wait(linked: LinkedInstances, transfer: Future[int], count: float) -> tuple[int, float]:
+    """Wait until the readers have received `count` messages. Returns their number and the time."""
+    while linked.received < count and not transfer.done():
         time.sleep(POLL_INTERVAL_S)
-    return linked.taken, time.perf_counter()
+    return linked.received, time.perf_counter()
 
 
-def _busy(before: dict[str, dict[int, float]], after: dict[str, dict[int, float]], seconds: float) -> str:
-    """The busiest process of each kind, and all of them together where there are more."""
+def _describe_cpu_use(before: dict[str, dict[int, float]], after: dict[str, dict[int, float]], seconds: float) -> str:
+    """Return, as text, the CPU use of the busiest process of each kind, and the sum if there are several."""
     parts = []
-    for name, used in after.items():
-        found = [(used[pid] - before[name].get(pid, 0.0)) / seconds for pid in used]
-        together = f" ({sum(found):.0%} in {len(found)})" if len(found) > 1 else ""
-        parts.append(f"{name} {max(found, default=0.0):.0%}{together}")
+    for name, seconds_by_pid in after.items():
+        uses = [(used - before[name].get(pid, 0.0)) / seconds for pid, used in seconds_by_pid.items()]
+        total = f" ({sum(uses):.0%} in {len(uses)})" if len(uses) > 1 else ""
+        parts.append(f"{name} {max(uses, default=0.0):.0%}{total}")
     return f"busiest of each, in parts of a core: {', '.join(parts)}"
 
 
-def _used(linked: Linked) -> dict[str, dict[int, float]]:
-    """Seconds of processor time of each process, by what it is."""
-    found = {f"daemon of {name}": linked.daemon_pids(name) for name in linked.daemons}
-    found |= {f"backend of {name}": _backends(instance) for name, instance in linked.instances.items()}
-    found["senders"] = linked.sender_pids
-    found["readers"] = linked.reader_pids
-    return {name: {pid: processor_time(pid) for pid in pids} for name, pids in found.items()}
+def _cpu_seconds(linked: LinkedInstances) -> dict[str, dict[int, float]]:
+    """Return the seconds of processor time of each process, by kind of process and id."""
+    pids_by_kind = {f"daemon of {name}": linked.daemon_pids(name) for name in linked.daemons}
+    pids_by_kind |= {f"backend of {name}": _backends(instance) for name, instance in linked.instances.items()}
+    pids_by_kind["senders"] = linked.sender_pids
+    pids_by_kind["readers"] = linked.reader_pids
+    return {kind: {pid: processor_time(pid) for pid in pids} for kind, pids in pids_by_kind.items()}
 
 
 def _backends(instance: Instance) -> list[int]:

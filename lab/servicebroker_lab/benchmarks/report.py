@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from servicebroker_lab.benchmarks.measure import Figures
-from servicebroker_lab.benchmarks.scenarios import BOUNDS, PIPELINE, PIPELINE_ROUNDS, SCENARIOS
+from servicebroker_lab.benchmarks.scenarios import BOTTLENECKS, PIPELINE, PIPELINE_ROUNDS, SCENARIOS
 
 OURS = "servicebroker"
 
@@ -40,7 +40,7 @@ class Line:
     is_cost: bool = False
 
     @property
-    def reached(self) -> bool | None:
+    def is_reached(self) -> bool | None:
         """True if the goal is reached; None without a goal or a ratio."""
         if self.goal is None or self.ratio is None:
             return None
@@ -79,15 +79,15 @@ class Report:
     lines: tuple[Line, ...]
 
     @property
-    def missed(self) -> list[Line]:
+    def missed_lines(self) -> list[Line]:
         """The lines whose goal is not reached."""
-        return [line for line in self.lines if line.reached is False]
+        return [line for line in self.lines if line.is_reached is False]
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object: the conditions, and a list of lines with `reached`."""
+        """Return a JSON object: the conditions, and a list of lines with `is_reached`."""
         return {
             "conditions": asdict(self.conditions),
-            "lines": [asdict(line) | {"reached": line.reached} for line in self.lines],
+            "lines": [asdict(line) | {"reached": line.is_reached} for line in self.lines],
         }
 
     def markdown(self, chart: str | None = None) -> str:
@@ -99,8 +99,8 @@ class Report:
             messages = self.conditions.messages.get(name, 0)
             title = SCENARIOS[name].title
             parts.append(f"## {title}\n\n`{name}`, {messages:,} messages in each round.\n\n{_table(lines)}")
-            if name in BOUNDS and any(line.reached is False for line in lines):
-                parts.append(f"What bounds it: {BOUNDS[name]}")
+            if name in BOTTLENECKS and any(line.is_reached is False for line in lines):
+                parts.append(f"What bounds it: {BOTTLENECKS[name]}")
         parts.append(_HOW_TO_READ)
         return "\n\n".join(parts) + "\n"
 
@@ -196,7 +196,7 @@ def goal_text(line: Line) -> str:
     """Return the goal, and whether it was reached; "" without a goal."""
     if line.goal is None:
         return ""
-    verdict = {None: "", True: ", reached", False: ", **not reached**"}[line.reached]
+    verdict = {None: "", True: ", reached", False: ", **not reached**"}[line.is_reached]
     return f"{'<=' if line.is_cost else '>='} {line.goal:g}x{verdict}"
 
 

@@ -15,7 +15,7 @@ from servicebroker.api.instance import Instance
 from servicebroker_lab.benchmarks.dialogs import REQUEST_QUEUE, set_up
 from servicebroker_lab.benchmarks.measured_system import Implementation, System, text_body
 from servicebroker_lab.benchmarks.report import OURS
-from servicebroker_lab.benchmarks.scenarios import AT_A_TIME
+from servicebroker_lab.benchmarks.scenarios import CONCURRENT_REQUESTS
 from servicebroker_lab.benchmarks.sender_process import SenderProcess
 from servicebroker_lab.benchmarks.servicebroker_system import CONTRACT, INITIATOR, TARGET, TYPE
 
@@ -35,14 +35,16 @@ class Requests:
         self._database = set_up(instance, DATABASE)
         self._body = text_body().encode()
         self._answerer: SenderProcess | None = None
-        self._threads = ThreadPoolExecutor(AT_A_TIME)
+        self._threads = ThreadPoolExecutor(CONCURRENT_REQUESTS)
 
     def implementations(self, scenario: str) -> list[Implementation]:
         """One at a time, and many."""
         beside = f"{_ANSWERER_COUNT} readers in a process beside it answer, groups={_GROUP_COUNT}"
         return {
             "request-one": [Implementation("request", beside, self._begin, self._ask)],
-            "request": [Implementation("request", f"{AT_A_TIME} threads; {beside}", self._begin, self._ask_in_threads)],
+            "request": [
+                Implementation("request", f"{CONCURRENT_REQUESTS} threads; {beside}", self._begin, self._ask_in_threads)
+            ],
         }.get(scenario, [])
 
     def close(self) -> None:

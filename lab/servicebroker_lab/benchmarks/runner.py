@@ -90,11 +90,11 @@ def compare(
         for implementation in system.implementations(base_name)
     ]
     samples: dict[Implementation, list[Sample]] = defaultdict(list)
-    if scenario.is_of_cost:  # in short turns, so that other load of the machine affects all systems alike
+    if scenario.compares_cpu_time:  # in short turns, so that other load of the machine affects all systems alike
         turns = max(1, min(_MAX_TURNS, messages // 100))
         messages, rounds = messages // turns, rounds * turns
     for number in range(rounds):
-        for system, implementation in _rotated(entrants, number):
+        for system, implementation in _rotate(entrants, number):
             progress(f"{name}: round {number + 1} of {rounds}, {system.name} {implementation.label}")
             implementation.prepare(messages)
             samples[implementation].append(
@@ -123,7 +123,7 @@ def with_ratios(lines: Sequence[Line], scenario: Scenario) -> list[Line]:
             line,
             ratio=_ratio(ours, line.figures, scenario) if line.system != OURS else None,
             goal=scenario.goals.get(line.system),
-            is_cost=scenario.is_of_cost,
+            is_cost=scenario.compares_cpu_time,
         )
         for line in lines
     ]
@@ -132,7 +132,7 @@ def with_ratios(lines: Sequence[Line], scenario: Scenario) -> list[Line]:
 def _ratio(ours: Figures | None, other: Figures | None, scenario: Scenario) -> float | None:
     if ours is None or other is None:
         return None
-    if scenario.is_of_cost:
+    if scenario.compares_cpu_time:
         return ours.server / other.server if other.server else None
     return ours.per_second / other.per_second
 
@@ -143,7 +143,7 @@ def _in_order(scenario: Scenario, field: Field) -> Iterator[System]:
         yield from (system for system in field.systems if system.name == name)
 
 
-def _rotated(entrants: list[tuple[System, Implementation]], number: int) -> list[tuple[System, Implementation]]:
+def _rotate(entrants: list[tuple[System, Implementation]], number: int) -> list[tuple[System, Implementation]]:
     """Rotate the entrants by the round, so that a system does not always follow the same one."""
     first = number % len(entrants)
     return entrants[first:] + entrants[:first]

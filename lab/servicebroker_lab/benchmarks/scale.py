@@ -34,7 +34,7 @@ _LABELS = {  # by verb, ours and pgmq's
 }
 
 
-class Filled(Protocol):
+class FilledSystem(Protocol):
     """A system that fills its queue before processes read it."""
 
     name: str
@@ -47,10 +47,10 @@ class Filled(Protocol):
         """Put a number of messages into the queue."""
 
 
-class Scaled:
+class ScaledSystem:
     """A system in the scenarios of `scale`: `job` is what one of its processes does, over `url`."""
 
-    def __init__(self, system: Filled, which: int, job: Job, url: str) -> None:
+    def __init__(self, system: FilledSystem, which: int, job: Job, url: str) -> None:
         self.name, self.version = system.name, system.version
         self._system, self._which, self._job, self._url = system, which, job, url
         self._processes: list[SenderProcess] = []
@@ -79,18 +79,18 @@ class Scaled:
                 self._system.begin(messages)
             else:
                 self._system.fill_groups(messages + warm)
-            self._run(verb, many, warm)
+            self._run_processes(verb, many, warm)
 
         return prepare
 
     def _work(self, verb: str, many: int) -> Callable[[int], int]:
         def work(messages: int) -> int:
-            self._run(verb, many, messages)
+            self._run_processes(verb, many, messages)
             return messages
 
         return work
 
-    def _run(self, verb: str, many: int, messages: int) -> None:
+    def _run_processes(self, verb: str, many: int, messages: int) -> None:
         """Let so many processes do it, each with its part of the messages, which it does or fails."""
         while len(self._processes) < many:
             self._processes.append(SenderProcess(self._job, self._url))
@@ -156,7 +156,7 @@ def _pgmq(url: str) -> Iterator[Callable[[str, int], None]]:
         yield do
 
 
-def scaled_systems(systems: Sequence[object], url: str) -> list[Scaled]:
+def scaled_systems(systems: Sequence[object], url: str) -> list[ScaledSystem]:
     """Return those of the systems that take part."""
-    ours = [Scaled(system, 0, _ours, url) for system in systems if isinstance(system, ServiceBroker)]
-    return ours + [Scaled(system, 1, _pgmq, url) for system in systems if isinstance(system, Pgmq)]
+    ours = [ScaledSystem(system, 0, _ours, url) for system in systems if isinstance(system, ServiceBroker)]
+    return ours + [ScaledSystem(system, 1, _pgmq, url) for system in systems if isinstance(system, Pgmq)]

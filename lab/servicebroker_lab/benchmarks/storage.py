@@ -68,21 +68,24 @@ class Storage:
                 "receive(top=1)", "a group for each message", partial(self._fill_many, None), receive
             ),
             "storage-locked": Implementation(
-                "receive(top=1)", "the oldest group, a long one, is locked", self._locked, receive
+                "receive(top=1)", "the oldest group, a long one, is locked", self._lock_group, receive
             ),
             "storage-held-read": Implementation(
-                "receive(top=10)", "an old transaction has read", partial(self._consumed, "select 1"), self.receive_tens
+                "receive(top=10)",
+                "an old transaction has read",
+                partial(self._fill_and_consume, "select 1"),
+                self.receive_tens,
             ),
             "storage-held-write": Implementation(
                 "receive(top=10)",
                 "an old transaction has written",
-                partial(self._consumed, "select pg_current_xact_id()"),
+                partial(self._fill_and_consume, "select pg_current_xact_id()"),
                 self.receive_tens,
             ),
             "storage-crowd": Implementation(
                 "send, receive(top=1)",
                 "16 senders, 16 readers, each a process",
-                partial(self._crowded, 16),
+                partial(self._run_crowd, 16),
                 self.run_crowd,
             ),
             "storage-whole-group": Implementation(
@@ -90,20 +93,22 @@ class Storage:
             ),
             "storage-reuse-send": Implementation("send", "2 conversations", self._empty, partial(self.send_on, 2)),
             "storage-reuse-receive": Implementation(
-                "receive()", "2 conversations", partial(self._sent, 2), self.receive_groups
+                "receive()", "2 conversations", partial(self._send_on, 2), self.receive_groups
             ),
             "storage-readers": Implementation(
-                "receive(top=1)", "4 readers, 100 groups", partial(self._few, 100, 4), self.run_crowd
+                "receive(top=1)", "4 readers, 100 groups", partial(self._run_readers, 100, 4), self.run_crowd
             ),
             "storage-readers-one": Implementation(
-                "receive(top=1)", "4 readers, 1 group", partial(self._few, 1, 4), self.run_crowd
+                "receive(top=1)", "4 readers, 1 group", partial(self._run_readers, 1, 4), self.run_crowd
             ),
         }
 
     def baselines(self) -> dict[str, Implementation]:
         """Return the baseline of each scenario."""
         receive = self.receive
-        held = Implementation("receive(top=10)", "no old transaction", partial(self._consumed, None), self.receive_tens)
+        held = Implementation(
+            "receive(top=10)", "no old transaction", partial(self._fill_and_consume, None), self.receive_tens
+        )
         return {
             "poison": Implementation("process", "no policy", self._rows, partial(self.work, None)),
             "storage-depth": Implementation(
@@ -120,7 +125,7 @@ class Storage:
             "storage-crowd": Implementation(
                 "send, receive(top=1)",
                 "4 senders, 4 readers, each a process",
-                partial(self._crowded, 4),
+                partial(self._run_crowd, 4),
                 self.run_crowd,
             ),
             "storage-whole-group": Implementation("receive(top=1)", "a commit for each", self._dialogs, receive),
@@ -128,13 +133,13 @@ class Storage:
                 "begin_dialog, send", "one for each message", self._empty, self.send_anew
             ),
             "storage-reuse-receive": Implementation(
-                "receive()", "one for each message", partial(self._sent, None), self.receive_groups
+                "receive()", "one for each message", partial(self._send_on, None), self.receive_groups
             ),
             "storage-readers": Implementation(
-                "receive(top=1)", "1 reader, 100 groups", partial(self._few, 100, 1), self.run_crowd
+                "receive(top=1)", "1 reader, 100 groups", partial(self._run_readers, 100, 1), self.run_crowd
             ),
             "storage-readers-one": Implementation(
-                "receive(top=1)", "1 reader, 1 group", partial(self._few, 1, 1), self.run_crowd
+                "receive(top=1)", "1 reader, 1 group", partial(self._run_readers, 1, 1), self.run_crowd
             ),
         }
 
@@ -164,7 +169,7 @@ class Storage:
     def _fill_many(self, groups: int | None, messages: int) -> None:
         self._fill(groups or messages * CROWD_FACTOR, messages * CROWD_FACTOR)
 
-    def _locked(self, messages: int) -> None:
+    def _lock_group(self, messages: int) -> None:
         self._fill(1, messages * CROWD_FACTOR, prefix=HEAD)
         self._insert(messages, GROUP_COUNT, "")
         other = self._connection()
@@ -172,7 +177,7 @@ class Storage:
             "select pg_advisory_xact_lock(%s, uuid_hash(md5(%s)::uuid))", (locks.CONVERSATION_GROUP, HEAD + "0")
         )
 
-    def _consumed(self, held_by: str | None, messages: int) -> None:
+    def _fill_and_consume(self, held_by: str | None, messages: int) -> None:
         """Prepare a queue with 100 times as many consumed messages, which vacuum may not remove."""
         self._empty(messages)
         self._insert(messages * CONSUMED_FACTOR, messages * CONSUMED_FACTOR, "", row=1000)
@@ -187,13 +192,13 @@ class Storage:
 
     def _dialogs(self, messages: int) -> None:
         """Prepare a hundred messages on each conversation."""
-        self._sent(max(1, messages // 100), messages)
+        self._send_on(max(1, messages // 100), messages)
 
-    def _sent(self, conversations: int | None, messages: int) -> None:
+    def _send_on(self, conversations: int | None, messages: int) -> None:
         self._empty(messages)
         self.send_on(conversations or messages, messages)
 
-    def _crowded(self, count: int, messages: int) -> None:
+    def _run_crowd(self, count: int, messages: int) -> None:
         """Run a number of senders, each on its own conversation, and as many readers."""
         self._empty(messages)
         handles = [self._begin() for _ in range(count)]
@@ -203,7 +208,7 @@ class Storage:
             pass
         self._gather(handles, count, messages)
 
-    def _few(self, groups: int, readers: int, messages: int) -> None:
+    def _run_readers(self, groups: int, readers: int, messages: int) -> None:
         """Run a number of readers on a full queue."""
         self._fill(groups, messages)
         self._gather([], readers, messages)
@@ -269,7 +274,7 @@ class Storage:
         return self._crowd.run()
 
 
-class Measured:
+class MeasuredStorage:
     """servicebroker under the conditions of a scenario, or of its baseline (by `name`)."""
 
     def __init__(
@@ -289,10 +294,10 @@ class Measured:
         self._close()
 
 
-def storage_systems(broker: ServiceBroker) -> list[Measured]:
+def storage_systems(broker: ServiceBroker) -> list[MeasuredStorage]:
     """Return the two systems of the scenarios of storage."""
     storage = Storage(broker)
     return [
-        Measured(broker.name, broker.version, storage.subjects(), storage.close),
-        Measured(BASELINE, broker.version, storage.baselines(), storage.close),
+        MeasuredStorage(broker.name, broker.version, storage.subjects(), storage.close),
+        MeasuredStorage(BASELINE, broker.version, storage.baselines(), storage.close),
     ]

@@ -25,7 +25,7 @@ from servicebroker.protocol.envelope import (
 from servicebroker.protocol.forwarding import Passage, wrap
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.limits import Limits
-from servicebroker_lab.fuzzing.mutations import mutated
+from servicebroker_lab.fuzzing.mutations import mutate
 
 TARGET, STRANGER, CONTRACT, MESSAGE_TYPE = "//target", "//stranger", "//contract", "//type"
 MAX_OPEN = 12  # conversations that a sequence has at a time
@@ -70,10 +70,10 @@ class Sequence:
             return draw.choice(self._sent)._replace(link=link)
         header, payload = self._valid(link)
         if draw.random() < HEADER_CHANGE_RATE:
-            header = self._changed(header)
+            header = self._change_fields(header)
         body = encode(header, payload, CHECKSUM)
         if draw.random() < BYTE_CHANGE_RATE:
-            body = mutated(body, draw)[:65_536]
+            body = mutate(body, draw)[:65_536]
         is_forwarded = draw.random() < FORWARD_RATE
         if is_forwarded:
             passage = Passage(
@@ -118,7 +118,9 @@ class Sequence:
         return structs.replace(header, number=number), (self._part(self._draw.choice((0, 10, 1_000))),)
 
     def _acknowledgement(self, one: Conversation, header: Header) -> tuple[Header, Payload]:
-        return structs.replace(header, kind=Kind.ACKNOWLEDGEMENT, number=0, acknowledgement=self._acknowledged()), None
+        return structs.replace(
+            header, kind=Kind.ACKNOWLEDGEMENT, number=0, acknowledgement=self._random_acknowledgement()
+        ), None
 
     def _failure(self, one: Conversation, header: Header) -> tuple[Header, Payload]:
         return structs.replace(header, kind=Kind.FAILURE, number=0), GONE
@@ -136,13 +138,13 @@ class Sequence:
     def _as_fragment(header: Header, fragment: int, fragments: int) -> Header:
         return structs.replace(header, kind=Kind.FRAGMENT, fragment=fragment, fragments=fragments)
 
-    def _acknowledged(self) -> Acknowledgement:
+    def _random_acknowledgement(self) -> Acknowledgement:
         draw = self._draw
         ranges = tuple((n, n + draw.randrange(3)) for n in sorted(draw.sample(range(1_000), draw.randrange(4))))
         parts = tuple((number, first, first) for number, first in ranges)
         return Acknowledgement(draw.choice(NUMBERS), ranges, parts, draw.choice((None, draw.randbytes(8))))
 
-    def _changed(self, header: Header) -> Header:
+    def _change_fields(self, header: Header) -> Header:
         """The header with one or two fields drawn anew, all of them of their type."""
         draw = self._draw
         number: Callable[[], int] = lambda: draw.choice(NUMBERS)  # noqa: E731
@@ -162,7 +164,7 @@ class Sequence:
             "number": number,
             "fragment": lambda: min(number(), 2**21 - 1),
             "fragments": lambda: min(number(), 2**21 - 1),
-            "acknowledgement": self._acknowledged,
+            "acknowledgement": self._random_acknowledgement,
             "opening": lambda: draw.choice((None, Opening("//nothing", 60, encryption=True, sealed_at=2**33))),
             "exchange": lambda: Exchange(UUID(int=0), key, key, key, key, key),
             "traces": lambda: tuple((place, bytes(25)) for place in range(draw.choice((1, 30)))),

@@ -1,4 +1,4 @@
-"""Cases, one after the other: an instance in memory, strangers that bring a sequence, and an honest peer."""
+"""Run a case: an instance in memory, strangers that send it a sequence of frames, and an honest peer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 from servicebroker_lab.simulation.store import MemoryStore, Tables
 
 STEP_COUNT = 150  # rounds of a case
-MAX_FRAMES = 8  # that strangers bring to a round
+MAX_FRAMES = 8  # that strangers send in a round
 STRANGER_COUNT, OWNER_COUNT = 3, 2  # links of strangers; the last two have one owner
 ROUND_CPU_LIMIT_S = 1.0  # seconds of processor time for a round
 LIMITS = Limits(fragment_size=512, window=8_192, ahead_bytes=32_768)
@@ -35,7 +35,7 @@ HERE = Address("here", 4022)
 
 
 class Failure(NamedTuple):
-    """A case that broke something: the step, and what."""
+    """A case that broke something: the step at which it did, and the error."""
 
     number: int
     step: int
@@ -43,7 +43,7 @@ class Failure(NamedTuple):
 
 
 class BoundError(AssertionError):
-    """A bound was passed, or a promise to the honest peer broken."""
+    """A bound was exceeded, or a promise to the honest peer was broken."""
 
 
 class PeerLink:
@@ -72,7 +72,7 @@ class PeerLink:
 
 
 class Instance:
-    """The instance that is attacked, with a service for everybody, forwarding, and a route by names."""
+    """The attacked instance. It offers a service to everybody, forwards messages, and routes by names."""
 
     def __init__(self, draw: Random) -> None:
         self.now = 0.0
@@ -98,33 +98,33 @@ class Instance:
 
     def reach(self, address: Address) -> PeerLink | str:
         """Return the link to one of the peers; all other addresses do not answer."""
-        known = {"honest": self.honest, "stranger": self.strangers[0]}
-        if address.host not in known:
+        links = {"honest": self.honest, "stranger": self.strangers[0]}
+        if address.host not in links:
             self.dialled.add(address)
-        return known.get(address.host, "")
+        return links.get(address.host, "")
 
     def ask(self, address: Address, known: KnownTimeline) -> None:
         """Do nothing: no route is mirrored."""
 
     def check(self) -> None:
-        """Compare what is kept with the budgets.
+        """Compare the stored messages and the memory with the budgets.
 
         Raises:
-            BoundError: something is beyond.
+            BoundError: one of them exceeds its budget.
         """
-        openings = sum(one.next == 0 and bool(one.kept) for one in self.tables.endpoints.values())
-        fragments = [steps.values() for one in self.tables.endpoints.values() for steps in one.kept.values()]
-        kept = sum(len(step.part.body or b"") for steps in fragments for step in steps)
-        held = self.relay.forwarding.held[1]
+        openings = sum(endpoint.next == 0 and bool(endpoint.kept) for endpoint in self.tables.endpoints.values())
+        fragments = [steps.values() for endpoint in self.tables.endpoints.values() for steps in endpoint.kept.values()]
+        stored_bytes = sum(len(step.part.body or b"") for steps in fragments for step in steps)
+        forwarded_bytes = self.relay.forwarding.held[1]
         bounds = (
             ("openings", openings, OWNER_COUNT * BUDGET.openings),
-            ("bytes kept", kept, OWNER_COUNT * (2 * BUDGET.unfinished_bytes + LIMITS.ahead_bytes)),
-            ("bytes to pass on", held, MEGABYTE_BYTES),
+            ("bytes kept", stored_bytes, OWNER_COUNT * (2 * BUDGET.unfinished_bytes + LIMITS.ahead_bytes)),
+            ("bytes to pass on", forwarded_bytes, MEGABYTE_BYTES),
             ("conversations remembered", self.relay.remembered, 500 + MAX_FRAMES),
         )
-        for what, found, most in bounds:
-            if found > most:
-                raise BoundError(f"{found:,} {what}, {most:,} at most")
+        for name, value, limit in bounds:
+            if value > limit:
+                raise BoundError(f"{value:,} {name}, {limit:,} at most")
 
 
 class HonestPeer:
@@ -151,23 +151,25 @@ class HonestPeer:
             BoundError: a message is missing, comes twice, or is somebody else's.
         """
         endpoint = self._instance.tables.find((self._conversation, False))
-        arrived = [] if endpoint is None else [body for _, body in endpoint.queue]
-        if arrived != [b"%d" % number for number in range(self.sent)]:
-            raise BoundError(f"the honest peer has sent {self.sent} messages, and {len(arrived)} arrived")
+        bodies = [] if endpoint is None else [body for _, body in endpoint.queue]
+        if bodies != [b"%d" % number for number in range(self.sent)]:
+            raise BoundError(f"the honest peer has sent {self.sent} messages, and {len(bodies)} arrived")
 
 
-def judge(number: int, steps: int = STEP_COUNT) -> Counter[str] | Failure:
-    """Run a case. Returns its frames by outcome, or its failure."""
+def run_case(number: int, steps: int = STEP_COUNT) -> Counter[str] | Failure:
+    """Run a case. Returns the number of frames by outcome, or the failure."""
     draw = Random(f"frames {number}")
     instance = Instance(draw)
     sequence, honest = Sequence(draw, LIMITS, STRANGER_COUNT), HonestPeer(instance, draw)
     frames = step = 0
-    silenced, logging.root.manager.disable = logging.root.manager.disable, logging.CRITICAL
+    logging_level, logging.root.manager.disable = logging.root.manager.disable, logging.CRITICAL
     try:
         for step in range(steps):  # noqa: B007 a failure names it
-            brought = [sequence.frame() for _ in range(draw.randint(1, MAX_FRAMES))]
-            frames += len(brought)
-            arrivals = [Arrival(instance.strangers[one.link], one.body, one.is_forwarded) for one in brought]
+            strangers_frames = [sequence.frame() for _ in range(draw.randint(1, MAX_FRAMES))]
+            frames += len(strangers_frames)
+            arrivals = [
+                Arrival(instance.strangers[frame.link], frame.body, frame.is_forwarded) for frame in strangers_frames
+            ]
             arrivals.insert(draw.randint(0, len(arrivals)), honest.sends())
             _round(instance, arrivals)
             honest.check()
@@ -181,19 +183,19 @@ def judge(number: int, steps: int = STEP_COUNT) -> Counter[str] | Failure:
     except Exception as problem:
         return Failure(number, step, f"{type(problem).__name__}: {problem}"[:500])
     finally:
-        logging.root.manager.disable = silenced
+        logging.root.manager.disable = logging_level
     refusals = sum((link.refusals for link in instance.strangers), Counter[int]())
     return Counter({"frames": frames, **{f"refused with {error}": count for error, count in refusals.items()}})
 
 
 def _round(instance: Instance, arrivals: list[Arrival]) -> None:
-    """One round.
+    """Run one round.
 
     Raises:
-        BoundError: it has taken too long.
+        BoundError: the round has taken too long.
     """
-    began = time.process_time()
+    started_at = time.process_time()
     instance.relay.round(instance.store, arrivals)
-    took = time.process_time() - began
-    if took > ROUND_CPU_LIMIT_S:
-        raise BoundError(f"{took:.1f} s of processor time for {len(arrivals)} frames")
+    seconds = time.process_time() - started_at
+    if seconds > ROUND_CPU_LIMIT_S:
+        raise BoundError(f"{seconds:.1f} s of processor time for {len(arrivals)} frames")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from servicebroker_lab.fuzzing import avro_cases, json_cases, protobuf_cases, xml_cases
-from servicebroker_lab.fuzzing.mutations import mutated
+from servicebroker_lab.fuzzing.mutations import mutate
 
 
 class Case(NamedTuple):
@@ -28,7 +28,7 @@ MAKERS: dict[str, Maker] = {
 
 
 def make_case(format_: str, number: int) -> Case:
-    """Make the case of a format that has this number; the same one each time."""
+    """Return the case of a format with this number. It is the same each time."""
     draw = random.Random(f"{format_} {number}")
     options, body = MAKERS[format_](draw)
-    return Case({"format_": format_, **options}, mutated(body, draw))
+    return Case({"format_": format_, **options}, mutate(body, draw))

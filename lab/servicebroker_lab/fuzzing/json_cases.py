@@ -24,7 +24,7 @@ RAW = (b"1e999999999", b"-0", b"1" * 5_000, b"NaN", b"Infinity", b"1e-400", b"0x
 
 
 def make(draw: random.Random) -> tuple[dict[str, Any], bytes]:
-    """Options of the decoder, and a body."""
+    """Return options of the decoder, and a body."""
     columns = columns_of(draw)
     options: dict[str, Any] = {"columns": columns, "refuse_extra": draw.random() < 0.2}
     if draw.random() < 0.4:
@@ -37,7 +37,7 @@ def make(draw: random.Random) -> tuple[dict[str, Any], bytes]:
 
 
 def columns_of(draw: random.Random) -> list[Column]:
-    """Some columns, of any type."""
+    """Return one to five columns of random types."""
     return [
         Column(f"c{number}", draw.choice(TYPES), draw.random() < 0.5, rounds=draw.random() < 0.3)
         for number in range(draw.randint(1, 5))

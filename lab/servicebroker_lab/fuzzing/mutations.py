@@ -1,4 +1,4 @@
-"""Changes of a valid body that decoders have to survive."""
+"""Random changes of a valid body, which decoders have to survive."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ MAX_BODY_BYTES = 1024 * 1024
 NUMBERS = (0, 1, -1, 2**31 - 1, -(2**31), 2**32, 2**63 - 1, -(2**63))
 
 
-def mutated(body: bytes, draw: random.Random) -> bytes:
-    """The body, changed in no, one or several places; never larger than `MAX_BODY_BYTES`."""
+def mutate(body: bytes, draw: random.Random) -> bytes:
+    """Return the body, changed at no, one or several positions; never larger than `MAX_BODY_BYTES`."""
     for _ in range(draw.choice((0, 0, 1, 1, 3))):
         body = draw.choice(_CHANGES)(body, draw)[:MAX_BODY_BYTES]
     return body[:MAX_BODY_BYTES]
 
 
 def zigzag(value: int) -> bytes:
-    """A long as Avro writes it, of 64 bits."""
+    """Return a number of 64 bits in Avro's encoding of a long."""
     return varint((value << 1 ^ value >> 63) & (2**64 - 1))
 
 
 def varint(value: int) -> bytes:
-    """A number that is not negative as Protobuf writes it."""
+    """Return a non-negative number in Protobuf's encoding."""
     written = bytearray()
     while value > 127:
         written.append(value & 127 | 128)
@@ -47,7 +47,7 @@ def _repeat(body: bytes, draw: random.Random) -> bytes:
 
 
 def _nest(body: bytes, draw: random.Random) -> bytes:
-    """The same beginning many times, and the same end as often."""
+    """Repeat the beginning of a body many times, and its end as often."""
     times = draw.choice((2, 100, 200_000))
     middle = draw.randint(0, len(body))
     return _times(body[:middle], times) + _times(body[middle:], times)

@@ -12,9 +12,9 @@ import typer
 import servicebroker as sb
 from servicebroker.cli.options import JsonOption
 from servicebroker.cli.output import say, say_json
-from servicebroker_lab.case_loop import judge_cases
+from servicebroker_lab.case_loop import run_cases
 from servicebroker_lab.http_fuzzing.site import Site, fill
-from servicebroker_lab.http_fuzzing.trials import judge
+from servicebroker_lab.http_fuzzing.trials import run_case
 
 
 def fuzz_http_command(
@@ -29,7 +29,7 @@ def fuzz_http_command(
         with sb.open(str(folder / "instance")) as instance:
             fill(instance)
             with Site(instance, folder) as site:
-                totals, failures = judge_cases(partial(judge, site), first, seconds)
+                totals, failures = run_cases(partial(run_case, site), first, seconds)
     if as_json:
         say_json({"outcomes": dict(totals), "failures": [failure._asdict() for failure in failures]})
     else:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import quote, quote_plus
 from uuid import UUID
 
-from servicebroker_lab.fuzzing.mutations import mutated
+from servicebroker_lab.fuzzing.mutations import mutate
 from servicebroker_lab.http_fuzzing.site import DATABASE, QUEUE, SERVICE, Viewer
 
 MARKER = "zz9"  # in each text that an answer must not contain without escaping
@@ -109,7 +109,7 @@ class RequestMaker:
             body = self._form(token).encode("utf-8", "surrogatepass")
             if draw.random() < CHUNK_RATE:
                 headers.append("transfer-encoding: chunked")
-                body = self._chunked(body)
+                body = self._in_chunks(body)
             else:
                 headers.append(f"content-length: {len(body)}")
         if draw.random() < HEADER_CHANGE_RATE:
@@ -125,7 +125,7 @@ class RequestMaker:
         head = "\r\n".join((f"{method} {target} {version}", *headers, "", ""))
         content = head.encode("utf-8", "surrogatepass") + body
         if draw.random() < BYTE_CHANGE_RATE:
-            content, is_whole = mutated(content, draw), False
+            content, is_whole = mutate(content, draw), False
         is_stream = "accept: text/event-stream" in headers
         return Draft(content[:MAX_BYTES], method, is_whole and len(content) <= MAX_BYTES, is_stream, may_act)
 
@@ -187,7 +187,7 @@ class RequestMaker:
         """Return an odd value: in most cases one that is escaped where it is sent."""
         return self._draw.choice(_ODD_VALUES)
 
-    def _chunked(self, body: bytes) -> bytes:
+    def _in_chunks(self, body: bytes) -> bytes:
         """Return the body in chunks, some of them with extensions, and with a trailer."""
         draw, parts = self._draw, []
         while body:

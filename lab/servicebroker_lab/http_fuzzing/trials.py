@@ -49,7 +49,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def judge(site: Site, number: int) -> Counter[str] | Failure:
+def run_case(site: Site, number: int) -> Counter[str] | Failure:
     """Run a case. Returns the answers by status, or the failure."""
     draw = Random(f"http {number}")
     viewers = [site.sign_in(name) for name in (ACTOR, READER)]
@@ -115,13 +115,13 @@ def _exchange(site: Site, drafts: list[Draft], draw: Random) -> list[Answer]:
         end = time.monotonic() + ANSWER_LIMIT_S
         while not is_closed and len(answers := _answers(received, methods)) < expected:
             connection.settimeout(max(0.01, end - time.monotonic()))
-            received, is_closed = _received(connection, received)
+            received, is_closed = _receive_more(connection, received)
             if time.monotonic() > end:
                 raise RuleError(f"{len(answers)} of {expected} requests were answered in {ANSWER_LIMIT_S} s")
         end = time.monotonic() + (CLOSING_LIMIT_S if waits else REST_S)
         while not is_closed and time.monotonic() < end:
             connection.settimeout(max(0.01, end - time.monotonic()))
-            received, is_closed = _received(connection, received)
+            received, is_closed = _receive_more(connection, received)
         if waits and not is_closed and not _is_stream(received):
             raise RuleError(f"the connection is open after {CLOSING_LIMIT_S} s")
     return _answers(received, methods)
@@ -140,7 +140,7 @@ def _pieces(content: bytes, draw: Random) -> Iterator[bytes]:
             time.sleep(PIECE_PAUSE_S)
 
 
-def _received(connection: socket.socket, received: bytes) -> tuple[bytes, bool]:
+def _receive_more(connection: socket.socket, received: bytes) -> tuple[bytes, bool]:
     """Return the bytes with those that arrive next, and whether the connection is closed."""
     try:
         part = connection.recv(65_536)
@@ -173,7 +173,7 @@ def _answers(received: bytes, methods: list[str]) -> list[Answer]:
         if method == "HEAD" or status in (204, 304):
             body, received = b"", rest
         elif fields.get(b"transfer-encoding") == b"chunked":
-            body, is_complete, received = _unchunked(rest)
+            body, is_complete, received = _join_chunks(rest)
             if not is_complete:
                 break
         else:
@@ -185,7 +185,7 @@ def _answers(received: bytes, methods: list[str]) -> list[Answer]:
     return answers
 
 
-def _unchunked(rest: bytes) -> tuple[bytes, bool, bytes]:
+def _join_chunks(rest: bytes) -> tuple[bytes, bool, bytes]:
     """Return the body that comes in chunks, whether it is complete, and what follows it."""
     body = b""
     while True:

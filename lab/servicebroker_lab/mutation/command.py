@@ -71,28 +71,30 @@ def run_mutants(
 
     def judge(mutant: Mutant) -> None:
         choice = reach.choose(mutant.path, mutant.candidate.line, budget_s)
-        with copies.one() as copy:
+        with copies.lend() as copy:
             outcome = run_trial(copy, mutant, choice)
         results.add(result_of(project, seed, mutant, choice, outcome))
         place = f"{mutant.path}:{mutant.candidate.line} {mutant.candidate.operator}"
         say(f"{outcome.outcome:<9} {outcome.seconds:6.1f} s  {place} {outcome.killer}")
 
     with ThreadPoolExecutor(copies.count) as pool:
-        for _ in pool.map(judge, wanted(project, reach, results, seed, count, again=again)):
+        for _ in pool.map(judge, choose_mutants(project, reach, results, seed, count, again=again)):
             pass
 
 
-def wanted(project: Project, reach: Reach, results: Results, seed: int, count: int, *, again: bool) -> Sequence[Mutant]:
+def choose_mutants(
+    project: Project, reach: Reach, results: Results, seed: int, count: int, *, again: bool
+) -> Sequence[Mutant]:
     """Return the mutants to judge: of the first `count` that a test reaches, those without a result."""
 
-    def reached() -> Iterator[Mutant]:
+    def mutants_in_reach() -> Iterator[Mutant]:
         for mutant in draw(project, seed):
             if reach.tests_of(mutant.path, mutant.candidate.line):
                 yield mutant
             elif mutant.identifier not in results:
                 results.add(result_of(project, seed, mutant, Choice([], 0.0, 0), Outcome(UNREACHED, "", 0.0)))
 
-    first = list(islice(reached(), count))
+    first = list(islice(mutants_in_reach(), count))
     if again:
         return [one for one in first if one.identifier in results and results[one.identifier].outcome == SURVIVED]
     return [

@@ -39,7 +39,7 @@ def draw(project: Project, seed: int) -> Iterator[Mutant]:
     turn = 0
     while failures:
         for package in list(failures):
-            mutant = _drawn(project, packages[package], random.Random(f"{seed} {package} {turn}"))
+            mutant = _draw_mutant(project, packages[package], random.Random(f"{seed} {package} {turn}"))
             if mutant is not None and mutant.identifier not in known:
                 known.add(mutant.identifier)
                 failures[package] = 0
@@ -51,7 +51,7 @@ def draw(project: Project, seed: int) -> Iterator[Mutant]:
         turn += 1
 
 
-def _drawn(project: Project, files: list[str], chance: random.Random) -> Mutant | None:
+def _draw_mutant(project: Project, files: list[str], chance: random.Random) -> Mutant | None:
     sizes = [(project.root / path).stat().st_size for path in files]
     path = chance.choices(files, sizes)[0]
     text = (project.root / path).read_text(encoding="utf-8")

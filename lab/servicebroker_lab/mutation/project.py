@@ -62,7 +62,7 @@ class Copies:
             self._free.put(copy)
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[Copy]:
+    def lend(self) -> Iterator[Copy]:
         """Lend a copy that nobody uses; wait for it if all are in use."""
         copy = self._free.get()
         try:
@@ -71,7 +71,7 @@ class Copies:
             self._free.put(copy)
 
 
-class Ended(Exception):
+class DeadlinePassed(Exception):
     """The tests ran past their deadline."""
 
 
@@ -103,7 +103,7 @@ class Copy:
                 target.unlink()
 
     @contextlib.contextmanager
-    def changed(self, path: str, text: str) -> Iterator[None]:
+    def with_text(self, path: str, text: str) -> Iterator[None]:
         """Write a text into a file, and its own text again at the end.
 
         Each change has another time of modification, by which Python knows that its bytecode is old.
@@ -154,7 +154,7 @@ class Copy:
             try:
                 output, _ = process.communicate(timeout=deadline_s)
             except subprocess.TimeoutExpired as problem:
-                raise Ended from problem
+                raise DeadlinePassed from problem
             finally:
                 _end(process, mark)
         return subprocess.CompletedProcess(command, process.returncode, output)

@@ -94,7 +94,7 @@ OPERATORS = {name: operator for operators in FAMILIES.values() for name, operato
 def candidates(text: str) -> Iterator[Candidate]:
     """Yield every fault that can be planted in a Python file, but in annotations and logs."""
     nodes = list(ast_nodes(get_ast(text)))
-    skipped = list(_skipped(text))
+    skipped = list(_spans_without_effect(text))
     for family, operators in FAMILIES.items():
         for name, operator in operators.items():
             positions = (position for node in nodes for position in operator.mutation_positions(node))
@@ -113,7 +113,7 @@ def plant(text: str, candidate: Candidate) -> str | None:
     return changed if is_other else None
 
 
-def _skipped(text: str) -> Iterator[Span]:
+def _spans_without_effect(text: str) -> Iterator[Span]:
     """Yield the spans in which a fault has no effect: annotations, imports for types, decorators of layout."""
     for node in ast.walk(ast.parse(text)):
         parts: list[ast.AST | None] = []

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from coverage import CoverageData
 
 from servicebroker_lab.mutation import python_operators, sql_operators
-from servicebroker_lab.mutation.project import Copies, Copy, Ended, Project
+from servicebroker_lab.mutation.project import Copies, Copy, DeadlinePassed, Project
 from servicebroker_lab.mutation.recorder import RECORD_FILE
 
 RECORD_DEADLINE_S = 1800.0  # of one test file under coverage
@@ -70,8 +70,8 @@ class Reach:
         missing = self.missing(files)
 
         def record(file: str) -> None:
-            with copies.one() as copy:
-                record = self._recorded(copy, file)
+            with copies.lend() as copy:
+                record = self._record(copy, file)
             (self._folder / (file.replace("/", ".") + ".json")).write_text(json.dumps(record))
             self._records[file] = record
             failed = [test for test, told in record["tests"].items() if not told["passed"]]
@@ -82,7 +82,7 @@ class Reach:
             for _ in pool.map(record, missing):
                 pass
 
-    def _recorded(self, copy: Copy, file: str) -> dict[str, Any]:
+    def _record(self, copy: Copy, file: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="reach-") as folder:
             data, settings, told = (Path(folder, name) for name in ("coverage", "settings", "record.json"))
             source = copy.root / self._project.sources
@@ -91,7 +91,7 @@ class Reach:
             variables = {RECORD_FILE: str(told), "COVERAGE_FILE": str(data)}
             try:
                 copy.run_tests([file], RECORD_DEADLINE_S, *options, variables=variables)
-            except Ended:
+            except DeadlinePassed:
                 tests: dict[str, Any] = {}
             else:
                 tests = json.loads(told.read_text()) if told.exists() else {}

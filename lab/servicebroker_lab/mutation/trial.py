@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from servicebroker_lab.mutation.drawing import Mutant
-from servicebroker_lab.mutation.project import Copy, Ended
+from servicebroker_lab.mutation.project import Copy, DeadlinePassed
 from servicebroker_lab.mutation.reach import Choice
 
 STARTUP_S = 60.0  # of pytest with a server, on a machine that is loaded
@@ -40,9 +40,9 @@ def run_trial(copy: Copy, mutant: Mutant, choice: Choice) -> Outcome:
         return Outcome(UNREACHED, "", 0.0)
     began = time.monotonic()
     try:
-        with copy.changed(mutant.path, mutant.text):
+        with copy.with_text(mutant.path, mutant.text):
             done = copy.run_tests(choice.tests, STARTUP_S + SLOWNESS_FACTOR * choice.seconds, "-x")
-    except Ended:
+    except DeadlinePassed:
         return Outcome(HUNG, "", time.monotonic() - began)
     seconds = time.monotonic() - began
     if done.returncode == pytest.ExitCode.OK or _ALL_PASSED.search(done.stdout):  # or pytest failed at its own end

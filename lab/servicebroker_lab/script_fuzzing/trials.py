@@ -69,7 +69,7 @@ def judge_check(text: str, folder: Path) -> str:
     except _TimeIsUp:
         return f"takes more than {CHECK_LIMIT_S} s"
     except Exception as raised:
-        return _described(raised)
+        return _describe(raised)
     wrong = [finding for finding in findings if not finding.line or not finding.statement]
     return f"a finding without its place: {wrong[0]}" if wrong else ""
 
@@ -97,14 +97,14 @@ class Runner:
             except _TimeIsUp:
                 return ""
             except Exception as raised:  # a session whose statement was interrupted fails to roll back
-                return "" if over else _described(raised)
+                return "" if over else _describe(raised)
         errors = [one for one in said if isinstance(one, TsqlError)]
         unmapped = [one for one in errors if one.number == UNMAPPED_ERROR and "(PostgreSQL" in one.text]
         wrong = unmapped or [one for one in errors if one.line < 1]
         return f"{wrong[0]}" if wrong else ""
 
 
-def _described(raised: Exception) -> str:
+def _describe(raised: Exception) -> str:
     """Return the exception with the place that raised it."""
     trace = raised.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -17,8 +17,8 @@ from servicebroker.cli.output import say, say_json
 from servicebroker_lab.simulation import mirrors as failing_mirrors
 from servicebroker_lab.simulation.fleet import Fleet, Outcome, Size
 from servicebroker_lab.simulation.run import Failure, run_many
-from servicebroker_lab.simulation.shrinking import shrunk
-from servicebroker_lab.simulation.store import Lost
+from servicebroker_lab.simulation.shrinking import shrink
+from servicebroker_lab.simulation.store import GuaranteeBroken
 
 PORTION_SEEDS = 200  # seeds, at most, that a process runs before it reports
 PORTIONS_PER_CORE = 4  # at least, for each processor: seeds do not take the same time
@@ -95,7 +95,7 @@ def run_seeds(seeds: range, *, as_json: bool) -> None:
         say(f"{sums['runs']} runs, {told}")
         for failure in failures:
             say(f"seed {failure.seed}: {failure.reason}")
-        if failures and (failing := shrunk(failures[0].seed)):
+        if failures and (failing := shrink(failures[0].seed)):
             say(f"The shortest run that was found to fail as that of seed {failures[0].seed} does: {failing}.")
             say(*failing.trace)
     if failures:
@@ -146,7 +146,7 @@ def run_mirrors(seeds: range, *, as_json: bool) -> None:
     for seed in seeds:
         try:
             sums.update(runs=1, **failing_mirrors.run(seed)._asdict())
-        except Lost as problem:
+        except GuaranteeBroken as problem:
             failures.append(Failure(seed, str(problem)))
     if as_json:
         say_json({**sums, "failures": [failure._asdict() for failure in failures]})
@@ -158,7 +158,7 @@ def run_mirrors(seeds: range, *, as_json: bool) -> None:
         for failure in failures:
             say(f"seed {failure.seed}: {failure.reason}")
     if failures:
-        with contextlib.suppress(Lost):
+        with contextlib.suppress(GuaranteeBroken):
             failing_mirrors.run(failures[0].seed, lambda line: say(line, error=True))
         raise typer.Exit(1)
 

@@ -58,9 +58,9 @@ class DatabaseOutages:
             if endpoint.rows and last is not None:
                 for _ in range(COPIES_COUNT):
                     delay = (outage + RECONNECT_DELAY_S) * loop.random.random()
-                    loop.after(delay, lambda last=last: self._bring(instance, last))  # type: ignore[misc]
+                    loop.after(delay, lambda last=last: self._deliver(instance, last))  # type: ignore[misc]
 
-    def _bring(self, instance: Instance, last: _LastMessage) -> None:
+    def _deliver(self, instance: Instance, last: _LastMessage) -> None:
         damaged = flip(last.message.body, 8 * len(last.message.body) - 1)  # the last bit: the header stays readable
         for daemon in instance.daemons[-1:]:
             daemon.take(last.link, damaged, is_forwarded=last.message.is_forwarded)

@@ -171,7 +171,7 @@ class Fleet:
             self._counts["repeated"],
             self._counts["misplaced"],
             (waits[len(waits) // 2] * ROUND_S, waits[len(waits) * 99 // 100] * ROUND_S, waits[-1] * ROUND_S),
-            self._spread(),
+            self._deviation(),
         )
 
     # ---------------------------------------------------------------- faults
@@ -207,12 +207,12 @@ class Fleet:
         """Return the routes of every database to a service: the addresses of its instances."""
         if service not in self._tables:
             self._tables[service] = RoutingTable(
-                Route(home.broker, service, home.broker, None, str(self._way(home).address))
+                Route(home.broker, service, home.broker, None, str(self._entry_instance(home).address))
                 for home in self._homes[service]
             )
         return self._tables[service]
 
-    def _way(self, home: _Instance) -> _Instance:
+    def _entry_instance(self, home: _Instance) -> _Instance:
         return home if home.is_direct or home.gateway is None else home.gateway
 
     def _outside(self, instance: _Instance, service: str) -> RoutingTable:
@@ -308,7 +308,7 @@ class Fleet:
         if len(homes) == COPY_COUNT and not one.origin.lost:
             self._choices[homes.index(str(chosen.broker_instance))] += 1
 
-    def _spread(self) -> float:
+    def _deviation(self) -> float:
         expected = self._choices.total() / COPY_COUNT
         if not expected:
             return 0.0

@@ -28,7 +28,7 @@ TOTAL_TIME_S = 6_000.0  # enough to remove all closed endpoints and to replay, w
 REPLAY_DELAYS_S = (0.0, 600.0, 1_190.0, 2_100.0)
 
 
-class _Kept(NamedTuple):
+class _HeldMessage(NamedTuple):
     """A message, with the instance and the connection at which it has arrived."""
 
     instance: Instance
@@ -41,7 +41,7 @@ class HoardingForwarder:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._kept: defaultdict[UUID, list[_Kept]] = defaultdict(list)
+        self._kept: defaultdict[UUID, list[_HeldMessage]] = defaultdict(list)
         self.replayed = 0
 
     def keep(self, instance: Instance, link: Link, message: Arrived) -> None:
@@ -57,7 +57,7 @@ class HoardingForwarder:
             and len(kept) < MAX_KEPT
             and self._is_replay_forbidden(header)
         ):
-            kept.append(_Kept(instance, link, message))
+            kept.append(_HeldMessage(instance, link, message))
 
     def _is_replay_forbidden(self, header: Header) -> bool:
         """Return False if a replay of the message may open the conversation again (docs/reference/rules.md).

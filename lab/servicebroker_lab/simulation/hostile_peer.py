@@ -63,7 +63,7 @@ class HostilePeer:
     def act(self) -> None:
         """Connect to an instance, perhaps under the identity of another one."""
         victim, claimed = self._chance.sample(self._world.instances, 2)
-        me = self._as(claimed if self._chance.random() < 0.5 else None)
+        me = self._identity_of(claimed if self._chance.random() < 0.5 else None)
         self._world.network.connect(
             HOSTILE_INDEX, victim.index, lambda stream: self._begin(stream, victim, me), self.shown
         )
@@ -77,13 +77,13 @@ class HostilePeer:
         """Accept a connection that was meant for another instance."""
         stream.shown = self.shown
         victim = next(instance for instance in self._world.instances if instance.index == stream.other)
-        _Talk(self, victim, self._as(self._chance.choice(self._world.instances)), stream, is_opener=False)
+        _Talk(self, victim, self._identity_of(self._chance.choice(self._world.instances)), stream, is_opener=False)
 
     def _begin(self, stream: Stream | None, victim: Instance, me: LocalIdentity) -> None:
         if stream is not None and stream.is_open:
             _Talk(self, victim, me, stream, is_opener=True)
 
-    def _as(self, claimed: Instance | None) -> LocalIdentity:
+    def _identity_of(self, claimed: Instance | None) -> LocalIdentity:
         draw = self._chance.getrandbits
         instance = UUID(int=HOSTILE_INDEX) if claimed is None else claimed.identifier
         return LocalIdentity(UUID(int=draw(128)), UUID(int=draw(128)), instance=instance)
@@ -94,7 +94,7 @@ class HostilePeer:
         """Return a forged message for the victim, and True if it is sent as a forwarded one."""
         self.frames += 1
         known = [endpoint for there in self._world.instances for endpoint in there.tables.endpoints.values()]
-        header, payload = self._about(self._chance.choice(known)) if known else self._opening(victim)
+        header, payload = self._message_for(self._chance.choice(known)) if known else self._opening(victim)
         if self._chance.random() < 0.2:
             header, payload = self._opening(victim)
         body = encode(header, payload, CHECKSUM)
@@ -102,7 +102,7 @@ class HostilePeer:
             return body, False
         return wrap(Passage(UUID(int=self._chance.getrandbits(128), version=4)), body), True
 
-    def _about(self, one: Endpoint) -> tuple[Header, Payload]:
+    def _message_for(self, one: Endpoint) -> tuple[Header, Payload]:
         """Return a message as if from the peer of an endpoint of any instance."""
         chance = self._chance
         whose = {there.service: there for there in self._world.instances}

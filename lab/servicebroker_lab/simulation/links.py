@@ -236,25 +236,25 @@ class Links:
         if address not in self._connecting:
             self._connecting.add(address)
             self._network.connect(
-                self._index, index_of(address), lambda stream: self._connected(address, stream), self._shown
+                self._index, index_of(address), lambda stream: self._on_connected(address, stream), self._shown
             )
 
-    def _connected(self, address: Address, stream: Stream | None) -> None:
+    def _on_connected(self, address: Address, stream: Stream | None) -> None:
         if self._is_over:
             if stream is not None:
                 stream.close()
         elif stream is None or not stream.twin_is_open:
-            self._failed(address, UNREACHABLE)
+            self._on_failed(address, UNREACHABLE)
         else:
             self._begin(stream, address)
 
     def _begin(self, stream: Stream, address: Address | None) -> None:
         try:
-            proved = self._proved(stream)
+            proved = self._identity_of(stream)
         except BrokerError as problem:
             stream.close()
             if address is not None:
-                self._failed(address, problem.text)
+                self._on_failed(address, problem.text)
             return
         connection = Connection(self._me, is_opener=address is not None, now=self.now)
         link = SimulatedLink(self, connection, stream, address, proved)
@@ -266,7 +266,7 @@ class Links:
         connection.begin(link.connection_number, self.now)
         self.handle(link, [])
 
-    def _proved(self, stream: Stream) -> Proved:
+    def _identity_of(self, stream: Stream) -> Proved:
         """Return the identity of the peer by its certificate.
 
         Raises:
@@ -295,7 +295,7 @@ class Links:
                     for address in self._halves(link):
                         self._tell(Answered(address, role_report))
                 case Closed():
-                    self._closed(link, event)
+                    self._on_closed(link, event)
         link.stream.write(link.connection.outgoing())
         if link.connection.phase is Phase.CLOSED:
             link.stream.close()
@@ -348,7 +348,7 @@ class Links:
         """Return the addresses of servers of mirrored pairs at which this peer answers."""
         return [address for address, peer in self._peers.items() if peer == link.peer and address in self._questions]
 
-    def _closed(self, link: SimulatedLink, event: Closed) -> None:
+    def _on_closed(self, link: SimulatedLink, event: Closed) -> None:
         if link not in self._open:
             return
         self._open.remove(link)
@@ -360,12 +360,12 @@ class Links:
             self._peers = {address: known for address, known in self._peers.items() if known != peer}
         if link.was_online:
             for address in lost if event.number else ():
-                self._failed(address, event.text)
+                self._on_failed(address, event.text)
             self._tell(Lost(link, event.text if event.number else ""))
         elif link.address is not None:
-            self._failed(link.address, event.text)
+            self._on_failed(link.address, event.text)
 
-    def _failed(self, address: Address, status: str) -> None:
+    def _on_failed(self, address: Address, status: str) -> None:
         self._connecting.discard(address)
         pause = min(self._attempts.get(address, Attempt()).pause * 2, LAST_PAUSE) or FIRST_PAUSE
         self._attempts[address] = Attempt(self.now + pause, pause, status)

@@ -15,7 +15,7 @@ from servicebroker.overriding import override
 from servicebroker.protocol import mirroring
 from servicebroker.protocol.mirroring import IN_DOUBT, KnownTimeline, Role, RoleReport
 from servicebroker_lab.simulation.simulated_time import Loop
-from servicebroker_lab.simulation.store import Lost
+from servicebroker_lab.simulation.store import GuaranteeBroken
 
 FAULTY_TIME_S = 200.0  # with faults
 CALM_TIME_S = 60.0  # without faults, at the end
@@ -173,7 +173,9 @@ class Run:
         for sender in self.senders:
             stored = [number for index, number in log if index == sender.index]
             if stored != list(range(sender.sent)) or sender.acknowledged != sender.sent:
-                raise Lost(f"{sender} has sent {sender.sent}, {sender.acknowledged} acknowledged; stored are {stored}")
+                raise GuaranteeBroken(
+                    f"{sender} has sent {sender.sent}, {sender.acknowledged} acknowledged; stored are {stored}"
+                )
         return Outcome(len(log), self.promotions, sum(sender.changes for sender in self.senders))
 
     def later(self, action: Callable[[], None]) -> None:
@@ -193,7 +195,7 @@ class Run:
             return
         stored = sum(index == sender.index for index, _ in server.log)
         if first > stored:
-            raise Lost(f"{server} gets {first} of {sender} and has only those below {stored}")
+            raise GuaranteeBroken(f"{server} gets {first} of {sender} and has only those below {stored}")
         new = [(sender.index, number) for number in range(stored, below)]
         reached = max(stored, below)
 

@@ -24,7 +24,7 @@ from servicebroker_lab.simulation.simulated_network import HOSTILE_INDEX, Networ
 from servicebroker_lab.simulation.simulated_routes import EVERYWHERE, Routes
 from servicebroker_lab.simulation.simulated_shares import DividedDaemon
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
-from servicebroker_lab.simulation.store import Endpoint, Key, Lost
+from servicebroker_lab.simulation.store import Endpoint, GuaranteeBroken, Key
 
 ERROR_BODY = b"why"  # of an Error, which always fits into one frame
 FAULTY_TIME_S = 60.0  # with faults
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     brought: int  # first messages that a forwarder has delivered again
 
 
-class _Sent(NamedTuple):
+class _SentMessage(NamedTuple):
     content: Content
     body: bytes
 
@@ -108,7 +108,7 @@ class Run:
         if self.world.proves:
             self._introduce()
         self._routes.begin()
-        self.sent: dict[Key, list[_Sent]] = {}
+        self.sent: dict[Key, list[_SentMessage]] = {}
         self.endpoints: dict[Key, Endpoint] = {}  # also removed ones
         self._homes: dict[Key, Instance] = {}
         self._doubled: list[str] = []  # errors: a side of a conversation was in two instances
@@ -165,7 +165,7 @@ class Run:
         self.loop.run(self._seconds + CALM_TIME_S)
         self._check()
         if opened := self._forwarder.replay_all() if self._forwarder in self.world.keepers else []:
-            raise Lost("\n".join(opened))
+            raise GuaranteeBroken("\n".join(opened))
         received = sum(len(endpoint.queue) for endpoint in self.endpoints.values())
         corrupted = sum(daemon.links.corrupted for instance in self.world.instances for daemon in instance.daemons)
         corrupted += sum(instance.corrupted for instance in self.world.instances)
@@ -323,7 +323,7 @@ class Run:
             return
         self.endpoints[key], self._homes[key] = endpoint, instance
         number = tables.send(endpoint, content, "//sim/type", body, self.loop.random.randbytes(8), xact)
-        self.sent.setdefault(key, []).append(_Sent(content, body))
+        self.sent.setdefault(key, []).append(_SentMessage(content, body))
         self.loop.trace(instance, "application sends", key, number, content.name, len(body), "bytes")
         instance.poke()
 
@@ -365,7 +365,7 @@ class Run:
             if key[0] not in self.world.parted or not self._has_outcome(key):
                 problems += self._compare(key, sent)
         if problems:
-            raise Lost("\n".join(problems))
+            raise GuaranteeBroken("\n".join(problems))
 
     def _has_outcome(self, key: Key) -> bool:
         """Check whether each open side of a conversation has an Error, or shows why its messages wait."""
@@ -376,10 +376,10 @@ class Run:
         explained = [endpoint for endpoint in open_sides if endpoint.key in failed or is_waiting(endpoint)]
         return len(explained) == len(open_sides) and bool(explained or failed or not open_sides)
 
-    def _compare(self, key: Key, sent: list[_Sent]) -> list[str]:
+    def _compare(self, key: Key, sent: list[_SentMessage]) -> list[str]:
         """Check that all sent messages have arrived, or only the first ones if an end or error has stopped the rest."""
         sender, receiver = self.endpoints[key], self.endpoints.get((key[0], not key[1]))
-        queue = [] if receiver is None else [_Sent(*row) for row in receiver.queue]
+        queue = [] if receiver is None else [_SentMessage(*row) for row in receiver.queue]
         received = [message for message in queue if not _is_of_broker(message)]
         data = [message for message in received if message.content is not Content.ERROR]
         if data != sent[: len(data)]:
@@ -401,12 +401,12 @@ class Run:
         return bool(ended) or never_opened
 
 
-def _is_of_broker(message: _Sent) -> bool:
+def _is_of_broker(message: _SentMessage) -> bool:
     """Check whether a message is an Error of the broker, not of an application."""
     return message.content is Content.ERROR and message.body != ERROR_BODY
 
 
-def _show(messages: list[_Sent]) -> str:
+def _show(messages: list[_SentMessage]) -> str:
     return " ".join(f"{message.content.name[0]}{len(message.body)}" for message in messages) or "nothing"
 
 

@@ -25,7 +25,7 @@ class Failing(NamedTuple):
         return f"seed {self.case.seed}, {limits}, faults: {', '.join(faults) or 'none'}"
 
 
-def shrunk(seed: int) -> Failing | None:
+def shrink(seed: int) -> Failing | None:
     """Return the shortest run found that fails with the same exception as the seed's. None if that does not fail."""
     original = _failing(Case(seed), None)
     if original is None:

@@ -15,7 +15,7 @@ from servicebroker.broker import journal
 from servicebroker.broker.conversations import MAX_CONVERSATIONS
 from servicebroker.broker.departures import BODY_BUDGET_BYTES
 from servicebroker.broker.inboxes import Answered, Reached
-from servicebroker.broker.inboxes import Lost as LinkLost
+from servicebroker.broker.inboxes import GuaranteeBroken as LinkLost
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy, find_trust
 from servicebroker.broker.recognition import Recognition
@@ -49,13 +49,13 @@ from servicebroker_lab.simulation.simulated_keys import FIRST_USER, KEYS, identi
 from servicebroker_lab.simulation.simulated_network import OTHER_HALF_OFFSET, Network, Stream, flip
 from servicebroker_lab.simulation.simulated_sockets import ShippedNetwork
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
-from servicebroker_lab.simulation.store import Endpoint, Key, Lost, MemoryStore, Tables
+from servicebroker_lab.simulation.store import Endpoint, GuaranteeBroken, Key, MemoryStore, Tables
 
 ROUND_DELAY_S = 0.005  # between an event and the round (transaction of the daemon) that handles it
 MAX_IDLE_ROUNDS = 100  # in a row without an event: 1,500 runs had at most 13, so more are a busy loop
 
 
-class Killed(Exception):
+class DaemonKilled(Exception):
     """The daemon was killed between two operations of a round."""
 
 
@@ -251,7 +251,7 @@ class Daemon:
         """Kill the daemon between two operations, by a fault or because another daemon has the lease."""
         if not self.has_lease or self.loop.happens(self.instance.world.network.faults.killed):
             self.instance.trace("is killed at", name)
-            raise Killed
+            raise DaemonKilled
 
     def interleave(self) -> None:
         """Do nothing, because one relay has one round at a time."""
@@ -269,7 +269,7 @@ class Daemon:
     def _round(self) -> None:
         try:
             self._run()
-        except Killed:
+        except DaemonKilled:
             self.instance.crash(self)
         except (psycopg.Error, InstanceError) as problem:
             self._begin_anew(problem)
@@ -314,7 +314,7 @@ def check_idle_rounds(instance: Instance, rounds: int) -> int:
         Lost: the daemon runs in a busy loop.
     """
     if rounds > MAX_IDLE_ROUNDS:
-        raise Lost(f"{instance}: {rounds} rounds in a row without an event between them")
+        raise GuaranteeBroken(f"{instance}: {rounds} rounds in a row without an event between them")
     return rounds
 
 
@@ -552,7 +552,9 @@ class Instance:
             return
         lost = [number for number in endpoint.rows if peer.next <= number < event.below]
         if lost:
-            raise Lost(f"{endpoint.key}: messages {lost} are acknowledged, stored are those below {peer.next}")
+            raise GuaranteeBroken(
+                f"{endpoint.key}: messages {lost} are acknowledged, stored are those below {peer.next}"
+            )
 
     # ---------------------------------------------------------------- checks at the end
 

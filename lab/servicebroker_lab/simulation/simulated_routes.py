@@ -39,7 +39,7 @@ class Routes:
             self._hops[here, there] = self._loop.random.choice(others) if is_detour else there
             if self._loop.happens(self._faults.nowhere):
                 self._hops[here, there] = NOWHERE_INDEX
-        self._set(unrouted=self._faults.unrouted, scattered=self._faults.scattered)
+        self._set_routes(unrouted=self._faults.unrouted, scattered=self._faults.scattered)
 
     def settle(self, *, detours: bool = False, scattered: float = 0.0) -> None:
         """Correct every route: directly, or with `detours` through one forwarder."""
@@ -53,33 +53,34 @@ class Routes:
                 forwarder = everywhere
             for here in range(count):
                 self._hops[here, there] = there if forwarder in (here, there) else forwarder
-        self._set(scattered=scattered)
+        self._set_routes(scattered=scattered)
 
     def begin(self) -> None:
         """Create the first routes."""
         if self._loop.happens(0.5 if self._faults.scattered else 0.0):
             self._alone = self._loop.random.choice(self._world.instances)
-            self._unnamed = self._loop.random.choice(self._others(self._alone))
+            self._unnamed = self._loop.random.choice(self._other_instances(self._alone))
         self.settle(scattered=self._faults.scattered)
 
     def reach_all(self, here: Instance) -> bool:
         """Check whether an instance has routes to the service that all instances have."""
         return self._faults.scattered > 0 and self._alone in (None, here)
 
-    def _others(self, here: Instance) -> list[Instance]:
+    def _other_instances(self, here: Instance) -> list[Instance]:
         return [there for there in self._world.instances if there is not here]
 
-    def _set(self, *, unrouted: float = 0.0, scattered: float = 0.0) -> None:
+    def _set_routes(self, *, unrouted: float = 0.0, scattered: float = 0.0) -> None:
         for here in self._world.instances:
-            others = self._others(here)
+            others = self._other_instances(here)
             hops = [self._hops[here.index, there.index] for there in others]
             routes = [
-                Route("", there.service, None, None, *self._ways(hop)) for there, hop in zip(others, hops, strict=True)
+                Route("", there.service, None, None, *self._addresses_of_hop(hop))
+                for there, hop in zip(others, hops, strict=True)
             ]
             if self._loop.happens(unrouted):
                 route = routes.pop(self._loop.random.randrange(len(routes)))
                 if self._loop.happens(0.5):
-                    routes.append(route._replace(expires=self._soon(here)))
+                    routes.append(route._replace(expires=self._near_expiry(here)))
             if self.reach_all(here):
                 routes += self._growing(here, scattered) if self._alone is None else self._moving(here, scattered)
             routes.append(Route("AutoCreatedLocal", None, None, None, LOCAL))
@@ -94,14 +95,14 @@ class Routes:
         instance would go to another one (decision 56).
         """
         named = self._named[here.index]
-        missing = [there for there in self._others(here) if there not in named]
+        missing = [there for there in self._other_instances(here) if there not in named]
         if not scattered:
             named += missing
         elif missing and self._loop.happens(scattered):
             named.append(self._loop.random.choice(missing))
         routes = [self._to_all(there, str(there.tables.broker)) for there in named]
         if len(routes) == 1 and self._loop.happens(scattered):
-            return [routes[0]._replace(expires=self._soon(here))] if self._loop.happens(0.5) else []
+            return [routes[0]._replace(expires=self._near_expiry(here))] if self._loop.happens(0.5) else []
         return routes
 
     def _moving(self, here: Instance, scattered: float) -> list[Route]:
@@ -110,7 +111,7 @@ class Routes:
         The latter route changes only while all conversations of the service are acknowledged, for the reason given at
         `_growing`. The other instances have no such routes, so they do not forward messages without a broker.
         """
-        others = self._others(here)
+        others = self._other_instances(here)
         conversations = [
             endpoint
             for endpoint in here.tables.endpoints.values()
@@ -122,11 +123,11 @@ class Routes:
         return [self._to_all(self._unnamed, None), *[self._to_all(there, str(there.tables.broker)) for there in others]]
 
     def _to_all(self, there: Instance, broker: str | None) -> Route:
-        return Route("", EVERYWHERE, broker, None, *self._ways(there.index))
+        return Route("", EVERYWHERE, broker, None, *self._addresses_of_hop(there.index))
 
-    def _soon(self, here: Instance) -> datetime:
+    def _near_expiry(self, here: Instance) -> datetime:
         return here.clock() + timedelta(seconds=10 * self._loop.random.random())
 
-    def _ways(self, hop: int) -> tuple[str, str | None]:
+    def _addresses_of_hop(self, hop: int) -> tuple[str, str | None]:
         """Return the address of a hop, and that of its other server if routes are mirrored."""
         return str(address_of(hop)), str(address_of(hop + OTHER_HALF_OFFSET)) if self._faults.promoted else None

@@ -40,8 +40,8 @@ from servicebroker_lab.simulation.links import Links
 from servicebroker_lab.simulation.simulated_instance import (
     ROUND_DELAY_S,
     Daemon,
+    DaemonKilled,
     FaultyStore,
-    Killed,
     check_idle_rounds,
 )
 from servicebroker_lab.simulation.simulated_sockets import FaultyInboxes, Happening, ShippedNetwork
@@ -75,7 +75,7 @@ class ProcessStore(FaultyStore):
         super()._seam(name)
 
 
-def piped(message: T) -> T:
+def copy_as_pipe(message: T) -> T:
     """Return a copy of a message, as a pipe makes it."""
     copy: T = pickle.loads(pickle.dumps(message))
     return copy
@@ -90,10 +90,10 @@ class Child(Calls):
 
     def ask(self, what: str, about: object) -> Any:
         """Ask the daemon."""
-        return piped(self._answer(piped(Question(what, about))))
+        return copy_as_pipe(self._answer(copy_as_pipe(Question(what, about))))
 
 
-class Opened(NamedTuple):
+class OpenedConnection(NamedTuple):
     """The connection of a share in the daemon's process."""
 
     store: FaultyStore
@@ -123,7 +123,7 @@ class SimulatedProcess(RemoteRelay):
         self._worker = Worker(
             calls, around, self._relay, ProcessStore(instance, daemon, division), seconds, self._new_status
         )
-        self.take(piped(self._worker.ready()))
+        self.take(copy_as_pipe(self._worker.ready()))
 
     @override
     def round(self, arrivals: list[Arrival]) -> int:
@@ -131,7 +131,7 @@ class SimulatedProcess(RemoteRelay):
         if self.is_dead:
             raise ProcessExited
         try:
-            done = self._worker.round(piped(self.order(arrivals)))
+            done = self._worker.round(copy_as_pipe(self.order(arrivals)))
         except ShareKilled:
             self.is_dead = True
             raise ProcessExited from None
@@ -142,20 +142,20 @@ class SimulatedProcess(RemoteRelay):
             self._daemon.instance.trace("a process is killed before it reports its round")
             self.is_dead = True
             raise ProcessExited
-        return self.take(piped(done))
+        return self.take(copy_as_pipe(done))
 
     def close(self) -> None:
         """End the process and its session."""
         if not self.is_dead:
             self.is_dead = True
-            self.take(piped(self._worker.end()))
+            self.take(copy_as_pipe(self._worker.end()))
 
     def _new_status(self) -> StatusMessage:
         forwarding = self._relay.forwarding
         return StatusMessage(self._relay.remembered, forwarding.held, forwarding.observed(), {}, ((b"", b"", b""), {}))
 
 
-class Rest:
+class InterruptibleWait:
     """The wait of a share between two rounds, which an event in its inbox may end.
 
     `on_end` is called at the end, with True if an event has ended the wait.
@@ -196,13 +196,13 @@ class Rest:
 class ShareTask:
     """The task of a share other than the daemon's own. In the product it is a thread."""
 
-    def __init__(self, daemon: DividedDaemon, number: int, opened: Opened | SimulatedProcess) -> None:
+    def __init__(self, daemon: DividedDaemon, number: int, opened: OpenedConnection | SimulatedProcess) -> None:
         self._daemon = daemon
         self._number = number
         self.share = daemon.all[number]
-        self.opened: Opened | SimulatedProcess | None = opened
+        self.opened: OpenedConnection | SimulatedProcess | None = opened
         self.life = ShareLife()
-        self.rest = Rest(daemon.loop, self.share.inbox, self._rested)
+        self.rest = InterruptibleWait(daemon.loop, self.share.inbox, self._after_wait)
         self._pace = SharePace(POLL_INTERVAL_S)
         self._began = daemon.loop.now
         self._opens_until = 0.0
@@ -219,7 +219,7 @@ class ShareTask:
         self._is_stopped = True
         self.rest.cancel()
         if self._is_starting:
-            self._started()
+            self._on_started()
         elif self.life.stage in (Stage.SERVING, Stage.PAUSING):
             self._happens(Event.STOP_REQUESTED)
 
@@ -244,7 +244,7 @@ class ShareTask:
             is_polling = self._daemon.is_polling
             self.rest.begin(self._pace.after_round(share.handled, share.wake_at, now, is_polling=is_polling))
 
-    def _rested(self, was_woken: bool) -> None:
+    def _after_wait(self, was_woken: bool) -> None:
         if was_woken:
             self._pace.on_wake()
         self._daemon.run_killable(self.round)
@@ -265,9 +265,9 @@ class ShareTask:
             case ShareAction.AWAIT:
                 self._is_starting = True
                 if self._opens_until > loop.now:
-                    loop.at(self._opens_until, self._started)
+                    loop.at(self._opens_until, self._on_started)
                 else:
-                    self._started()
+                    self._on_started()
             case ShareAction.RUN_ROUNDS:
                 if self._is_stopped:
                     return Event.STOP_REQUESTED
@@ -281,7 +281,7 @@ class ShareTask:
             case ShareAction.COUNT_KILLED:
                 daemon.instance.trace("another process replaces that of share", self._number)
             case ShareAction.PAUSE:
-                loop.after(max(0.0, self._began + RESTART_INTERVAL_S - loop.now), self._paused)
+                loop.after(max(0.0, self._began + RESTART_INTERVAL_S - loop.now), self._on_paused)
             case ShareAction.REPLACE:
                 if loop.happens(daemon.instance.world.network.faults.unstartable):
                     return Event.UNSTARTABLE
@@ -290,7 +290,7 @@ class ShareTask:
             case ShareAction.OPEN_IN_DAEMON:
                 daemon.instance.trace("share", self._number, "goes on in the daemon's process")
                 daemon.shares.move_into_daemon(self.share)
-                self.opened = Opened(FaultyStore(daemon.instance, daemon, self._division))
+                self.opened = OpenedConnection(FaultyStore(daemon.instance, daemon, self._division))
             case ShareAction.REPORT_PROBLEM:
                 assert self._problem is not None
                 daemon.fail(self._problem)
@@ -300,7 +300,7 @@ class ShareTask:
     def _division(self) -> Division:
         return Division(self._number, len(self._daemon.all))
 
-    def _started(self) -> None:
+    def _on_started(self) -> None:
         if not self._is_starting:
             return
         self._is_starting = False
@@ -310,7 +310,7 @@ class ShareTask:
         else:
             self._happens(Event.READY)
 
-    def _paused(self) -> None:
+    def _on_paused(self) -> None:
         if not self._is_stopped and self.life.stage is Stage.PAUSING:
             self._began = self._daemon.loop.now
             self._happens(Event.PAUSED)
@@ -345,10 +345,10 @@ class DividedDaemon(Daemon):
         self._growth = Growth(self._new_load())
         self._store = FaultyStore(self.instance, self, Division())
         self._tasks: list[ShareTask] = []
-        self._rest = Rest(self.loop, self.inboxes.shares[0], self._rested)
+        self._rest = InterruptibleWait(self.loop, self.inboxes.shares[0], self._after_wait)
         self._running: list[Share] = []  # a round within the round of another one
         self._rounds_in_vain: Counter[int] = Counter()
-        self._ready: list[Opened | SimulatedProcess] | None = None  # new shares, before the division
+        self._ready: list[OpenedConnection | SimulatedProcess] | None = None  # new shares, before the division
         self._problem: Exception | None = None
         self._connections = 0  # counts the starts of `_serve`, to recognize stale events
         self._is_heavy = False
@@ -429,7 +429,7 @@ class DividedDaemon(Daemon):
         self._rest.begin(Wait(0.0, is_interruptible=False))
         self._check(self._connections)
 
-    def _divide(self, opened: list[Opened | SimulatedProcess]) -> None:
+    def _divide(self, opened: list[OpenedConnection | SimulatedProcess]) -> None:
         self._stop()
         if self._problem is not None:
             for new in opened:
@@ -520,7 +520,7 @@ class DividedDaemon(Daemon):
             return
         try:
             action()
-        except Killed:
+        except DaemonKilled:
             self.instance.crash(self)
 
     def run(self, share: Share) -> None:
@@ -568,7 +568,7 @@ class DividedDaemon(Daemon):
         handled = max(share.handled for share in self.all)
         self._rest.begin(self._pace.after_round(handled, self.all[0].wake_at, self.loop.now))
 
-    def _rested(self, was_woken: bool) -> None:
+    def _after_wait(self, was_woken: bool) -> None:
         mode = self._pace.mode
         self._pace.waited(self.all[0].wake_at, self.loop.now, was_woken=was_woken)
         if self._pace.mode is not mode:
@@ -599,7 +599,7 @@ class DividedDaemon(Daemon):
         is_lost = not self.has_lease and store.division.number == 0
         if is_lost or self.loop.happens(self.instance.world.network.faults.killed):
             self.instance.trace("is killed at", name)
-            raise Killed
+            raise DaemonKilled
 
     # ---------------------------------------------------------------- number of shares
 
@@ -656,4 +656,4 @@ class DividedDaemon(Daemon):
         if self._in_processes:
             self._ready = [SimulatedProcess(self, division) for division in divisions]
         else:
-            self._ready = [Opened(FaultyStore(self.instance, self, division)) for division in divisions]
+            self._ready = [OpenedConnection(FaultyStore(self.instance, self, division)) for division in divisions]

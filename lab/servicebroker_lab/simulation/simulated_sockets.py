@@ -131,13 +131,13 @@ class EventLoop(asyncio.AbstractEventLoop):
         address = Address(host, port)
         future: asyncio.Future[Bytes | None] = self.create_future()
 
-        def connected(stream: Bytes | None) -> None:
+        def on_connected(stream: Bytes | None) -> None:
             if not future.done() and not self.is_over:
                 future.set_result(stream)
             elif stream is not None:
                 stream.close()
 
-        self._connect(address, connected)
+        self._connect(address, on_connected)
         stream = await future
         if stream is None or not stream.twin_is_open:
             raise OSError(errno.ECONNREFUSED, "refused")
@@ -168,7 +168,7 @@ class Transport(asyncio.Transport):
         self._is_closing = False
         self._is_reading = True
         self._unread: list[bytes] = []
-        stream.on_bytes, stream.on_end = self._received, self._ended
+        stream.on_bytes, stream.on_end = self._on_data, self._on_eof
         protocol.connection_made(self)
 
     @override
@@ -215,7 +215,7 @@ class Transport(asyncio.Transport):
         self._is_reading = True
         unread, self._unread = self._unread, []
         for data in unread:
-            self._received(data)
+            self._on_data(data)
 
     @override
     def close(self) -> None:
@@ -230,7 +230,7 @@ class Transport(asyncio.Transport):
         """End the stream."""
         self.close()
 
-    def _received(self, data: bytes) -> None:
+    def _on_data(self, data: bytes) -> None:
         if self._loop.is_over or self._is_closing:
             return
         if self._is_reading:
@@ -238,7 +238,7 @@ class Transport(asyncio.Transport):
         else:
             self._unread.append(data)
 
-    def _ended(self) -> None:
+    def _on_eof(self) -> None:
         if not self._loop.is_over:
             self._protocol.eof_received()
             self.close()

@@ -76,7 +76,7 @@ _BEGUN = (EndpointState.STARTED_INBOUND, EndpointState.CONVERSING)
 _LIVE = (*_BEGUN, EndpointState.DISCONNECTED_INBOUND)
 
 
-class Lost(AssertionError):
+class GuaranteeBroken(AssertionError):
     """A guarantee was broken: the run has found a defect."""
 
 
@@ -327,7 +327,7 @@ class MemoryStore(Store):
     def _is_held(self, handle: UUID) -> bool:
         return any(store.locks(handle) for store in self._tables.open) or self._tables.is_held(handle)
 
-    def _gone(self, handles: Iterable[UUID]) -> list[UUID]:
+    def _missing_handles(self, handles: Iterable[UUID]) -> list[UUID]:
         return [handle for handle in handles if handle not in self._tables.endpoints]
 
     # ---------------------------------------------------------------- waiting conversations
@@ -361,13 +361,15 @@ class MemoryStore(Store):
     @override
     def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
         found = self._tables.endpoints
-        return [self._shown(found[handle]) for handle in handles if handle in found]
+        return [self._as_remote_endpoint(found[handle]) for handle in handles if handle in found]
 
     @override
     def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
-        return [self._shown(endpoint) for endpoint in self._tables.endpoints.values() if endpoint.key in keys]
+        return [
+            self._as_remote_endpoint(endpoint) for endpoint in self._tables.endpoints.values() if endpoint.key in keys
+        ]
 
-    def _shown(self, endpoint: Endpoint) -> RemoteEndpoint:
+    def _as_remote_endpoint(self, endpoint: Endpoint) -> RemoteEndpoint:
         master_key = self._tables.master_key
         return RemoteEndpoint(
             *(endpoint.handle, endpoint.conversation, endpoint.is_initiator, DATABASE_ID, self._tables.broker, True),
@@ -394,7 +396,7 @@ class MemoryStore(Store):
                 endpoint.failure,
             ),
             kept={
-                number: _kept(list(steps.values()))
+                number: _merge_kept(list(steps.values()))
                 for number, steps in endpoint.kept.items()
                 if number >= endpoint.next
             },
@@ -414,7 +416,7 @@ class MemoryStore(Store):
 
     # ---------------------------------------------------------------- routing
 
-    def _located(self, here: LocalInstance) -> LocalTopology:
+    def _local_services(self, here: LocalInstance) -> LocalTopology:
         tables, broker = self._tables, str(self._tables.broker)
         homes = {
             (service, broker): LocalService(1, QUEUE_ID, DATABASE_ID, True, 1, True, False)
@@ -433,17 +435,17 @@ class MemoryStore(Store):
     @override
     def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         routes = self._tables.routes
-        return route_departures(departures, self._located(here), {DATABASE_ID: routes}, routes, self._clock())
+        return route_departures(departures, self._local_services(here), {DATABASE_ID: routes}, routes, self._clock())
 
     @override
     def route_arrivals(
         self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
     ) -> list[Decision]:
-        return route_headers(headers, self._located(here), self._tables.routes, self._clock())
+        return route_headers(headers, self._local_services(here), self._tables.routes, self._clock())
 
     @override
     def site(self) -> LocalTopology:
-        return self._located(LocalInstance())
+        return self._local_services(LocalInstance())
 
     @override
     def routes(self, located: LocalTopology, database: Database) -> RoutingTable:
@@ -527,7 +529,7 @@ class MemoryStore(Store):
 
     @override
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> AcknowledgedEndpoints:
-        done, over = self._gone(news), []
+        done, over = self._missing_handles(news), []
         for handle, event in news.items():
             if (endpoint := self._to_write(handle)) is None:
                 continue
@@ -551,7 +553,7 @@ class MemoryStore(Store):
 
     @override
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
-        done = self._gone(failures)
+        done = self._missing_handles(failures)
         for handle, failure in failures.items():
             if (endpoint := self._to_write(handle)) is None:
                 continue
@@ -592,7 +594,7 @@ class MemoryStore(Store):
 
     @override
     def find_place(self, header: Header, pick: Pick) -> TargetLocation | ConversationFailure | Unroutable:
-        return locate_target(header, self._located(LocalInstance()), self._tables.routes, self._clock(), pick)
+        return locate_target(header, self._local_services(LocalInstance()), self._tables.routes, self._clock(), pick)
 
     @override
     def new_handle(self) -> UUID:
@@ -627,9 +629,9 @@ class MemoryStore(Store):
         for handle, target in targets.items():
             if self._tables.find((target.header.conversation_id, False)) is None:
                 self._insert_target(target)
-                shown = self._shown(self._tables.endpoints[handle])
+                shown = self._as_remote_endpoint(self._tables.endpoints[handle])
                 made[handle] = CreatedTarget(shown.priority, shown.honors_priority, shown.by_service_master_key)
-        result = StoreResult([], [], set(self._gone(batches)), [], {}, set(), made)
+        result = StoreResult([], [], set(self._missing_handles(batches)), [], {}, set(), made)
         for handle, batch in batches.items():
             if handle in result.gone:
                 continue
@@ -653,7 +655,7 @@ class MemoryStore(Store):
         tables, found = self._tables, []
         for handle, endpoint in tables.endpoints.items():
             kept = {
-                number: _kept(list(steps.values()))
+                number: _merge_kept(list(steps.values()))
                 for number, steps in endpoint.kept.items()
                 if number >= endpoint.next
             }
@@ -727,7 +729,7 @@ class MemoryStore(Store):
             if isinstance(step, Keep):
                 fragments = endpoint.kept.setdefault(step.number, {})
                 if step.fragment in fragments:
-                    raise Lost(f"fragment {step.fragment} of message {step.number} is kept twice")
+                    raise GuaranteeBroken(f"fragment {step.fragment} of message {step.number} is kept twice")
                 fragments[step.fragment] = step
 
     @staticmethod
@@ -859,7 +861,7 @@ class MemoryStore(Store):
         return None
 
 
-def _kept(steps: list[Keep]) -> Kept:
+def _merge_kept(steps: list[Keep]) -> Kept:
     first = steps[0]
     kept = Kept(first.fragments, (), 0, first.part.content, first.part.token)
     for step in steps:

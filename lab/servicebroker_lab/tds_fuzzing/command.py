@@ -12,7 +12,7 @@ import typer
 import servicebroker as sb
 from servicebroker.cli.options import JsonOption
 from servicebroker.cli.output import say, say_json
-from servicebroker_lab.case_loop import judge_cases
+from servicebroker_lab.case_loop import run_cases
 from servicebroker_lab.tds_fuzzing.site import Site
 from servicebroker_lab.tds_fuzzing.trials import judge
 
@@ -27,7 +27,7 @@ def fuzz_tds_command(
         folder = Path(name)
         folder.chmod(0o711)  # the user of the embedded server has to reach its data
         with sb.open(str(folder / "instance")) as instance, Site(instance) as site:
-            totals, failures = judge_cases(partial(judge, site), first, seconds)
+            totals, failures = run_cases(partial(judge, site), first, seconds)
             totals["MB that the process has grown by"] = site.growth_bytes() // 2**20
     if as_json:
         say_json({"outcomes": dict(totals), "failures": [failure._asdict() for failure in failures]})

@@ -14,7 +14,7 @@ from servicebroker.tds.login import TDS_7_3_A, TDS_7_4
 from servicebroker.tds.packets import END_OF_MESSAGE, IGNORE_MESSAGE, PacketType
 from servicebroker.tds.requests import TransactionRequestType
 from servicebroker.tsql.types import SqlType
-from servicebroker_lab.fuzzing.mutations import mutated
+from servicebroker_lab.fuzzing.mutations import mutate
 from servicebroker_lab.tds_client import (
     ENCRYPTED_PRELOGIN,
     NO_HEADERS,
@@ -137,7 +137,7 @@ class MessageMaker:
     def first_bytes(self) -> bytes:
         """Return bytes that begin no handshake."""
         draw = self._draw
-        return mutated(draw.choice(_FIRST_BYTES), draw)[:MAX_MESSAGE_BYTES]
+        return mutate(draw.choice(_FIRST_BYTES), draw)[:MAX_MESSAGE_BYTES]
 
     def prelogin(self, *, encrypts: bool) -> Draft:
         """Return PRELOGIN."""
@@ -243,7 +243,7 @@ class MessageMaker:
         draw = self._draw
         status = END_OF_MESSAGE
         if draw.random() < CONTENT_CHANGE_RATE:
-            content, is_valid = mutated(content, draw)[:MAX_MESSAGE_BYTES], False
+            content, is_valid = mutate(content, draw)[:MAX_MESSAGE_BYTES], False
         if draw.random() < RESET_RATE:
             status |= draw.choice((0x08, 0x10, 0x18))
         if draw.random() < STATUS_CHANGE_RATE:
@@ -252,5 +252,5 @@ class MessageMaker:
             kind, content, status, size=draw.choice((4096, 4096, 512, 9, 100)) if len(content) < 5_000 else 4096
         )
         if draw.random() < PACKET_CHANGE_RATE:
-            data, is_valid = mutated(data, draw)[:MAX_MESSAGE_BYTES], False
+            data, is_valid = mutate(data, draw)[:MAX_MESSAGE_BYTES], False
         return Draft(data, is_valid)

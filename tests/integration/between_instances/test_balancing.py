@@ -113,7 +113,7 @@ def begin(sites: dict[str, Site], text: str) -> UUID:
     return handle
 
 
-def received(site: Site) -> list[bytes | None]:
+def receive_all(site: Site) -> list[bytes | None]:
     found: list[bytes | None] = []
     while messages := site.database.receive(STOCK_QUEUE):
         found += bodies(messages)
@@ -124,7 +124,7 @@ def received(site: Site) -> list[bytes | None]:
 def test_an_unreachable_instance_gets_no_new_conversations(sites: dict[str, Site]) -> None:
     handles = [begin(sites, f"first {n}") for n in range(40)]
     rounds(sites.values())
-    first = {name: received(sites[name]) for name in ("north", "south")}
+    first = {name: receive_all(sites[name]) for name in ("north", "south")}
     assert {text for texts in first.values() for text in texts} == {f"first {n}".encode() for n in range(40)}
     assert sum(map(len, first.values())) == 40
     assert all(len(texts) > 5 for texts in first.values())
@@ -134,13 +134,13 @@ def test_an_unreachable_instance_gets_no_new_conversations(sites: dict[str, Site
     for number in range(20):
         begin(sites, f"new {number}")
     rounds(sites.values())
-    second = received(sites["south"])
+    second = receive_all(sites["south"])
     assert {text for text in second if text and text.startswith(b"new")} == {f"new {n}".encode() for n in range(20)}
-    assert received(sites["north"]) == []
+    assert receive_all(sites["north"]) == []
     assert waiting_messages(sites["west"].database) == len(first["north"])
     find_again(sites, "north")
     rounds(sites.values())
-    there = received(sites["north"])
+    there = receive_all(sites["north"])
     for texts, later in (
         (first["north"], there),
         (first["south"], second),
@@ -166,12 +166,12 @@ def test_unacknowledged_messages_are_not_sent_to_another_instance(sites: dict[st
     lose(sites, "north")
     west.restart()
     rounds(sites.values())
-    found = {name: received(sites[name]) for name in ("north", "south")}
+    found = {name: receive_all(sites[name]) for name in ("north", "south")}
     assert Counter(found["north"] + found["south"]) == Counter(str(n).encode() for n in range(6))
     find_again(sites, "north")
     west.seconds += 70
     rounds(sites.values())
-    assert received(sites["north"]) == received(sites["south"]) == []
+    assert receive_all(sites["north"]) == receive_all(sites["south"]) == []
     assert waiting_messages(west.database) == 0
 
 
@@ -193,7 +193,7 @@ def test_a_dropped_route_releases_unacknowledged_conversations(sites: dict[str, 
     west.database.drop_route("ToNorth")
     rounds(sites.values())
     assert waiting_messages(west.database) == 0
-    assert set(received(sites["south"])) == {b"x"}
+    assert set(receive_all(sites["south"])) == {b"x"}
     west.database.create_route("ToNorth", service_name=STOCK, broker_instance=guid, address="TCP://north:4022")
     find_again(sites, "north")
 
@@ -221,7 +221,7 @@ def test_an_identifier_in_the_route_names_the_database_there(sites: dict[str, Si
     for number in range(10):
         begin(sites, str(number))
     rounds(sites.values())
-    found = received(north) + received(sites["south"])
+    found = receive_all(north) + receive_all(sites["south"])
     assert len(found) == 10
     assert copy.receive(STOCK_QUEUE) == []
     assert waiting_messages(west.database) == 0

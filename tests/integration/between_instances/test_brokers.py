@@ -125,7 +125,8 @@ class Traffic:
         self.problems: list[BaseException] = []
         self.over = threading.Event()
         self.threads = [
-            threading.Thread(target=self._guarded, args=(work,)) for work in (self._send, self._answer, self._collect)
+            threading.Thread(target=self._record_problems, args=(work,))
+            for work in (self._send, self._answer, self._collect)
         ]
 
     @property
@@ -136,7 +137,7 @@ class Traffic:
     def is_done(self) -> bool:
         return bool(self.problems) or all(count == self.each for count in self.answered.values())
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _record_problems(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as problem:

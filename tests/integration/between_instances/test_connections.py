@@ -85,7 +85,7 @@ class Site:
     def connections(self) -> list[tuple[Any, ...]]:
         return query(self.database, CONNECTIONS)
 
-    def refused(self) -> dict[int, int]:
+    def refusal_counts(self) -> dict[int, int]:
         return dict(query(self.database, "select number, refused from servicebroker.refused_connections"))
 
     @contextmanager
@@ -262,21 +262,21 @@ def test_a_connection_exists_from_the_first_send_until_it_is_idle(
 def test_bytes_and_fragments_are_counted_and_outlive_their_connection(
     two: InstancePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def counted() -> list[float]:
+    def read_counts() -> list[float]:
         names = ("io_bytes", "ios", "fragments", "fragment_bytes")
         return [count(name, direction=way) for name in names for way in ("send", "receive")]
 
-    before = counted()
+    before = read_counts()
     two.west.send("x" * 100_000)
     two.arrives("x" * 100_000)
     sent, received, sends, receives, *fragments, sent_bytes, received_bytes = (
-        now - was for now, was in zip(counted(), before, strict=True)
+        now - was for now, was in zip(read_counts(), before, strict=True)
     )
     assert min(sent, received) > min(sent_bytes, received_bytes) > 100_000
     assert min(sends, receives) >= 4  # two HELLO frames, a message, an acknowledgement
     assert min(fragments) >= 5  # the message has four fragments of 32 KB
     two.disconnect(monkeypatch)
-    assert all(now >= was for now, was in zip(counted(), before, strict=True))
+    assert all(now >= was for now, was in zip(read_counts(), before, strict=True))
     assert count("io_bytes", direction="send") >= before[0] + sent
 
 
@@ -380,7 +380,7 @@ def test_another_version_of_the_protocol(two: InstancePair, caplog: pytest.LogCa
     with connect(two.east, oldest=7, newest=9) as peer:
         closed = peer.greet().expect(Closed)
     assert (closed.number, "protocol version" in closed.text) == (28027, True)
-    eventually(lambda: two.east.refused() == {28027: 1})
+    eventually(lambda: two.east.refusal_counts() == {28027: 1})
     assert "Audit Broker Login: subclass='Negotiate Failure'" in caplog.text
     assert count("login_events", subclass="Negotiate Failure") == refused + 1
     two.check_exchange()
@@ -393,7 +393,7 @@ def test_a_peer_that_begins_without_hello_is_refused(
     with connect(two.east) as peer:
         peer.stream.sendall(data)
         assert peer.expect(Closed).number in (11235, 28028, 28029)
-    eventually(lambda: sum(two.east.refused().values()) == 1)
+    eventually(lambda: sum(two.east.refusal_counts().values()) == 1)
     assert "Audit Broker Login" in caplog.text
     two.check_exchange()
 
@@ -506,18 +506,21 @@ def test_doctor_reports_a_fault_while_every_round_fails(two: InstancePair, monke
     two.check_exchange()
 
 
-def test_unchanged_definitions_are_not_read_again(two: InstancePair, asked: Counter[str]) -> None:
+def test_unchanged_definitions_are_not_read_again(two: InstancePair, statement_counts: Counter[str]) -> None:
     """A daemon reads the endpoint, the certificates and the logins only after something was committed."""
     poll_statement = "departing.look"
 
     def count_reads() -> int:
-        asked.clear()
-        eventually(lambda: asked[poll_statement] >= 6)
-        return asked["network_endpoints.find_endpoint"] + asked["transport_certificates.all_certificates"]
+        statement_counts.clear()
+        eventually(lambda: statement_counts[poll_statement] >= 6)
+        return (
+            statement_counts["network_endpoints.find_endpoint"]
+            + statement_counts["transport_certificates.all_certificates"]
+        )
 
     eventually(lambda: count_reads() <= 2)  # each daemon commits a sample every ten seconds
     two.west.database.create_message_type("AnyChange")
-    eventually(lambda: asked["logins.find_connect"] >= 1, 5)
+    eventually(lambda: statement_counts["logins.find_connect"] >= 1, 5)
 
 
 def findings(site: Site) -> list[Finding]:

@@ -37,7 +37,7 @@ def example() -> ModuleType:
 
 
 @pytest.fixture
-def configured(
+def routed_databases(
     make_instance_url: Callable[..., str], example: ModuleType, clock: Clock
 ) -> Iterator[tuple[sb.Database, Any]]:
     """A database that uses the dynamic routing service, and the database of the service."""
@@ -83,9 +83,9 @@ def requests(service: sb.Database) -> list[bytes | None]:
 
 @pytest.mark.feature(119)
 def test_the_service_is_asked_once_and_messages_are_delivered(
-    configured: tuple[sb.Database, sb.Database], example: ModuleType, tmp_path: Path
+    routed_databases: tuple[sb.Database, sb.Database], example: ModuleType, tmp_path: Path
 ) -> None:
-    database, service = configured
+    database, service = routed_databases
     handles = [begin(database) for _ in range(3)]
     for handle in handles:
         database.send(handle, ORDER, b"1")
@@ -109,8 +109,8 @@ def test_the_service_is_asked_once_and_messages_are_delivered(
 
 
 @pytest.mark.feature(119)
-def test_a_request_contains_the_broker_identifier(configured: tuple[sb.Database, sb.Database]) -> None:
-    database, service = configured
+def test_a_request_contains_the_broker_identifier(routed_databases: tuple[sb.Database, sb.Database]) -> None:
+    database, service = routed_databases
     guid = "01234567-89ab-cdef-0123-456789abcdef"
     handle = database.begin_dialog(ORDERS, "//test/<Far>", broker_instance=guid, contract=CONTRACT, encryption=False)
     database.send(handle, ORDER, b"1")
@@ -122,8 +122,8 @@ def test_a_request_contains_the_broker_identifier(configured: tuple[sb.Database,
 
 
 @pytest.mark.feature(119)
-def test_a_rolled_back_transaction_sends_no_request(configured: tuple[sb.Database, sb.Database]) -> None:
-    database, service = configured
+def test_a_rolled_back_transaction_sends_no_request(routed_databases: tuple[sb.Database, sb.Database]) -> None:
+    database, service = routed_databases
     with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
         transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
         raise ZeroDivisionError
@@ -134,9 +134,9 @@ def test_a_rolled_back_transaction_sends_no_request(configured: tuple[sb.Databas
 
 @pytest.mark.feature(119)
 def test_concurrent_transactions_send_one_request_and_do_not_wait(
-    configured: tuple[sb.Database, sb.Database],
+    routed_databases: tuple[sb.Database, sb.Database],
 ) -> None:
-    database, service = configured
+    database, service = routed_databases
     with database.transaction() as first:
         first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
         database.send(begin(database), ORDER, b"2")  # before the first one commits
@@ -146,9 +146,9 @@ def test_concurrent_transactions_send_one_request_and_do_not_wait(
 
 @pytest.mark.feature(118, 119)
 def test_a_rolled_back_request_is_sent_by_another_transaction(
-    configured: tuple[sb.Database, sb.Database],
+    routed_databases: tuple[sb.Database, sb.Database],
 ) -> None:
-    database, service = configured
+    database, service = routed_databases
     with pytest.raises(ZeroDivisionError), database.transaction() as first:
         first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
         database.send(begin(database), ORDER, b"2")
@@ -161,9 +161,9 @@ def test_a_rolled_back_request_is_sent_by_another_transaction(
 
 @pytest.mark.feature(119)
 def test_an_answer_does_not_wait_for_locks(
-    configured: tuple[sb.Database, sb.Database], example: ModuleType, tmp_path: Path
+    routed_databases: tuple[sb.Database, sb.Database], example: ModuleType, tmp_path: Path
 ) -> None:
-    database, service = configured
+    database, service = routed_databases
     database.send(begin(database), ORDER, b"1")
     run_background_work(database)
     (tmp_path / "addresses.toml").write_text("[addresses]\n")
@@ -179,13 +179,13 @@ def test_an_answer_does_not_wait_for_locks(
 
 @pytest.mark.feature(119)
 def test_an_error_of_the_service_is_logged_and_retried_later(
-    configured: tuple[sb.Database, sb.Database],
+    routed_databases: tuple[sb.Database, sb.Database],
     example: ModuleType,
     tmp_path: Path,
     clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    database, service = configured
+    database, service = routed_databases
     database.send(begin(database), ORDER, b"1")
     run_background_work(database)
     file = tmp_path / "addresses.toml"
@@ -217,9 +217,9 @@ def answer_with_nothing(service: sb.Database) -> None:
 
 @pytest.mark.feature(120)
 def test_an_answer_without_a_route_is_reported_as_failed(
-    configured: tuple[sb.Database, sb.Database], clock: Clock
+    routed_databases: tuple[sb.Database, sb.Database], clock: Clock
 ) -> None:
-    database, service = configured
+    database, service = routed_databases
     database.send(begin(database), ORDER, b"1")
     run_background_work(database)
     assert [name for name, _ in notices(service)] == ["MissingRoute"]
@@ -242,8 +242,10 @@ def test_an_answer_without_a_route_is_reported_as_failed(
 
 
 @pytest.mark.feature(120)
-def test_an_expired_route_is_missing_and_not_failed(configured: tuple[sb.Database, sb.Database], clock: Clock) -> None:
-    database, service = configured
+def test_an_expired_route_is_missing_and_not_failed(
+    routed_databases: tuple[sb.Database, sb.Database], clock: Clock
+) -> None:
+    database, service = routed_databases
     database.send(begin(database), ORDER, b"1")
     run_background_work(database)
     database.create_route("There", service_name=STOCK, address="LOCAL", lifetime=600)
@@ -261,7 +263,7 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     west = pair.west.database
     service = example.define(west.instance)
 
-    def asked() -> list[tuple[str, bytes]]:
+    def ask_again() -> list[tuple[str, bytes]]:
         pair.pass_time(ROUTE_MATCH_INTERVAL_S + 0.1)
         pair.rounds(2)
         run_background_work(west)
@@ -271,36 +273,36 @@ def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: 
     west.send(secured, ORDER, b"sealed")
     plain = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     west.send(plain, ORDER, b"plain")
-    assert asked() == []  # no dynamic routing service exists
+    assert ask_again() == []  # no dynamic routing service exists
     assert "no remote service binding" in status(west)[0]
     example.use_dynamic_routing(west)
     west.create_route(
         "Replies", service_name="http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker", address="LOCAL"
     )
-    ((name, body),) = asked()
+    ((name, body),) = ask_again()
     assert name == "MissingRemoteServiceBinding"
     space = f"http://schemas.microsoft.com/SQL/ServiceBroker/BrokerConfigurationNotice/{name}"
     assert body == f'<{name} xmlns="{space}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></{name}>'.encode()
-    assert asked() == [(name, body)]  # one request
+    assert ask_again() == [(name, body)]  # one request
     assert status(west) == [REQUEST_PENDING_STATUS]
     answer_with_nothing(service)
-    assert asked() == []  # no immediate retry
-    assert asked() == []
+    assert ask_again() == []  # no immediate retry
+    assert ask_again() == []
     assert "no remote service binding" in status(west)[0]
     pair.west.clock.jump(seconds=ROUTE_REQUEST_RETRY.total_seconds() + 1)
-    assert [name for name, _ in asked()] == ["FailedRemoteServiceBinding"]
+    assert [name for name, _ in ask_again()] == ["FailedRemoteServiceBinding"]
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"plain"]
     west.create_user("Stock")
     west.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock", anonymous=True)
     answer_with_nothing(service)
-    assert asked() == []
-    assert asked() == []
+    assert ask_again() == []
+    assert ask_again() == []
     assert "no security certificate" in status(west)[0]  # the binding exists, but its user has no certificate
 
 
 @pytest.mark.feature(119, 126)
-def test_a_manually_created_route_needs_no_answer(configured: tuple[sb.Database, sb.Database]) -> None:
-    database, service = configured
+def test_a_manually_created_route_needs_no_answer(routed_databases: tuple[sb.Database, sb.Database]) -> None:
+    database, service = routed_databases
     database.send(begin(database), ORDER, b"1")
     run_background_work(database)
     database.create_route("ByHand", service_name=STOCK, address="LOCAL")
@@ -310,9 +312,9 @@ def test_a_manually_created_route_needs_no_answer(configured: tuple[sb.Database,
 
 @pytest.mark.feature(111, 119)
 def test_a_pending_request_does_not_block_wildcard_routes(
-    configured: tuple[sb.Database, sb.Database],
+    routed_databases: tuple[sb.Database, sb.Database],
 ) -> None:
-    database, _ = configured
+    database, _ = routed_databases
     database.create_route("Auto", address="LOCAL")
     first, second = begin(database), begin(database)
     database.send(first, ORDER, b"1")

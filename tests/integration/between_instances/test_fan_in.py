@@ -14,21 +14,28 @@ import pytest
 
 from servicebroker_lab import benchmarks
 from servicebroker_lab.benchmarks import remote
-from servicebroker_lab.benchmarks.remote import CONVERSATION_COUNT, ORDER, QUEUE, SOURCE_COUNT, UNUSED_DIALOGS, Linked
+from servicebroker_lab.benchmarks.remote import (
+    CONVERSATION_COUNT,
+    ORDER,
+    QUEUE,
+    SOURCE_COUNT,
+    UNUSED_DIALOGS,
+    LinkedInstances,
+)
 from support import eventually, query
 
 pytestmark = pytest.mark.feature(210)
 
 
 @pytest.fixture(scope="module")
-def linked() -> Iterator[Linked]:
+def linked() -> Iterator[LinkedInstances]:
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)  # a server that root starts runs as another user, who needs access to the folder
-        with closing(Linked(Path(folder) / "all", is_secured=False, sources=SOURCE_COUNT)) as linked:
+        with closing(LinkedInstances(Path(folder) / "all", is_secured=False, sources=SOURCE_COUNT)) as linked:
             yield linked
 
 
-def test_messages_of_three_instances_arrive_once_and_in_order(linked: Linked) -> None:
+def test_messages_of_three_instances_arrive_once_and_in_order(linked: LinkedInstances) -> None:
     sent = []
     for source, (service, database) in enumerate(linked.sources.items()):
         for number, handle in enumerate(linked.handles[service]):
@@ -48,7 +55,7 @@ def test_messages_of_three_instances_arrive_once_and_in_order(linked: Linked) ->
     assert linked.east.receive(QUEUE) == []  # all are acknowledged, so no duplicate follows
 
 
-def test_every_150th_dialog_has_its_own_page(linked: Linked) -> None:
+def test_every_150th_dialog_has_its_own_page(linked: LinkedInstances) -> None:
     service, database = next(iter(linked.sources.items()))
 
     def pages(handles: list[UUID]) -> int:
@@ -64,13 +71,13 @@ def test_every_150th_dialog_has_its_own_page(linked: Linked) -> None:
 
 @pytest.mark.full
 def test_large_transactions_are_faster_than_small_ones(
-    linked: Linked, record_property: Callable[[str, object], None]
+    linked: LinkedInstances, record_property: Callable[[str, object], None]
 ) -> None:
     """With a hundredth of the commits it is some ten times as fast on an idle machine."""
 
     def rate(messages: int, batch: int) -> float:
         start = time.perf_counter()
-        assert linked.carry(messages, batch) == messages
+        assert linked.send_and_receive(messages, batch) == messages
         return messages / (time.perf_counter() - start)
 
     many = CONVERSATION_COUNT * SOURCE_COUNT

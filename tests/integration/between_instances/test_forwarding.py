@@ -341,7 +341,7 @@ MIRROR = RoleReport(Role.MIRROR, "c", 1)
 
 
 @contextmanager
-def mirrored(three: Three, site: Site, table: sb.Database, before: str) -> Iterator[None]:
+def route_with_mirror(three: Three, site: Site, table: sb.Database, before: str) -> Iterator[None]:
     """Let the route of `table` lead to east with an unreachable mirror, instead of to `before`, during the block."""
     text = "select service_broker_guid::text from sys.databases where broker_database = 'Test'"
     ((broker,),) = query(three.east.database, text)
@@ -363,7 +363,7 @@ def principal(timeline: int) -> RoleReport:
 @pytest.mark.feature(122)
 def test_messages_wait_for_the_principal_of_a_pair(three: Three) -> None:
     west, east = three.west, three.east
-    with mirrored(three, west, west.database, "middle"):
+    with route_with_mirror(three, west, west.database, "middle"):
         handle = three.send("a")
         three.rounds(4)
         assert west.asked == {"east", "nobody"}
@@ -407,7 +407,7 @@ def test_messages_wait_for_the_principal_of_a_pair(three: Three) -> None:
 def test_a_pair_without_a_route_is_not_asked_any_more(three: Three, rounds: int) -> None:
     """Also if the route is dropped right after the round that first used the pair."""
     west = three.west
-    with mirrored(three, west, west.database, "middle"):
+    with route_with_mirror(three, west, west.database, "middle"):
         three.send("a")
         for _ in range(rounds):
             west.round()
@@ -424,7 +424,7 @@ def test_a_pair_without_a_route_is_not_asked_any_more(three: Three, rounds: int)
 @pytest.mark.feature(122, 152)
 def test_a_forwarder_holds_messages_until_a_pair_has_a_principal(three: Three) -> None:
     middle, east = three.middle, three.east
-    with mirrored(three, middle, middle.msdb, "east"):
+    with route_with_mirror(three, middle, middle.msdb, "east"):
         three.send("a")
         three.rounds(4)
         assert middle.asked == {"east", "nobody"}

@@ -152,8 +152,8 @@ def test_an_impersonated_instance_is_refused_and_keeps_its_connection(world: Wor
         world.arrives("claimed")
         eventually(lambda: waiting_messages(world.west.database) == 0)
         assert peer.heard == []
-    world.east.daemon.says("Audit Broker Login", subclass="Authentication Failure", certificate="mallory")
-    eventually(lambda: world.east.refused().get(28035) == 3)
+    world.east.daemon.wait_for_log("Audit Broker Login", subclass="Authentication Failure", certificate="mallory")
+    eventually(lambda: world.east.refusal_counts().get(28035) == 3)
     eventually(lambda: "claims to be an instance" in world.doctor())
     assert "servicebroker certificate accept mallory" in world.doctor()
 
@@ -184,7 +184,7 @@ def test_a_peer_at_the_address_of_another_instance_gets_no_message(world: World)
         world.east.database.send(target, REPLY, b"a secret")
         answering.result(60)
     assert [peer.heard for peer in peers] == [[], []]
-    world.east.daemon.says("Audit Broker Login", error="certificate west has answered at")
+    world.east.daemon.wait_for_log("Audit Broker Login", error="certificate west has answered at")
     west.serve()
     assert bodies(west.database.receive(ORDERS_QUEUE, wait=60)) == [b"a secret"]
     eventually(lambda: "at an address where another peer was" in world.doctor())
@@ -315,7 +315,9 @@ def test_a_hostile_peer_reads_acknowledges_and_delays_nothing(
     assert query(world.west.database, states, world.handle) == [("CO",)]
     for site, queue in ((world.east, STOCK_QUEUE), (world.west, ORDERS_QUEUE)):
         assert site.database.receive(queue) == []  # no forged message has arrived
-    world.east.daemon.says("Audit Broker Conversation", subclass="No Security Header", peer_owner="certificate mallory")
+    world.east.daemon.wait_for_log(
+        "Audit Broker Conversation", subclass="No Security Header", peer_owner="certificate mallory"
+    )
     eventually(lambda: "no route leads to it for" in world.doctor())
 
 
@@ -359,7 +361,7 @@ def test_a_hostile_peer_stays_within_its_quota(world: World) -> None:
     east, budget = world.east, {"openings": 40, "addresses": 5}
     east.instance.set_peer_budget("mallory", budget)
     east.database.create_route("ByName", address="TRANSPORT")
-    east.daemon.says("Budgets of peers, where they differ from the default: {'certificate mallory'")
+    east.daemon.wait_for_log("Budgets of peers, where they differ from the default: {'certificate mallory'")
     openings = "select count(*) from sys.conversation_endpoints where far_service = %s and state = 'SI'"
     frames = [first_part(OPEN, MALLORY, number) for number in (0, 7) for _ in range(100)]
     with ExitStack() as stack:

@@ -89,7 +89,7 @@ def two(hosts: Hosts, make_instance_url: Callable[..., str], tmp_path: Path) -> 
     two.introduce(tmp_path)
     for site, host in ((two.west, hosts.west), (two.east, hosts.east)):
         site.instance.create_endpoint("broker", state="STARTED", listener_port=BROKER_PORT)
-        site.serve(host=host).says("is now listening for connections at TCP://0.0.0.0:4022")
+        site.serve(host=host).wait_for_log("is now listening for connections at TCP://0.0.0.0:4022")
     yield two
     hosts.plug()
     two.west.close()

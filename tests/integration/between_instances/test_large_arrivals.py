@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from remote_support import Pair, begin, paired
+from remote_support import Pair, begin, open_pair
 from servicebroker.broker import kept_deliveries
 from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.engine.remote.arriving import LARGE_FRAGMENTS
@@ -33,7 +33,7 @@ class CountedDeliveries(KeptDeliveries):
 
 @pytest.fixture
 def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
-    with paired(make_instance_url) as two:
+    with open_pair(make_instance_url) as two:
         two.east.store.kept = CountedDeliveries(two.east.instance.url, two.east.clock)
         yield two
 

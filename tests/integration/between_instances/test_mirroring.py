@@ -18,10 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from daemons import Served, Site
+from daemons import ServeProcess, Site
 from fault_proxy import FaultProxy
 from mirrored_servers import ROLE
-from replaced_servers import CONVERSATION_COUNT, TIMEOUT_S, Half, Load, Reader, errors_of, lost_at
+from replaced_servers import CONVERSATION_COUNT, TIMEOUT_S, Load, Reader, ReplacedSide, errors_of, lost_at
 from servicebroker.broker import metrics
 from servicebroker.cli import main
 from servicebroker.cli.commands import route
@@ -40,11 +40,11 @@ LOCAL = "//test/Local"  # a service whose both sides are on the pair
 MESSAGES_EACH = 150  # messages of each sender
 
 
-class Mirrored:
+class MirroredPair:
     """`west` sends to the service of a mirrored pair: a primary and its synchronous standby."""
 
     def __init__(self, folder: Path, keys: Path, west: Site) -> None:
-        self.west, self.halves = west, (Half(folder / "one", keys), Half(folder / "two", keys))
+        self.west, self.halves = west, (ReplacedSide(folder / "one", keys), ReplacedSide(folder / "two", keys))
         self.primary, self.standby = self.halves
         self.primary.server.make(synchronous="")
         self.primary.server.start()
@@ -72,14 +72,14 @@ class Mirrored:
         rows = query(self.west.database, "select explanation from servicebroker.mirrored_pairs")
         return "".join(text for (text,) in rows)
 
-    def why(self) -> str:
+    def explain_route(self) -> str:
         """Return the output of `servicebroker route explain`."""
         arguments = ["explain", "--instance", self.west.url, "--from-database", "Test", "--service", STOCK]
         return " ".join(CliRunner().invoke(route.app, arguments).stdout.split())
 
-    def taken(self) -> list[list[int]]:
+    def stored_numbers(self) -> list[list[int]]:
         """Return the numbers that the application has stored, in order, for each conversation."""
-        return self.primary.taken()
+        return self.primary.stored_numbers()
 
     def is_settled(self) -> bool:
         return self.primary.is_settled(self.west.database)
@@ -90,12 +90,14 @@ class Mirrored:
 
 
 @pytest.fixture(scope="module")
-def mirrored(make_instance_url: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirrored]:
+def mirrored_pair(
+    make_instance_url: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MirroredPair]:
     folder = Path(tempfile.mkdtemp(prefix="servicebroker-pair-"))  # reachable for the servers' user
     folder.chmod(0o755)
     keys = tmp_path_factory.mktemp("keys")
     west = Site("west", make_instance_url(1), keys)
-    both = Mirrored(folder, keys / "pair", west)
+    both = MirroredPair(folder, keys / "pair", west)
     try:
         yield both
     finally:
@@ -104,11 +106,13 @@ def mirrored(make_instance_url: Callable[..., str], tmp_path_factory: pytest.Tem
         shutil.rmtree(folder)
 
 
-def test_a_standby_is_readable_and_reported(mirrored: Mirrored) -> None:
-    url = mirrored.standby.server.url
-    views = [view for (view,) in mirrored.standby.rows("select viewname::text from pg_views where schemaname = 'sys'")]
+def test_a_standby_is_readable_and_reported(mirrored_pair: MirroredPair) -> None:
+    url = mirrored_pair.standby.server.url
+    views = [
+        view for (view,) in mirrored_pair.standby.rows("select viewname::text from pg_views where schemaname = 'sys'")
+    ]
     assert len(views) > 30
-    empty = {view for view in views if not mirrored.standby.rows(f"select * from sys.{view}")}
+    empty = {view for view in views if not mirrored_pair.standby.rows(f"select * from sys.{view}")}
     assert {"dm_broker_connections", "dm_broker_queue_monitors", "dm_broker_activated_tasks"} <= empty
     assert {"databases", "services", "service_queues", "dm_os_performance_counters"}.isdisjoint(empty)
     daemon_findings = CliRunner().invoke(main.app, ["status", "--instance", url])
@@ -117,7 +121,7 @@ def test_a_standby_is_readable_and_reported(mirrored: Mirrored) -> None:
     )
     daemon_findings = CliRunner().invoke(main.app, ["status", "--json", "--instance", url])
     assert json.loads(daemon_findings.output)["is_standby"] is True
-    daemon_findings = CliRunner().invoke(main.app, ["status", "--instance", mirrored.primary.server.url])
+    daemon_findings = CliRunner().invoke(main.app, ["status", "--instance", mirrored_pair.primary.server.url])
     assert "standby" not in daemon_findings.output
     findings = json.loads(CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url]).output)["findings"]
     assert "The server is a standby: nothing can be sent or received." in [finding["problem"] for finding in findings]
@@ -130,7 +134,7 @@ def test_a_standby_is_readable_and_reported(mirrored: Mirrored) -> None:
             database.begin_dialog(STOCK, ORDERS, contract=CONTRACT)
 
 
-def daemon_findings(half: Half) -> list[str]:
+def daemon_findings(half: ReplacedSide) -> list[str]:
     """Return the findings of doctor about the daemon of a server."""
     result = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", half.server.url])
     findings = json.loads(result.output)["findings"]
@@ -139,24 +143,24 @@ def daemon_findings(half: Half) -> list[str]:
 
 @pytest.mark.feature(122)
 @pytest.mark.timeout(240)
-def test_a_promotion_under_load_and_the_return_of_the_old_primary(mirrored: Mirrored) -> None:
-    west, old, new = mirrored.west, mirrored.primary, mirrored.standby
+def test_a_promotion_under_load_and_the_return_of_the_old_primary(mirrored_pair: MirroredPair) -> None:
+    west, old, new = mirrored_pair.west, mirrored_pair.primary, mirrored_pair.standby
     west.database.create_route(
         "ToStock",
         service_name=STOCK,
-        broker_instance=mirrored.broker,
+        broker_instance=mirrored_pair.broker,
         address=old.address,
         mirror_address=new.address,
     )
-    assert "both are asked when the first message leaves" in mirrored.why()
+    assert "both are asked when the first message leaves" in mirrored_pair.explain_route()
     load, reader = Load(west.database), Reader(old)
     try:
-        new.daemon.says("waits as the mirror until it is promoted")
+        new.daemon.wait_for_log("waits as the mirror until it is promoted")
         load.send(50)
         eventually(load.is_answered, TIMEOUT_S)
         chosen = f"{old.address} is the principal: it says so, on timeline 1, and its commits wait for a standby."
-        assert mirrored.explanation == chosen
-        assert mirrored.why().endswith(chosen)
+        assert mirrored_pair.explanation == chosen
+        assert mirrored_pair.explain_route().endswith(chosen)
 
         # the primary crashes under load, and no standby is promoted: neither server gets messages
         load.send(25)
@@ -164,20 +168,20 @@ def test_a_promotion_under_load_and_the_return_of_the_old_primary(mirrored: Mirr
         load.send(25)
         west.waits("Neither is known to be the principal")
         west.waits(f"{new.address} says that it is the mirror")
-        assert "Neither is known to be the principal" in mirrored.why()
+        assert "Neither is known to be the principal" in mirrored_pair.explain_route()
 
         # the standby is promoted, and takes over without further commands
-        mirrored.promote()
+        mirrored_pair.promote()
         reader.half = new
-        new.daemon.says("The standby was promoted: this process takes over.")
+        new.daemon.wait_for_log("The standby was promoted: this process takes over.")
         eventually(load.is_answered, TIMEOUT_S)
-        assert f"{new.address} is the principal: it says so, on timeline 2" in mirrored.explanation
-        new.daemon.says("no commit here waits for a synchronous standby")
+        assert f"{new.address} is the principal: it says so, on timeline 2" in mirrored_pair.explanation
+        new.daemon.wait_for_log("no commit here waits for a synchronous standby")
         assert any("no commit here waits for a synchronous standby" in problem for problem in daemon_findings(new))
 
         # the old primary is started again, and cannot commit without its standby
         old.server.start()
-        old.daemon.says("The synchronous standby does not confirm what is committed here")
+        old.daemon.wait_for_log("The synchronous standby does not confirm what is committed here")
         # Without a synchronous standby the old primary claims to be the principal, on its old timeline.
         old.server.set_synchronous("")
         eventually(lambda: old.daemon.count("This process serves the instance.") == 2, TIMEOUT_S)
@@ -185,7 +189,7 @@ def test_a_promotion_under_load_and_the_return_of_the_old_primary(mirrored: Mirr
         west.serve()
         load.send(25)
         eventually(load.is_answered, TIMEOUT_S)
-        old.daemon.says("Another server of this cluster is on timeline 2, this one on 1")
+        old.daemon.wait_for_log("Another server of this cluster is on timeline 2, this one on 1")
         assert any(
             "it takes and sends no messages. Make it a standby of the other one" in problem
             for problem in daemon_findings(old)
@@ -202,18 +206,18 @@ def test_a_promotion_under_load_and_the_return_of_the_old_primary(mirrored: Mirr
     finally:
         reader.stop()
     assert load.answered == {handle: list(range(MESSAGES_EACH)) for handle in load.handles}
-    assert mirrored.taken() == [list(range(MESSAGES_EACH))] * CONVERSATION_COUNT
+    assert mirrored_pair.stored_numbers() == [list(range(MESSAGES_EACH))] * CONVERSATION_COUNT
     assert old.rows("select max(number) < 75 from taken") == [(True,)]
-    eventually(mirrored.is_settled, TIMEOUT_S)
+    eventually(mirrored_pair.is_settled, TIMEOUT_S)
 
 
 @pytest.mark.feature(123)
 @pytest.mark.timeout(240)
 def test_conversations_through_a_listener_name_continue_after_it_moved(
-    mirrored: Mirrored, seeded_random: random.Random
+    mirrored_pair: MirroredPair, seeded_random: random.Random
 ) -> None:
-    west, old, new = mirrored.west, mirrored.primary, mirrored.standby
-    mirrored.make_standby()
+    west, old, new = mirrored_pair.west, mirrored_pair.primary, mirrored_pair.standby
+    mirrored_pair.make_standby()
     with contextlib.suppress(sb.BrokerError):
         west.database.drop_route("ToStock")
     listener = FaultProxy(old.port, seeded_random)
@@ -229,7 +233,7 @@ def test_conversations_through_a_listener_name_continue_after_it_moved(
         listener.cut()
         load.send(25)
         west.waits("replica of a mirrored database")
-        mirrored.promote()
+        mirrored_pair.promote()
         reader.half = new
         load.send(25)
         eventually(load.is_answered, TIMEOUT_S)
@@ -237,8 +241,8 @@ def test_conversations_through_a_listener_name_continue_after_it_moved(
         reader.stop()
         listener.close()
     assert load.answered == {handle: list(range(100)) for handle in load.handles}
-    assert mirrored.taken() == [list(range(100))] * CONVERSATION_COUNT
-    eventually(mirrored.is_settled, TIMEOUT_S)
+    assert mirrored_pair.stored_numbers() == [list(range(100))] * CONVERSATION_COUNT
+    eventually(mirrored_pair.is_settled, TIMEOUT_S)
 
 
 class Sender:
@@ -247,7 +251,7 @@ class Sender:
     def __init__(self, url: str) -> None:
         self.over = threading.Event()
         self.problems: list[BaseException] = []
-        self._url, self._thread = url, threading.Thread(target=self._run)
+        self._url, self._thread = url, threading.Thread(target=self._send_until_stopped)
         self._thread.start()
 
     def stop(self) -> None:
@@ -255,7 +259,7 @@ class Sender:
         self._thread.join(TIMEOUT_S)
         assert self.problems == []
 
-    def _run(self) -> None:
+    def _send_until_stopped(self) -> None:
         try:
             with sb.open(self._url, upkeep=None) as instance:
                 database = instance.database("Test")
@@ -283,10 +287,12 @@ def find_two_primaries(url: str) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_applications_with_both_hosts_in_their_url_follow_a_promotion(mirrored: Mirrored, tmp_path: Path) -> None:
+def test_applications_with_both_hosts_in_their_url_follow_a_promotion(
+    mirrored_pair: MirroredPair, tmp_path: Path
+) -> None:
     """The ledger of sent and received numbers stays exact. Doctor reports an old primary that was started again."""
-    mirrored.make_standby()
-    old, new = mirrored.primary, mirrored.standby
+    mirrored_pair.make_standby()
+    old, new = mirrored_pair.primary, mirrored_pair.standby
     hosts = f"{old.server.folder},{new.server.folder}"
     url = f"postgresql:///postgres?host={hosts}&user={ROLE}&target_session_attrs=read-write"
     worker = sb.Worker(STOCK_QUEUE)
@@ -296,8 +302,10 @@ def test_applications_with_both_hosts_in_their_url_follow_a_promotion(mirrored: 
         assert message.message_body is not None
         transaction.connection.execute("insert into received (number) values (%s)", (int(message.message_body),))
 
-    def received() -> list[int]:
-        ((numbers,),) = mirrored.primary.rows("select coalesce(array_agg(number order by place), '{}') from received")
+    def received_numbers() -> list[int]:
+        ((numbers,),) = mirrored_pair.primary.rows(
+            "select coalesce(array_agg(number order by place), '{}') from received"
+        )
         return list(numbers)
 
     with sb.open(url, upkeep=None) as instance:
@@ -306,16 +314,16 @@ def test_applications_with_both_hosts_in_their_url_follow_a_promotion(mirrored: 
         with instance.connection() as connection:
             connection.execute("create table sent (number int primary key)")
             connection.execute("create table received (place bigserial, number int)")
-        beside = Served(url, tmp_path / "keys")
+        beside = ServeProcess(url, tmp_path / "keys")
         with database.working(worker, concurrency=2):
             sender = Sender(url)
             try:
-                eventually(lambda: len(received()) > 20, TIMEOUT_S)
+                eventually(lambda: len(received_numbers()) > 20, TIMEOUT_S)
                 assert find_two_primaries(url) == []
                 old.server.crash()
-                mirrored.promote()
-                count = len(received())
-                eventually(lambda: len(received()) > count + 20, TIMEOUT_S)
+                mirrored_pair.promote()
+                count = len(received_numbers())
+                eventually(lambda: len(received_numbers()) > count + 20, TIMEOUT_S)
 
                 # the old primary is started alone, and is the first host of the URL
                 old.server.start()
@@ -325,28 +333,32 @@ def test_applications_with_both_hosts_in_their_url_follow_a_promotion(mirrored: 
                 assert said.index(str(old.server.folder)) < said.index(str(new.server.folder))  # the lower timeline
 
                 # as a standby it is no finding, and the applications continue
-                mirrored.make_standby()
+                mirrored_pair.make_standby()
                 assert find_two_primaries(url) == []
-                count = len(received())
-                eventually(lambda: len(received()) > count + 20, TIMEOUT_S)
+                count = len(received_numbers())
+                eventually(lambda: len(received_numbers()) > count + 20, TIMEOUT_S)
             finally:
                 sender.stop()
                 beside.kill()
-            assert beside.said("The URL names several hosts")
-            ((sent,),) = mirrored.primary.rows("select count(*) from sent")
-            eventually(lambda: len(received()) >= sent, TIMEOUT_S)
-    assert received() == list(range(sent))
+            assert beside.has_logged("The URL names several hosts")
+            ((sent,),) = mirrored_pair.primary.rows("select count(*) from sent")
+            eventually(lambda: len(received_numbers()) >= sent, TIMEOUT_S)
+    assert received_numbers() == list(range(sent))
 
 
 @pytest.mark.timeout(240)
-def test_messages_lost_by_an_asynchronous_standby_are_reported_on_both_sides(mirrored: Mirrored) -> None:
+def test_messages_lost_by_an_asynchronous_standby_are_reported_on_both_sides(mirrored_pair: MirroredPair) -> None:
     """Messages that were not replicated are lost. Both applications get an Error, and doctor reports the loss."""
-    west, old, new = mirrored.west, mirrored.primary, mirrored.standby
+    west, old, new = mirrored_pair.west, mirrored_pair.primary, mirrored_pair.standby
     old.server.set_synchronous("")
     with contextlib.suppress(sb.BrokerError):
         west.database.drop_route("ToStock")
     west.database.create_route(
-        "ToStock", service_name=STOCK, address=old.address, broker_instance=mirrored.broker, mirror_address=new.address
+        "ToStock",
+        service_name=STOCK,
+        address=old.address,
+        broker_instance=mirrored_pair.broker,
+        mirror_address=new.address,
     )
     load, reader = Load(west.database), Reader(old)
     try:
@@ -358,7 +370,7 @@ def test_messages_lost_by_an_asynchronous_standby_are_reported_on_both_sides(mir
         eventually(lambda: old.rows("select count(*) from pg_stat_replication") == [(0,)], TIMEOUT_S)
         load.send(10)
         eventually(load.is_answered, TIMEOUT_S)
-        eventually(mirrored.is_settled, TIMEOUT_S)
+        eventually(mirrored_pair.is_settled, TIMEOUT_S)
     finally:
         reader.stop()
     eventually(
@@ -366,7 +378,7 @@ def test_messages_lost_by_an_asynchronous_standby_are_reported_on_both_sides(mir
         TIMEOUT_S,
     )
     old.server.crash()
-    mirrored.promote()
+    mirrored_pair.promote()
     load.send(5)
 
     assert errors_of(west.database, ORDERS_QUEUE) == [-9720] * CONVERSATION_COUNT

@@ -63,7 +63,7 @@ def copy(site: Site, count: int) -> None:
 
 def memory(site: Site) -> float:
     """Return the memory of the site's daemon in bytes."""
-    return processes.held(site.daemon.process.pid)
+    return processes.resident_bytes(site.daemon.process.pid)
 
 
 def begin(two: Two, count: int) -> list[UUID]:

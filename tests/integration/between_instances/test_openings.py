@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from msgspec import structs
 
-from remote_support import Pair, introduce, leftovers, paired
+from remote_support import Pair, introduce, leftovers, open_pair
 from servicebroker.broker import exchanges
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.model.waiting import UNANSWERED
@@ -25,7 +25,7 @@ CONVERSATION_COUNT = 60
 
 @pytest.fixture
 def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
-    with paired(make_instance_url) as pair:
+    with open_pair(make_instance_url) as pair:
         yield pair
 
 

@@ -44,7 +44,7 @@ def shop(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Site]
     opened_site.close()
 
 
-def proved(site: Site) -> dict[str, Proved]:
+def proofs(site: Site) -> dict[str, Proved]:
     with connect(site.url) as connection:
         return {certificate.name: certificate.proved for certificate in run(connection, all_certificates())}
 
@@ -85,16 +85,16 @@ def test_an_import_records_the_instance_of_the_certificate(site: Site, shop: Sit
     with connect(shop.url) as connection:
         ((identifier,),) = connection.execute("select instance_id from servicebroker.instance").fetchall()
     assert instance_of(read(Path(file).read_bytes()).der) == identifier
-    assert proved(site)["shop"] == Proved("certificate shop", identifier)
+    assert proofs(site)["shop"] == Proved("certificate shop", identifier)
     assert load_peers(site).greeted("certificate mallory", identifier) is not None
 
 
 def test_a_replacing_certificate_keeps_the_owner(site: Site, shop: Site, tmp_path: Path) -> None:
     for name in ("shop", "shop-2", "shop-3"):
         site.certificate("import", name, export_certificate(shop, tmp_path, name))
-    assert {certificate.owner for certificate in proved(site).values()} == {"certificate shop"}
+    assert {certificate.owner for certificate in proofs(site).values()} == {"certificate shop"}
     site.certificate("drop", "shop")
-    (instance,) = {certificate.instance for certificate in proved(site).values()}
+    (instance,) = {certificate.instance for certificate in proofs(site).values()}
     assert instance is not None
     assert load_peers(site).greeted("certificate shop", instance) is None
     assert "No other peer claims" in site.certificate("accept", "shop-2")
@@ -105,12 +105,12 @@ def test_all_certificates_of_a_login_have_one_owner(site: Site, shop: Site, tmp_
     first, second = export_certificate(shop, tmp_path, "shop"), forge_certificate(tmp_path, None)
     site.certificate("import", "shop", first, "--login", "shop")
     site.certificate("import", "spare", second, "--login", "SHOP")
-    assert {certificate.owner for certificate in proved(site).values()} == {"login Shop"}
+    assert {certificate.owner for certificate in proofs(site).values()} == {"login Shop"}
 
 
 def test_a_claim_by_two_certificates_needs_an_acceptance(site: Site, shop: Site, tmp_path: Path) -> None:
     site.certificate("import", "shop", export_certificate(shop, tmp_path, "shop"))
-    instance = proved(site)["shop"].instance
+    instance = proofs(site)["shop"].instance
     assert instance is not None
     site.certificate("import", "mallory", forge_certificate(tmp_path, instance))
     both = load_peers(site)

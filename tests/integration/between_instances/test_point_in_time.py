@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from daemons import Site
-from replaced_servers import TIMEOUT_S, Half, Load, Reader, lost_at
+from replaced_servers import TIMEOUT_S, Load, Reader, ReplacedSide, lost_at
 from support import STOCK, eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
@@ -26,11 +26,11 @@ def west(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Site
 
 
 @pytest.fixture
-def east(west: Site, tmp_path: Path) -> Iterator[Half]:
+def east(west: Site, tmp_path: Path) -> Iterator[ReplacedSide]:
     """The instance that `west` sends to, on a server that archives its WAL."""
     folder = Path(tempfile.mkdtemp(prefix="servicebroker-recovered-"))  # reachable for the server's user
     folder.chmod(0o755)
-    half = Half(folder / "east", tmp_path / "east")
+    half = ReplacedSide(folder / "east", tmp_path / "east")
     try:
         half.server.make(synchronous="")
         half.server.archive()
@@ -47,7 +47,7 @@ def east(west: Site, tmp_path: Path) -> Iterator[Half]:
         shutil.rmtree(folder)
 
 
-def test_conversations_with_lost_messages_get_an_error_and_others_continue(west: Site, east: Half) -> None:
+def test_conversations_with_lost_messages_get_an_error_and_others_continue(west: Site, east: ReplacedSide) -> None:
     """Half of the conversations send after the recovery point, and all of them once the server runs again."""
     load, reader = Load(west.database), Reader(east)
     lost, kept = load.handles[:2], load.handles[2:]
@@ -63,7 +63,7 @@ def test_conversations_with_lost_messages_get_an_error_and_others_continue(west:
         eventually(load.is_answered, TIMEOUT_S)
         eventually(lambda: east.is_settled(west.database), TIMEOUT_S)
         eventually(east.server.is_archived, TIMEOUT_S)
-        assert sorted(map(len, east.taken())) == [10, 10, 20, 20]
+        assert sorted(map(len, east.stored_numbers())) == [10, 10, 20, 20]
         assert (lost_at(west.url), lost_at(east.server.url)) == ([], [])
 
         east.server.crash()
@@ -83,7 +83,7 @@ def test_conversations_with_lost_messages_get_an_error_and_others_continue(west:
         **{handle: list(range(20)) for handle in lost},
         **{handle: list(range(15)) for handle in kept},
     }
-    assert sorted(east.taken()) == [list(range(10))] * 2 + [list(range(15))] * 2
+    assert sorted(east.stored_numbers()) == [list(range(10))] * 2 + [list(range(15))] * 2
     eventually(lambda: lost_at(west.url), TIMEOUT_S)
     eventually(lambda: lost_at(east.server.url), TIMEOUT_S)
     assert all("That database has gone back to an old copy" in handle for handle in lost_at(west.url))

@@ -22,8 +22,8 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from daemons import Served, Serving
-from forked import ran
+from daemons import ServeProcess, Serving
+from forked import run_command
 from support import (
     CONTRACT,
     ORDER,
@@ -55,9 +55,9 @@ class Broker(Serving):
         self.database = standard_database(self.instance)
         self.start()
 
-    def start(self) -> Served:
+    def start(self) -> ServeProcess:
         listen = ("--listen", f"127.0.0.1:{self.port}", "--encryption", "DISABLED")
-        self.daemons.append(Served(self.url, self.keys, *listen, "--processes", str(PROCESS_COUNT)))
+        self.daemons.append(ServeProcess(self.url, self.keys, *listen, "--processes", str(PROCESS_COUNT)))
         return self.daemons[-1]
 
     @property
@@ -106,7 +106,7 @@ def brokers(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[t
         west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{east.port}")
         east.database.create_route("r", service_name=ORDERS, address=f"TCP://127.0.0.1:{west.port}")
         for broker in made:
-            broker.daemons[0].says(f"Conversations are divided among {PROCESS_COUNT} rounds at a time.")
+            broker.daemons[0].wait_for_log(f"Conversations are divided among {PROCESS_COUNT} rounds at a time.")
         yield west, east
 
 
@@ -127,7 +127,7 @@ class Flow:
         self.problems: list[BaseException] = []
         self._enough, self._over = threading.Event(), threading.Event()
         works = self._send, self._answer, self._collect
-        self._threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
+        self._threads = [threading.Thread(target=self._record_problems, args=(work,)) for work in works]
 
     def __enter__(self) -> Flow:
         for thread in self._threads:
@@ -149,20 +149,20 @@ class Flow:
         assert kind is not None or sorted(self.arrived.values()) == sorted(self.sent.values())
 
     @property
-    def finished(self) -> int:
+    def answered_total(self) -> int:
         return sum(self.answered.values())
 
     def moves(self, until: Callable[[], bool] | None = None) -> None:
         """Wait until more messages were answered, or until `until` is true. Without progress the test fails."""
-        seen, at = self.finished, time.monotonic()
-        target = until or (lambda first=seen: self.finished > first + CONVERSATION_COUNT)
+        seen, at = self.answered_total, time.monotonic()
+        target = until or (lambda first=seen: self.answered_total > first + CONVERSATION_COUNT)
         while not target() and not self.problems:
             assert time.monotonic() - at < TIMEOUT_S, f"nothing moves: {self.sent} {self.arrived} {self.answered}"
-            if self.finished != seen:
-                seen, at = self.finished, time.monotonic()
+            if self.answered_total != seen:
+                seen, at = self.answered_total, time.monotonic()
             time.sleep(0.05)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _record_problems(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as problem:
@@ -174,7 +174,7 @@ class Flow:
             first, count = self.sent[handle], self.chance.randint(1, 40)
             self.west.send_batch(handle, ORDER, [make_body(number) for number in range(first, first + count)])
             self.sent[handle] += count
-            while sum(self.sent.values()) - self.finished > UNDER_WAY and not self._enough.is_set():
+            while sum(self.sent.values()) - self.answered_total > UNDER_WAY and not self._enough.is_set():
                 time.sleep(0.01)
 
     def _answer(self) -> None:
@@ -212,9 +212,9 @@ def check_status_and_doctor(broker: Broker) -> None:
     pids = [broker.daemons[0].process.pid, *broker.children]
 
     def read_processes() -> list[dict[str, Any]]:
-        listed_processes: list[dict[str, Any]] = json.loads(ran("status", "--instance", broker.url, "--json").stdout)[
-            "processes"
-        ]
+        listed_processes: list[dict[str, Any]] = json.loads(
+            run_command("status", "--instance", broker.url, "--json").stdout
+        )["processes"]
         return listed_processes
 
     eventually(lambda: sorted(process["process_id"] for process in read_processes()) == sorted(pids))
@@ -222,9 +222,9 @@ def check_status_and_doctor(broker: Broker) -> None:
     assert [process["number"] for process in listed_processes] == [1, 2, 3]
     assert sum(process["replaced"] for process in listed_processes) == killed
     assert all(process["memory"] > 10_000_000 for process in listed_processes)
-    served = ran("status", "--instance", broker.url, env=os.environ | {"COLUMNS": "200"}).stdout
+    served = run_command("status", "--instance", broker.url, env=os.environ | {"COLUMNS": "200"}).stdout
     assert f"Served by {PROCESS_COUNT} processes: {pids[0]} (" in served
-    report = ran("doctor", "--instance", broker.url).stdout
+    report = run_command("doctor", "--instance", broker.url).stdout
     for process in listed_processes:
         often = f"Process {process['number']} of 3 was replaced {process['replaced']} times, lately "
         assert (often in report) == (process["replaced"] >= 3)
@@ -255,8 +255,8 @@ def test_one_of_several_processes_is_killed(
         before = broker.children
         assert broker.daemons[0].end() == 0
         assert are_gone(before)
-        assert not broker.daemons[0].said("Traceback")
-        assert not broker.daemons[0].said("database was lost")
+        assert not broker.daemons[0].has_logged("Traceback")
+        assert not broker.daemons[0].has_logged("database was lost")
 
 
 @pytest.mark.feature(127, 140)
@@ -269,11 +269,11 @@ def test_a_second_daemon_takes_over(
         for number in range(takeovers):
             broker = brokers[number % 2]
             second = broker.start()
-            second.says("this one stands by")
+            second.wait_for_log("this one stands by")
             orphans = broker.children
             broker.daemons[0].process.kill()
             eventually(lambda: are_gone(orphans))  # noqa: B023
             broker.daemons.pop(0).kill()
-            second.says("This process serves the instance.")
+            second.wait_for_log("This process serves the instance.")
             flow.moves()
     check_settled(*brokers)

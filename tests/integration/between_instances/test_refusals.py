@@ -126,7 +126,7 @@ def test_a_peer_without_connect_permission_learns_no_names(two: Two, tmp_path: P
     east.instance.create_login("mallorys_login")
     east.certificate("import", "mallory", str(file), "--login", "mallorys_login")
 
-    def told() -> tuple[int, str] | None:
+    def refusal_text() -> tuple[int, str] | None:
         try:
             peer = Hostile.connect(east.port, identity, uuid4()).hear()
         except OSError:  # the daemon may load the new certificate at this moment
@@ -134,8 +134,8 @@ def test_a_peer_without_connect_permission_learns_no_names(two: Two, tmp_path: P
         peer.close()
         return None if peer.closed is None else peer.closed[:2]
 
-    eventually(lambda: (told() or (0, ""))[0] == 28034)
-    number, text = told() or (0, "")
+    eventually(lambda: (refusal_text() or (0, ""))[0] == 28034)
+    number, text = refusal_text() or (0, "")
     assert (number, "CONNECT permission" in text, "mallorys_login" in text) == (28034, True, False)
     assert "mallorys_login" in wait_for_finding(east, "28034", "GRANT CONNECT")["problem"]
 

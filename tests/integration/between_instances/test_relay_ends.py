@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remote_support import Pair, begin, leftovers, opened
+from remote_support import Pair, begin, leftovers, open_conversation
 from support import (
     CONTRACT,
     ORDER,
@@ -22,7 +22,7 @@ from support import (
 
 
 def test_both_sides_end_at_the_same_time(pair: Pair) -> None:
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.west.database.end_conversation(handle)
     pair.east.database.end_conversation(message.conversation_handle)
     for _ in range(4):
@@ -34,7 +34,7 @@ def test_both_sides_end_at_the_same_time(pair: Pair) -> None:
 
 
 def test_an_end_is_sent_although_the_peers_end_arrived_before(pair: Pair) -> None:
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.east.database.end_conversation(message.conversation_handle)
     pair.east.round([])
     pair.west.database.send(handle, ORDER, b"last")
@@ -66,7 +66,7 @@ def test_a_replayed_first_message_does_not_open_a_closed_target_again(pair: Pair
 
 
 def test_an_ended_target_that_gets_an_error_is_closed_and_kept(pair: Pair) -> None:
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.east.database.end_conversation(message.conversation_handle)
     pair.east.round([])
     pair.east.out.frames.clear()  # the EndDialog is lost
@@ -95,7 +95,7 @@ def test_a_second_broker_that_answers_is_refused(pair: Pair) -> None:
 
 
 def test_new_broker_removes_conversations_and_notifies_their_peers(pair: Pair) -> None:
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     pair.east.database.alter(new_broker=True)
     pair.west.database.send(handle, ORDER, b"1")
     for _ in range(3):
@@ -105,7 +105,7 @@ def test_new_broker_removes_conversations_and_notifies_their_peers(pair: Pair) -
 
 
 def test_error_broker_conversations_reaches_the_peer_at_its_next_message(pair: Pair) -> None:
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.east.database.alter(error_broker_conversations=True)
     assert errors(pair.east.database.receive(STOCK_QUEUE)) == [-9719]
     pair.west.database.send(handle, ORDER, b"1")
@@ -120,7 +120,7 @@ def test_error_broker_conversations_reaches_the_peer_at_its_next_message(pair: P
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_dropped_contract_reaches_the_peer_at_its_next_message(pair: Pair, forgets: bool) -> None:
     """Also after a restart of the daemon, which loads the conversation without its contract."""
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.east.database.alter_service(STOCK, drop_contracts=[CONTRACT])
     pair.east.database.drop_contract(CONTRACT)
     if forgets:
@@ -173,7 +173,7 @@ def test_the_error_of_a_lifetime_is_enqueued_after_arrived_messages(pair: Pair) 
 
 
 def test_a_dropped_service_s_peer_gets_an_error_when_it_sends(pair: Pair) -> None:
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     pair.east.database.drop_service(STOCK)
     pair.west.database.send(handle, ORDER, b"1")
     for _ in range(3):
@@ -183,7 +183,7 @@ def test_a_dropped_service_s_peer_gets_an_error_when_it_sends(pair: Pair) -> Non
 
 
 def test_a_second_end_is_refused_while_the_first_is_in_transit(pair: Pair) -> None:
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     pair.west.database.send(handle, ORDER, b"last")
     pair.west.database.end_conversation(handle)
     with refused(8427):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-from remote_support import Pair, Site, opened, paired
+from remote_support import Pair, Site, open_conversation, open_pair
 from servicebroker.store.migrations import migrate
 from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, bodies, query
 
 
 def test_fragments_of_the_first_reply_survive_a_restart(pair: Pair) -> None:
     """No message has arrived in order yet, but the stored fragments were acknowledged."""
-    _, message = opened(pair)
+    _, message = open_conversation(pair)
     pair.east.database.send(message.conversation_handle, REPLY, bytes(100_000))
     pair.east.round([])
     pair.west.round([pair.east.out.frames.popleft()])
@@ -55,7 +55,7 @@ def stored_fragments(site: Site) -> list[tuple[int, int]]:
 
 
 def test_invalid_stored_fragments_are_deleted_when_they_are_read(pair: Pair) -> None:
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     store_fragments(pair.east, message.conversation_handle, *IMPOSSIBLE)
     pair.east.relay = pair.east.new_relay()
     pair.west.database.send(handle, ORDER, bytes(100_000))
@@ -65,8 +65,8 @@ def test_invalid_stored_fragments_are_deleted_when_they_are_read(pair: Pair) -> 
 
 
 def test_an_upgrade_removes_invalid_fragments(make_instance_url: Callable[..., str]) -> None:
-    with paired(make_instance_url) as pair:
-        handle, message = opened(pair)
+    with open_pair(make_instance_url) as pair:
+        handle, message = open_conversation(pair)
         pair.east.database.alter_queue(STOCK_QUEUE, status=False)
         pair.west.database.send(handle, ORDER, bytes(40_000))
         pair.rounds()

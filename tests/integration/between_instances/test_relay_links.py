@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from remote_support import EAST, Pair, Wire, begin, opened
+from remote_support import EAST, Pair, Wire, begin, open_conversation
 from servicebroker.broker.conversations import CLEAR_STATUS_S
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.routing import parse_address
@@ -49,7 +49,7 @@ def test_unacknowledged_messages_are_retried_with_backoff(pair: Pair) -> None:
 
 @pytest.mark.feature(140)
 def test_a_conversation_survives_a_lost_link(pair: Pair) -> None:
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     for number in range(1, 20):
         pair.west.database.send(handle, ORDER, str(number))
         pair.west.round([])
@@ -90,7 +90,7 @@ def test_large_messages_are_throttled_while_small_ones_are_sent(pair: Pair) -> N
     pair.pass_time(1)
     pair.west.database.send(large, ORDER, b"x" * 3_000_000)
 
-    def sent() -> int:
+    def bytes_of_round() -> int:
         """Run a round, and return its sent bytes. The other side stores and acknowledges them."""
         frames, pair.east.out.frames = list(pair.east.out.frames), deque()
         pair.west.round(frames)
@@ -98,12 +98,12 @@ def test_large_messages_are_throttled_while_small_ones_are_sent(pair: Pair) -> N
         pair.east.round(frames)
         return sum(map(len, frames))
 
-    assert sent() > 8 * LIMITS.fragment_size
+    assert bytes_of_round() > 8 * LIMITS.fragment_size
     pair.west.database.send(small, ORDER, b"0")
-    assert sent() < 3 * LIMITS.fragment_size  # only bytes that were queued before the small message
+    assert bytes_of_round() < 3 * LIMITS.fragment_size  # only bytes that were queued before the small message
     for number in range(1, 5):
         pair.west.database.send(small, ORDER, str(number))
-        assert sent() == pytest.approx(LIMITS.fragment_size, abs=1_000)
+        assert bytes_of_round() == pytest.approx(LIMITS.fragment_size, abs=1_000)
     pair.pass_time(1)
     pair.rounds(15)
     found = [message for _ in range(2) for message in pair.east.database.receive(STOCK_QUEUE)]
@@ -127,7 +127,7 @@ def test_large_messages_for_one_peer_do_not_delay_another(pair: Pair, monkeypatc
 
 @pytest.mark.feature(132)
 def test_a_reply_carries_the_acknowledgement(pair: Pair) -> None:
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     for number in range(5):
         pair.west.database.send(handle, ORDER, str(number))
     pair.east.database.send(message.conversation_handle, REPLY, b"reply")
@@ -144,7 +144,7 @@ def test_a_reply_carries_the_acknowledgement(pair: Pair) -> None:
 
 @pytest.mark.feature(135)
 def test_an_acknowledgement_leaves_only_after_the_commit(pair: Pair) -> None:
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     pair.west.database.send(handle, ORDER, b"1")
     pair.west.round([])
     pair.east.connection.execute(
@@ -168,7 +168,7 @@ def test_an_acknowledgement_leaves_only_after_the_commit(pair: Pair) -> None:
 @pytest.mark.parametrize("kind_of_end", ["error", "refusal"])
 def test_an_ended_conversation_frees_memory_and_link(pair: Pair, kind_of_end: str) -> None:
     west = pair.west
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     for _ in range(8):
         west.database.send(handle, ORDER, b"x" * 30_000)
     west.out.room = 1
@@ -216,7 +216,7 @@ def test_a_conversation_loaded_before_its_acknowledgement_is_stored(pair: Pair) 
 def test_a_conversation_whose_keys_can_be_opened_again_receives_retries(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     east = pair.east.relay
     east.forget()
     with monkeypatch.context() as patch:

@@ -35,7 +35,7 @@ class CounterChanges:
         }
 
 
-def recorded(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
+def event_fields(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
     """Return the fields of the logged events of this class."""
     events = [getattr(record, "fields", {}) for record in caplog.records]
     return [fields for fields in events if fields.get("event") == event]
@@ -106,7 +106,7 @@ def test_acknowledgements_are_events(pair: Pair, event_log: pytest.LogCaptureFix
     beside = [f"Message with {what}" for what in alone]
     name = "remote_message_acknowledgement_events_total"
     assert [changes(name, subclass=one) for one in (*alone, *beside)] == [1, 1, 0, 0]
-    sent, received = recorded(event_log, event)
+    sent, received = event_fields(event_log, event)
     assert [sent["subclass"], received["subclass"]] == alone
     assert sent["below"] == received["below"] == "1"
     (message,) = pair.east.database.receive(STOCK_QUEUE)
@@ -118,7 +118,7 @@ def test_acknowledgements_are_events(pair: Pair, event_log: pytest.LogCaptureFix
         "select conversation_id::text from sys.conversation_endpoints where conversation_handle = %s",
         handle,
     )
-    assert {(fields["conversation"],) for fields in recorded(event_log, event)} == set(conversation)
+    assert {(fields["conversation"],) for fields in event_fields(event_log, event)} == set(conversation)
 
 
 @pytest.mark.feature(201)
@@ -127,7 +127,7 @@ def test_classified_messages_are_events(pair: Pair, event_log: pytest.LogCapture
     event = "Broker:Message Classify"
     begin(pair)
     pair.rounds()
-    departing, arriving, back = recorded(event_log, event)
+    departing, arriving, back = event_fields(event_log, event)
     address = str(parse_address(EAST))
     assert (departing["subclass"], departing["service"], departing["address"]) == ("Remote", STOCK, address)
     assert (departing["role"], arriving["role"]) == ("this instance", "network")
@@ -137,7 +137,7 @@ def test_classified_messages_are_events(pair: Pair, event_log: pytest.LogCapture
     event_log.clear()
     begin(pair)
     pair.rounds(1)
-    assert {fields["subclass"] for fields in recorded(event_log, event)} == {"Delayed"}
+    assert {fields["subclass"] for fields in event_fields(event_log, event)} == {"Delayed"}
     assert changes("message_classify_events_total", subclass="Delayed") >= 1
     assert changes("message_classify_events_total", subclass="Local") >= 1
 
@@ -148,16 +148,16 @@ def test_a_missing_connection_is_one_event(pair: Pair, event_log: pytest.LogCapt
     event = "Broker:Transmission"
     handle = begin(pair)
     pair.rounds()
-    assert recorded(event_log, event) == []
+    assert event_fields(event_log, event) == []
     pair.west.is_connected = False
     pair.west.relay.lost(pair.west.out, "The connection was lost.")
-    assert [fields["error"] for fields in recorded(event_log, event)] == ["The connection was lost."]
+    assert [fields["error"] for fields in event_fields(event_log, event)] == ["The connection was lost."]
     pair.west.database.send(handle, ORDER, b"waits")
     for _ in range(3):
         pair.pass_time(70)
         pair.rounds(2)
     assert waiting_messages(pair.west.database) == 1
-    errors = [fields["error"] for fields in recorded(event_log, event)]
+    errors = [fields["error"] for fields in event_fields(event_log, event)]
     assert errors == ["The connection was lost.", "The target service broker is unreachable."]
     assert changes("transmission_events_total") == 2
 
@@ -168,7 +168,7 @@ def test_arrivals_are_events_of_the_conversation(pair: Pair, event_log: pytest.L
     event, name = "Broker:Conversation", "conversation_events_total"
     handle = begin(pair, 2)
     pair.rounds()
-    events = recorded(event_log, event)
+    events = event_fields(event_log, event)
     assert [(event["subclass"], event["role"]) for event in events] == [
         ("Dialog Created", "target"),
         ("Received Sequenced Message", "target"),
@@ -178,7 +178,7 @@ def test_arrivals_are_events_of_the_conversation(pair: Pair, event_log: pytest.L
         pair.east.database, "select conversation_id::text, conversation_group_id::text from sys.conversation_endpoints"
     )
     assert {event["conversation"] for event in events} == {conversation}
-    (created,) = recorded(event_log, "Broker:Conversation Group")
+    (created,) = event_fields(event_log, "Broker:Conversation Group")
     assert (created["subclass"], created["group"]) == ("Create", group)
     event_log.clear()
     (message, _) = pair.east.database.receive(STOCK_QUEUE)
@@ -187,9 +187,9 @@ def test_arrivals_are_events_of_the_conversation(pair: Pair, event_log: pytest.L
     pair.rounds()
     pair.west.database.end_conversation(handle)
     pair.rounds()
-    subclasses = [one["subclass"] for one in recorded(event_log, event) if one["role"] == "initiator"]
+    subclasses = [one["subclass"] for one in event_fields(event_log, event) if one["role"] == "initiator"]
     assert subclasses[:2] == ["Received Sequenced Message", "Received END CONVERSATION"]
-    assert "Received END CONVERSATION Ack" in [one["subclass"] for one in recorded(event_log, event)]
+    assert "Received END CONVERSATION Ack" in [one["subclass"] for one in event_fields(event_log, event)]
     assert changes(name, subclass="Received Sequenced Message") == 3
 
 
@@ -200,15 +200,15 @@ def test_errors_are_events_of_the_conversation(pair: Pair, event_log: pytest.Log
     (message,) = pair.east.database.receive(STOCK_QUEUE)
     pair.east.database.end_conversation(message.conversation_handle, error=(500, "no"))
     pair.rounds()
-    events = [one["subclass"] for one in recorded(event_log, "Broker:Conversation") if one["role"] == "initiator"]
+    events = [one["subclass"] for one in event_fields(event_log, "Broker:Conversation") if one["role"] == "initiator"]
     assert events == ["Received END CONVERSATION WITH ERROR"]
     event_log.clear()
     gone = pair.west.database.begin_dialog(ORDERS, STOCK, contract="DEFAULT", encryption=False)
     pair.west.database.send(gone, "DEFAULT", b"x")  # the service does not accept this contract
     pair.rounds()
-    events = [one["subclass"] for one in recorded(event_log, "Broker:Conversation")]
+    events = [one["subclass"] for one in event_fields(event_log, "Broker:Conversation")]
     assert events == ["Received Broker Error Message"]
-    (dropped,) = recorded(event_log, "Broker:Message Undeliverable")
+    (dropped,) = event_fields(event_log, "Broker:Message Undeliverable")
     assert (dropped["subclass"], dropped["to_service"], dropped["sequence_number"]) == ("Sequenced Message", STOCK, "0")
 
 

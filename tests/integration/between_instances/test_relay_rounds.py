@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from remote_support import WEST, Pair, begin, opened
+from remote_support import WEST, Pair, begin, open_conversation
 from servicebroker.broker import arrivals, postgres_store
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.remote.departing import look
@@ -35,48 +35,49 @@ from support import (
 
 
 def test_messages_that_a_round_sends_are_found_by_the_next_round(pair: Pair) -> None:
-    """For example a request for a missing route. Its transaction id is lower than some that have already ended."""
+    """A round sends, for example, a request for a missing route. Later transactions may end before the round does."""
     database = pair.west.database
     handle = begin(pair)
     with psycopg.connect(database.instance.url) as connection:
         connection.execute("select pg_current_xact_id()")
         query(database, "select pg_current_xact_id()")  # another transaction begins later and ends first
-        seen = run(connection, look(None)).snapshot
+        snapshot = run(connection, look(None)).snapshot
         database.join(connection).send(handle, ORDER, b"asks")
         connection.commit()
-        assert [waiting.conversation_handle for waiting in run(connection, look(seen)).waiting] == [handle]
+        assert [waiting.conversation_handle for waiting in run(connection, look(snapshot)).waiting] == [handle]
 
 
 def test_only_commits_that_a_peer_relies_on_wait_for_the_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash may lose a stored acknowledgement. Then the message is sent and acknowledged again."""
     lazy: list[bool] = []
 
-    def noted(connection: psycopg.Connection[Any], command: bytes) -> None:
+    def record_command(connection: psycopg.Connection[Any], command: bytes) -> None:
         lazy.append(b"synchronous_commit = off" in command)
         run_command(connection, command)
 
-    monkeypatch.setattr(postgres_store, "run_command", noted)
+    monkeypatch.setattr(postgres_store, "run_command", record_command)
 
-    def carried() -> list[bool]:
+    def commits_of_two_rounds() -> list[bool]:
         """Run two rounds. Return whether each of the first three commits skips the wait for the disk."""
         lazy.clear()
         pair.rounds(2)
         return lazy[:3]
 
     begin(pair)
-    assert carried()[:2] == [False, False]  # the conversation is claimed, and its target is created
-    handle, _ = opened(pair)
+    assert commits_of_two_rounds()[:2] == [False, False]  # the conversation is claimed, and its target is created
+    handle, _ = open_conversation(pair)
     pair.west.database.send(handle, ORDER, b"x")
-    assert carried() == [True, False, True]
+    # the rounds of west that sends, of east that stores, and of west that deletes the acknowledged message
+    assert commits_of_two_rounds() == [True, False, True]
     assert waiting_messages(pair.west.database) == 0
 
 
 def test_messages_of_a_locked_endpoint_are_stored_soon_after_the_lock(pair: Pair) -> None:
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.east.database.send(message.conversation_handle, REPLY, b"a")
     with pair.east.database.transaction() as transaction:
         transaction.begin_dialog(STOCK, ORDERS, contract=CONTRACT, encryption=False)
-        transaction.move_conversation(
+        transaction.move_conversation(  # locks the row of the endpoint
             message.conversation_handle,
             query(
                 pair.east.database,
@@ -87,7 +88,7 @@ def test_messages_of_a_locked_endpoint_are_stored_soon_after_the_lock(pair: Pair
         pair.west.database.send(handle, ORDER, b"1")
         pair.rounds()
         assert waiting_messages(pair.west.database) == 1
-        assert pair.east.relay.wake_at < 1.1
+        assert pair.east.relay.wake_at < 1.1  # seconds of the test's clock: the relay tries again after one second
     pair.pass_time(1.0)  # a retry of the peer would take four seconds
     pair.rounds()
     assert waiting_messages(pair.west.database) == 0
@@ -97,9 +98,9 @@ def test_messages_of_a_locked_endpoint_are_stored_soon_after_the_lock(pair: Pair
 
 
 def test_messages_behind_a_postponed_batch_are_stored_right_after_it(pair: Pair) -> None:
-    handle, message = opened(pair)
-    with psycopg.connect(pair.east.instance.url) as somebody:
-        somebody.execute(
+    handle, message = open_conversation(pair)
+    with psycopg.connect(pair.east.instance.url) as other_session:
+        other_session.execute(
             "select from servicebroker.conversation_endpoints where conversation_handle = %s for update",
             (message.conversation_handle,),
         )
@@ -117,7 +118,7 @@ def test_conversations_that_wait_for_a_later_round_are_sent(pair: Pair) -> None:
     """The memory holds the bodies of one conversation at a time. The other conversations have nothing in transit."""
     west = pair.west
     west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), budget=1)
-    handles = [opened(pair)[0] for _ in range(4)]
+    handles = [open_conversation(pair)[0] for _ in range(4)]
     for _ in range(3):  # no timer remains for the sent messages
         pair.pass_time(70.0)
         pair.rounds()
@@ -129,7 +130,7 @@ def test_conversations_that_wait_for_a_later_round_are_sent(pair: Pair) -> None:
 
 def test_messages_sent_while_a_relay_starts_are_found(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first round receives a message and loads its conversation. The application answers before the round polls."""
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.west.database.send(handle, ORDER, b"1")
     pair.west.round([])
     pair.east.relay = pair.east.new_relay()
@@ -150,25 +151,25 @@ def test_messages_sent_while_a_relay_starts_are_found(pair: Pair, monkeypatch: p
 
 @pytest.mark.feature(137)
 def test_a_transmission_object_exists_while_messages_are_in_transit(pair: Pair) -> None:
-    """In both daemons, from the first message on. Services of one instance need none."""
+    """Both daemons create the object with the first message. Conversations within one instance need none."""
     west, east = pair.west, pair.east
-    here, there = west.relay._conversations, east.relay._conversations
+    west_objects, east_objects = west.relay._conversations, east.relay._conversations
     west.database.create_service("//test/Here", STOCK_QUEUE, [CONTRACT])
     at_home = west.database.begin_dialog(ORDERS, "//test/Here", contract=CONTRACT)
     west.database.send(at_home, ORDER, b"x")
     handle = west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     pair.rounds()
-    assert (len(here), len(there)) == (0, 0)
+    assert (len(west_objects), len(east_objects)) == (0, 0)
     west.database.send(handle, ORDER, b"0")
     west.round([])
-    assert list(dict(here.items())) == [handle]
+    assert list(dict(west_objects.items())) == [handle]
     pair.rounds()
-    assert len(there) == 1
-    entry = here.get(handle)
+    assert len(east_objects) == 1
+    entry = west_objects.get(handle)
     assert entry is not None
     assert entry.is_forgettable  # after the acknowledgement the object may be removed, and is created again on demand
-    here.forget(handle)
-    there.forget(east.database.receive(STOCK_QUEUE)[0].conversation_handle)
+    west_objects.forget(handle)
+    east_objects.forget(east.database.receive(STOCK_QUEUE)[0].conversation_handle)
     west.database.send(handle, ORDER, b"1")
     pair.rounds()
     assert bodies(east.database.receive(STOCK_QUEUE)) == [b"1"]
@@ -195,7 +196,7 @@ def test_messages_that_wait_for_a_retry_are_not_forgotten(pair: Pair) -> None:
 
 def test_a_corrupted_message_does_not_hide_its_conversation(pair: Pair) -> None:
     """The message arrives right after a start, for a conversation with messages to send."""
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.east.database.send(message.conversation_handle, REPLY, b"x")
     pair.east.round([])
     reply = pair.east.out.frames.pop()
@@ -210,17 +211,17 @@ def test_a_corrupted_message_does_not_hide_its_conversation(pair: Pair) -> None:
 def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
     """A peer is down for a long time and then reachable again, also after a restart of the daemon."""
 
-    def small() -> Relay:
+    def new_small_relay() -> Relay:
         west = pair.west
         return Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=20)
 
-    pair.west.relay = small()
+    pair.west.relay = new_small_relay()
     pair.west.is_connected = False
     for _ in range(100):
         begin(pair)
         pair.west.round([])
     assert len(pair.west.relay._conversations) <= 20
-    pair.west.relay = small()
+    pair.west.relay = new_small_relay()
     pair.west.is_connected = True
     for _ in range(100):
         pair.rounds(1)
@@ -231,8 +232,8 @@ def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
     assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(100,)]
 
 
-def test_conversations_evicted_from_memory_free_their_share_of_the_link(pair: Pair) -> None:
-    """Also if the peer has refused the conversation, so that its sent messages are never acknowledged."""
+def test_conversations_evicted_from_memory_release_their_window_of_the_link(pair: Pair) -> None:
+    """The window is also released if the peer refused the conversation, and so never acknowledges its messages."""
     west = pair.west
     west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=1)
     pair.east.database.revoke("SEND", "public", service=STOCK)
@@ -248,7 +249,7 @@ def test_conversations_evicted_from_memory_free_their_share_of_the_link(pair: Pa
 
 
 def test_a_service_that_moves_to_another_queue_keeps_its_remote_conversations(pair: Pair) -> None:
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     pair.west.database.send(handle, ORDER, b"1")
     pair.rounds()
     pair.east.database.create_queue("Other")
@@ -271,9 +272,9 @@ def test_a_frame_with_invalid_names_affects_no_other_frame(pair: Pair) -> None:
     assert state(pair.west.database, handle) == "CO"
 
 
-def test_a_conversation_is_looked_up_again_in_the_round_that_stores_for_it(pair: Pair) -> None:
+def test_a_conversation_without_memory_is_loaded_in_the_round_of_its_arriving_message(pair: Pair) -> None:
     """Its answer waits for a route while messages arrive. No message is lost in either direction."""
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.east.database.drop_route("ToOrders")
     pair.east.relay.forget()
     pair.east.database.send(message.conversation_handle, REPLY, b"a")
@@ -291,9 +292,9 @@ def test_a_conversation_is_looked_up_again_in_the_round_that_stores_for_it(pair:
 
 
 def test_messages_that_arrive_during_a_long_alteration_are_stored_after_it(pair: Pair) -> None:
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     with pair.east.database.transaction() as transaction:
-        lock = "select pg_advisory_xact_lock(%s, 0)"
+        lock = "select pg_advisory_xact_lock(%s, 0)"  # the lock that ALTER QUEUE holds while it delivers messages
         transaction.connection.execute(lock, (locks.PARKED_DELIVERY,))
         pair.west.database.send(handle, ORDER, b"1")
         begin(pair)
@@ -311,8 +312,8 @@ def test_messages_that_arrive_during_a_long_alteration_are_stored_after_it(pair:
 def test_a_conversation_that_begins_during_an_alteration_needs_no_retry(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "MAX_KEPT", 3)
-    with pair.east.database.transaction() as transaction:
+    monkeypatch.setattr(arrivals, "MAX_KEPT", 3)  # first messages that the relay keeps while it cannot store them
+    with pair.east.database.transaction() as transaction:  # as ALTER QUEUE does while it delivers parked messages
         transaction.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.PARKED_DELIVERY,))
         for _ in range(4):
             begin(pair)
@@ -323,19 +324,19 @@ def test_a_conversation_that_begins_during_an_alteration_needs_no_retry(
     pair.pass_time(1)
     pair.rounds()
 
-    def waiting() -> tuple[int, int]:
-        ((there,),) = query(pair.east.database, "select count(*) from sys.conversation_endpoints")
-        return there, waiting_messages(pair.west.database)
+    def count_conversations_and_waiting() -> tuple[int, int]:
+        ((conversation_count,),) = query(pair.east.database, "select count(*) from sys.conversation_endpoints")
+        return conversation_count, waiting_messages(pair.west.database)
 
-    assert waiting() == (3, 1)
+    assert count_conversations_and_waiting() == (3, 1)
     pair.pass_time(5)  # the memory had no room for the frame
     pair.rounds()
-    assert waiting() == (4, 0)
+    assert count_conversations_and_waiting() == (4, 0)
 
 
 @pytest.mark.feature(116)
-def test_the_wait_for_a_locked_row_is_between_two_polls(pair: Pair) -> None:
-    """The daemon sleeps before it looks at the locked row again."""
+def test_a_locked_row_is_polled_again_after_a_pause(pair: Pair) -> None:
+    """The daemon sleeps before it polls the locked row again."""
     west = pair.west
     handle = begin(pair)
     with west.database.transaction() as tx:

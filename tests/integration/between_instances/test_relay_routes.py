@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 import servicebroker as sb
-from remote_support import EAST, Pair, begin, opened
+from remote_support import EAST, Pair, begin, open_conversation
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import parse_address
 from support import CONTRACT, ORDER, STOCK, STOCK_QUEUE, bodies, query, waiting_messages
@@ -117,7 +117,7 @@ def test_a_conversation_does_not_use_an_expired_route(pair: Pair) -> None:
     west.database.create_route("Old", service_name=STOCK, address="TCP://old:4022", lifetime=60)
     west.database.create_route("Any", address=EAST)
     west.other = parse_address("TCP://old:4022")
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     west.relay.lost(west.out, "gone")
     west.clock.jump(seconds=61)
     pair.pass_time(61)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from remote_support import Pair, Site, opened
+from remote_support import Pair, Site, open_conversation
 from servicebroker.api.maintenance import run_maintenance
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.delivery.transmission import deliver_left_over
@@ -37,7 +37,7 @@ HOLD = "select from servicebroker.conversation_endpoints where conversation_hand
 
 @pytest.mark.feature(124)
 def test_a_disabled_broker_neither_sends_nor_receives(pair: Pair) -> None:
-    handle, _ = opened(pair)
+    handle, _ = open_conversation(pair)
     pair.west.database.send(handle, ORDER, b"1")
     pair.west.database.alter(disable_broker=True)
     pair.rounds()
@@ -58,7 +58,7 @@ def test_a_disabled_broker_neither_sends_nor_receives(pair: Pair) -> None:
 
 @pytest.mark.feature(138)
 def test_messages_for_a_disabled_queue_are_in_the_receivers_transmission_queue(pair: Pair) -> None:
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.east.database.alter_queue(STOCK_QUEUE, status=False)
     pair.west.database.send(handle, ORDER, b"x" * 100_000)
     pair.rounds()
@@ -75,7 +75,7 @@ def test_messages_for_a_disabled_queue_are_in_the_receivers_transmission_queue(p
 
 def store_beside_queue(pair: Pair, count: int = 3) -> tuple[Any, UUID]:
     """Store messages beside a disabled queue, and enable it without delivering them. Return both handles."""
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     pair.east.database.alter_queue(STOCK_QUEUE, status=False)
     pair.west.database.send_batch(handle, ORDER, [str(number) for number in range(1, count + 1)])
     pair.rounds()
@@ -122,7 +122,7 @@ def test_messages_of_a_locked_conversation_are_delivered_later(pair: Pair) -> No
 
 @pytest.mark.feature(138)
 def test_an_enabled_queue_gets_waiting_messages_during_a_send(pair: Pair) -> None:
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     database, target = pair.east.database, message.conversation_handle
     database.alter_queue(STOCK_QUEUE, status=False)
     pair.west.database.send_batch(handle, ORDER, [b"1", b"2"])
@@ -141,7 +141,7 @@ def test_an_enabled_queue_gets_waiting_messages_during_a_send(pair: Pair) -> Non
 @pytest.mark.parametrize("error", [None, (5, "no more")], ids=["end", "error"])
 def test_no_message_is_sent_to_a_peer_whose_end_waits_beside_a_queue(pair: Pair, error: tuple[int, str] | None) -> None:
     """Also after a restart of the daemon."""
-    handle, message = opened(pair)
+    handle, message = open_conversation(pair)
     database = pair.east.database
     database.alter_queue(STOCK_QUEUE, status=False)
     pair.west.database.send(handle, ORDER, b"1")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from remote_support import Pair, Site, introduce, leftovers, paired
+from remote_support import Pair, Site, introduce, leftovers, open_pair
 from servicebroker.broker.departures import Frames
 from servicebroker.engine.conversation.endpoints import remove_closed_endpoints
 from servicebroker.model.remedies import after_status
@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def pair(make_instance_url: Callable[..., str], clock: Clock) -> Iterator[Pair]:
-    with paired(make_instance_url, clock) as pair:
+    with open_pair(make_instance_url, clock) as pair:
         yield pair
 
 
@@ -244,13 +244,13 @@ def test_an_unsecured_opening_has_no_date(pair: Pair) -> None:
 
 
 @pytest.fixture
-def undated(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def omit_dates(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Make west omit the date of openings, as older versions do, until `undo`."""
     monkeypatch.setattr(Frames, "_dated", lambda self, entry, header: header)
     return monkeypatch
 
 
-def test_a_broker_of_an_older_version_is_understood(pair: Pair, tmp_path: Path, undated: pytest.MonkeyPatch) -> None:
+def test_a_broker_of_an_older_version_is_understood(pair: Pair, tmp_path: Path, omit_dates: pytest.MonkeyPatch) -> None:
     introduce(pair, tmp_path)
     for text in ("one", "two"):
         run_conversation(pair, text)
@@ -260,13 +260,13 @@ def test_a_broker_of_an_older_version_is_understood(pair: Pair, tmp_path: Path, 
 
 
 def test_frames_sealed_before_an_upgrade_open_nothing_after_it(
-    pair: Pair, tmp_path: Path, undated: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pair: Pair, tmp_path: Path, omit_dates: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     introduce(pair, tmp_path)
     kept_frames = run_conversation(pair, "old")
     advance_clocks(pair, seconds=REPLAY_PROTECTION.total_seconds())
     clean_up(pair)
-    undated.undo()
+    omit_dates.undo()
     run_conversation(pair, "new")
     advance_clocks(pair, seconds=REPLAY_PROTECTION.total_seconds())
     clean_up(pair)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from daemons import Served, Two
+from daemons import ServeProcess, Two
 from servicebroker.cli.main import app as command
 from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, eventually, standard_database
 
@@ -57,7 +57,7 @@ def test_a_copy_answers_no_message_of_the_original(
     two.east.instance.close()
     copy = copy_of(two.east.url, make_url)
     two.east.serve()
-    refused = Served(copy, tmp_path / "copied", "--listen", f"127.0.0.1:{two.east.port}")
+    refused = ServeProcess(copy, tmp_path / "copied", "--listen", f"127.0.0.1:{two.east.port}")
     refused.process.wait(30)
     assert refused.end() == 1
     assert refused.count("holds a copy of an instance")
@@ -69,7 +69,7 @@ def test_a_copy_answers_no_message_of_the_original(
         threading.Thread(target=answer, args=(url, found, stopped, b"original " if url != copy else b"copy "))
         for url, found in answered.items()
     ]
-    beside = Served(copy, tmp_path / "copied")
+    beside = ServeProcess(copy, tmp_path / "copied")
     try:
         for thread in threads:
             thread.start()

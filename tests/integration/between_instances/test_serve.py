@@ -15,8 +15,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from daemons import Served, Site, Two
-from forked import ran
+from daemons import ServeProcess, Site, Two
+from forked import run_command
 from servicebroker.broker.daemon import daemon_id
 from servicebroker.broker.shares import prepare_session
 from servicebroker.engine.remote import departing
@@ -61,7 +61,7 @@ def test_messages_and_replies_travel_between_endpoints(two: Two) -> None:
     (first, _) = two.arrives("a", "b")
     two.east.database.send(first.conversation_handle, REPLY, b"c")
     assert bodies(two.west.database.receive(ORDERS_QUEUE, wait=10, conversation_handle=handle)) == [b"c"]
-    two.east.daemon.says("is now listening for connections at TCP://127.0.0.1")
+    two.east.daemon.wait_for_log("is now listening for connections at TCP://127.0.0.1")
 
 
 def test_the_daemon_plans_a_statement_once_and_reads_by_indexes(make_instance_url: Callable[..., str]) -> None:
@@ -112,7 +112,7 @@ def test_without_an_endpoint_nothing_leaves(two: Two) -> None:
     two.west.waits(NOT_CONFIGURED)
     two.west.endpoint(**PLAIN)
     two.arrives("a")
-    two.west.daemon.says("Endpoint configuration change detected.")
+    two.west.daemon.wait_for_log("Endpoint configuration change detected.")
     eventually(two.west.connections)  # refreshed once a second: wait for a row first
     two.west.instance.drop_endpoint("broker")
     eventually(lambda: two.west.connections() == [])
@@ -126,7 +126,7 @@ def test_a_stopped_endpoint_has_no_connections_and_peers_keep_their_messages(two
     handle = two.send("a")
     two.arrives("a")
     two.east.instance.alter_endpoint("broker", state="STOPPED")
-    two.east.daemon.says("has stopped listening for connections")
+    two.east.daemon.wait_for_log("has stopped listening for connections")
     eventually(lambda: two.east.connections() == [])
     two.send("b", "c", handle=handle)
     two.west.waits("The target service broker is unreachable.")
@@ -155,7 +155,7 @@ def test_a_disabled_endpoint_answers_with_an_error(two: Two) -> None:
         site.serve()
     two.send("a")
     two.west.waits("endpoint is not configured")
-    two.east.daemon.says("Audit Broker Login", subclass="Authorization Failure")
+    two.east.daemon.wait_for_log("Audit Broker Login", subclass="Authorization Failure")
     two.east.instance.alter_endpoint("broker", state="STARTED")
     two.arrives("a", seconds=30)
 
@@ -167,8 +167,8 @@ def test_a_changed_port_applies_without_a_restart(two: Two) -> None:
     two.arrives("a")
     two.east.port += 1
     two.east.instance.alter_endpoint("broker", listener_port=two.east.port)
-    two.east.daemon.says("Endpoint configuration change detected.")
-    two.east.daemon.says(f"is now listening for connections at TCP://127.0.0.1:{two.east.port}")
+    two.east.daemon.wait_for_log("Endpoint configuration change detected.")
+    two.east.daemon.wait_for_log(f"is now listening for connections at TCP://127.0.0.1:{two.east.port}")
     two.west.database.alter_route("ToStock", address=two.east.address)
     two.send("b")
     two.arrives("b")
@@ -192,7 +192,7 @@ def test_the_connections_are_shown(two: Two) -> None:
     with connect(two.east.url) as connection:
         east = daemon_id(connection)
     eventually(lambda: query(two.west.database, text) == [(east, True, True, True, True)])
-    shown = ran("status", "--instance", two.west.url, "--json").stdout
+    shown = run_command("status", "--instance", two.west.url, "--json").stdout
     (link,) = json.loads(shown)["connections"]
     assert (link["state"], link["principal_name"]) == ("ONLINE", None)
     two.west.daemon.end(signal.SIGKILL)
@@ -213,7 +213,7 @@ def test_connections_with_certificates_are_encrypted_by_default(two: Two, tmp_pa
     assert bodies(two.west.database.receive(ORDERS_QUEUE, wait=10, conversation_handle=handle)) == [b"b" * 300_000]
     eventually(lambda: {row[1:] for row in two.west.connections()} == {(*ONLINE, "AES", "east")})
     eventually(lambda: {row[1:] for row in two.east.connections()} == {(*ONLINE, "AES", "west")})
-    two.east.daemon.says("Audit Broker Login", subclass="Login Success", certificate="west")
+    two.east.daemon.wait_for_log("Audit Broker Login", subclass="Login Success", certificate="west")
 
 
 @pytest.mark.feature(147)
@@ -244,7 +244,7 @@ def test_compatible_encryption_modes_connect(two: Two, tmp_path: Path, west: str
         eventually(lambda: {row[3] for row in two.west.connections()} == {algorithm})
     else:
         two.west.waits("There is no compatible encryption algorithm")
-        eventually(lambda: 28027 in two.east.refused())
+        eventually(lambda: 28027 in two.east.refusal_counts())
         assert two.east.database.receive(STOCK_QUEUE) == []
 
 
@@ -252,10 +252,10 @@ def test_required_encryption_without_a_certificate_is_reported(two: Two) -> None
     serve_both(two)
     two.send("a")
     two.west.waits("No certificate was found")
-    two.west.daemon.says("make one with servicebroker certificate create")
+    two.west.daemon.wait_for_log("make one with servicebroker certificate create")
     two.west.instance.alter_endpoint("broker", **PLAIN)
     two.west.waits("certificate used by this endpoint was not found")
-    two.east.daemon.says("Audit Broker Login", subclass="Authentication Failure")
+    two.east.daemon.wait_for_log("Audit Broker Login", subclass="Authentication Failure")
 
 
 def test_required_encryption_with_an_expired_certificate_is_reported(two: Two) -> None:
@@ -268,7 +268,7 @@ def test_required_encryption_with_an_expired_certificate_is_reported(two: Two) -
     serve_both(two)
     two.send("a")
     two.west.waits("The certificate found is not valid at the current time")
-    two.west.daemon.says("There is no valid certificate of this instance with its key")
+    two.west.daemon.wait_for_log("There is no valid certificate of this instance with its key")
 
 
 @pytest.mark.feature(146, 149)
@@ -278,13 +278,13 @@ def test_a_peer_whose_certificate_was_not_imported_is_refused(two: Two, tmp_path
     serve_both(two)
     two.send("a")
     two.west.waits("Authentication failed")
-    two.east.daemon.says(
+    two.east.daemon.wait_for_log(
         "Audit Broker Login", subclass="Authentication Failure", error="none of those that were imported"
     )
-    eventually(lambda: 28035 in two.east.refused())
+    eventually(lambda: 28035 in two.east.refusal_counts())
     assert two.east.database.receive(STOCK_QUEUE) == []
     two.east.certificate("import", "west", str(tmp_path / "west.pem"))
-    two.east.daemon.says("Certificate change detected.")
+    two.east.daemon.wait_for_log("Certificate change detected.")
     two.arrives("a", seconds=30)
 
 
@@ -295,7 +295,7 @@ def test_a_peer_with_an_unknown_certificate_is_refused(two: Two, tmp_path: Path)
     serve_both(two)
     two.send("a")
     two.west.waits("The certificate used by the peer is invalid")
-    two.west.daemon.says("Audit Broker Login", error="none of those that were imported")
+    two.west.daemon.wait_for_log("Audit Broker Login", error="none of those that were imported")
     assert two.east.database.receive(STOCK_QUEUE) == []
 
 
@@ -329,7 +329,7 @@ def test_invalid_certificates_and_protocols_are_refused(two: Two, tmp_path: Path
     good = create_trusted_certificate(east, tmp_path, "good", now)
     east.endpoint()
     east.serve()
-    east.daemon.says("is now listening")
+    east.daemon.wait_for_log("is now listening")
 
     def send_and_read(context: ssl.SSLContext | None, payload: bytes = b"") -> bytes:
         """Connect, send the payload, and return the daemon's bytes until it closes the connection."""
@@ -346,18 +346,18 @@ def test_invalid_certificates_and_protocols_are_refused(two: Two, tmp_path: Path
         return received
 
     send_and_read(tls_client(expired))
-    east.daemon.says("Audit Broker Login", subclass="Authentication Failure", error="it has expired")
+    east.daemon.wait_for_log("Audit Broker Login", subclass="Authentication Failure", error="it has expired")
     send_and_read(tls_client(early))
-    east.daemon.says("Audit Broker Login", subclass="Authentication Failure", error="it is not valid yet")
+    east.daemon.wait_for_log("Audit Broker Login", subclass="Authentication Failure", error="it is not valid yet")
     send_and_read(tls_client(None))
-    east.daemon.says("Audit Broker Login", subclass="Authentication Failure", error="it was not shown")
+    east.daemon.wait_for_log("Audit Broker Login", subclass="Authentication Failure", error="it was not shown")
     send_and_read(tls_client(good, ssl.TLSVersion.TLSv1_2))
-    east.daemon.says("Audit Broker Login", subclass="Login Protocol Error")
+    east.daemon.wait_for_log("Audit Broker Login", subclass="Login Protocol Error")
     assert b"compatible encryption" in send_and_read(None, b"GET / HTTP/1.0\r\n\r\n")
-    east.daemon.says("Audit Broker Login", subclass="Negotiate Failure")
+    east.daemon.wait_for_log("Audit Broker Login", subclass="Negotiate Failure")
     send_and_read(tls_client(good), b"GET / HTTP/1.0\r\n\r\n")  # accepted, but no frame follows
-    east.daemon.says("Audit Broker Login", subclass="Message Format Error")
-    eventually(lambda: east.refused() == {28035: 3, 9758: 1, 28027: 1, 11235: 1})
+    east.daemon.wait_for_log("Audit Broker Login", subclass="Message Format Error")
+    eventually(lambda: east.refusal_counts() == {28035: 3, 9758: 1, 28027: 1, 11235: 1})
     eventually(lambda: east.connections() == [])
     assert east.daemon.process.poll() is None
 
@@ -378,7 +378,7 @@ def test_certificates_are_replaced_without_loss(two: Two, tmp_path: Path) -> Non
     two.introduce(tmp_path, "-new")  # both sides accept both certificates
     for site, peer in ((two.west, two.east), (two.east, two.west)):
         site.certificate("drop", site.name)  # from now on this side presents the new certificate
-        peer.daemon.says("Audit Broker Login", subclass="Login Success", certificate=f"{site.name}-new")
+        peer.daemon.wait_for_log("Audit Broker Login", subclass="Login Success", certificate=f"{site.name}-new")
         peer.certificate("drop", site.name)
     enough.set()
     sender.result(60)
@@ -408,7 +408,7 @@ def test_a_key_that_others_may_read_is_not_used(two: Two) -> None:
     file.chmod(0o644)
     two.east.endpoint()
     two.east.serve()
-    two.east.daemon.says("make it yours alone with chmod 600")
+    two.east.daemon.wait_for_log("make it yours alone with chmod 600")
 
 
 # ---------------------------------------------------------------- the process
@@ -420,7 +420,7 @@ def test_a_signal_stops_the_daemon_and_closes_its_connections(two: Two, number: 
     two.send("a")
     two.arrives("a")
     assert two.east.daemon.end(number) == 0
-    assert two.east.daemon.said("The broker is shut down.")
+    assert two.east.daemon.has_logged("The broker is shut down.")
     eventually(lambda: two.west.connections() == [])
     handle = two.send("b")
     two.east.serve()
@@ -440,7 +440,7 @@ def test_listen_overrides_the_stored_endpoint(two: Two) -> None:
 def test_a_port_in_use_is_retried(two: Two) -> None:
     with socket.create_server(("127.0.0.1", two.east.port)):
         serve_both(two, **PLAIN)
-        two.east.daemon.says(f"cannot listen on port {two.east.port} because it is in use by another process")
+        two.east.daemon.wait_for_log(f"cannot listen on port {two.east.port} because it is in use by another process")
         two.send("a")
     two.arrives("a", seconds=30)
     assert len([line for line in two.east.daemon.lines if "cannot listen" in line["message"]]) == 1
@@ -451,20 +451,20 @@ def test_an_address_of_another_host_is_reported(two: Two) -> None:
         "broker", state="STARTED", listener_port=two.east.port, listener_ip="203.0.113.1", **PLAIN
     )
     two.east.serve()
-    two.east.daemon.says("could not listen for connections due to the following error")
+    two.east.daemon.wait_for_log("could not listen for connections due to the following error")
 
 
 def test_another_daemon_stands_by_and_takes_over(two: Two) -> None:
     serve_both(two, **PLAIN)
     first = two.east.daemon
-    first.says("This process serves the instance.")
+    first.wait_for_log("This process serves the instance.")
     second = two.east.serve()
-    second.says("Another process serves the instance; this one stands by")
+    second.wait_for_log("Another process serves the instance; this one stands by")
     two.send("a")
     two.arrives("a")
     first.end(signal.SIGKILL)
     two.send("b")
-    second.says("This process serves the instance.")
+    second.wait_for_log("This process serves the instance.")
     two.arrives("b", seconds=30)
 
 
@@ -478,7 +478,7 @@ def test_the_daemon_reconnects_after_all_sessions_were_terminated(two: Two) -> N
             connection.execute(text + "and datname = current_database()")
     two.send("b", handle=handle)
     two.arrives("b", seconds=30)
-    two.east.daemon.says("The connection to the database was lost; reconnecting")
+    two.east.daemon.wait_for_log("The connection to the database was lost; reconnecting")
 
 
 def test_the_daemon_notices_a_lost_listen_session(two: Two) -> None:
@@ -487,16 +487,16 @@ def test_the_daemon_notices_a_lost_listen_session(two: Two) -> None:
     handle = two.send("a")
     two.arrives("a")
     terminate_listeners(two.west.url, "servicebroker serve")
-    two.west.daemon.says("The connection to the database was lost; reconnecting")
+    two.west.daemon.wait_for_log("The connection to the database was lost; reconnecting")
     two.send("b", handle=handle)
     two.arrives("b")
 
 
 def test_the_daemon_waits_for_an_unreachable_database(tmp_path: Path) -> None:
-    served = Served("postgresql://127.0.0.1:1/none", tmp_path)
+    served = ServeProcess("postgresql://127.0.0.1:1/none", tmp_path)
     try:
-        served.says("Cannot connect to PostgreSQL")
-        served.says("It is tried again every 2 seconds.")
+        served.wait_for_log("Cannot connect to PostgreSQL")
+        served.wait_for_log("It is tried again every 2 seconds.")
         assert served.end() == 0
     finally:
         served.kill()
@@ -513,7 +513,7 @@ def test_the_daemon_waits_for_an_unreachable_database(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_arguments_are_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    result = ran("serve", "--instance", tmp_path, *arguments)
+    result = run_command("serve", "--instance", tmp_path, *arguments)
     assert result.returncode == 1
     assert words in result.stderr
     assert result.stderr.startswith("servicebroker: ")

@@ -99,7 +99,7 @@ class Site:
             return connection.execute(text, process._session).fetchall()
 
     @property
-    def remembered(self) -> list[int]:
+    def remembered_counts(self) -> list[int]:
         """The number of conversations in memory, for each share."""
         return [share.relay.remembered for share in self.daemon._shares.all]
 
@@ -139,7 +139,7 @@ def sites(
 def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False) -> None:
     """Exchange messages on many conversations. Check that each is answered and counted, once and in order."""
     for site in (west, east):
-        eventually(lambda site=site: len(site.remembered) == SHARE_COUNT)
+        eventually(lambda site=site: len(site.remembered_counts) == SHARE_COUNT)
     initial_count = _count_arrivals()
     handles = [
         west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=encryption)
@@ -156,8 +156,8 @@ def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False
     lengths = [[b"%d" % len(body) for body in bodies] for bodies in sent.values()]
     _check_received(west, ORDERS_QUEUE, sum(map(len, sent.values())), lengths, answers=False)
     for site in (west, east):
-        eventually(lambda site=site: sum(count > 0 for count in site.remembered) > 1)
-    eventually(lambda: metrics.REGISTRY.get_sample_value("servicebroker_active_dialogs") == sum(east.remembered))
+        eventually(lambda site=site: sum(count > 0 for count in site.remembered_counts) > 1)
+    eventually(lambda: metrics.REGISTRY.get_sample_value("servicebroker_active_dialogs") == sum(east.remembered_counts))
     eventually(lambda: _count_arrivals() >= initial_count + 2 * sum(map(len, sent.values())))
     for handle in handles:
         west.database.end_conversation(handle)
@@ -197,7 +197,7 @@ def test_large_and_small_messages_arrive_once_and_in_order(
         eventually(lambda: west.sessions == SHARE_COUNT + 1)
         with psycopg.connect(east.url, autocommit=True) as other:  # one session alone: all shares restart
             other.execute("select pg_terminate_backend(%s)", [east.second_session])
-        eventually(lambda: len(east.remembered) == 1)
+        eventually(lambda: len(east.remembered_counts) == 1)
         converse(west, east)
 
 
@@ -305,7 +305,7 @@ def _measure_transmission(shares: int, make_instance_url: Callable[..., str], fo
         ]
         for handle in handles:
             west.database.send_batch(handle, ORDER, [b"x"] * (MESSAGE_COUNT // len(handles)))
-        eventually(lambda: len(west.remembered) == len(east.remembered) == shares)
+        eventually(lambda: len(west.remembered_counts) == len(east.remembered_counts) == shares)
         start = time.monotonic()
         west.route(STOCK, east)
         east.route(ORDERS, west)
@@ -317,7 +317,7 @@ def _measure_transmission(shares: int, make_instance_url: Callable[..., str], fo
 
 
 @pytest.fixture
-def served(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Site, Site]]:
+def served_pair(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Site, Site]]:
     """West and east, each served by two processes."""
     with sites(2, make_instance_url, tmp_path, 2, in_processes=True) as (west, east):
         west.route(STOCK, east)
@@ -349,9 +349,9 @@ def kill(process: ShareProcess) -> None:
     os.kill(process.pid, signal.SIGKILL)
 
 
-def test_the_session_of_a_killed_process_ends_with_it(served: tuple[Site, Site]) -> None:
+def test_the_session_of_a_killed_process_ends_with_it(served_pair: tuple[Site, Site]) -> None:
     """PostgreSQL itself would not notice while the session waits, here for a lock."""
-    west, east = served
+    west, east = served_pair
     handle = begin_in_share(west, 1)
     send_and_check(west, east, handle, b"1")
     (before,) = east.processes
@@ -451,7 +451,7 @@ START_FAILURES = pytest.mark.parametrize(
 @pytest.mark.sampled(1)
 @START_FAILURES
 def test_the_daemon_takes_over_the_share_of_a_process_it_cannot_replace(
-    served: tuple[Site, Site],
+    served_pair: tuple[Site, Site],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     owner: object,
@@ -459,14 +459,14 @@ def test_the_daemon_takes_over_the_share_of_a_process_it_cannot_replace(
     value: object,
     reason: str,
 ) -> None:
-    west, east = served
+    west, east = served_pair
     handle = begin_in_share(west, 1)
     send_and_check(west, east, handle, b"1")
     monkeypatch.setattr(owner, name, value)
     kill(east.processes[0])
     send_and_check(west, east, handle, b"2")
     assert east.processes == []
-    assert len(east.remembered) == 2
+    assert len(east.remembered_counts) == 2
     (warning,) = [text for text in caplog.messages if "does the work of process" in text]
     assert warning.startswith(f"The daemon itself does the work of process 2 of 2: {reason}")
 
@@ -530,14 +530,14 @@ def test_shares_restart_with_one_if_no_thread_starts(
             west.database.send(begin_in_share(west, 1), ORDER, b"1")
             assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=30)] == [b"1"]
             patch.undo()
-            eventually(lambda: len(west.remembered) == len(east.remembered) == 2, 30)
+            eventually(lambda: len(west.remembered_counts) == len(east.remembered_counts) == 2, 30)
 
 
 def test_a_failed_round_is_not_reported_as_a_killed_process(
-    served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served_pair: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The round raises EOFError, which is also the sign of a lost daemon."""
-    west, east = served
+    west, east = served_pair
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setattr(processes, "MODULE", "failing_share")
     before = east.processes[0]
@@ -550,9 +550,9 @@ def test_a_failed_round_is_not_reported_as_a_killed_process(
 
 
 def test_a_missed_deadline_of_a_process_is_no_lost_connection(
-    served: tuple[Site, Site], caplog: pytest.LogCaptureFixture
+    served_pair: tuple[Site, Site], caplog: pytest.LogCaptureFixture
 ) -> None:
-    west, east = served
+    west, east = served_pair
     handle = begin_in_share(west, 1)
     (process,) = east.processes
     with psycopg.connect(east.url) as holder:
@@ -569,15 +569,17 @@ def test_a_missed_deadline_of_a_process_is_no_lost_connection(
         eventually(lambda: "share_process.session" in counts_of(connection)._counts)
 
 
-def test_a_failed_stop_leaves_no_process_or_session(served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch) -> None:
-    process = served[1].processes[0]
+def test_a_failed_stop_leaves_no_process_or_session(
+    served_pair: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = served_pair[1].processes[0]
 
     def fail(*_: object) -> None:
         raise ValueError
 
     monkeypatch.setattr(process, "_say", fail)
     eventually(lambda: process._process.poll() is not None)
-    eventually(lambda: served[1].session_of(process) == [])
+    eventually(lambda: served_pair[1].session_of(process) == [])
     assert process._connection.closed
     assert process._process.stdin is not None
     assert process._process.stdin.closed

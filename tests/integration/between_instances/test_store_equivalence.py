@@ -355,7 +355,7 @@ def _plain(result: Any) -> Any:
 
 
 @pytest.fixture
-def both(make_instance_url: Callable[..., str], seeded_random: random.Random) -> Iterator[StorePair]:
+def store_pair(make_instance_url: Callable[..., str], seeded_random: random.Random) -> Iterator[StorePair]:
     with closing(StorePair(make_instance_url(1), seeded_random)) as created:
         yield created
 
@@ -371,59 +371,77 @@ def test_both_stores_have_the_same_results(
         remaining -= 500
 
 
-def _operate(both: StorePair, count: int) -> None:
-    actions = [both.send, both.store, both.claim, both.acknowledge, both.end, both.close_conversation, both.fail]
-    actions += [both.diverge, both.set_statuses, both.read, both.page, both.look, both.round, both.unfinished]
+def _operate(store_pair: StorePair, count: int) -> None:
+    actions = [
+        store_pair.send,
+        store_pair.store,
+        store_pair.claim,
+        store_pair.acknowledge,
+        store_pair.end,
+        store_pair.close_conversation,
+        store_pair.fail,
+    ]
+    actions += [
+        store_pair.diverge,
+        store_pair.set_statuses,
+        store_pair.read,
+        store_pair.page,
+        store_pair.look,
+        store_pair.round,
+        store_pair.unfinished,
+    ]
     weights = [8, 8, 3, 4, 2, 4, 1, 1, 2, 2, 1, 2, 3, 2]
     for _ in range(count):
-        if len([one for one in both.tables.endpoints.values() if not one.is_over]) < HANDLE_COUNT:
-            both.chance.choice((both.begin, both.open_target))()
-        both.chance.choices(actions, weights)[0]()
-        both.check()
+        if len([one for one in store_pair.tables.endpoints.values() if not one.is_over]) < HANDLE_COUNT:
+            store_pair.chance.choice((store_pair.begin, store_pair.open_target))()
+        store_pair.chance.choices(actions, weights)[0]()
+        store_pair.check()
 
 
-def test_pages_are_sorted_in_every_plan(both: StorePair) -> None:
+def test_pages_are_sorted_in_every_plan(store_pair: StorePair) -> None:
     """PostgreSQL may use a hash join with the delayed messages, which changes the order of rows."""
-    both.connection.execute("set enable_nestloop = off; set enable_mergejoin = off")
+    store_pair.connection.execute("set enable_nestloop = off; set enable_mergejoin = off")
     for _ in range(20):
-        both.begin()
-        both.database.send(both.handles[-1], ORDER, b"x")
-    waiting = sorted(both.handles)
-    assert both.real.page(UUID(int=0), 3) == waiting[:3]
-    assert both.real.page(waiting[4], 50) == waiting[5:]
+        store_pair.begin()
+        store_pair.database.send(store_pair.handles[-1], ORDER, b"x")
+    waiting = sorted(store_pair.handles)
+    assert store_pair.real.page(UUID(int=0), 3) == waiting[:3]
+    assert store_pair.real.page(waiting[4], 50) == waiting[5:]
 
 
-def test_parts_kept_for_a_target_that_closes_are_dropped(both: StorePair) -> None:
+def test_parts_kept_for_a_target_that_closes_are_dropped(store_pair: StorePair) -> None:
     """Until the daemon stores its batch, it takes the endpoint for open and its kept parts for stored."""
-    both.open_target(is_empty=True)
-    (one,) = both.tables.endpoints.values()
+    store_pair.open_target(is_empty=True)
+    (one,) = store_pair.tables.endpoints.values()
     whole, half = (Part(ORDER, Content.DATA, b"abcd", bytes([number] * 8)) for number in range(2))
     kept = Batch(0, 0, [Keep(0, 0, 2, half), Keep(1, 0, 1, whole)])
-    assert both.run_on_both(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}, {}).stored) == [
+    assert store_pair.run_on_both(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}, {}).stored) == [
         one.handle
     ]
-    found = both.run_on_both(lambda store: [stored._replace(idle=0.0) for stored in store.unfinished()])
+    found = store_pair.run_on_both(lambda store: [stored._replace(idle=0.0) for stored in store.unfinished()])
     assert found == _plain([Stored(one.handle, "shop", Begun(0, 2 * LIMITS.fragment_size, 2_004, 2_004), 0.0)])
-    both.run_on_both(lambda store: store.diverge({one.handle: Diverged(False, "it differs")}))
-    both.database.end_conversation(one.handle)
-    both.tables.end(one)
+    store_pair.run_on_both(lambda store: store.diverge({one.handle: Diverged(False, "it differs")}))
+    store_pair.database.end_conversation(one.handle)
+    store_pair.tables.end(one)
     late = Batch(0, 2, [Keep(0, 1, 2, half), Complete(0), Complete(1)], b"t" * 8)
-    with both.real.transaction(), both.double.transaction():
-        real, double = (store.store({one.handle: late}, {}, {}) for store in (both.real, both.double))
+    with store_pair.real.transaction(), store_pair.double.transaction():
+        real, double = (store.store({one.handle: late}, {}, {}) for store in (store_pair.real, store_pair.double))
     assert real.stored == double.stored == real.closed == double.closed == [one.handle]
     assert not real.queues
     assert not double.queues
-    both.check()
+    store_pair.check()
 
 
 @pytest.mark.parametrize("is_off", [False, True], ids=["enabled", "disabled"])
-def test_a_message_completed_before_an_error_keeps_its_body(both: StorePair, *, is_off: bool) -> None:
+def test_a_message_completed_before_an_error_keeps_its_body(store_pair: StorePair, *, is_off: bool) -> None:
     """The Error drops only the parts of later messages."""
-    both.open_target(is_empty=True)
-    (one,) = both.tables.endpoints.values()
-    ((queue,),) = query(both.database, "select name from servicebroker.queues where queue_id = %s", both.queue)
+    store_pair.open_target(is_empty=True)
+    (one,) = store_pair.tables.endpoints.values()
+    ((queue,),) = query(
+        store_pair.database, "select name from servicebroker.queues where queue_id = %s", store_pair.queue
+    )
     if is_off:
-        both.database.alter_queue(queue, status=False)
+        store_pair.database.alter_queue(queue, status=False)
     parts = [Part(ORDER, Content.DATA, b"%d" % number, bytes([number] * 8)) for number in range(3)]
     error = Part("", Content.ERROR, error_body(1, "why"), b"e" * 8)
     begun = Batch(0, 0, [Keep(0, 0, 2, parts[0])])
@@ -431,60 +449,60 @@ def test_a_message_completed_before_an_error_keeps_its_body(both: StorePair, *, 
         0, 6, [Keep(0, 1, 2, parts[1]), Complete(0), Keep(3, 0, 2, parts[2]), Discard(1, 5), Deliver(5, (error,))]
     )
     for batch in (begun, ended):
-        with both.real.transaction():
-            assert both.real.store({one.handle: batch}, {}, {}).stored == [one.handle]
+        with store_pair.real.transaction():
+            assert store_pair.real.store({one.handle: batch}, {}, {}).stored == [one.handle]
     if is_off:
-        both.database.alter_queue(queue, status=True)
-    assert [body for is_data, body in both.read_queues()[1][one.handle] if is_data] == [b"01"]
+        store_pair.database.alter_queue(queue, status=True)
+    assert [body for is_data, body in store_pair.read_queues()[1][one.handle] if is_data] == [b"01"]
 
 
-def test_known_capabilities_of_a_broker_only_grow(both: StorePair) -> None:
-    both.database.create_master_key("correct horse")
-    both.database.create_certificate("Peer")
-    ((number,),) = query(both.database, "select certificate_id from sys.certificates where name = 'Peer'")
+def test_known_capabilities_of_a_broker_only_grow(store_pair: StorePair) -> None:
+    store_pair.database.create_master_key("correct horse")
+    store_pair.database.create_certificate("Peer")
+    ((number,),) = query(store_pair.database, "select certificate_id from sys.certificates where name = 'Peer'")
     nobody = KnownBroker()
-    assert both.run_on_both(lambda store: store.find_broker(number, FAR)) == nobody
+    assert store_pair.run_on_both(lambda store: store.find_broker(number, FAR)) == nobody
     for capabilities, ahead, expected in (
         (["a"], 0, KnownBroker(frozenset("a"), 0)),
         ([], 7, KnownBroker(frozenset("a"), 7)),
         (["b", "a"], 5, KnownBroker(frozenset("ab"), 7)),
     ):
-        both.run_on_both(lambda store: store.save_broker(number, FAR, capabilities, ahead))  # noqa: B023
-        assert both.run_on_both(lambda store: store.find_broker(number, FAR)) == expected
-        assert both.run_on_both(lambda store: store.find_broker(number, UUID(int=1))) == nobody
-    both.database.drop_certificate("Peer")
-    both.real.save_broker(number, FAR, ["a"], 0)  # as a round that has read the certificate before
-    assert both.real.find_broker(number, FAR) == nobody
+        store_pair.run_on_both(lambda store: store.save_broker(number, FAR, capabilities, ahead))  # noqa: B023
+        assert store_pair.run_on_both(lambda store: store.find_broker(number, FAR)) == expected
+        assert store_pair.run_on_both(lambda store: store.find_broker(number, UUID(int=1))) == nobody
+    store_pair.database.drop_certificate("Peer")
+    store_pair.real.save_broker(number, FAR, ["a"], 0)  # as a round that has read the certificate before
+    assert store_pair.real.find_broker(number, FAR) == nobody
 
 
-def test_a_certificate_is_known_as_at_most_a_thousand_brokers(both: StorePair) -> None:
-    both.database.create_master_key("correct horse")
-    both.database.create_certificate("Peer")
-    ((number,),) = query(both.database, "select certificate_id from sys.certificates where name = 'Peer'")
+def test_a_certificate_is_known_as_at_most_a_thousand_brokers(store_pair: StorePair) -> None:
+    store_pair.database.create_master_key("correct horse")
+    store_pair.database.create_certificate("Peer")
+    ((number,),) = query(store_pair.database, "select certificate_id from sys.certificates where name = 'Peer'")
     query(
-        both.database,
+        store_pair.database,
         "insert into servicebroker.known_brokers select %s, gen_random_uuid(), '{}', 0 "
         f"from generate_series(1, {MAX_OF_CERTIFICATE - 1}) returning 1",
         number,
     )
     for broker, is_known in ((FAR, True), (UUID(int=1), False), (FAR, True)):
-        both.real.save_broker(number, broker, ["a"], 0)
-        assert bool(both.real.find_broker(number, broker).capabilities) is is_known
+        store_pair.real.save_broker(number, broker, ["a"], 0)
+        assert bool(store_pair.real.find_broker(number, broker).capabilities) is is_known
 
 
-def test_the_highest_timeline_of_a_pair_is_kept(both: StorePair) -> None:
+def test_the_highest_timeline_of_a_pair_is_kept(store_pair: StorePair) -> None:
     """Shares may hear of a promotion at different times. For a pair without a route nothing is stored."""
     pair = Elsewhere(Address("one", 4022), Address("two", 4022))
     first = Row("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "The first.")
     unrouted = first._replace(mirror_address="TCP://three:4022")
-    both.route(first)
+    store_pair.route(first)
 
     def save_and_read(*rows: Row) -> list[object]:
-        for store in (both.real, both.double):
+        for store in (store_pair.real, store_pair.double):
             with store.transaction():
                 store.save_pairs([*rows, unrouted])
             assert store.pairs() == [pair]
-        return [store.known_pairs([pair])[pair] for store in (both.real, both.double)]
+        return [store.known_pairs([pair])[pair] for store in (store_pair.real, store_pair.double)]
 
     late = first._replace(timeline=2, evidence=b"older", explanation="Late.")
     other_system = late._replace(system="8")
@@ -493,10 +511,10 @@ def test_the_highest_timeline_of_a_pair_is_kept(both: StorePair) -> None:
     assert save_and_read(other_system) == [KnownTimeline("8", 2, b"older")] * 2
 
 
-def test_a_pair_saved_while_its_route_is_dropped_is_not_read(both: StorePair) -> None:
+def test_a_pair_saved_while_its_route_is_dropped_is_not_read(store_pair: StorePair) -> None:
     row = Row("TCP://one:4022", "TCP://two:4022", None, "7", 3, b"signed", "It was.")
-    both.route(row)
-    with both.real.transaction():
-        both.real.save_pairs([row])
-        both.database.drop_route("pair")
-    assert both.real.pairs() == []
+    store_pair.route(row)
+    with store_pair.real.transaction():
+        store_pair.real.save_pairs([row])
+        store_pair.database.drop_route("pair")
+    assert store_pair.real.pairs() == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attacks import MIN_JUDGED_S, SLICE_S, AttackProcess, Costs, Times, log_size
-from daemons import Served, Two, two_sites
+from daemons import ServeProcess, Two, two_sites
 from strangers import strangers
 from support import STOCK_QUEUE, bodies, eventually, waiting_messages
 
@@ -89,10 +89,10 @@ def test_half_open_connections_do_not_block_peers(two: Two, first_bytes: bytes) 
             two.send(str(number))
             two.arrives(str(number), seconds=10)
             assert descriptors(east) < 512
-    assert not east.said("out of system resource")
+    assert not east.has_logged("out of system resource")
     assert len(east.lines) - before < 300
 
 
-def descriptors(served: Served) -> int:
+def descriptors(served: ServeProcess) -> int:
     """Return the number of a daemon's descriptors."""
     return len(list(Path(f"/proc/{served.process.pid}/fd").iterdir()))

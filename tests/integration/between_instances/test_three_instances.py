@@ -42,7 +42,7 @@ def three(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tup
 @pytest.mark.feature(152, 156)
 def test_a_killed_forwarder_neither_loses_nor_duplicates_messages(three: tuple[Two, Site]) -> None:
     two, middle = three
-    middle.serve().says("is now listening")
+    middle.serve().wait_for_log("is now listening")
     handles = [two.send("0") for _ in range(CONVERSATION_COUNT)]
     sent, enough = [1], threading.Event()
 
@@ -79,9 +79,9 @@ def test_a_killed_forwarder_neither_loses_nor_duplicates_messages(three: tuple[T
 def test_forwarding_is_disabled_and_enabled_at_run_time(three: tuple[Two, Site]) -> None:
     two, middle = three
     middle.instance.alter_endpoint("broker", message_forwarding="DISABLED")
-    middle.serve().says("is now listening")
+    middle.serve().wait_for_log("is now listening")
     two.send("a")
-    middle.daemon.says("Forwarded Message Dropped: Msg 9792")
+    middle.daemon.wait_for_log("Forwarded Message Dropped: Msg 9792")
     assert two.east.database.receive(STOCK_QUEUE) == []
     two.east.daemon.end()
     middle.instance.alter_endpoint("broker", message_forwarding="ENABLED")

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from typer.testing import CliRunner
 
-from remote_support import Pair, Site, Wire, begin, paired
+from remote_support import Pair, Site, Wire, begin, open_pair
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.cli.main import app
@@ -34,7 +34,7 @@ STORED_FRAGMENTS_SQL = (
 
 @pytest.fixture
 def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
-    with paired(make_instance_url) as two:
+    with open_pair(make_instance_url) as two:
         two.east.relay = new_relay(two.east)
         yield two
 

@@ -19,7 +19,7 @@ _ROW = re.compile(rf"^\| ([a-z_ /]+) \| {_TYPE}", re.MULTILINE)
 _OF_TCP_ENDPOINTS = {"port", "is_dynamic_port", "ip_address"}  # described in the section of service_broker_endpoints
 
 
-def documented() -> dict[str, list[str]]:
+def documented_columns() -> dict[str, list[str]]:
     """Return the columns of each view from the sections of the reference."""
     found = {}
     for section in re.split(r"^## ", REFERENCE.read_text(), flags=re.MULTILINE)[1:]:
@@ -35,7 +35,7 @@ def documented() -> dict[str, list[str]]:
 def test_every_documented_column_is_there(instance: sb.Instance) -> None:
     database = instance.database("Documented", create=True)
     missing = {}
-    views = documented()
+    views = documented_columns()
     assert len(views) >= 15
     for view, names in views.items():
         assert names, view

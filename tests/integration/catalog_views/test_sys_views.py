@@ -226,15 +226,15 @@ def test_the_setting_names_the_database_that_is_shown(database: sb.Database, ins
     for view in OF_DATABASES:
         text = sql.SQL("select distinct broker_database from sys.{}").format(sql.Identifier(view))
 
-        def shown(setting: str, text: sql.Composed = text) -> set[str]:
+        def rows_of_view(setting: str, text: sql.Composed = text) -> set[str]:
             with instance.connection() as connection, connection.transaction():
                 connection.execute("select set_config('servicebroker.database', %s, true)", (setting,))
                 return {name for (name,) in connection.execute(text).fetchall()}
 
-        assert shown(other.name) == shown(other.name.upper()) == {other.name}
-        assert shown(database.name) == {database.name}
-        assert shown("nowhere") == set()
-        assert shown("") >= both
+        assert rows_of_view(other.name) == rows_of_view(other.name.upper()) == {other.name}
+        assert rows_of_view(database.name) == {database.name}
+        assert rows_of_view("nowhere") == set()
+        assert rows_of_view("") >= both
         with psycopg.connect(instance.url) as connection:  # a session without the setting
             assert {name for (name,) in connection.execute(text).fetchall()} >= both
 

@@ -32,9 +32,9 @@ from support import (
     open_dialog,
     query,
     queue_number,
+    run_together,
     standard_database,
     surveying_always,
-    together,
     tolerate_rollbacks,
 )
 
@@ -166,7 +166,7 @@ def test_every_message_is_received_once_and_in_order(
 
     def write() -> None:
         try:
-            together(
+            run_together(
                 *(partial(again, send, 0.01, seeded_random.random()) for _ in range(4)),
                 *(partial(again, work, 0.1, seeded_random.random()) for work in (move, alter, truncate)),
             )
@@ -174,10 +174,10 @@ def test_every_message_is_received_once_and_in_order(
             written.set()
 
     database.create_user(APP)
-    together(write, *(partial(read, seeded_random.random()) for _ in range(4)))
+    run_together(write, *(partial(read, seeded_random.random()) for _ in range(4)))
     for queue in (STOCK_QUEUE, OTHER_QUEUE):
         database.alter_queue(queue, status=True)
-    rest = [message for queue in (STOCK_QUEUE, OTHER_QUEUE) for message in everything(database, queue)]
+    rest = [message for queue in (STOCK_QUEUE, OTHER_QUEUE) for message in receive_everything(database, queue)]
     for message in rest:
         if not message.is_timer:
             taken[message.conversation_handle].append((message.message_sequence_number, message.message_body))
@@ -188,7 +188,7 @@ def test_every_message_is_received_once_and_in_order(
         assert [number for number, _ in wanted] == list(range(1, len(wanted) + 1))
     answers = {
         (message.conversation_handle, message.message_sequence_number): message.message_body
-        for message in everything(database, ORDERS_QUEUE)
+        for message in receive_everything(database, ORDERS_QUEUE)
     }
     assert answers.items() <= replies.items()
     assert counts["truncated"]
@@ -201,7 +201,7 @@ def test_every_message_is_received_once_and_in_order(
     assert leftovers(database) == {}
 
 
-def everything(database: sb.Database, queue: str) -> list[sb.Message]:
+def receive_everything(database: sb.Database, queue: str) -> list[sb.Message]:
     found: list[sb.Message] = []
     while messages := database.receive(queue):
         found += messages

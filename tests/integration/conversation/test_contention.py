@@ -29,7 +29,7 @@ from support import (
     query,
     queue_number,
     refused,
-    together,
+    run_together,
 )
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,9 @@ def test_sixteen_senders_and_sixteen_readers(
                     return
 
         def send_all() -> None:
-            together(*[partial(send, initiator, seeded_random.random()) for initiator, _ in dialogs], seconds=patience)
+            run_together(
+                *[partial(send, initiator, seeded_random.random()) for initiator, _ in dialogs], seconds=patience
+            )
             done.set()
 
         def deadlocks() -> int:
@@ -116,7 +118,7 @@ def test_sixteen_senders_and_sixteen_readers(
             return count
 
         before = deadlocks()
-        together(send_all, *[partial(read, seeded_random.random()) for _ in range(16)], seconds=patience)
+        run_together(send_all, *[partial(read, seeded_random.random()) for _ in range(16)], seconds=patience)
     assert deadlocks() == before
     sent = dict(query(database, "select conversation_handle, send_sequence from servicebroker.conversation_endpoints"))
     for initiator, target in dialogs:

@@ -9,7 +9,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.model.events import BrokerEvent
-from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, STOCK_QUEUE, begin, query, refused, undone
+from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, STOCK_QUEUE, begin, query, refused, rolled_back
 
 pytestmark = [pytest.mark.feature(201), pytest.mark.both_apis]
 
@@ -134,7 +134,7 @@ def test_groups(fresh_database: sb.Database, take_events: Told) -> None:
 
 
 def test_events_are_reported_even_if_the_transaction_rolls_back(fresh_database: sb.Database, take_events: Told) -> None:
-    with undone(fresh_database) as transaction:
+    with rolled_back(fresh_database) as transaction:
         transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         assert len(take_events()) == 2
     assert take_events() == []

@@ -29,8 +29,8 @@ from support import (
     peer_handle,
     query,
     refused,
+    rolled_back,
     state,
-    undone,
     wait_until_blocked,
 )
 
@@ -375,7 +375,7 @@ def test_many_timers_fire_at_once(database: sb.Database, clock: Clock) -> None:
 
 def test_a_rolled_back_timer_was_never_set(database: sb.Database, clock: Clock) -> None:
     handle = begin(database)
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         transaction.begin_conversation_timer(handle, 5)
     clock.jump(seconds=6)
     assert database.receive(ORDERS_QUEUE) == []
@@ -385,7 +385,7 @@ def test_a_rolled_back_timer_message_is_received_again(database: sb.Database, cl
     handle = begin(database)
     database.begin_conversation_timer(handle, 5)
     clock.jump(seconds=6)
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         assert len(transaction.receive(ORDERS_QUEUE)) == 1
     assert [message.is_timer for message in database.receive(ORDERS_QUEUE)] == [True]
 

@@ -16,9 +16,9 @@ from uuid import UUID
 import pytest
 
 import side_by_side
-from fenced_histories import FencedModel, fenced
-from random_histories import Model, Rows, opened
-from side_by_side import ANSWER, ASK, CONTRACT, DOCUMENT, PLAIN, Pair, forget_rows, shown
+from fenced_histories import FencedModel, restricted_role
+from random_histories import Model, Rows, open_for_model
+from side_by_side import ANSWER, ASK, CONTRACT, DOCUMENT, PLAIN, Pair, comparable_messages, forget_rows
 from spoken_histories import TsqlModel
 
 LIFETIME_S, TIMER_S = 100, 50
@@ -33,11 +33,11 @@ VERBS: dict[str, tuple[str, Verb]] = {
     "send against it": ("send", lambda tx, handle: tx.send(handle, ANSWER, b"x")),
     "multicast": ("multicast", lambda tx, handle: tx.send([handle], PLAIN, b"x")),
     "batch": ("send batch", lambda tx, handle: tx.send_batch(handle, DOCUMENT, [b"<a/>", b"<broken"])),
-    "receive near": ("receive", lambda tx, handle: shown(tx.receive("Near"))),
-    "receive far": ("receive", lambda tx, handle: shown(tx.receive("Far"))),
-    "receive one": ("receive", lambda tx, handle: shown(tx.receive("Far", top=1))),
-    "receive where": ("receive", lambda tx, handle: shown(tx.receive("Far", conversation_handle=handle))),
-    "receive groups": ("receive groups", lambda tx, handle: shown(tx.receive("Far", top=1, groups=3))),
+    "receive near": ("receive", lambda tx, handle: comparable_messages(tx.receive("Near"))),
+    "receive far": ("receive", lambda tx, handle: comparable_messages(tx.receive("Far"))),
+    "receive one": ("receive", lambda tx, handle: comparable_messages(tx.receive("Far", top=1))),
+    "receive where": ("receive", lambda tx, handle: comparable_messages(tx.receive("Far", conversation_handle=handle))),
+    "receive groups": ("receive groups", lambda tx, handle: comparable_messages(tx.receive("Far", top=1, groups=3))),
     "get near": ("get", lambda tx, handle: tx.get_conversation_group("Near")),
     "get far": ("get", lambda tx, handle: tx.get_conversation_group("Far")),
     "end": ("end", lambda tx, handle: tx.end_conversation(handle)),
@@ -65,7 +65,7 @@ class Crossing(NamedTuple):
     is_undone: bool  # the other session first, then this transaction
 
 
-class Crossed(Model):
+class CrossingRunner(Model):
     """Runs one crossing on the engine and on the double."""
 
     left_out: ClassVar[frozenset[str]] = frozenset()  # verbs
@@ -89,7 +89,7 @@ class Crossed(Model):
             self.finish(self.open[0], undo=crossing.is_undone)
             self.compare(in_order=False)
         for queue in ("Near", "Far"):
-            self.step("receive", self.databases["A"], lambda db, queue=queue: shown(db.receive(queue)))
+            self.step("receive", self.databases["A"], lambda db, queue=queue: comparable_messages(db.receive(queue)))
         self.upkeep()
 
     def act(self, crossing: Crossing, handle: UUID) -> None:
@@ -184,19 +184,19 @@ class Crossed(Model):
             forget_rows(connection)
 
 
-class SpokenCrossed(Crossed, TsqlModel):
+class TsqlCrossingRunner(CrossingRunner, TsqlModel):
     """Runs crossings as T-SQL text."""
 
     left_out = frozenset({"receive groups", "batch", "status"})
 
 
-class FencedCrossed(Crossed, FencedModel):
+class RestrictedCrossingRunner(CrossingRunner, FencedModel):
     """Runs crossings for a restricted role: each verb is a transaction of its own, and the clock is the server's."""
 
     left_out = frozenset({"batch", "status"})
 
 
-def crossings(of: type[Crossed], chance: random.Random, count: int) -> Iterator[Crossing]:
+def crossings(of: type[CrossingRunner], chance: random.Random, count: int) -> Iterator[Crossing]:
     """Return `count` different crossings, with each verb and each state equally often."""
     verbs = [verb for verb in VERBS if verb not in of.left_out]
     outer = list(itertools.product(verbs, STATES))
@@ -206,7 +206,7 @@ def crossings(of: type[Crossed], chance: random.Random, count: int) -> Iterator[
         yield Crossing(verb, state, *chance.choice(inner))
 
 
-def run_crossings(of: type[Crossed], found: Iterator[Crossing]) -> int:
+def run_crossings(of: type[CrossingRunner], found: Iterator[Crossing]) -> int:
     """Run each crossing in a new history. Return the number of crossings."""
     count = 0
     for crossing in found:
@@ -230,22 +230,22 @@ def test_each_verb_in_each_state_is_as_in_the_double(
     record_property: RecordProperty,
 ) -> None:
     count = request.config.option.crossings
-    with opened(Crossed, make_instance_url()):
-        assert run_crossings(Crossed, crossings(Crossed, seeded_random, count)) == count
-    record_property("crossings", f"{count}, {dict(Crossed.outcomes)}")
+    with open_for_model(CrossingRunner, make_instance_url()):
+        assert run_crossings(CrossingRunner, crossings(CrossingRunner, seeded_random, count)) == count
+    record_property("crossings", f"{count}, {dict(CrossingRunner.outcomes)}")
 
 
 @pytest.mark.timeout(0)
 def test_each_state_at_the_end_of_its_lifetime_is_as_in_the_double(make_instance_url: Callable[..., str]) -> None:
     """A reader of either side or upkeep detects the expiry."""
-    with opened(Crossed, make_instance_url()):
+    with open_for_model(CrossingRunner, make_instance_url()):
         looks = ("receive near", "receive far", "send")
         found = (
             Crossing(look, state, "", "", due, has_levels=True, is_retained=False, is_undone=False)
             for state in STATES
             for look, due in zip(looks, ("lifetime", "both", "lifetime"), strict=True)
         )
-        assert run_crossings(Crossed, found) == len(STATES) * len(looks)
+        assert run_crossings(CrossingRunner, found) == len(STATES) * len(looks)
 
 
 @pytest.mark.slow
@@ -257,9 +257,9 @@ def test_in_t_sql_each_verb_in_each_state_is_as_in_the_double(
     record_property: RecordProperty,
 ) -> None:
     count = max(1, request.config.option.crossings // 4)
-    with opened(SpokenCrossed, make_instance_url()):
-        assert run_crossings(SpokenCrossed, crossings(SpokenCrossed, seeded_random, count)) == count
-    record_property("crossings", f"{count}, {dict(SpokenCrossed.outcomes)}")
+    with open_for_model(TsqlCrossingRunner, make_instance_url()):
+        assert run_crossings(TsqlCrossingRunner, crossings(TsqlCrossingRunner, seeded_random, count)) == count
+    record_property("crossings", f"{count}, {dict(TsqlCrossingRunner.outcomes)}")
 
 
 @pytest.mark.slow
@@ -272,8 +272,9 @@ def test_for_a_restricted_role_each_verb_in_each_state_is_as_in_the_double(
 ) -> None:
     count, url = max(1, request.config.option.crossings // 4), make_url()
     plain = (
-        crossing._replace(savepoint="", lock="", due="") for crossing in crossings(FencedCrossed, seeded_random, count)
+        crossing._replace(savepoint="", lock="", due="")
+        for crossing in crossings(RestrictedCrossingRunner, seeded_random, count)
     )
-    with opened(FencedCrossed, url), fenced(FencedCrossed, url):
-        assert run_crossings(FencedCrossed, plain) == count
-    record_property("crossings", f"{count}, {dict(FencedCrossed.outcomes)}")
+    with open_for_model(RestrictedCrossingRunner, url), restricted_role(RestrictedCrossingRunner, url):
+        assert run_crossings(RestrictedCrossingRunner, plain) == count
+    record_property("crossings", f"{count}, {dict(RestrictedCrossingRunner.outcomes)}")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 import servicebroker.testing as double
 from remote_support import begin as begin_remote
-from remote_support import paired
+from remote_support import open_pair
 from servicebroker.api.maintenance import run_maintenance
 from servicebroker.cli.main import app as command
 from servicebroker.engine.delivery import delayed_messages
@@ -49,7 +49,7 @@ class Course:
     def __init__(self, database: Any, jump: Callable[[float], None], now: Callable[[], datetime]) -> None:
         self.database, self.jump, self.now = database, jump, now
 
-    def received(self) -> list[bytes | None]:
+    def receive_bodies(self) -> list[bytes | None]:
         return bodies(self.database.receive(STOCK_QUEUE))
 
 
@@ -82,35 +82,35 @@ def course(request: pytest.FixtureRequest) -> Course:
     return of_engine(request.getfixturevalue("database"), request.getfixturevalue("clock"))
 
 
-def opened(course: Course, *, is_open: bool) -> Any:
+def open_dialog(course: Course, *, is_open: bool) -> Any:
     """Begin a conversation whose target has received the first message, or does not exist yet."""
     handle = begin(course.database)
     if is_open:
         course.database.send(handle, ORDER, b"open")
-        assert course.received() == [b"open"]
+        assert course.receive_bodies() == [b"open"]
     return handle
 
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_later_messages_and_the_end_wait_behind_a_delayed_message(course: Course, is_open: bool) -> None:
-    database, handle = course.database, opened(course, is_open=is_open)
+    database, handle = course.database, open_dialog(course, is_open=is_open)
     first = int(is_open)
     assert database.send(handle, ORDER, b"1", delay=60) == first
     assert database.send(handle, ORDER, b"2") == first + 1
     assert database.send_batch(handle, ORDER, [b"3", b"4"], delay=MINUTE * 2) == first + 2
     database.end_conversation(handle)
-    assert course.received() == []
+    assert course.receive_bodies() == []
     assert database.get_transmission_status(handle) == waiting.DELAYED
     assert [(one.message_sequence_number, one.bytes) for one in database.delayed_messages(handle)] == [
         *((first + number, 1) for number in range(4)),
         (first + 4, 0),
     ]
     course.jump(59)
-    assert course.received() == []
+    assert course.receive_bodies() == []
     course.jump(2)
-    assert course.received() == [b"1", b"2"]
+    assert course.receive_bodies() == [b"1", b"2"]
     course.jump(30)
-    assert course.received() == []
+    assert course.receive_bodies() == []
     course.jump(40)
     messages = database.receive(STOCK_QUEUE)
     assert bodies(messages) == [b"3", b"4", None]
@@ -130,9 +130,9 @@ def test_times(course: Course) -> None:
     ):
         database.send(begin(database), ORDER, b"x", **given)
         if seconds:
-            assert course.received() == []
+            assert course.receive_bodies() == []
             course.jump(seconds)
-        assert course.received() == [b"x"], given
+        assert course.receive_bodies() == [b"x"], given
 
 
 @pytest.mark.parametrize(
@@ -203,12 +203,12 @@ def test_other_conversations_overtake_and_the_timer_is_free(course: Course) -> N
     database.begin_conversation_timer(handle, 30)
     database.send(handle, ORDER, b"late", delay=60)
     database.send(begin(database), ORDER, b"soon")
-    assert course.received() == [b"soon"]
+    assert course.receive_bodies() == [b"soon"]
     course.jump(31)
     (timer,) = database.receive(ORDERS_QUEUE)
     assert timer.is_timer
     course.jump(31)
-    assert course.received() == [b"late"]
+    assert course.receive_bodies() == [b"late"]
 
 
 def test_in_transactions_and_pipelines(course: Course) -> None:
@@ -224,13 +224,13 @@ def test_in_transactions_and_pipelines(course: Course) -> None:
                 transaction.send(handles[0], ORDER, str(place), delay=delay)
             transaction.send(handle := begin(transaction), ORDER, b"now")
         assert pipeline.numbers == [1, 2, 3, 4, 0]
-    assert course.received() == [b"now"]
+    assert course.receive_bodies() == [b"now"]
     assert len(database.delayed_messages()) == 7
     course.jump(11)
-    arrived = [body for _ in range(3) for body in course.received()]
+    arrived = [body for _ in range(3) for body in course.receive_bodies()]
     assert sorted(arrived, key=str) == [b"0", b"all", b"all", b"all"]
     course.jump(10)
-    assert course.received() == [b"1", b"2", b"3"]
+    assert course.receive_bodies() == [b"1", b"2", b"3"]
     database.end_conversation(handle)
 
 
@@ -281,7 +281,7 @@ def test_cancel_renumbers_retained_messages_and_drops_trace_contexts(database: s
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_the_end_behind_a_cancelled_message_arrives(course: Course, is_open: bool) -> None:
-    database, handle = course.database, opened(course, is_open=is_open)
+    database, handle = course.database, open_dialog(course, is_open=is_open)
     database.send(handle, ORDER, b"late", delay=60)
     database.end_conversation(handle)
     assert database.cancel_delayed(handle) == 1
@@ -318,16 +318,16 @@ def test_delays_behind_messages_that_wait_for_other_reasons(course: Course) -> N
         database.send(conversation, ORDER, b"2", delay=60)
         database.send(conversation, ORDER, b"3")
     database.alter_queue(STOCK_QUEUE, status=True)
-    assert course.received() == [b"1"]
+    assert course.receive_bodies() == [b"1"]
     database.create_queue("LaterQueue")
     database.create_service("//test/Later", "LaterQueue", [CONTRACT])
     assert bodies(database.receive("LaterQueue")) == [b"1"]
-    assert course.received() == []
+    assert course.receive_bodies() == []
     database.alter_queue(STOCK_QUEUE, status=False)
     course.jump(61)
     assert bodies(database.receive("LaterQueue")) == [b"2", b"3"]
     database.alter_queue(STOCK_QUEUE, status=True)
-    assert course.received() == [b"2", b"3"]
+    assert course.receive_bodies() == [b"2", b"3"]
 
 
 def test_the_target_delays_its_replies(course: Course) -> None:
@@ -382,7 +382,7 @@ def test_random_courses(database: sb.Database, clock: Clock, request: pytest.Fix
 
 
 def test_to_another_instance(make_instance_url: Callable[..., str]) -> None:
-    with paired(make_instance_url) as pair:
+    with open_pair(make_instance_url) as pair:
         west, east = pair.west, pair.east.database
 
         def jump(seconds: float) -> None:
@@ -437,9 +437,9 @@ def test_a_locked_conversation_does_not_delay_others(
     with database.transaction() as transaction:
         transaction.send(busy, ORDER, b"3")
         course.jump(10)
-        assert course.received() == [b"free"]
+        assert course.receive_bodies() == [b"free"]
     course.jump(0)
-    assert course.received() == [b"1", b"2", b"3"]
+    assert course.receive_bodies() == [b"1", b"2", b"3"]
 
 
 def test_upkeep_delivers_delayed_messages(make_instance_url: Callable[..., str]) -> None:

@@ -24,8 +24,8 @@ from support import (
     Clock,
     Undo,
     begin,
-    blocked,
     bodies,
+    count_blocked_sessions,
     eventually,
     group_of,
     in_thread,
@@ -34,9 +34,9 @@ from support import (
     pipeline_on,
     query,
     refused,
+    rolled_back,
     state,
     tolerate_rollbacks,
-    undone,
     wait_until_blocked,
 )
 
@@ -184,7 +184,7 @@ def test_move_of_a_conversation_without_a_peer(database: sb.Database) -> None:
 def test_a_rolled_back_move_changes_nothing(database: sb.Database) -> None:
     first, second = two_with_replies(database)
     group = group_of(database, first)
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         transaction.move_conversation(first, group_of(database, second))
     database.send(peer_handle(database, first), REPLY, b"3")
     found = database.receive(ORDERS_QUEUE, conversation_handle=first)
@@ -251,13 +251,13 @@ def test_move_is_refused_while_a_pipeline_reads_the_queue(database: sb.Database)
 def test_move_waits_for_readers_of_both_groups_and_locks_both(database: sb.Database, locked: int) -> None:
     handles = two_with_replies(database)
     group = group_of(database, handles[1])
-    with undone(database) as reader:
+    with rolled_back(database) as reader:
         reader.receive(ORDERS_QUEUE, conversation_handle=handles[locked])
         moving = in_thread(database.move_conversation, handles[0], group)
         wait_until_blocked(database)
     moving.result(10)
     third, _ = two_with_replies(database)
-    with undone(database) as mover:
+    with rolled_back(database) as mover:
         mover.move_conversation(third, group)
         assert bodies(database.receive(ORDERS_QUEUE, top=1)) == [b"0"]  # the group of the fourth conversation
         assert database.receive(ORDERS_QUEUE, top=1) != []
@@ -318,7 +318,7 @@ def test_a_group_that_two_conversations_leave_concurrently_is_removed(
         else:
             transaction.end_conversation(target)
             other = in_thread(leave, database, leaving, verb, elsewhere)
-        eventually(lambda: other.done() or blocked(database))
+        eventually(lambda: other.done() or count_blocked_sessions(database))
     other.result(30)
     assert state(database, ending) is None
     text = "select from servicebroker.conversation_groups where conversation_group_id = %s"

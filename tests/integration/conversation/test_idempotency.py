@@ -34,8 +34,8 @@ from support import (
     peer_handle,
     query,
     refused,
+    rolled_back,
     state,
-    undone,
 )
 
 KEY = "order 17"
@@ -95,7 +95,7 @@ def test_each_service_and_principal_has_its_own_keys(database: sb.Database) -> N
 
 @pytest.mark.both_apis
 def test_a_rollback_frees_the_key(database: sb.Database) -> None:
-    with undone(database) as tx:
+    with rolled_back(database) as tx:
         lost = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, idempotency_key=KEY)
     found = begin(database, idempotency_key=KEY)
     assert found != lost
@@ -160,7 +160,9 @@ def test_a_repeated_begin_is_one_event(database: sb.Database) -> None:
 
 
 @pytest.fixture(scope="module")
-def fenced(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iterator[tuple[sb.Database, sb.Database]]:
+def two_roles(
+    server: EmbeddedServer, make_instance_url: Callable[[], str]
+) -> Iterator[tuple[sb.Database, sb.Database]]:
     """The same database for its owner, and for a restricted role."""
     url, role = make_instance_url(), "keys_clerk"
     with let_in(server.url, role), sb.open(url, upkeep=None) as instance:
@@ -174,8 +176,8 @@ def fenced(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iter
             connection.execute(f"drop owned by {role} cascade; drop role {role}")  # type: ignore[call-overload]
 
 
-def test_keys_of_a_restricted_role(fenced: tuple[sb.Database, sb.Database]) -> None:
-    owner, clerk = fenced
+def test_keys_of_a_restricted_role(two_roles: tuple[sb.Database, sb.Database]) -> None:
+    owner, clerk = two_roles
     owner.grant("REFERENCES", "public", contract=CONTRACT)
     of_owner = begin(owner, idempotency_key=KEY)
     first = begin(clerk, idempotency_key=KEY, priority=7)
@@ -185,7 +187,7 @@ def test_keys_of_a_restricted_role(fenced: tuple[sb.Database, sb.Database]) -> N
         assert isinstance(second, sb.RepeatedHandle)
         assert second == first
     assert begin(owner, idempotency_key=KEY) == of_owner != first
-    with undone(clerk) as tx:
+    with rolled_back(clerk) as tx:
         tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, idempotency_key="lost")
     assert not isinstance(begin(clerk, idempotency_key="lost"), sb.RepeatedHandle)
     call = "select refusal from servicebroker_fence.begin_conversation(%s, %s, %s, %s, 60, null, null, null, false, {})"
@@ -322,11 +324,11 @@ def test_callers_that_retry_send_once(database: sb.Database, seeded_random: rand
         killer.result(10)
     assert len(set(handles)) == len(keys_to_send)
     with sb.open(database.instance.url, upkeep=None) as instance:  # its connections are alive
-        sent = [message.message_body for message in received(instance.database(database.name))]
+        sent = [message.message_body for message in receive_all(instance.database(database.name))]
     assert sorted(body.decode() for body in sent if body) == sorted(keys_to_send)
 
 
-def received(database: sb.Database) -> list[sb.Message]:
+def receive_all(database: sb.Database) -> list[sb.Message]:
     messages: list[sb.Message] = []
     while more := database.receive(STOCK_QUEUE):
         messages += more

@@ -42,7 +42,7 @@ from support import (
     open_dialog,
     peer_handle,
     query,
-    stopped,
+    terminate_backend,
     tolerate_rollbacks,
     wait_until_blocked,
 )
@@ -81,10 +81,10 @@ class Interruption:
             return self._wait(connection, *arguments, **options)
         self.has_interrupted = True
         if not self.after:
-            stopped(connection)
+            terminate_backend(connection)
             return self._wait(connection, *arguments, **options)
         self._wait(connection, *arguments, **options)
-        stopped(connection)
+        terminate_backend(connection)
         connection.pgconn.exec_(b"")  # lets the driver notice
         raise psycopg.OperationalError("the answer was lost")
 
@@ -96,11 +96,11 @@ class Case(NamedTuple):
     act: Callable[[sb.Database, Handles], object]
 
 
-def nothing(database: sb.Database, clock: Clock) -> Handles:
+def prepare_nothing(database: sb.Database, clock: Clock) -> Handles:
     return []
 
 
-def begun(database: sb.Database, clock: Clock) -> Handles:
+def begin_one(database: sb.Database, clock: Clock) -> Handles:
     return [begin(database)]
 
 
@@ -108,7 +108,7 @@ def begun_late(database: sb.Database, clock: Clock) -> Handles:
     return [begin(database, LATE)]
 
 
-def opened(database: sb.Database, clock: Clock) -> Handles:
+def open_one(database: sb.Database, clock: Clock) -> Handles:
     return [*open_dialog(database)]
 
 
@@ -133,7 +133,7 @@ def switched_off(database: sb.Database, clock: Clock) -> Handles:
     return handles
 
 
-def retained(database: sb.Database, clock: Clock) -> Handles:
+def retain_messages(database: sb.Database, clock: Clock) -> Handles:
     database.alter_queue(STOCK_QUEUE, retention=True)
     handles = with_messages(database, clock)
     database.receive(STOCK_QUEUE, top=1)
@@ -147,7 +147,7 @@ def without_broker(database: sb.Database, clock: Clock) -> Handles:
     return handles
 
 
-def unopened(database: sb.Database, clock: Clock) -> Handles:
+def send_unopened(database: sb.Database, clock: Clock) -> Handles:
     handle = begin(database, LATE)
     database.send_batch(handle, ORDER, [b"1", b"2"])
     return [handle]
@@ -170,10 +170,10 @@ def with_expired_endpoints(database: sb.Database, clock: Clock) -> Handles:
     for handle in reversed(open_dialog(database)):
         database.end_conversation(handle)
     clock.jump(minutes=31)
-    return opened(database, clock)
+    return open_one(database, clock)
 
 
-def requested(database: sb.Database, clock: Clock) -> Handles:
+def send_second_request(database: sb.Database, clock: Clock) -> Handles:
     """Send a second request, after a first one has filled the process's cache of reply targets."""
     database.send(begin(database), ORDER, b"first")
     answer(database, [])
@@ -184,23 +184,23 @@ def requested(database: sb.Database, clock: Clock) -> Handles:
 
 
 def requested_together(database: sb.Database, clock: Clock) -> Handles:
-    """Send three requests in three groups, as `requested`."""
-    first = requested(database, clock)
+    """Send three requests in three groups, as `send_second_request`."""
+    first = send_second_request(database, clock)
     handles = [begin(database), begin(database)]
     for handle in handles:
         database.send(handle, ORDER, b"1")
     return [*first, *handles]
 
 
-def answered(database: sb.Database, clock: Clock) -> Handles:
-    handles = requested(database, clock)
+def answer_request(database: sb.Database, clock: Clock) -> Handles:
+    handles = send_second_request(database, clock)
     answer(database, handles)
     return handles
 
 
-def replied(database: sb.Database, clock: Clock) -> Handles:
+def send_reply(database: sb.Database, clock: Clock) -> Handles:
     """Send a request, and answer it. The target's side of the conversation stays open."""
-    (handle,) = handles = requested(database, clock)
+    (handle,) = handles = send_second_request(database, clock)
     database.send(peer_handle(database, handle), REPLY, b"done")
     return handles
 
@@ -314,45 +314,45 @@ CASES: dict[str, Case] = {
     "process groups": Case(with_ended_conversations, work_on_groups),
     "answer groups": Case(requested_together, answer_groups),
     "answer ends": Case(with_ended_conversations, partial(work_on_groups, answers_ends=True)),
-    "begin": Case(nothing, lambda db, handles: begin(db)),
-    "begin related": Case(begun, lambda db, handles: begin(db, related_conversation=handles[0])),
-    "send first": Case(begun, lambda db, handles: db.send(handles[0], ORDER, b"x")),
-    "send": Case(opened, lambda db, handles: db.send(handles[0], ORDER, b"x")),
-    "send batch": Case(opened, lambda db, handles: db.send_batch(handles[1], REPLY, [b"1", b"2"])),
+    "begin": Case(prepare_nothing, lambda db, handles: begin(db)),
+    "begin related": Case(begin_one, lambda db, handles: begin(db, related_conversation=handles[0])),
+    "send first": Case(begin_one, lambda db, handles: db.send(handles[0], ORDER, b"x")),
+    "send": Case(open_one, lambda db, handles: db.send(handles[0], ORDER, b"x")),
+    "send batch": Case(open_one, lambda db, handles: db.send_batch(handles[1], REPLY, [b"1", b"2"])),
     "send what waits": Case(switched_off, lambda db, handles: db.send(handles[0], ORDER, b"x")),
-    "send what is rejected": Case(opened, lambda db, handles: db.send(handles[0], MARK, b"not empty")),
+    "send what is rejected": Case(open_one, lambda db, handles: db.send(handles[0], MARK, b"not empty")),
     "send to a missing service": Case(begun_late, lambda db, handles: db.send(handles[0], ORDER, b"x")),
     "receive": Case(with_messages, lambda db, handles: db.receive(STOCK_QUEUE)),
     "receive where": Case(with_messages, lambda db, handles: db.receive(STOCK_QUEUE, conversation_handle=handles[1])),
     "receive what is due": Case(with_due_timers, lambda db, handles: db.receive(ORDERS_QUEUE)),
     "get group": Case(with_messages, lambda db, handles: db.get_conversation_group(STOCK_QUEUE)),
-    "timer": Case(opened, lambda db, handles: db.begin_conversation_timer(handles[0], 60)),
+    "timer": Case(open_one, lambda db, handles: db.begin_conversation_timer(handles[0], 60)),
     "end": Case(with_messages, lambda db, handles: db.end_conversation(handles[0])),
     "end of the target": Case(with_messages, lambda db, handles: db.end_conversation(handles[1])),
     "end with error": Case(with_messages, lambda db, handles: db.end_conversation(handles[0], error=(5, "no"))),
     "end with cleanup": Case(with_messages, lambda db, handles: db.end_conversation(handles[0], cleanup=True)),
     "end that waits": Case(switched_off, lambda db, handles: db.end_conversation(handles[0])),
     "end after others": Case(with_expired_endpoints, lambda db, handles: db.end_conversation(handles[0])),
-    "answer": Case(requested, answer),
-    "finish": Case(answered, finish),
-    "take an answer": Case(replied, take_answer),
-    "take an answer and EndDialog": Case(answered, take_answer),
+    "answer": Case(send_second_request, answer),
+    "finish": Case(answer_request, finish),
+    "take an answer": Case(send_reply, take_answer),
+    "take an answer and EndDialog": Case(answer_request, take_answer),
     "work": Case(with_messages, work),
     "process": Case(with_messages, process),
-    "begin and send": Case(nothing, begin_and_send),
-    "begin and send several": Case(opened, begin_and_send),
-    "begin beside own work": Case(nothing, begin_beside_own_work),
+    "begin and send": Case(prepare_nothing, begin_and_send),
+    "begin and send several": Case(open_one, begin_and_send),
+    "begin beside own work": Case(prepare_nothing, begin_beside_own_work),
     "queue off": Case(with_messages, lambda db, handles: db.alter_queue(STOCK_QUEUE, status=False)),
     "queue on": Case(switched_off, lambda db, handles: db.alter_queue(STOCK_QUEUE, status=True)),
-    "create service": Case(unopened, lambda db, handles: db.create_service(LATE, STOCK_QUEUE, [CONTRACT])),
+    "create service": Case(send_unopened, lambda db, handles: db.create_service(LATE, STOCK_QUEUE, [CONTRACT])),
     "alter service": Case(with_messages, lambda db, handles: db.alter_service(STOCK, queue=ORDERS_QUEUE)),
     "drop service": Case(with_messages, lambda db, handles: db.drop_service(STOCK)),
     "send to several": Case(with_two_groups, lambda db, handles: db.send(handles[::2], ORDER, b"x" * 5000)),
     "move": Case(with_two_groups, lambda db, handles: db.move_conversation(handles[0], GROUP)),
-    "receive and retain": Case(retained, lambda db, handles: db.receive(STOCK_QUEUE)),
-    "work and retain": Case(retained, work),
-    "end of what is retained": Case(retained, lambda db, handles: db.end_conversation(handles[1])),
-    "retention off": Case(retained, lambda db, handles: db.alter_queue(STOCK_QUEUE, retention=False)),
+    "receive and retain": Case(retain_messages, lambda db, handles: db.receive(STOCK_QUEUE)),
+    "work and retain": Case(retain_messages, work),
+    "end of what is retained": Case(retain_messages, lambda db, handles: db.end_conversation(handles[1])),
+    "retention off": Case(retain_messages, lambda db, handles: db.alter_queue(STOCK_QUEUE, retention=False)),
     "broker off": Case(with_messages, lambda db, handles: db.alter(disable_broker=True)),
     "broker on": Case(without_broker, lambda db, handles: db.alter(enable_broker=True)),
     "new broker": Case(with_messages, lambda db, handles: db.alter(new_broker=True)),

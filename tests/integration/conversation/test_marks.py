@@ -28,8 +28,8 @@ from support import (
     open_dialog,
     query,
     queue_number,
+    run_together,
     surveying_always,
-    together,
     tolerate_rollbacks,
 )
 
@@ -363,20 +363,20 @@ def test_messages_are_received_once_and_in_order(
             time.sleep(choice.random() / 10)
 
     def send_all() -> None:
-        together(*[partial(send, seeded_random.random()) for _ in range(6)])
+        run_together(*[partial(send, seeded_random.random()) for _ in range(6)])
         senders_done.set()
 
     def write() -> None:
         changers = [partial(change, seeded_random.random()) for change in (move, switch)]
-        together(send_all, *changers)
+        run_together(send_all, *changers)
         all_done.set()
 
     readers = [partial(read, seeded_random.random()) for _ in range(8)]
     if held_back:
         with old_transaction(database, writes=True):
-            together(write, *readers)
+            run_together(write, *readers)
     else:
-        together(write, *readers)
+        run_together(write, *readers)
     sent = "select conversation_handle, send_sequence from servicebroker.conversation_endpoints where is_initiator"
     totals = dict(query(database, sent))
     for initiator, target in pairs:

@@ -40,10 +40,10 @@ from support import (
     peer_handle,
     query,
     refused,
+    rolled_back,
     state,
-    stopped,
+    terminate_backend,
     tolerate_rollbacks,
-    undone,
     waiting_messages,
 )
 
@@ -192,7 +192,7 @@ def test_when_one_handle_is_refused_nothing_is_sent(fresh_database: sb.Database,
     for handles, message_type, body, number, words in cases:
         with refused(number, words):
             database.send(handles, message_type, body)  # type: ignore[arg-type]
-        with undone(database) as transaction, refused(number, words):
+        with rolled_back(database) as transaction, refused(number, words):
             transaction.send(handles, message_type, body)  # type: ignore[arg-type]
     assert query(database, sent) == before
     assert database.receive(STOCK_QUEUE) == []
@@ -224,7 +224,7 @@ def test_a_refusal_inside_a_transaction_leaves_it_usable(fresh_database: sb.Data
 def test_rollback_and_savepoints(fresh_database: sb.Database) -> None:
     database = fresh_database
     handles = [begin(database), begin(database)]
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         transaction.send(handles, ORDER, b"undone")
     assert leftovers(database).keys() == {"conversation_endpoints", "conversation_groups"}
     database.send(handles, ORDER, BODY)
@@ -234,7 +234,7 @@ def test_rollback_and_savepoints(fresh_database: sb.Database) -> None:
                 pass
             raise Undo
         assert bodies(transaction.receive(STOCK_QUEUE)) == [BODY]
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         assert bodies(transaction.receive(STOCK_QUEUE)) == [BODY]
     assert count_bodies(database) == (1, 1)
     assert bodies(database.receive(STOCK_QUEUE)) == [BODY]
@@ -386,7 +386,7 @@ def test_a_connection_lost_before_each_statement_leaves_nothing(
         nonlocal remaining
         remaining -= 1
         if remaining < 0:
-            stopped(connection)
+            terminate_backend(connection)
         return run_prepared(connection, text, parameters, then)
 
     for statements in itertools.count():

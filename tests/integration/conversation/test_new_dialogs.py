@@ -36,7 +36,7 @@ pytestmark = pytest.mark.both_apis
 
 
 @pytest.fixture
-def cached(database: sb.Database) -> sb.Database:
+def cached_database(database: sb.Database) -> sb.Database:
     """A database that has cached the target of conversations from ORDERS to STOCK."""
     begin_and_send(database)
     begin_and_send(database)
@@ -67,18 +67,20 @@ def count_statements(database: sb.Database, run: Callable[[], object]) -> dict[s
     return {name: calls for name, (calls, _) in statement_counts.take().items()}
 
 
-def test_begin_send_and_commit_are_one_statement(cached: sb.Database, trips: list[None]) -> None:
-    assert count_statements(cached, lambda: begin_and_send(cached)) == {"deferred_dialogs.single_message": 1}
+def test_begin_send_and_commit_are_one_statement(cached_database: sb.Database, trips: list[None]) -> None:
+    assert count_statements(cached_database, lambda: begin_and_send(cached_database)) == {
+        "deferred_dialogs.single_message": 1
+    }
     del trips[:]
     for _ in range(3):
-        begin_and_send(cached)
+        begin_and_send(cached_database)
     assert len(trips) == 3
-    assert bodies(cached.receive(STOCK_QUEUE)) == [b"order"]
+    assert bodies(cached_database.receive(STOCK_QUEUE)) == [b"order"]
 
 
-def test_further_sends_and_timers_join_the_statement(cached: sb.Database, trips: list[None]) -> None:
+def test_further_sends_and_timers_join_the_statement(cached_database: sb.Database, trips: list[None]) -> None:
     def begin_several() -> None:
-        with cached.transaction() as tx:
+        with cached_database.transaction() as tx:
             for number in range(10):
                 handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
                 tx.begin_conversation_timer(handle, 600)
@@ -87,30 +89,32 @@ def test_further_sends_and_timers_join_the_statement(cached: sb.Database, trips:
                 assert tx.send(handle, DOCUMENT, b"<a/>") == 3
 
     begin_several()
-    assert count_statements(cached, begin_several) == {"deferred_dialogs.many_messages": 1}
+    assert count_statements(cached_database, begin_several) == {"deferred_dialogs.many_messages": 1}
     del trips[:]
     begin_several()
     assert len(trips) == 1
     for _ in range(3):
         for number in range(10):
-            received = cached.receive(STOCK_QUEUE)
+            received = cached_database.receive(STOCK_QUEUE)
             assert [m.message_sequence_number for m in received] == [0, 1, 2, 3]
             assert bodies(received) == [None, b"%d" % number, b"%d" % number, b"<a/>"]
-    timers = query(cached, "select count(*) from servicebroker.conversation_endpoints where dialog_timer is not null")
+    timers = query(
+        cached_database, "select count(*) from servicebroker.conversation_endpoints where dialog_timer is not null"
+    )
     assert timers == [(30,)]
 
 
-def test_the_order_of_sends_is_the_order_of_arrival(cached: sb.Database) -> None:
-    with cached.transaction() as tx:
+def test_the_order_of_sends_is_the_order_of_arrival(cached_database: sb.Database) -> None:
+    with cached_database.transaction() as tx:
         first, second = (tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(2))
         tx.send(second, ORDER, b"1")
         tx.send(first, ORDER, b"2")
         tx.send(second, ORDER, b"3")
-    text = f"select message_body from {cached.name.lower()}_dbo.stockqueue order by queuing_order"
-    assert [bytes(body) for (body,) in query(cached, text)] == [b"1", b"2", b"3"]
+    text = f"select message_body from {cached_database.name.lower()}_dbo.stockqueue order by queuing_order"
+    assert [bytes(body) for (body,) in query(cached_database, text)] == [b"1", b"2", b"3"]
 
 
-def test_one_statement_writes_the_rows_of_single_statements(cached: sb.Database) -> None:
+def test_one_statement_writes_the_rows_of_single_statements(cached_database: sb.Database) -> None:
     def rows(handle: UUID) -> list[tuple[Any, ...]]:
         columns = (
             "is_initiator, database_id, service_id, service_contract_id, queue_id, priority, state, encryption, "
@@ -130,42 +134,45 @@ def test_one_statement_writes_the_rows_of_single_statements(cached: sb.Database)
             "stamp > '0', conversation_group_id = (select conversation_group_id from "
             "servicebroker.conversation_endpoints e where e.conversation_handle = q.conversation_handle)"
         )
-        queue = query(cached, "select far_queue_id from servicebroker.conversation_endpoints "
+        queue = query(cached_database, "select far_queue_id from servicebroker.conversation_endpoints "
                              "where conversation_handle = %s", handle)[0][0]  # fmt: skip
         return query(
-            cached,
+            cached_database,
             f"select {columns} from servicebroker.conversation_endpoints e where conversation_id = (select "
             "conversation_id from servicebroker.conversation_endpoints where conversation_handle = %s) order by 1",
             handle,
         ) + query(
-            cached,
+            cached_database,
             f"select {message} from servicebroker.queue_{queue} q where conversation_handle = (select far_handle "
             "from servicebroker.conversation_endpoints where conversation_handle = %s) order by 1",
             handle,
         )
 
-    fresh = sb.open(cached.instance.url, upkeep=None)
+    fresh = sb.open(cached_database.instance.url, upkeep=None)
     with fresh:
-        one_by_one = begin_and_send(fresh.database(cached.name), b"1", b"2", lifetime=1000, encryption=False)
+        one_by_one = begin_and_send(fresh.database(cached_database.name), b"1", b"2", lifetime=1000, encryption=False)
     expected = rows(one_by_one)
     assert len(expected) == 4
     handles = {}
     assert count_statements(
-        cached, lambda: handles.update(combined=begin_and_send(cached, b"1", b"2", lifetime=1000, encryption=False))
+        cached_database,
+        lambda: handles.update(combined=begin_and_send(cached_database, b"1", b"2", lifetime=1000, encryption=False)),
     ) == {"deferred_dialogs.many_messages": 1}
     assert rows(handles["combined"]) == expected
-    cached.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-    opened = begin(cached, lifetime=1000, encryption=False)
-    assert count_statements(cached, lambda: cached.send(opened, ORDER, b"1")) == {"send.open_and_send": 1}
-    cached.send(opened, ORDER, b"2")
+    cached_database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    opened = begin(cached_database, lifetime=1000, encryption=False)
+    assert count_statements(cached_database, lambda: cached_database.send(opened, ORDER, b"1")) == {
+        "send.open_and_send": 1
+    }
+    cached_database.send(opened, ORDER, b"2")
     assert rows(opened) == expected
-    single = begin_and_send(cached, b"1", lifetime=1000, encryption=False)
-    cached.send(single, ORDER, b"2")
+    single = begin_and_send(cached_database, b"1", lifetime=1000, encryption=False)
+    cached_database.send(single, ORDER, b"2")
     assert rows(single) == expected
 
 
-def test_statements_of_the_application_see_the_new_dialog(cached: sb.Database) -> None:
-    with cached.transaction() as tx:
+def test_statements_of_the_application_see_the_new_dialog(cached_database: sb.Database) -> None:
+    with cached_database.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         text = "select state from servicebroker.conversation_endpoints where conversation_handle = %s"
         assert tx.connection.execute(text, (handle,)).fetchall() == [("SO",)]
@@ -179,7 +186,7 @@ def test_statements_of_the_application_see_the_new_dialog(cached: sb.Database) -
             "select count(*) from pg_locks where locktype = 'advisory' and objid = uuid_hash(%s)::bigint & 4294967295"
         )
         assert tx.connection.execute(locks, (group_of_in(tx, other),)).fetchall() == [(1,)]
-    assert state(cached, handle) == "CO"
+    assert state(cached_database, handle) == "CO"
 
 
 def group_of_in(tx: Any, handle: UUID) -> UUID:
@@ -188,12 +195,12 @@ def group_of_in(tx: Any, handle: UUID) -> UUID:
     return group
 
 
-def test_a_rollback_removes_new_dialogs(cached: sb.Database) -> None:
-    before = query(cached, "select count(*) from servicebroker.conversation_endpoints")
-    with pytest.raises(ZeroDivisionError), cached.transaction() as tx:
+def test_a_rollback_removes_new_dialogs(cached_database: sb.Database) -> None:
+    before = query(cached_database, "select count(*) from servicebroker.conversation_endpoints")
+    with pytest.raises(ZeroDivisionError), cached_database.transaction() as tx:
         tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
         raise ZeroDivisionError
-    with cached.transaction() as tx:
+    with cached_database.transaction() as tx:
         kept = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         with pytest.raises(ZeroDivisionError), tx.savepoint():
             undone = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
@@ -204,16 +211,16 @@ def test_a_rollback_removes_new_dialogs(cached: sb.Database) -> None:
         tx.send(kept, ORDER, b"4")
         with tx.savepoint():
             tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"5")
-    with cached.transaction() as tx:
+    with cached_database.transaction() as tx:
         tx.send(tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"6")
         tx.connection.rollback()
-    assert query(cached, "select count(*) from servicebroker.conversation_endpoints") == [(before[0][0] + 4,)]
-    assert sorted(bodies(cached.receive(STOCK_QUEUE) + cached.receive(STOCK_QUEUE))) == [b"4", b"5"]
-    assert not cached.receive(STOCK_QUEUE)
+    assert query(cached_database, "select count(*) from servicebroker.conversation_endpoints") == [(before[0][0] + 4,)]
+    assert sorted(bodies(cached_database.receive(STOCK_QUEUE) + cached_database.receive(STOCK_QUEUE))) == [b"4", b"5"]
+    assert not cached_database.receive(STOCK_QUEUE)
 
 
-def test_errors_that_need_no_server_are_raised_at_once(cached: sb.Database) -> None:
-    with cached.transaction() as tx:
+def test_errors_that_need_no_server_are_raised_at_once(cached_database: sb.Database) -> None:
+    with cached_database.transaction() as tx:
         with refused(8411):
             tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, lifetime=0)
         with refused(1093):
@@ -228,15 +235,15 @@ def test_errors_that_need_no_server_are_raised_at_once(cached: sb.Database) -> N
         with refused(8431):
             tx.send(handle, "DEFAULT", b"x")
         assert tx.send(handle, ORDER, b"1") == 0
-    assert bodies(cached.receive(STOCK_QUEUE)) == [b"1"]
+    assert bodies(cached_database.receive(STOCK_QUEUE)) == [b"1"]
 
 
-def test_a_message_that_the_target_refuses_fails_the_conversation(cached: sb.Database) -> None:
-    with cached.transaction() as tx:
+def test_a_message_that_the_target_refuses_fails_the_conversation(cached_database: sb.Database) -> None:
+    with cached_database.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         tx.send(handle, ORDER, b"1")
         tx.send(handle, DOCUMENT, b"<broken")
-    (error,) = cached.receive(ORDERS_QUEUE)
+    (error,) = cached_database.receive(ORDERS_QUEUE)
     assert error.is_error
     assert error.conversation_handle == handle
 
@@ -269,19 +276,19 @@ ALTERATIONS: dict[str, Callable[[sb.Database, str], object]] = {
 
 
 @pytest.mark.parametrize("name", ALTERATIONS)
-def test_alterations_invalidate_a_cached_target(cached: sb.Database, name: str) -> None:
+def test_alterations_invalidate_a_cached_target(cached_database: sb.Database, name: str) -> None:
     """A client with a cached target and a new client get the same result. No other database has this target name."""
-    target = f"//test/Target of {cached.name}"
-    cached.create_service(target, STOCK_QUEUE, [CONTRACT])
+    target = f"//test/Target of {cached_database.name}"
+    cached_database.create_service(target, STOCK_QUEUE, [CONTRACT])
     for _ in range(2):
-        begin_and_send(cached, to=target)
-    with sb.open(cached.instance.url, upkeep=None) as other:
-        ALTERATIONS[name](other.database(cached.name), target)
+        begin_and_send(cached_database, to=target)
+    with sb.open(cached_database.instance.url, upkeep=None) as other:
+        ALTERATIONS[name](other.database(cached_database.name), target)
     outcomes = []
     for _ in range(2):  # the second run uses the cache
-        outcomes.append(outcome(cached, target))
-        with sb.open(cached.instance.url, upkeep=None) as fresh:
-            outcomes.append(outcome(fresh.database(cached.name), target))
+        outcomes.append(outcome(cached_database, target))
+        with sb.open(cached_database.instance.url, upkeep=None) as fresh:
+            outcomes.append(outcome(fresh.database(cached_database.name), target))
     assert len(set(outcomes)) == 1, outcomes
 
 
@@ -303,74 +310,77 @@ def outcome(database: Any, target: str) -> str:
     return repr(query(database, text, handle))
 
 
-def test_commit_refuses_a_service_dropped_meanwhile(cached: sb.Database) -> None:
-    with refused(8423, ORDERS), cached.transaction() as tx:
+def test_commit_refuses_a_service_dropped_meanwhile(cached_database: sb.Database) -> None:
+    with refused(8423, ORDERS), cached_database.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         tx.send(handle, ORDER, b"x")
-        with sb.open(cached.instance.url, upkeep=None) as other:
-            other.database(cached.name).drop_service(ORDERS)
-    assert state(cached, handle) is None
+        with sb.open(cached_database.instance.url, upkeep=None) as other:
+            other.database(cached_database.name).drop_service(ORDERS)
+    assert state(cached_database, handle) is None
 
 
-def test_a_revoked_permission_is_refused(cached: sb.Database) -> None:
-    cached.create_user("clerk")
-    cached.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
-    cached.grant("REFERENCES", "clerk", contract=CONTRACT)
-    clerk = cached.instance.database(cached.name, user="clerk")
+def test_a_revoked_permission_is_refused(cached_database: sb.Database) -> None:
+    cached_database.create_user("clerk")
+    cached_database.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
+    cached_database.grant("REFERENCES", "clerk", contract=CONTRACT)
+    clerk = cached_database.instance.database(cached_database.name, user="clerk")
     begin_and_send(clerk)
     assert count_statements(clerk, lambda: begin_and_send(clerk)) == {"deferred_dialogs.single_message": 1}
     with refused(8494, ORDERS), clerk.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         tx.begin_conversation_timer(handle, 5)  # needs SEND on the caller's service
-    cached.revoke("RECEIVE", "clerk", queue=ORDERS_QUEUE)
+    cached_database.revoke("RECEIVE", "clerk", queue=ORDERS_QUEUE)
     with refused(8494):
         begin_and_send(clerk)
-    cached.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
+    cached_database.grant("RECEIVE", "clerk", queue=ORDERS_QUEUE)
     begin_and_send(clerk)
-    cached.deny("REFERENCES", "clerk", contract=CONTRACT)
+    cached_database.deny("REFERENCES", "clerk", contract=CONTRACT)
     with refused(229):
         begin_and_send(clerk)
-    cached.grant("REFERENCES", "clerk", contract=CONTRACT)
-    cached.alter_authorization("clerk", service=ORDERS)
+    cached_database.grant("REFERENCES", "clerk", contract=CONTRACT)
+    cached_database.alter_authorization("clerk", service=ORDERS)
     handle = begin_and_send(clerk)
-    (error,) = cached.receive(ORDERS_QUEUE, conversation_handle=handle)
+    (error,) = cached_database.receive(ORDERS_QUEUE, conversation_handle=handle)
     assert error.is_error  # the owner of the service may not send to the target
 
 
-def test_a_new_dialog_wakes_a_waiting_reader(cached: sb.Database) -> None:
-    received = waiting_reader(cached)
+def test_a_new_dialog_wakes_a_waiting_reader(cached_database: sb.Database) -> None:
+    received = waiting_reader(cached_database)
     start = time.monotonic()
-    begin_and_send(cached)
+    begin_and_send(cached_database)
     assert bodies(received.result(30)) == [b"order"]
     assert time.monotonic() - start < 0.9  # a reader polls each second, even without a notification
 
 
-def test_each_queue_has_a_statement_of_its_own(cached: sb.Database) -> None:
+def test_each_queue_has_a_statement_of_its_own(cached_database: sb.Database) -> None:
     """Messages to different queues are enqueued in the order in which they were sent."""
-    cached.create_queue("SecondQueue")
-    cached.create_service("//test/Second", "SecondQueue", [CONTRACT])
+    cached_database.create_queue("SecondQueue")
+    cached_database.create_service("//test/Second", "SecondQueue", [CONTRACT])
     for _ in range(2):
-        cached.send(cached.begin_dialog(ORDERS, "//test/Second", contract=CONTRACT), ORDER, b"0")
+        cached_database.send(cached_database.begin_dialog(ORDERS, "//test/Second", contract=CONTRACT), ORDER, b"0")
 
     def begin_three() -> None:
-        with cached.transaction() as tx:
+        with cached_database.transaction() as tx:
             handles = [tx.begin_dialog(ORDERS, to, contract=CONTRACT) for to in (STOCK, "//test/Second", STOCK)]
             for number, handle in enumerate(handles):
                 tx.send(handle, ORDER, b"%d" % number)
 
-    assert count_statements(cached, begin_three) == {"deferred_dialogs.single_message": 3}
-    assert bodies(cached.receive(STOCK_QUEUE)) == [b"0"]
-    assert bodies(cached.receive(STOCK_QUEUE)) == [b"2"]
+    assert count_statements(cached_database, begin_three) == {"deferred_dialogs.single_message": 3}
+    assert bodies(cached_database.receive(STOCK_QUEUE)) == [b"0"]
+    assert bodies(cached_database.receive(STOCK_QUEUE)) == [b"2"]
 
 
-def test_many_conversations_are_sent_in_portions(cached: sb.Database) -> None:
-    with cached.transaction() as tx:
+def test_many_conversations_are_sent_in_portions(cached_database: sb.Database) -> None:
+    with cached_database.transaction() as tx:
         handles = [tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(250)]
         for handle in handles:
             tx.send(handle, ORDER, b"x")
-    assert query(cached, "select count(*) from servicebroker.conversation_endpoints where state = 'CO'")[0][0] >= 500
-    assert peer_handle(cached, handles[0])
-    assert group_of(cached, handles[-1])
+    assert (
+        query(cached_database, "select count(*) from servicebroker.conversation_endpoints where state = 'CO'")[0][0]
+        >= 500
+    )
+    assert peer_handle(cached_database, handles[0])
+    assert group_of(cached_database, handles[-1])
 
 
 # ---------------------------------------------------------------- to another instance

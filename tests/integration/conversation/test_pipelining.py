@@ -73,9 +73,9 @@ def test_the_sends_run_before_the_next_statement(database: sb.Database) -> None:
         tx.send(handle, ORDER, b"5")
         assert tx.receive(STOCK_QUEUE, top=1)[0].message_body == b"0"
         assert pipeline.numbers == [1, 2, 5, 6]
-        with pytest.raises(_Undone), tx.savepoint():
+        with pytest.raises(_RollBack), tx.savepoint():
             tx.send(handle, ORDER, b"undone")
-            raise _Undone
+            raise _RollBack
         with tx.savepoint():
             tx.send(handle, ORDER, b"6")
     assert bodies(database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, handle))) == [
@@ -83,7 +83,7 @@ def test_the_sends_run_before_the_next_statement(database: sb.Database) -> None:
     ]
 
 
-class _Undone(Exception):
+class _RollBack(Exception):
     pass
 
 
@@ -152,9 +152,9 @@ def test_a_transaction_ended_on_its_connection_refuses_sends(database: sb.Databa
         tx.connection.commit()
         tx.send(handle, ORDER, b"too late")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"committed"]
-    with pytest.raises(_Undone), database.transaction() as tx, tx.pipeline():
+    with pytest.raises(_RollBack), database.transaction() as tx, tx.pipeline():
         tx.send(handle, ORDER, b"undone")
-        raise _Undone
+        raise _RollBack
     assert database.receive(STOCK_QUEUE) == []
 
 

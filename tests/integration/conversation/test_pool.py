@@ -27,8 +27,8 @@ from support import (
     peer_handle,
     query,
     refused,
+    run_together,
     state,
-    together,
     tolerate_rollbacks,
 )
 
@@ -46,11 +46,11 @@ def send(pool: sb.ConversationPool, *texts: bytes, key: str | None = "k") -> UUI
     return handle
 
 
-def nothing(transaction: sb.Transaction, messages: Messages) -> None:
+def do_nothing(transaction: sb.Transaction, messages: Messages) -> None:
     pass
 
 
-def drain(database: sb.Database, procedure: Callable[..., object] = nothing) -> int:
+def drain(database: sb.Database, procedure: Callable[..., object] = do_nothing) -> int:
     return database.process(STOCK_QUEUE, sb.ConversationPool.target(procedure, end_of_stream=MARK), top=None)
 
 
@@ -212,16 +212,16 @@ def test_a_pool_spreads_over_a_second_target_that_appears(fresh_instance: sb.Ins
     databases[1].drop_service(STOCK)
     pool = make_pool(initiator, messages=1)
 
-    def reached() -> list[int]:
+    def second_is_reached() -> list[int]:
         for _ in range(40):
             send(pool, b"x")
         counts = [drain(database) // 2 for database in databases]
         pool.answer()
         return counts
 
-    assert reached() == [40, 0]
+    assert second_is_reached() == [40, 0]
     databases[1].create_service(STOCK, STOCK_QUEUE, [CONTRACT])
-    assert all(count > 4 for count in reached())
+    assert all(count > 4 for count in second_is_reached())
 
 
 @pytest.mark.parametrize("keys", [1, 3])
@@ -271,7 +271,7 @@ def test_under_load_no_message_is_lost_or_follows_the_end(
             pass
         over.set()
 
-    together(*[lambda n=n: sender(n) for n in range(senders)], recycler, recycler, target, finish, seconds=300)  # type: ignore[misc]
+    run_together(*[lambda n=n: sender(n) for n in range(senders)], recycler, recycler, target, finish, seconds=300)  # type: ignore[misc]
     arrived = [text for texts in got.values() for text in texts]
     assert sorted(arrived) == sorted(b"%d %d" % (s, n) for s in range(senders) for n in range(total // senders))
     for texts in got.values():

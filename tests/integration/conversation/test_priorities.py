@@ -30,8 +30,8 @@ from support import (
     query,
     queue_number,
     refused,
+    rolled_back,
     tolerate_rollbacks,
-    undone,
 )
 
 
@@ -254,19 +254,19 @@ def test_locked_groups_do_not_hide_other_levels(database: sb.Database, seeded_ra
         with psycopg.connect(database.instance.url) as holder:
             for group in locked:
                 holder.execute("select pg_advisory_xact_lock(%s, uuid_hash(%s))", (locks.CONVERSATION_GROUP, group))
-            with undone(database) as reader:
+            with rolled_back(database) as reader:
                 found = [messages[0].conversation_group_id for _ in free if (messages := reader.receive(STOCK_QUEUE))]
                 assert (found, reader.receive(STOCK_QUEUE)) == (free, [])
-            with undone(database) as reader:
+            with rolled_back(database) as reader:
                 found = [message.conversation_group_id for _ in free for message in reader.receive(STOCK_QUEUE, top=2)]
                 assert (list(dict.fromkeys(found)), len(found)) == (free, 2 * len(free))
-            with undone(database) as reader:
+            with rolled_back(database) as reader:
                 first = reader.receive(STOCK_QUEUE, top=1)
                 assert [message.conversation_group_id for message in first] == free[:1]
-            with undone(database) as reader:
+            with rolled_back(database) as reader:
                 several = reader.receive(STOCK_QUEUE, top=1, groups=5)
                 assert [message.conversation_group_id for message in several] == free[:5]
-            with undone(database) as reader:
+            with rolled_back(database) as reader:
                 assert reader.get_conversation_group(STOCK_QUEUE) == (free[0] if free else None)
             with database.instance.connection() as connection:
                 seen = run(connection, poll_queue(queue_id, database.instance.clock(), 0)).seen

@@ -27,8 +27,8 @@ from support import (
     in_thread,
     query,
     queue_number,
+    run_together,
     standard_database,
-    together,
     wait_until_blocked,
 )
 
@@ -210,15 +210,15 @@ def test_returning_space_among_readers_and_senders(database: sb.Database, seeded
             if finished and not messages:
                 return
 
-    def cut() -> None:
+    def cut_queue() -> None:
         while not done.is_set():
             given_back.append(give_back(database))
             done.wait(0.002)
 
     def send_all() -> None:
-        together(*[partial(send, seeded_random.random()) for _ in range(3)])
+        run_together(*[partial(send, seeded_random.random()) for _ in range(3)])
         done.set()
 
-    together(send_all, cut, *[partial(read, mine) for mine in taken])
+    run_together(send_all, cut_queue, *[partial(read, mine) for mine in taken])
     assert sum(map(len, taken)) == len(sent)
     assert any(given_back)

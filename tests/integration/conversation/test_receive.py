@@ -33,7 +33,7 @@ from support import (
     peer_handle,
     query,
     refused,
-    undone,
+    rolled_back,
     wait_until_blocked,
 )
 
@@ -156,7 +156,7 @@ def test_receive_from_one_conversation_or_one_group(database: sb.Database) -> No
 def test_a_rollback_brings_the_messages_back(database: sb.Database) -> None:
     database.send_batch(begin(database), ORDER, [b"1", b"2"])
     for _ in range(3):
-        with undone(database) as transaction:
+        with rolled_back(database) as transaction:
             first = transaction.receive(STOCK_QUEUE)
             assert bodies(first) == [b"1", b"2"]
             assert transaction.receive(STOCK_QUEUE) == []
@@ -196,7 +196,7 @@ def test_a_named_group_is_waited_for(database: sb.Database) -> None:
     database.send_batch(initiator, ORDER, [b"1", b"2"])
     named = [{"conversation_handle": target}, {"conversation_group_id": group_of(database, target)}]
     for options in named:
-        with undone(database) as reader:
+        with rolled_back(database) as reader:
             reader.receive(STOCK_QUEUE, top=1)
             blocked = in_thread(database.receive, STOCK_QUEUE, top=1, **options)
             wait_until_blocked(database)

@@ -22,7 +22,7 @@ from support import (
     query,
     queue_number,
     refused,
-    undone,
+    rolled_back,
 )
 
 pytestmark = pytest.mark.both_apis
@@ -43,7 +43,7 @@ def test_messages_are_returned_group_by_group_from_the_oldest(database: sb.Datab
 def test_locked_groups_are_skipped_and_returned_after_a_rollback(database: sb.Database) -> None:
     for number in range(4):
         begin_with(database, b"%d" % number)
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         assert bodies(transaction.receive(STOCK_QUEUE, groups=2)) == [b"0", b"1"]
         assert in_thread(lambda: bodies(database.receive(STOCK_QUEUE, groups=9))).result(30) == [b"2", b"3"]
     assert bodies(database.receive(STOCK_QUEUE, groups=9)) == [b"0", b"1"]

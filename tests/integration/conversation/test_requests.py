@@ -54,9 +54,9 @@ from support import (
     peer_handle,
     query,
     refused,
+    rolled_back,
+    run_together,
     state,
-    together,
-    undone,
 )
 
 pytestmark = pytest.mark.both_apis
@@ -170,7 +170,7 @@ def test_concurrent_callers_get_their_own_answers(database: sb.Database, monkeyp
             assert ask(database, body).message_body == body
 
     with worker_running(database, 4):
-        together(*(partial(caller, number) for number in range(callers)))
+        run_together(*(partial(caller, number) for number in range(callers)))
     assert len(received) == len(set(received)) < requests_each * callers
 
 
@@ -188,7 +188,7 @@ def test_a_refused_request_does_not_fail_others(database: sb.Database) -> None:
             outcomes[number] = refusal.number
 
     with worker_running(database):
-        together(*(partial(caller, number) for number in range(24)))
+        run_together(*(partial(caller, number) for number in range(24)))
     assert outcomes == {number: b"%d" % number if number % 4 else 8428 for number in range(24)}
     assert [state(database, handle) for (handle,) in endpoints(database)].count("CO") == 0
 
@@ -208,7 +208,7 @@ def test_requests_that_wait_for_a_commit_share_the_next_one(
     for kind in (api.request_batches.RequestSender, api.aio.request_batches.AsyncRequestSender):
         monkeypatch.setattr(kind, "_begin_all", record_sizes(kind._begin_all))
     with worker_running(database):
-        together(*(partial(ask, database) for _ in range(callers)))
+        run_together(*(partial(ask, database) for _ in range(callers)))
     assert sum(batch_sizes) == callers
     assert len(batch_sizes) < callers
 
@@ -622,7 +622,7 @@ def test_the_answer_to_a_crashed_program_is_dropped_or_handled(url: str, late_an
 
 def _peek_answers(database: sb.Database) -> list[sb.Message]:
     """Return the messages in the queue of the answers, without removing them."""
-    with undone(database) as tx:
+    with rolled_back(database) as tx:
         return tx.receive(ORDERS_QUEUE)
     raise AssertionError
 
@@ -646,7 +646,7 @@ def test_two_programs_share_a_queue_for_answers(url: str) -> None:
                 assert ask(databases[number % 2], body).message_body == body
 
         with worker_running(databases[0]):
-            together(*(partial(caller, number) for number in range(6)))
+            run_together(*(partial(caller, number) for number in range(6)))
 
 
 def test_doctor_reports_late_answers_after_their_time(url: str) -> None:

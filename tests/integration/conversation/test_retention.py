@@ -35,9 +35,9 @@ from support import (
     peer_handle,
     query,
     refused,
+    rolled_back,
     state,
     tolerate_rollbacks,
-    undone,
 )
 
 Row = tuple[int, int, bytes | None]  # status, message sequence number, body
@@ -135,12 +135,16 @@ def test_timers_errors_and_empty_bodies_are_retained(database: sb.Database, cloc
 def test_the_option_is_set_altered_and_shown(fresh_database: sb.Database) -> None:
     database = fresh_database
 
-    def shown() -> dict[str, int]:
+    def retention_by_queue() -> dict[str, int]:
         return dict(query(database, "select name, is_retention_enabled from sys.service_queues"))
 
     database.create_queue("Keeps", retention=True)
     database.create_queue("KeepsNot", retention=False)
-    assert (shown()["Keeps"], shown()["KeepsNot"], shown()[STOCK_QUEUE]) == (1, 0, 0)
+    assert (retention_by_queue()["Keeps"], retention_by_queue()["KeepsNot"], retention_by_queue()[STOCK_QUEUE]) == (
+        1,
+        0,
+        0,
+    )
     database.create_service("//test/Keeps", "Keeps", [CONTRACT])
     handle = begin(database, "//test/Keeps")
     database.send(handle, ORDER, b"x")
@@ -155,7 +159,7 @@ def test_the_option_is_set_altered_and_shown(fresh_database: sb.Database) -> Non
     with refused(15151):
         database.alter_queue("Nothing", retention=True)
     database.alter_queue("Keeps", retention=False)
-    assert shown()["Keeps"] == 0
+    assert retention_by_queue()["Keeps"] == 0
 
 
 @pytest.mark.feature(55, 198)
@@ -191,11 +195,11 @@ def test_a_queue_without_retention_has_no_further_statements(
     statements: list[str] = []
     run_prepared = DirectConnection.run_prepared
 
-    def counted(connection: DirectConnection, text: str, parameters: tuple[object, ...], then: bytes) -> Any:
+    def record_statement(connection: DirectConnection, text: str, parameters: tuple[object, ...], then: bytes) -> Any:
         statements.append(text)
         return run_prepared(connection, text, parameters, then)
 
-    monkeypatch.setattr(DirectConnection, "run_prepared", counted)
+    monkeypatch.setattr(DirectConnection, "run_prepared", record_statement)
     database.send(initiator, ORDER, b"x")
     assert len(statements) == 1
     database.receive(STOCK_QUEUE)
@@ -273,7 +277,7 @@ def test_rollbacks_return_the_message(database: sb.Database) -> None:
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"x")
     before = rows(database), rows(database, ORDERS_QUEUE)
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         assert bodies(transaction.receive(STOCK_QUEUE)) == [b"x"]
         transaction.send(initiator, ORDER, b"undone")
         transaction.end_conversation(target)
@@ -381,7 +385,7 @@ def test_a_queue_disabled_by_poison_messages_keeps_its_messages(database: sb.Dat
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"poison")
     for _ in range(5):
-        with undone(database) as transaction:
+        with rolled_back(database) as transaction:
             transaction.receive(STOCK_QUEUE)
     with refused(9617):
         database.receive(STOCK_QUEUE)
@@ -404,14 +408,14 @@ def test_concurrent_senders_readers_and_ends(database: sb.Database, seeded_rando
     def send(initiator: UUID, target: UUID) -> None:
         for number in range(25):
             database.send(initiator, ORDER, b"%d" % number)
-            with undone(database) as transaction:
+            with rolled_back(database) as transaction:
                 transaction.send([target, initiator], DOCUMENT, b"<undone/>")
 
     def read(seed: float) -> None:
         choice = random.Random(seed)
         while True:
             finished = done.is_set()
-            with undone(database) if choice.random() < 0.3 else database.transaction() as transaction:
+            with rolled_back(database) if choice.random() < 0.3 else database.transaction() as transaction:
                 messages = transaction.receive(STOCK_QUEUE, top=choice.choice([1, 4, None]))
                 if messages and choice.random() < 0.3:
                     transaction.send(messages[0].conversation_handle, REPLY, b"reply")

@@ -32,7 +32,7 @@ from support import (
     peer_handle,
     query,
     refused,
-    stopped,
+    terminate_backend,
     tolerate_rollbacks,
 )
 
@@ -227,7 +227,7 @@ def test_a_killed_connection_leaves_no_lock(database: sb.Database) -> None:
     database.send(begin(database), ORDER, b"1")
     with pytest.raises(sb.InstanceError), database.transaction() as transaction:
         undo_receive(transaction, "raw")
-        stopped(transaction.connection)
+        terminate_backend(transaction.connection)
         transaction.receive(STOCK_QUEUE)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
 
@@ -235,7 +235,7 @@ def test_a_killed_connection_leaves_no_lock(database: sb.Database) -> None:
 def test_a_statement_that_fails_after_taking_the_lock(database: sb.Database) -> None:
     """The session's lock survives the error, although the caller never learned that it was taken."""
 
-    def broken() -> Steps[None]:
+    def failing_steps() -> Steps[None]:
         yield Statement(
             "test.broken",
             "select servicebroker.keep_lock(-5), servicebroker.keep_lock(-5), 1 / (pg_backend_pid() * 0)",
@@ -244,7 +244,7 @@ def test_a_statement_that_fails_after_taking_the_lock(database: sb.Database) -> 
 
     with database.transaction() as transaction:
         with suppress(psycopg.errors.DivisionByZero), transaction.savepoint():
-            transaction._do(broken())
+            transaction._do(failing_steps())
         assert count_locks(database) == 1
     assert count_locks(database) == 0
 
@@ -266,7 +266,7 @@ def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: ran
             f"create table {database.name}_dbo.late (a int unique deferrable initially deferred)"  # type: ignore[call-overload]
         )
 
-    def one(choice: random.Random, me: int) -> bool:
+    def run_transaction(choice: random.Random, me: int) -> bool:
         """Run one transaction. Return False if it received no message."""
         end = choice.choice(["commit", "commit", "commit", "rollback", "kill", "fail"])
         final: list[sb.Message] = []
@@ -301,7 +301,7 @@ def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: ran
                     for group in mine:
                         del owner[group]
                     if end == "kill" and mine:
-                        stopped(transaction.connection)
+                        terminate_backend(transaction.connection)
         except (Undo, psycopg.errors.UniqueViolation, sb.InstanceError):
             pass
         counts[end] += 1
@@ -311,7 +311,7 @@ def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: ran
         choice = random.Random(seed)
         idle = 0
         while idle < 20:
-            if one(choice, me):
+            if run_transaction(choice, me):
                 idle = 0
             else:
                 idle += 1

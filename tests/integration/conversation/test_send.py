@@ -31,8 +31,8 @@ from support import (
     peer_handle,
     query,
     refused,
+    rolled_back,
     state,
-    undone,
     wait_until_blocked,
     waiting_messages,
 )
@@ -387,7 +387,7 @@ def test_an_invalid_body_is_an_error_for_both_sides(
 
 @pytest.mark.feature(52)
 def test_a_rolled_back_send_leaves_nothing(fresh_database: sb.Database) -> None:
-    with undone(fresh_database) as transaction:
+    with rolled_back(fresh_database) as transaction:
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         transaction.send_batch(handle, ORDER, [b"1", b"2"])
         assert fresh_database.receive(STOCK_QUEUE) == []
@@ -396,7 +396,7 @@ def test_a_rolled_back_send_leaves_nothing(fresh_database: sb.Database) -> None:
         fresh_database.send(handle, ORDER, b"x")
     handle = begin(fresh_database)
     for number in range(3):  # a rollback frees the sequence number
-        with undone(fresh_database) as transaction:
+        with rolled_back(fresh_database) as transaction:
             assert transaction.send(handle, ORDER, b"lost") == number
         assert fresh_database.send(handle, ORDER, b"kept") == number
     assert bodies(fresh_database.receive(STOCK_QUEUE)) == [b"kept"] * 3
@@ -404,7 +404,7 @@ def test_a_rolled_back_send_leaves_nothing(fresh_database: sb.Database) -> None:
 
 def test_a_target_cached_in_a_rolled_back_transaction_is_not_used(database: sb.Database) -> None:
     handle = begin(database)
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         transaction.send(handle, ORDER, b"lost")
     assert state(database, handle) == "SO"
     assert database.send(handle, ORDER, b"first") == 0
@@ -608,7 +608,7 @@ def test_a_body_over_the_limit_is_refused_before_a_write(make_instance_url: Call
             with refused(8459, "1000"):
                 database.send_batch(handle, ORDER, [b"fits", b"x" * 1001])
             database.send(handle, ORDER, b"x" * 1000)
-        with undone(database) as transaction, refused(8459):
+        with rolled_back(database) as transaction, refused(8459):
             transaction.send(handle, ORDER, b"x" * 1001)
         assert [len(body or b"") for body in bodies(database.receive(STOCK_QUEUE))] == [1000, 1000]
         assert query(database, "select send_sequence from servicebroker.conversation_endpoints where is_initiator") == [

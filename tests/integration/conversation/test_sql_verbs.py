@@ -449,7 +449,7 @@ def test_public_may_not_execute_the_functions(database: sb.Database) -> None:
 
 
 @pytest.fixture
-def served(
+def maintained_database(
     open_face: Callable[..., AbstractContextManager[sb.Instance]], make_instance_url: Callable[..., str]
 ) -> Iterator[sb.Database]:
     """A database with the standard set, in an instance with upkeep every minute."""
@@ -460,13 +460,13 @@ def served(
 @pytest.mark.usefixtures("without_polls")
 @pytest.mark.both_apis
 def test_a_message_is_delivered_as_soon_as_it_is_committed(
-    served: sb.Database,
+    maintained_database: sb.Database,
 ) -> None:
     times = []
-    with psycopg.connect(served.instance.url, autocommit=True) as connection:
+    with psycopg.connect(maintained_database.instance.url, autocommit=True) as connection:
         for number in range(20):
-            reader = in_thread(served.receive, STOCK_QUEUE, wait=30)
-            eventually(lambda: query(served, "select from servicebroker.waiting_readers"))
+            reader = in_thread(maintained_database.receive, STOCK_QUEUE, wait=30)
+            eventually(lambda: query(maintained_database, "select from servicebroker.waiting_readers"))
             start = time.monotonic()
             with connection.transaction():
                 row = connection.execute(BEGIN, ("Served", ORDERS, STOCK, CONTRACT)).fetchone()
@@ -521,23 +521,23 @@ def test_messages_for_a_disabled_queue_are_not_read_for_each_message(
 
 
 @pytest.mark.both_apis
-def test_messages_of_a_long_transaction_are_delivered(served: sb.Database) -> None:
+def test_messages_of_a_long_transaction_are_delivered(maintained_database: sb.Database) -> None:
     """The transaction began before messages that were already delivered."""
-    with psycopg.connect(served.instance.url) as connection:
+    with psycopg.connect(maintained_database.instance.url) as connection:
         connection.execute("select pg_current_xact_id()")
-        sql_send(served, sql_begin(served), ORDER, b"younger")
-        assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"younger"]
+        sql_send(maintained_database, sql_begin(maintained_database), ORDER, b"younger")
+        assert bodies(maintained_database.receive(STOCK_QUEUE, wait=120)) == [b"younger"]
         row = connection.execute(BEGIN, ("Served", ORDERS, STOCK, CONTRACT)).fetchone()
         assert row is not None
         connection.execute(SEND, (row[0], ORDER, b"older"))
-        sql_send(served, sql_begin(served), ORDER, b"youngest")
-        assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"youngest"]
-    assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"older"]
+        sql_send(maintained_database, sql_begin(maintained_database), ORDER, b"youngest")
+        assert bodies(maintained_database.receive(STOCK_QUEUE, wait=120)) == [b"youngest"]
+    assert bodies(maintained_database.receive(STOCK_QUEUE, wait=120)) == [b"older"]
 
 
 @pytest.mark.both_apis
 def test_upkeep_warns_after_a_statement_timeout(
-    served: sb.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    maintained_database: sb.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for module in (servicebroker.api.maintenance, servicebroker.api.aio.maintenance):
         monkeypatch.setattr(module, "_STATEMENT_TIMEOUT_MS", 50)
@@ -545,15 +545,15 @@ def test_upkeep_warns_after_a_statement_timeout(
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where application_name = 'servicebroker maintenance' and datname = current_database()"
     )
-    handle = sql_begin(served)
-    with psycopg.connect(served.instance.url) as connection:
+    handle = sql_begin(maintained_database)
+    with psycopg.connect(maintained_database.instance.url) as connection:
         connection.execute("lock table servicebroker.transmission_queue")
-        query(served, text)  # the new connection has the new timeout
+        query(maintained_database, text)  # the new connection has the new timeout
         eventually(lambda: [line for line in caplog.records if line.levelname == "WARNING"])
     assert "maintenance: canceling statement due to statement timeout" in caplog.text
     monkeypatch.undo()
-    sql_send(served, handle, ORDER, b"x")
-    assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"x"]
+    sql_send(maintained_database, handle, ORDER, b"x")
+    assert bodies(maintained_database.receive(STOCK_QUEUE, wait=120)) == [b"x"]
 
 
 @pytest.mark.both_apis
@@ -572,48 +572,48 @@ def test_upkeep_does_not_delay_the_close_of_an_instance(
 
 
 @pytest.mark.both_apis
-def test_upkeep_reconnects(served: sb.Database) -> None:
+def test_upkeep_reconnects(maintained_database: sb.Database) -> None:
     text = (
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where application_name = 'servicebroker maintenance' and datname = current_database()"
     )
-    assert query(served, text)
-    eventually(lambda: query(served, text.replace("pg_terminate_backend(pid)", "pid")))
-    handle = sql_begin(served)
-    sql_send(served, handle, ORDER, b"x")
-    assert bodies(served.receive(STOCK_QUEUE, wait=20)) == [b"x"]
+    assert query(maintained_database, text)
+    eventually(lambda: query(maintained_database, text.replace("pg_terminate_backend(pid)", "pid")))
+    handle = sql_begin(maintained_database)
+    sql_send(maintained_database, handle, ORDER, b"x")
+    assert bodies(maintained_database.receive(STOCK_QUEUE, wait=20)) == [b"x"]
 
 
 @pytest.mark.both_apis
-def test_upkeep_after_transaction_ids_were_reused(served: sb.Database) -> None:
+def test_upkeep_after_transaction_ids_were_reused(maintained_database: sb.Database) -> None:
     """After a failover or a crash the server may assign lower transaction ids than upkeep has already seen."""
-    sql_send(served, sql_begin(served), ORDER, b"1")
-    assert bodies(served.receive(STOCK_QUEUE, wait=60)) == [b"1"]
-    served.instance._upkeep._since += 1_000_000
-    sql_send(served, sql_begin(served), ORDER, b"2")
-    assert bodies(served.receive(STOCK_QUEUE, wait=30)) == [b"2"]
+    sql_send(maintained_database, sql_begin(maintained_database), ORDER, b"1")
+    assert bodies(maintained_database.receive(STOCK_QUEUE, wait=60)) == [b"1"]
+    maintained_database.instance._upkeep._since += 1_000_000
+    sql_send(maintained_database, sql_begin(maintained_database), ORDER, b"2")
+    assert bodies(maintained_database.receive(STOCK_QUEUE, wait=30)) == [b"2"]
 
 
-def test_a_trigger_sends_a_message(served: sb.Database) -> None:
+def test_a_trigger_sends_a_message(maintained_database: sb.Database) -> None:
     """Run the example of docs/how-to/send-from-a-trigger.md."""
     page = (Path(__file__).parents[3] / "docs/how-to/send-from-a-trigger.md").read_text()
     statements = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    shop = served.instance.database("Shop", create=True)
+    shop = maintained_database.instance.database("Shop", create=True)
     shop.create_message_type("//shop/Order")
     shop.create_contract("//shop/Orders", {"//shop/Order": "INITIATOR"})
     for queue, service, contracts in (("Sales", "//shop/Sales", []), ("Stock", "//shop/Stock", ["//shop/Orders"])):
         shop.create_queue(queue)
         shop.create_service(service, queue, contracts)
-    with psycopg.connect(served.instance.url, autocommit=True) as connection:
+    with psycopg.connect(maintained_database.instance.url, autocommit=True) as connection:
         connection.execute("create role shop_app")
         rights = {"send": ["//shop/Stock"], "receive": ["Sales"], "contracts": ["//shop/Orders"]}
-        served.instance.grant_rights("shop_app", database="Shop", **rights)
+        maintained_database.instance.grant_rights("shop_app", database="Shop", **rights)
         for statement in statements:
             with connection.transaction():
                 if "servicebroker_fence" in statement:
                     connection.execute("set local role shop_app")
                 connection.execute(statement.encode())
-        served.instance.revoke_rights("shop_app")
+        maintained_database.instance.revoke_rights("shop_app")
         connection.execute("drop owned by shop_app")
         connection.execute("drop role shop_app")
         with connection.transaction(force_rollback=True):

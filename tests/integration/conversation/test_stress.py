@@ -32,7 +32,7 @@ from support import (
     peer_handle,
     query,
     queue_number,
-    together,
+    run_together,
     tolerate_rollbacks,
 )
 
@@ -93,11 +93,11 @@ def test_readers_and_senders_with_rollbacks(database: sb.Database, seeded_random
         return messages
 
     def send_all() -> None:
-        together(*[partial(send, seeded_random.random()) for _ in range(4)])
+        run_together(*[partial(send, seeded_random.random()) for _ in range(4)])
         done.set()
 
     choices = [random.Random(seeded_random.random()) for _ in range(8)]
-    together(send_all, *[partial(drain, partial(read, choice), done) for choice in choices])
+    run_together(send_all, *[partial(drain, partial(read, choice), done) for choice in choices])
     assert database.receive(STOCK_QUEUE) == []
     far = "select conversation_handle, send_sequence from servicebroker.conversation_endpoints where is_initiator"
     totals = dict(query(database, far))
@@ -122,7 +122,7 @@ def test_order_of_arrival_and_stamp_follow_the_conversation(
                 if choice.random() < 0.1:
                     transaction.connection.rollback()
 
-    together(*[partial(send, seeded_random.random()) for _ in range(8)])
+    run_together(*[partial(send, seeded_random.random()) for _ in range(8)])
     rows = query(
         database,
         "select conversation_handle, message_sequence_number, queuing_order, stamp::text::bigint "
@@ -164,7 +164,7 @@ def test_no_receive_is_empty_while_a_group_is_free(database: sb.Database) -> Non
         for handle in handles:
             database.send_batch(handle, ORDER, [b"1", b"2"])
         start = threading.Barrier(8)
-        together(*[partial(read, start)] * 8)
+        run_together(*[partial(read, start)] * 8)
     assert missed == []
     assert sum(taken) == 12 * 24 * 2
 
@@ -197,7 +197,7 @@ def test_senders_and_ends_of_both_sides(
         work = [partial(send, handle) for handle in sides for _ in range(2)]
         work += [partial(end, handle, choice.random() < 0.5) for handle in sides]
         choice.shuffle(work)
-        together(*work)
+        run_together(*work)
 
     for _ in range(60):
         one_round(seeded_random.random())
@@ -228,7 +228,7 @@ def test_every_successful_send_before_the_end_arrives(database: sb.Database, see
         initiator = begin(database)
         sent: list[bytes] = []
         senders = [partial(send, initiator, name, sent) for name in range(4)]
-        together(*senders, partial(end, initiator, seeded_random.random() / 50))
+        run_together(*senders, partial(end, initiator, seeded_random.random() / 50))
         found = database.receive(STOCK_QUEUE)
         if sent:
             assert found[-1].is_end_dialog
@@ -244,7 +244,7 @@ def test_concurrent_errors_and_ends_of_both_sides(database: sb.Database, seeded_
         work = [partial(is_accepted, database.send, handle, DOCUMENT, b"<broken") for handle in (initiator, target)]
         work += [partial(is_accepted, database.end_conversation, handle) for handle in (initiator, target)]
         seeded_random.shuffle(work)
-        together(*work)
+        run_together(*work)
         assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []
 
 
@@ -264,7 +264,7 @@ def test_services_created_while_their_messages_are_sent(database: sb.Database, s
         handles = [begin(database, name) for _ in range(3)]
 
         delays = [seeded_random.random() / 50 for _ in handles]
-        together(partial(make, name), *map(partial, [send] * 3, handles, delays))
+        run_together(partial(make, name), *map(partial, [send] * 3, handles, delays))
         for _ in handles:
             assert bodies(database.receive(STOCK_QUEUE)) == [b"0", b"1", b"2", b"3", b"4"]
         assert database.receive(STOCK_QUEUE) == []

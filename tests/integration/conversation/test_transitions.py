@@ -41,7 +41,7 @@ DESCRIPTIONS = {
 }
 
 
-def shown(database: sb.Database, *handles: UUID) -> list[str | None]:
+def states_of(database: sb.Database, *handles: UUID) -> list[str | None]:
     """Return the states of these endpoints; None for a removed one."""
     text = "select state, state_desc from sys.conversation_endpoints where conversation_handle = %s"
     found = [row for handle in handles for row in query(database, text, handle) or [(GONE, None)]]
@@ -85,14 +85,14 @@ def test_every_verb_in_every_state(database: sb.Database, verb: str) -> None:
     do, number = VERBS[verb]
     for wanted, after in STATE_AFTER[verb].items():
         handle, _ = create_endpoint(database, wanted)
-        assert shown(database, handle) == [wanted]
+        assert states_of(database, handle) == [wanted]
         if after == REFUSED:
             with refused(number, f"'{wanted}'"):
                 do(database, handle)
-            assert shown(database, handle) == [wanted]
+            assert states_of(database, handle) == [wanted]
         else:
             do(database, handle)
-            assert shown(database, handle) == [after]
+            assert states_of(database, handle) == [after]
             if after is GONE:
                 with refused(8426, str(handle)):
                     do(database, handle)
@@ -101,28 +101,28 @@ def test_every_verb_in_every_state(database: sb.Database, verb: str) -> None:
 @pytest.mark.feature(98)
 def test_the_life_of_a_dialog_whose_initiator_ends_first(database: sb.Database, clock: Clock) -> None:
     initiator = begin(database)
-    assert shown(database, initiator) == ["SO"]
+    assert states_of(database, initiator) == ["SO"]
     text = "select conversation_handle from sys.conversation_endpoints where broker_database = %s"
     assert query(database, text, database.name) == [(initiator,)]  # the target does not have the EndDialog yet
     database.send(initiator, ORDER, b"1")
     target = peer_handle(database, initiator)
-    assert shown(database, initiator, target) == ["CO", "CO"]
+    assert states_of(database, initiator, target) == ["CO", "CO"]
     database.alter_queue(STOCK_QUEUE, status=False)
     database.end_conversation(initiator)
-    assert shown(database, initiator, target) == ["DO", "CO"]  # until the EndDialog has arrived
+    assert states_of(database, initiator, target) == ["DO", "CO"]  # until the EndDialog has arrived
     database.send(target, REPLY, b"late")
-    assert shown(database, initiator) == ["DO"]
+    assert states_of(database, initiator) == ["DO"]
     assert database.receive(ORDERS_QUEUE) == []
     database.alter_queue(STOCK_QUEUE, status=True)
-    assert shown(database, initiator, target) == [GONE, "DI"]
+    assert states_of(database, initiator, target) == [GONE, "DI"]
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1", None]
-    assert shown(database, target) == ["DI"]
+    assert states_of(database, target) == ["DI"]
     database.end_conversation(target)
-    assert shown(database, target) == ["CD"]
+    assert states_of(database, target) == ["CD"]
     clock.jump(minutes=31)
     with database.instance.connection() as connection:
         run_maintenance(connection, clock())
-    assert shown(database, target) == [GONE]
+    assert states_of(database, target) == [GONE]
 
 
 @pytest.mark.feature(98)
@@ -130,15 +130,15 @@ def test_the_life_of_a_dialog_whose_target_ends_first(database: sb.Database) -> 
     initiator, target = open_dialog(database)
     database.alter_queue(ORDERS_QUEUE, status=False)
     database.end_conversation(target)
-    assert shown(database, initiator, target) == ["CO", "DO"]
+    assert states_of(database, initiator, target) == ["CO", "DO"]
     database.send(initiator, ORDER, b"late")
     assert database.receive(STOCK_QUEUE) == []
     database.alter_queue(ORDERS_QUEUE, status=True)
-    assert shown(database, initiator, target) == ["DI", "CD"]
+    assert states_of(database, initiator, target) == ["DI", "CD"]
     (end,) = database.receive(ORDERS_QUEUE)
     assert end.is_end_dialog
     database.end_conversation(initiator, error=(1, "nobody hears it"))
-    assert shown(database, initiator, target) == [GONE, "CD"]
+    assert states_of(database, initiator, target) == [GONE, "CD"]
     assert database.receive(STOCK_QUEUE) == []
 
 
@@ -148,11 +148,11 @@ def test_an_error_on_either_side(database: sb.Database, ends: str) -> None:
     initiator, target = open_dialog(database)
     first, second = (initiator, target) if ends == "initiator" else (target, initiator)
     database.end_conversation(first, error=(7, "failed"))
-    assert shown(database, first, second) == [GONE if first == initiator else "CD", "ER"]
+    assert states_of(database, first, second) == [GONE if first == initiator else "CD", "ER"]
     assert errors(database.receive(STOCK_QUEUE if second == target else ORDERS_QUEUE)) == [7]
-    assert shown(database, second) == ["ER"]
+    assert states_of(database, second) == ["ER"]
     database.end_conversation(second)
-    assert shown(database, second) == [GONE if second == initiator else "CD"]
+    assert states_of(database, second) == [GONE if second == initiator else "CD"]
 
 
 @pytest.mark.feature(98)
@@ -182,9 +182,9 @@ def test_a_lifetime_puts_sides_that_have_not_ended_into_error(database: sb.Datab
         database.send(handle, ORDER, b"x")
     target, ended = peer_handle(database, conversing), peer_handle(database, disconnected)
     database.end_conversation(ended)
-    assert shown(database, started, conversing, target, disconnected, ended) == ["SO", "CO", "CO", "DI", "CD"]
+    assert states_of(database, started, conversing, target, disconnected, ended) == ["SO", "CO", "CO", "DI", "CD"]
     clock.jump(seconds=61)
     for queue in (ORDERS_QUEUE, STOCK_QUEUE):
         while database.receive(queue):
             pass
-    assert shown(database, started, conversing, target, disconnected, ended) == ["ER", "ER", "ER", "ER", "CD"]
+    assert states_of(database, started, conversing, target, disconnected, ended) == ["ER", "ER", "ER", "ER", "CD"]

@@ -33,9 +33,9 @@ from support import (
     peer_handle,
     query,
     refused,
+    result_or_none,
     state,
     statuses,
-    tried,
     wait_until_blocked,
     waiting_messages,
 )
@@ -79,23 +79,23 @@ def test_a_disabled_broker_delivers_nothing(two: tuple[sb.Database, sb.Database]
 
 @pytest.mark.feature(8)
 def test_the_switches_are_shown(two: tuple[sb.Database, sb.Database]) -> None:
-    def shown(database: sb.Database) -> tuple[object, ...]:
+    def switches_of(database: sb.Database) -> tuple[object, ...]:
         text = "select is_broker_enabled, is_honor_broker_priority_on from sys.databases where name = %s"
         return query(database, text, database.name)[0]
 
     near, far = two
-    assert shown(near) == shown(far) == (1, 0)
+    assert switches_of(near) == switches_of(far) == (1, 0)
     near.alter(disable_broker=True, honor_broker_priority=True)
-    assert (shown(near), shown(far)) == ((0, 1), (1, 0))
+    assert (switches_of(near), switches_of(far)) == ((0, 1), (1, 0))
     near.alter(enable_broker=True)
-    assert shown(near) == (1, 1)
+    assert switches_of(near) == (1, 1)
     near.alter(honor_broker_priority=False)
     near.alter(disable_broker=True)
     near.alter(new_broker=True)
-    assert shown(near) == (1, 0)
+    assert switches_of(near) == (1, 0)
     near.alter(disable_broker=True)
     near.alter(error_broker_conversations=True)
-    assert (shown(near), shown(far)) == ((1, 0), (1, 0))
+    assert (switches_of(near), switches_of(far)) == ((1, 0), (1, 0))
 
 
 @pytest.mark.feature(3)
@@ -246,7 +246,7 @@ def test_senders_while_their_service_is_dropped(fresh_database: sb.Database, see
     def send(handle: UUID, delay: float) -> None:
         threading.Event().wait(delay)
         for _ in range(5):
-            if tried(lambda: database.send(handle, ORDER, b"x"), 8429) is None:
+            if result_or_none(lambda: database.send(handle, ORDER, b"x"), 8429) is None:
                 return
 
     for _ in range(12):

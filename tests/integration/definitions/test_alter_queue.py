@@ -37,9 +37,9 @@ from support import (
     peer_handle,
     query,
     refused,
+    result_or_none,
     state,
     statuses,
-    tried,
     wait_until_blocked,
     waiting_messages,
     waiting_reader,
@@ -464,9 +464,11 @@ def test_ends_of_both_sides_while_queues_go_off_and_on(
             choice.shuffle(sides)
             for handle, kind in sides * 2:
                 for _ in range(choice.randint(0, 3)):
-                    tried(lambda handle=handle, kind=kind: database.send(handle, kind, b"x"), 8426, 8429)
+                    result_or_none(lambda handle=handle, kind=kind: database.send(handle, kind, b"x"), 8426, 8429)
                 error = choice.choice([None, (1, "e")])
-                tried(lambda handle=handle, error=error: database.end_conversation(handle, error=error), 8426, 8427)
+                result_or_none(
+                    lambda handle=handle, error=error: database.end_conversation(handle, error=error), 8426, 8427
+                )
 
     switchers = [in_thread(switch, queue, seeded_random.random()) for queue in (STOCK_QUEUE, ORDERS_QUEUE)]
     for future in [in_thread(live, seeded_random.random()) for _ in range(4)]:

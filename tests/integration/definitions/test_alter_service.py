@@ -38,9 +38,9 @@ from support import (
     open_dialog,
     pipeline_on,
     refused,
+    result_or_none,
+    run_together,
     state,
-    together,
-    tried,
     wait_until_blocked,
     waiting_messages,
     waiting_reader,
@@ -254,7 +254,7 @@ def test_senders_and_readers_while_the_service_moves(database: sb.Database, seed
     def move() -> None:
         while not stop.is_set():
             for queue in ("Second", STOCK_QUEUE):
-                tried(lambda queue=queue: database.alter_service(STOCK, queue=queue), 8493)
+                result_or_none(lambda queue=queue: database.alter_service(STOCK, queue=queue), 8493)
                 stop.wait(seeded_random.random() / 50)
 
     readers = [in_thread(drain, partial(read, queue), done, 8468) for queue in ("Second", STOCK_QUEUE) * 2]
@@ -309,7 +309,7 @@ def test_no_reader_that_answers_is_the_victim_of_a_service_that_moves(fresh_data
         return moves
 
     mover = in_thread(move)
-    together(*[lambda queue=queue: read(queue) for queue in ("Second", STOCK_QUEUE) * 4])
+    run_together(*[lambda queue=queue: read(queue) for queue in ("Second", STOCK_QUEUE) * 4])
     assert mover.result(60) >= 2
     for handle in handles:
         replies = database.receive(ORDERS_QUEUE, conversation_handle=handle)

@@ -51,7 +51,7 @@ def empty(instance: sb.Instance) -> sb.Database:
     return create_database(instance, f"Defined{next(_numbers)}", "create schema ops")
 
 
-def copied() -> dict[str, Any]:
+def copy_definition() -> dict[str, Any]:
     """Return a copy of the definition that a test may change."""
     document: dict[str, Any] = json.loads(json.dumps(SHOP))
     return document
@@ -85,7 +85,7 @@ def test_a_block_of_definitions_keeps_others_out_from_its_begin(empty: sb.Databa
 
 
 def test_define_is_atomic(empty: sb.Database) -> None:
-    wrong = copied()
+    wrong = copy_definition()
     wrong["services"]["//shop/More"] = {"queue": "Nowhere"}
     with refused(15151, "Nowhere"):
         empty.define(wrong)
@@ -94,7 +94,7 @@ def test_define_is_atomic(empty: sb.Database) -> None:
 
 def test_define_alters_different_objects(empty: sb.Database) -> None:
     empty.define(SHOP)
-    told = copied()
+    told = copy_definition()
     told["message_types"]["//shop/Order"] = "WELL_FORMED_XML"
     told["queues"]["orderqueue"] = told["queues"].pop("OrderQueue") | {"status": False}
     told["services"]["//shop/Stock"] = {"queue": "OrderQueue"}

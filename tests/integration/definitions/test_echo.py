@@ -28,9 +28,9 @@ from support import (
     peer_handle,
     query,
     refused,
+    rolled_back,
     standard_database,
     state,
-    undone,
 )
 
 
@@ -115,7 +115,7 @@ def test_echo_skips_messages_locked_by_another_transaction(database: sb.Database
     handles = [begin(database), begin(database)]
     for handle in handles:
         database.send(handle, ECHO, b"x")
-    with undone(database) as transaction, database.instance.connection() as connection:
+    with rolled_back(database) as transaction, database.instance.connection() as connection:
         (taken,) = transaction.receive("ServiceBrokerQueue")
         assert taken.message_type_name == ECHO
         assert run_alone(connection, answer_built_in(database.instance.clock()))  # a message is left
@@ -156,20 +156,20 @@ def test_an_owner_that_is_not_dbo_needs_send(database: sb.Database, app: sb.Data
     database.grant("CONTROL", APP, queue=ORDERS_QUEUE)
     database.alter_authorization(APP, service="//test/Own")
 
-    def answered() -> list[sb.Message]:
+    def echo_answers() -> list[sb.Message]:
         handle = begin(database, service="//test/Own")
         database.send(handle, ECHO, b"x")
         answer(database)
         return database.receive(ORDERS_QUEUE, conversation_handle=handle)
 
-    assert errors(answered()) == [-8494]
+    assert errors(echo_answers()) == [-8494]
     database.grant("SEND", APP, service=SERVICE_BROKER)
-    assert bodies(answered()) == [b"x"]
+    assert bodies(echo_answers()) == [b"x"]
     database.deny("SEND", "public", service=SERVICE_BROKER)
-    assert errors(answered()) == [-8494]
+    assert errors(echo_answers()) == [-8494]
     database.revoke("SEND", "public", service=SERVICE_BROKER)
     database.revoke("SEND", APP, service=SERVICE_BROKER)
-    assert errors(answered()) == [-8494]
+    assert errors(echo_answers()) == [-8494]
     with refused(15151):
         app.grant("SEND", "public", service=SERVICE_BROKER)
 

@@ -22,7 +22,7 @@ from support import (
     query,
     queue_number,
     refused,
-    undone,
+    rolled_back,
     wait_until_blocked,
 )
 
@@ -33,7 +33,7 @@ ACTIVATION, DISABLED = "QUEUE_ACTIVATION", "BROKER_QUEUE_DISABLED"
 
 
 @pytest.fixture
-def watched(database: sb.Database) -> sb.Database:
+def watched_database(database: sb.Database) -> sb.Database:
     """Return a database with a service that receives notifications."""
     database.create_queue(WATCH_QUEUE)
     database.create_service(WATCHER, WATCH_QUEUE, [POST])
@@ -41,10 +41,10 @@ def watched(database: sb.Database) -> sb.Database:
 
 
 @pytest.fixture
-def active(watched: sb.Database) -> Iterator[sb.Database]:
-    with sb.activate(watched.instance, interval=0.4):
-        yield watched
-    with watched.instance.connection() as connection:
+def active(watched_database: sb.Database) -> Iterator[sb.Database]:
+    with sb.activate(watched_database.instance, interval=0.4):
+        yield watched_database
+    with watched_database.instance.connection() as connection:
         connection.execute("delete from servicebroker.event_notifications")
         connection.execute("update servicebroker.queues set notifies_activation = false, is_activation_enabled = false")
 
@@ -53,7 +53,7 @@ def notify(database: sb.Database, name: str = "n", events: Any = ACTIVATION, **m
     database.create_event_notification(name, on_queue=STOCK_QUEUE, events=events, to_service=WATCHER, **more)
 
 
-def told(database: sb.Database) -> list[sb.EventInstance]:
+def receive_events(database: sb.Database) -> list[sb.EventInstance]:
     """Receive the events without ending their conversations."""
     found = []
     while messages := database.receive(WATCH_QUEUE):
@@ -64,11 +64,11 @@ def told(database: sb.Database) -> list[sb.EventInstance]:
 def wait_for(database: sb.Database, count: int = 1) -> list[sb.EventInstance]:
     found: list[sb.EventInstance] = []
 
-    def there() -> bool:
-        found.extend(told(database))
+    def have_arrived() -> bool:
+        found.extend(receive_events(database))
         return len(found) >= count
 
-    eventually(there)
+    eventually(have_arrived)
     assert len(found) == count
     return found
 
@@ -77,68 +77,71 @@ def poison(database: sb.Database) -> None:
     """Roll back a RECEIVE five times, which disables the queue."""
     database.send(begin(database), ORDER, b"x")
     for _ in range(5):
-        with undone(database) as transaction:
+        with rolled_back(database) as transaction:
             transaction.receive(STOCK_QUEUE)
 
 
 @pytest.mark.feature(33, 185)
-def test_a_queue_that_is_switched_off_by_itself_is_told_of(watched: sb.Database) -> None:
+def test_a_queue_that_is_switched_off_by_itself_is_told_of(watched_database: sb.Database) -> None:
     """No daemon is needed: the event comes with the commit that switched the queue off."""
-    notify(watched, events=DISABLED)
-    poison(watched)
-    (event,) = wait_for(watched)
-    assert event[5:] == ("dbo", watched.name, "dbo", STOCK_QUEUE, "QUEUE", "")
-    assert (event.event_type, event.server_name) == (DISABLED, query(watched, "select current_database()")[0][0])
-    assert event.post_time[:4] == str(watched.instance.clock().year)
-    assert watched.instance.events.recent(143)[-1].object_id == queue_number(watched, STOCK_QUEUE)
+    notify(watched_database, events=DISABLED)
+    poison(watched_database)
+    (event,) = wait_for(watched_database)
+    assert event[5:] == ("dbo", watched_database.name, "dbo", STOCK_QUEUE, "QUEUE", "")
+    assert (event.event_type, event.server_name) == (
+        DISABLED,
+        query(watched_database, "select current_database()")[0][0],
+    )
+    assert event.post_time[:4] == str(watched_database.instance.clock().year)
+    assert watched_database.instance.events.recent(143)[-1].object_id == queue_number(watched_database, STOCK_QUEUE)
 
 
 @pytest.mark.feature(184)
-def test_the_event_143_has_database_and_queue(watched: sb.Database) -> None:
-    poison(watched)
-    event = watched.instance.events.recent(143)[-1]
-    assert (event.name, event.database_id) == ("Broker:Queue Disabled", watched.database_id)
-    assert event.object_id == queue_number(watched, STOCK_QUEUE)
+def test_the_event_143_has_database_and_queue(watched_database: sb.Database) -> None:
+    poison(watched_database)
+    event = watched_database.instance.events.recent(143)[-1]
+    assert (event.name, event.database_id) == ("Broker:Queue Disabled", watched_database.database_id)
+    assert event.object_id == queue_number(watched_database, STOCK_QUEUE)
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
-def test_two_concurrent_first_events_begin_one_conversation(watched: sb.Database, is_dropped: bool) -> None:
-    notify(watched, events=DISABLED)
-    queue_id, now = queue_number(watched, STOCK_QUEUE), watched.instance.clock()
+def test_two_concurrent_first_events_begin_one_conversation(watched_database: sb.Database, is_dropped: bool) -> None:
+    notify(watched_database, events=DISABLED)
+    queue_id, now = queue_number(watched_database, STOCK_QUEUE), watched_database.instance.clock()
 
     def post_second() -> list[sb.BrokerError]:
-        with watched.instance.connection() as connection, connection.transaction():
+        with watched_database.instance.connection() as connection, connection.transaction():
             return run(connection, post(DISABLED, queue_id, now))
 
-    with watched.instance.connection() as connection:
+    with watched_database.instance.connection() as connection:
         with connection.transaction():
             assert run(connection, post(DISABLED, queue_id, now)) == []
             if is_dropped:
                 connection.execute("delete from servicebroker.event_notifications where queue_id = %s", (queue_id,))
             second = in_thread(post_second)
-            wait_until_blocked(watched)
+            wait_until_blocked(watched_database)
         assert second.result(30) == []
     begun = "select from sys.conversation_endpoints where is_initiator = 1 and broker_database = %s"
-    assert len(query(watched, begun, watched.name)) == 1
-    assert len(told(watched)) == (1 if is_dropped else 2)
+    assert len(query(watched_database, begun, watched_database.name)) == 1
+    assert len(receive_events(watched_database)) == (1 if is_dropped else 2)
 
 
 @pytest.mark.feature(207)
-def test_the_notifications_conversation_is_a_system_conversation(watched: sb.Database) -> None:
+def test_the_notifications_conversation_is_a_system_conversation(watched_database: sb.Database) -> None:
     """The conversation begins with the first event, and carries all of them."""
-    notify(watched, events=[DISABLED, ACTIVATION])
+    notify(watched_database, events=[DISABLED, ACTIVATION])
     text = "select is_initiator, is_system from sys.conversation_endpoints where broker_database = %s order by 1"
-    assert query(watched, text, watched.name) == []
+    assert query(watched_database, text, watched_database.name) == []
     for _ in range(2):
-        poison(watched)
-        watched.alter_queue(STOCK_QUEUE, status=True)
-        watched.receive(STOCK_QUEUE)
-    assert len(wait_for(watched, 2)) == 2
+        poison(watched_database)
+        watched_database.alter_queue(STOCK_QUEUE, status=True)
+        watched_database.receive(STOCK_QUEUE)
+    assert len(wait_for(watched_database, 2)) == 2
     text += " limit 100"
     rows = query(
-        watched,
+        watched_database,
         text.replace("order by 1", "and far_service in (%s, %s) order by 1"),
-        watched.name,
+        watched_database.name,
         WATCHER,
         POST.replace("PostEventNotification", "EventNotificationService"),
     )
@@ -153,7 +156,7 @@ def test_queue_activation_is_notified_until_a_receive(active: sb.Database) -> No
     assert (event.event_type, event.object_name) == (ACTIVATION, STOCK_QUEUE)
     active.send(begin(active), ORDER, b"two")
     time.sleep(1)  # more than two intervals
-    assert told(active) == []
+    assert receive_events(active) == []
     assert len(active.receive(STOCK_QUEUE)) == 1
     wait_for(active)  # messages remain
     while active.receive(STOCK_QUEUE):
@@ -181,79 +184,82 @@ def test_with_fan_in_one_of_several_fires(active: sb.Database) -> None:
 
 
 @pytest.mark.feature(179)
-def test_either_a_procedure_or_notifications(watched: sb.Database) -> None:
+def test_either_a_procedure_or_notifications(watched_database: sb.Database) -> None:
     activation = sb.Activation("usp", 1, "SELF", status=True)
-    watched.alter_queue(STOCK_QUEUE, activation=activation)
+    watched_database.alter_queue(STOCK_QUEUE, activation=activation)
     with refused(9718, STOCK_QUEUE):
-        notify(watched)
-    notify(watched, "other", events=DISABLED)  # this one is allowed
-    watched.alter_queue(STOCK_QUEUE, activation=activation._replace(status=False))
-    notify(watched)
+        notify(watched_database)
+    notify(watched_database, "other", events=DISABLED)  # this one is allowed
+    watched_database.alter_queue(STOCK_QUEUE, activation=activation._replace(status=False))
+    notify(watched_database)
     with refused(9717, STOCK_QUEUE):
-        watched.alter_queue(STOCK_QUEUE, activation=activation)
-    watched.drop_event_notification("N", on_queue=STOCK_QUEUE)
-    watched.alter_queue(STOCK_QUEUE, activation=activation)
-    watched.alter_queue(STOCK_QUEUE, activation="DROP")
+        watched_database.alter_queue(STOCK_QUEUE, activation=activation)
+    watched_database.drop_event_notification("N", on_queue=STOCK_QUEUE)
+    watched_database.alter_queue(STOCK_QUEUE, activation=activation)
+    watched_database.alter_queue(STOCK_QUEUE, activation="DROP")
 
 
-def test_the_views(watched: sb.Database) -> None:
-    notify(watched, events=[DISABLED, ACTIVATION])
+def test_the_views(watched_database: sb.Database) -> None:
+    notify(watched_database, events=[DISABLED, ACTIVATION])
     text = (
         "select n.name, n.parent_id, n.service_name, n.broker_instance, e.type_desc from sys.event_notifications n "
         "join sys.events e using (object_id) where n.broker_database = %s order by 5"
     )
-    number = queue_number(watched, STOCK_QUEUE)
-    assert query(watched, text, watched.name) == [
+    number = queue_number(watched_database, STOCK_QUEUE)
+    assert query(watched_database, text, watched_database.name) == [
         ("n", number, WATCHER, "current database", event) for event in (DISABLED, ACTIVATION)
     ]
 
 
 @pytest.mark.feature(33)
-def test_dropping_one_tells_the_service(watched: sb.Database) -> None:
-    notify(watched, events=DISABLED)
-    poison(watched)
-    wait_for(watched)
-    watched.drop_event_notification("n", on_queue=STOCK_QUEUE)
-    (message,) = watched.receive(WATCH_QUEUE)
+def test_dropping_one_tells_the_service(watched_database: sb.Database) -> None:
+    notify(watched_database, events=DISABLED)
+    poison(watched_database)
+    wait_for(watched_database)
+    watched_database.drop_event_notification("n", on_queue=STOCK_QUEUE)
+    (message,) = watched_database.receive(WATCH_QUEUE)
     assert message.is_end_dialog
     with refused(15151, "event notification"):
-        watched.drop_event_notification("n", on_queue=STOCK_QUEUE)
+        watched_database.drop_event_notification("n", on_queue=STOCK_QUEUE)
 
 
-def test_a_notification_is_dropped_with_its_queue(watched: sb.Database) -> None:
-    watched.create_queue("Other")
-    watched.create_event_notification("n", on_queue="Other", events=DISABLED, to_service=WATCHER)
-    watched.drop_queue("Other")
+def test_a_notification_is_dropped_with_its_queue(watched_database: sb.Database) -> None:
+    watched_database.create_queue("Other")
+    watched_database.create_event_notification("n", on_queue="Other", events=DISABLED, to_service=WATCHER)
+    watched_database.drop_queue("Other")
     text = "select from sys.event_notifications where broker_database = %s"
-    assert query(watched, text, watched.name) == []
-    notify(watched)
+    assert query(watched_database, text, watched_database.name) == []
+    notify(watched_database)
 
 
 @pytest.mark.parametrize(("error", "number"), [(None, 17004), ((1, "no"), 17003)])
 def test_one_whose_conversation_was_ended_is_dropped(
-    watched: sb.Database, caplog: pytest.LogCaptureFixture, error: Any, number: int
+    watched_database: sb.Database, caplog: pytest.LogCaptureFixture, error: Any, number: int
 ) -> None:
-    notify(watched, events=DISABLED)
-    poison(watched)
-    (message,) = watched.receive(WATCH_QUEUE)
-    watched.end_conversation(message.conversation_handle, error=error)
-    with sb.activate(watched.instance, interval=0.4):
+    notify(watched_database, events=DISABLED)
+    poison(watched_database)
+    (message,) = watched_database.receive(WATCH_QUEUE)
+    watched_database.end_conversation(message.conversation_handle, error=error)
+    with sb.activate(watched_database.instance, interval=0.4):
         eventually(lambda: f"Msg {number}" in caplog.text)
-    assert query(watched, "select from sys.event_notifications where broker_database = %s", watched.name) == []
+    assert (
+        query(watched_database, "select from sys.event_notifications where broker_database = %s", watched_database.name)
+        == []
+    )
     text = "select from sys.conversation_endpoints where is_system = 1 and broker_database = %s"
-    assert query(watched, text, watched.name) == []
+    assert query(watched_database, text, watched_database.name) == []
 
 
-def test_to_another_database(watched: sb.Database) -> None:
-    other = watched.instance.database(watched.name + "B", create=True)
+def test_to_another_database(watched_database: sb.Database) -> None:
+    other = watched_database.instance.database(watched_database.name + "B", create=True)
     other.create_queue(WATCH_QUEUE)
     other.create_service(WATCHER, WATCH_QUEUE, [POST])
     text = "select service_broker_guid::text from sys.databases where name = %s"
     ((broker,),) = query(other, text, other.name)
-    notify(watched, events=DISABLED, broker_instance=broker)
-    poison(watched)
-    assert wait_for(other)[0].database_name == watched.name
-    assert told(watched) == []
+    notify(watched_database, events=DISABLED, broker_instance=broker)
+    poison(watched_database)
+    assert wait_for(other)[0].database_name == watched_database.name
+    assert receive_events(watched_database) == []
 
 
 @pytest.mark.feature(33)
@@ -269,31 +275,31 @@ def test_to_another_database(watched: sb.Database) -> None:
         ({"name": "taken"}, 2714),
     ],
 )
-def test_refusals(watched: sb.Database, change: dict[str, Any], number: int) -> None:
-    notify(watched, "taken", events=DISABLED)
+def test_refusals(watched_database: sb.Database, change: dict[str, Any], number: int) -> None:
+    notify(watched_database, "taken", events=DISABLED)
     given = {"name": "n", "on_queue": STOCK_QUEUE, "events": ACTIVATION, "to_service": WATCHER} | change
     with refused(number):
-        watched.create_event_notification(given.pop("name"), **given)
+        watched_database.create_event_notification(given.pop("name"), **given)
 
 
 @pytest.mark.feature(33)
-def test_a_name_is_taken_on_its_queue_only(watched: sb.Database) -> None:
-    notify(watched, "Told", events=DISABLED)
-    watched.create_event_notification("TOLD", on_queue=WATCH_QUEUE, events=DISABLED, to_service=WATCHER)
+def test_a_name_is_taken_on_its_queue_only(watched_database: sb.Database) -> None:
+    notify(watched_database, "Told", events=DISABLED)
+    watched_database.create_event_notification("TOLD", on_queue=WATCH_QUEUE, events=DISABLED, to_service=WATCHER)
     for queue in (STOCK_QUEUE, WATCH_QUEUE):
         with refused(2714):
-            watched.create_event_notification("told", on_queue=queue, events=DISABLED, to_service=WATCHER)
-    watched.drop_event_notification("told", on_queue=WATCH_QUEUE)
+            watched_database.create_event_notification("told", on_queue=queue, events=DISABLED, to_service=WATCHER)
+    watched_database.drop_event_notification("told", on_queue=WATCH_QUEUE)
     with refused(15151, "event notification"):
-        watched.drop_event_notification("told", on_queue=WATCH_QUEUE)
-    poison(watched)  # the notification of the other queue still exists
-    assert wait_for(watched)[0].object_name == STOCK_QUEUE
+        watched_database.drop_event_notification("told", on_queue=WATCH_QUEUE)
+    poison(watched_database)  # the notification of the other queue still exists
+    assert wait_for(watched_database)[0].object_name == STOCK_QUEUE
 
 
-def test_alter_on_the_queue_permits_creating_a_notification(watched: sb.Database) -> None:
-    watched.create_user(APP)
-    app = as_user(watched, APP)
+def test_alter_on_the_queue_permits_creating_a_notification(watched_database: sb.Database) -> None:
+    watched_database.create_user(APP)
+    app = as_user(watched_database, APP)
     with refused(15151):
         notify(app)
-    watched.grant("ALTER", APP, queue=STOCK_QUEUE)
+    watched_database.grant("ALTER", APP, queue=STOCK_QUEUE)
     notify(app)

@@ -31,7 +31,7 @@ from support import (
     open_dialog,
     query,
     refused,
-    tried,
+    result_or_none,
     waiting_messages,
 )
 
@@ -41,7 +41,7 @@ SWITCHES = [{"enable_broker": True}, {"new_broker": True}]
 
 
 @pytest.fixture
-def other(instance: sb.Instance) -> sb.Database:
+def other_database(instance: sb.Instance) -> sb.Database:
     return define_standard_set(instance.database(f"Other{uuid4().hex}", create=True))
 
 
@@ -88,13 +88,13 @@ def test_a_switch_waits_for_a_transaction_that_begins_a_dialog(database: sb.Data
 
 @pytest.mark.feature(5)
 @pytest.mark.parametrize("switch", SWITCHES, ids=repr)
-def test_no_wait_is_refused(database: sb.Database, other: sb.Database, switch: dict[str, Any]) -> None:
+def test_no_wait_is_refused(database: sb.Database, other_database: sb.Database, switch: dict[str, Any]) -> None:
     handle, _ = open_dialog(database)
     with database.transaction() as transaction:
         transaction.send(handle, ORDER, b"x")
         with refused(5070, database.name):
             database.alter(**switch, no_wait=True)
-        other.alter(**switch, no_wait=True)
+        other_database.alter(**switch, no_wait=True)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
     database.alter(**switch, no_wait=True)
 
@@ -103,12 +103,12 @@ def test_no_wait_is_refused(database: sb.Database, other: sb.Database, switch: d
 @pytest.mark.parametrize("switch", SWITCHES, ids=repr)
 @pytest.mark.parametrize("seconds", [0, 0.5])
 def test_rollback_ends_only_sessions_that_use_this_database(
-    database: sb.Database, other: sb.Database, switch: dict[str, Any], seconds: float
+    database: sb.Database, other_database: sb.Database, switch: dict[str, Any], seconds: float
 ) -> None:
     handle, _ = open_dialog(database)
-    elsewhere, _ = open_dialog(other)
+    elsewhere, _ = open_dialog(other_database)
     instance = database.instance
-    with other.transaction() as bystander, pytest.raises(sb.InstanceError, match="PostgreSQL went away"):
+    with other_database.transaction() as bystander, pytest.raises(sb.InstanceError, match="PostgreSQL went away"):
         bystander.send(elsewhere, ORDER, b"stays")
         with instance.connection() as idle:  # a session that used the database before, and holds no lock
             database.join(idle).send(handle, ORDER, b"committed")
@@ -119,7 +119,7 @@ def test_rollback_ends_only_sessions_that_use_this_database(
                 assert time.monotonic() - began >= seconds
                 assert idle.execute("select 1").fetchall() == [(1,)]
                 transaction.send(handle, ORDER, b"too late")
-    assert bodies(other.receive(STOCK_QUEUE)) == [b"stays"]
+    assert bodies(other_database.receive(STOCK_QUEUE)) == [b"stays"]
     assert bodies(database.receive(STOCK_QUEUE)) == ([b"committed"] if "enable_broker" in switch else [])
 
 
@@ -182,7 +182,7 @@ def test_switching_a_busy_database_causes_no_deadlock(database: sb.Database, see
 
 
 def test_drop_database_leaves_nothing(fresh_instance: sb.Instance) -> None:
-    before = _everything(fresh_instance.database("msdb"))
+    before = _database_content(fresh_instance.database("msdb"))
     database = define_standard_set(fresh_instance.database("Gone", create=True))
     database.create_queue("Sales.Queue", activation=sb.Activation("p", 1, "SELF"))
     database.create_broker_priority("Any", contract_name=CONTRACT, local_service_name=STOCK)
@@ -192,7 +192,7 @@ def test_drop_database_leaves_nothing(fresh_instance: sb.Instance) -> None:
     database.send(begin(database, "//nowhere"), ORDER, b"waits")
     fresh_instance.drop_database("gone")
     msdb = fresh_instance.database("msdb")
-    assert _everything(msdb) == before
+    assert _database_content(msdb) == before
     assert leftovers(msdb) == {}
     with refused(911, "Gone"):
         fresh_instance.database("Gone")
@@ -201,7 +201,7 @@ def test_drop_database_leaves_nothing(fresh_instance: sb.Instance) -> None:
     assert bodies(again.receive(STOCK_QUEUE)) == [b"new"]
 
 
-def _everything(database: sb.Database) -> list[tuple[Any, ...]]:
+def _database_content(database: sb.Database) -> list[tuple[Any, ...]]:
     """Return our tables, sequences, views and functions, all schemas, and the row counts of the catalog."""
     found = query(
         database,
@@ -268,13 +268,13 @@ def test_drop_database_takes_the_views_over_its_queues(fresh_instance: sb.Instan
     assert fresh_instance.database("Shop", create=True).execute_tsql("SELECT OBJECT_ID('Look')").rows == [(None,)]
 
 
-def test_drop_database_that_is_in_use(database: sb.Database, other: sb.Database) -> None:
+def test_drop_database_that_is_in_use(database: sb.Database, other_database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     with database.transaction() as transaction:
         transaction.send(handle, ORDER, b"x")
         with refused(3702, database.name):
             database.instance.drop_database(database.name)
-        database.instance.drop_database(other.name)
+        database.instance.drop_database(other_database.name)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
     with pytest.raises(sb.InstanceError), database.transaction() as transaction:
         transaction.send(handle, ORDER, b"x")
@@ -293,13 +293,13 @@ def test_the_system_database_stays(instance: sb.Instance) -> None:
     assert instance.database("msdb").receive("ServiceBrokerQueue") == []
 
 
-def test_peers_in_other_databases(database: sb.Database, other: sb.Database) -> None:
-    other.create_service("//there", STOCK_QUEUE, [CONTRACT])
+def test_peers_in_other_databases(database: sb.Database, other_database: sb.Database) -> None:
+    other_database.create_service("//there", STOCK_QUEUE, [CONTRACT])
     handle = begin(database, "//there")
     database.send(handle, ORDER, b"x")
-    other.alter_queue(STOCK_QUEUE, status=False)
+    other_database.alter_queue(STOCK_QUEUE, status=False)
     database.send(handle, ORDER, b"waits")
-    database.instance.drop_database(other.name)
+    database.instance.drop_database(other_database.name)
     assert (waiting_messages(database), database.receive(ORDERS_QUEUE)) == (0, [])
     database.send(handle, ORDER, b"to nobody")
     assert errors(database.receive(ORDERS_QUEUE)) == [-8462]
@@ -328,7 +328,7 @@ def test_a_database_is_dropped_while_others_speak_to_it(instance: sb.Instance, d
             while not stop.is_set():
                 handle = begin(database, to)
                 for _ in range(3):
-                    tried(lambda: database.send(handle, ORDER, b"x"), 8429)  # noqa: B023
+                    result_or_none(lambda: database.send(handle, ORDER, b"x"), 8429)  # noqa: B023
                 database.end_conversation(handle, cleanup=True)
 
         workers = [in_thread(speak) for _ in range(3)]

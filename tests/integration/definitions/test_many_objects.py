@@ -38,7 +38,9 @@ def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
     procedures._registered.clear()
 
 
-def test_counting_all_queues_needs_no_statement_per_queue(database: sb.Database, asked: Counter[str]) -> None:
+def test_counting_all_queues_needs_no_statement_per_queue(
+    database: sb.Database, statement_counts: Counter[str]
+) -> None:
     queues, _ = database.instance.status()
     counts = {queue.queue: queue.messages for queue in queues}
     assert counts["dbo.Queue7"] == 1
@@ -49,12 +51,12 @@ def test_counting_all_queues_needs_no_statement_per_queue(database: sb.Database,
     with database.instance.connection() as connection:
         facts = run(connection, gather(database.instance.clock()))
     assert [queue.messages for queue in facts.queues if queue.name.endswith("Queue7")] == [1]
-    often = {name: times for name, times in asked.items() if times > MANY_OBJECTS / 2}
+    often = {name: times for name, times in statement_counts.items() if times > MANY_OBJECTS / 2}
     assert not often
 
 
 def test_no_page_of_the_dashboard_asks_for_each_queue(
-    database: sb.Database, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
+    database: sb.Database, statement_counts: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "MAX_QUEUES", 3)
     dashboard = Dashboard([database.instance.url], token=None)
@@ -63,10 +65,10 @@ def test_no_page_of_the_dashboard_asks_for_each_queue(
         "",
         *(f"i/0/{name}" for name in ("queues", "conversations", "way", "dead-letters", "statements", "audit")),
     ):
-        asked.clear()
+        statement_counts.clear()
         answer = client.get(f"/{page}")
         assert answer.status_code == 200, answer.text
-        assert max(asked.values()) < MANY_OBJECTS / 2, (page, asked)
+        assert max(statement_counts.values()) < MANY_OBJECTS / 2, (page, statement_counts)
         if page == "i/0/queues":  # some of them, those with the most messages first
             assert f"3 of {MANY_OBJECTS + 2} queues, those with the most messages" in answer.text
             assert "dbo.Queue7" in answer.text
@@ -104,14 +106,14 @@ def test_pages_of_ten_thousand_queues(make_instance_url: Callable[..., str]) -> 
         dashboard.close()
 
 
-def test_a_queue_is_made_in_a_few_round_trips(database: sb.Database, asked: Counter[str]) -> None:
+def test_a_queue_is_made_in_a_few_round_trips(database: sb.Database, statement_counts: Counter[str]) -> None:
     """One round trip creates its tables, indexes, functions, view and triggers."""
     database.create_queue("OneMore")
-    assert asked.total() <= 8
-    assert asked["queue.queue_objects"] == 1
-    asked.clear()
+    assert statement_counts.total() <= 8
+    assert statement_counts["queue.queue_objects"] == 1
+    statement_counts.clear()
     database.alter_queue("OneMore", retention=True)
-    assert asked["queue.queue_functions"] == 1
+    assert statement_counts["queue.queue_functions"] == 1
 
 
 def test_the_status_shows_the_first_services_of_a_queue(database: sb.Database) -> None:
@@ -126,7 +128,7 @@ def test_the_status_shows_the_first_services_of_a_queue(database: sb.Database) -
     assert "and 3 more" in result.stdout
 
 
-def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: Counter[str]) -> None:
+def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, statement_counts: Counter[str]) -> None:
     """A message must still be noticed, however it arrives."""
     received: list[bytes | None] = []
 
@@ -140,21 +142,21 @@ def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: 
         database.alter_queue(f"Queue{number}", activation=activation)
     with sb.activate(database.instance, interval=0.4):
 
-        def looks() -> int:
-            before, ticks = asked["monitors.poll_queue"], asked["monitors.poll_changed"]
-            eventually(lambda: asked["monitors.poll_changed"] >= ticks + 5)
-            return asked["monitors.poll_queue"] - before
+        def count_polls() -> int:
+            before, ticks = statement_counts["monitors.poll_queue"], statement_counts["monitors.poll_changed"]
+            eventually(lambda: statement_counts["monitors.poll_changed"] >= ticks + 5)
+            return statement_counts["monitors.poll_queue"] - before
 
-        eventually(lambda: looks() == 0, 30)
+        eventually(lambda: count_polls() == 0, 30)
         database.send(begin(database, "//test/9"), ORDER, b"ninth")
         eventually(lambda: received == [b"ninth"], 5)
         with database.instance.connection() as connection:  # like a SEND that began before it could see the listener
             connection.execute("delete from servicebroker.waiting_readers where is_monitor")
         with database.transaction() as transaction:
             transaction.send(transaction.begin_dialog(ORDERS, "//test/3", contract=CONTRACT), ORDER, b"third")
-            looks()
+            count_polls()
         eventually(lambda: received == [b"ninth", b"third"], 5)
-        eventually(lambda: looks() == 0, 30)
+        eventually(lambda: count_polls() == 0, 30)
 
 
 def test_an_instance_with_many_queues_is_upgraded(

@@ -56,7 +56,7 @@ def broker(database: sb.Database) -> str:
 
 
 @pytest.fixture
-def other(instance: sb.Instance) -> sb.Database:
+def other_database(instance: sb.Instance) -> sb.Database:
     """Return a second database of the instance with the same services."""
     return define_standard_set(instance.database(f"other_{uuid4().hex}", create=True))
 
@@ -238,13 +238,13 @@ def test_a_route_with_the_name_goes_before_the_service_next_door(database: sb.Da
 
 
 @pytest.mark.feature(113)
-def test_the_own_database_goes_before_others(database: sb.Database, other: sb.Database) -> None:
+def test_the_own_database_goes_before_others(database: sb.Database, other_database: sb.Database) -> None:
     for number in range(20):
         database.send(begin(database), ORDER, str(number))
-    assert other.receive(STOCK_QUEUE) == []
-    database.create_route("There", service_name=STOCK, broker_instance=broker(other), address="LOCAL")
+    assert other_database.receive(STOCK_QUEUE) == []
+    database.create_route("There", service_name=STOCK, broker_instance=broker(other_database), address="LOCAL")
     database.send(begin(database), ORDER, b"there")
-    assert bodies(other.receive(STOCK_QUEUE)) == [b"there"]
+    assert bodies(other_database.receive(STOCK_QUEUE)) == [b"there"]
 
 
 @pytest.mark.feature(113)
@@ -265,12 +265,12 @@ def test_each_conversation_chooses_one_of_several_databases(instance: sb.Instanc
     assert min(chosen.values()) > 5
 
 
-def test_another_process_sees_a_new_route(database: sb.Database, other: sb.Database) -> None:
+def test_another_process_sees_a_new_route(database: sb.Database, other_database: sb.Database) -> None:
     database.send(begin(database), ORDER, b"1")  # the routes are cached now
     with sb.open(database.instance.url) as second:
         second.database(database.name).create_route(
-            "There", service_name=STOCK, broker_instance=broker(other), address="LOCAL"
+            "There", service_name=STOCK, broker_instance=broker(other_database), address="LOCAL"
         )
     database.send(begin(database), ORDER, b"2")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
-    assert bodies(other.receive(STOCK_QUEUE)) == [b"2"]
+    assert bodies(other_database.receive(STOCK_QUEUE)) == [b"2"]

@@ -40,7 +40,7 @@ def schema(element: str, kind: str = "xs:int", namespace: str = "") -> str:
 
 
 @pytest.fixture
-def typed(database: sb.Database) -> sb.Database:
+def typed_database(database: sb.Database) -> sb.Database:
     """Return a database with the standard set, where DOCUMENT must be a <count> of digits."""
     database.create_xml_schema_collection(COLLECTION, schema("count"))
     database.alter_message_type(DOCUMENT, "VALID_XML", schema_collection=COLLECTION)
@@ -78,19 +78,19 @@ def test_a_message_type_of_each_validation(database: sb.Database) -> None:
     database.create_contract("//all", dict.fromkeys(accepted, "ANY"))
     database.create_service("//target", STOCK_QUEUE, ["//all"])
 
-    def sent(message_type: str, body: bytes | None) -> list[int]:
+    def send_one(message_type: str, body: bytes | None) -> list[int]:
         handle = database.begin_dialog(ORDERS, "//target", contract="//all")
         database.send(handle, message_type, body or b"")
         return received_errors(database, ORDERS_QUEUE)
 
     for message_type, bodies_ in accepted.items():
         for body in bodies_:
-            assert sent(message_type, body) == []
-    assert sent("//empty", b"x") == [-8430]
+            assert send_one(message_type, body) == []
+    assert send_one("//empty", b"x") == [-8430]
     for body in (b"<a>", b"<!DOCTYPE a><a/>", b"<a>" * 129 + b"</a>" * 129):
-        assert sent("//xml", body) == [-9615]
+        assert send_one("//xml", body) == [-9615]
     for body in (b"<a/>", INVALID, VALID + INVALID):
-        assert sent("//valid", body) == [-9615]
+        assert send_one("//valid", body) == [-9615]
     for name in accepted:
         with refused(3716, name):
             database.drop_message_type(name)
@@ -109,37 +109,41 @@ def test_a_message_type_of_each_validation(database: sb.Database) -> None:
 @pytest.mark.feature(106)
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("first", [False, True])
-def test_an_invalid_body_is_an_error_on_both_sides(typed: sb.Database, batch: bool, first: bool) -> None:
-    handle = begin(typed)
+def test_an_invalid_body_is_an_error_on_both_sides(typed_database: sb.Database, batch: bool, first: bool) -> None:
+    handle = begin(typed_database)
     target: UUID | None = None
     if not first:  # on the fast path, which has sent a valid body before
-        typed.send(handle, DOCUMENT, VALID)
-        target = peer_handle(typed, handle)
-        assert bodies(typed.receive(STOCK_QUEUE)) == [VALID]
-    number = typed.send_batch(handle, DOCUMENT, [VALID, INVALID]) if batch else typed.send(handle, DOCUMENT, INVALID)
+        typed_database.send(handle, DOCUMENT, VALID)
+        target = peer_handle(typed_database, handle)
+        assert bodies(typed_database.receive(STOCK_QUEUE)) == [VALID]
+    number = (
+        typed_database.send_batch(handle, DOCUMENT, [VALID, INVALID])
+        if batch
+        else typed_database.send(handle, DOCUMENT, INVALID)
+    )
     assert number == (0 if first else 1)
-    (error,) = typed.receive(ORDERS_QUEUE)
+    (error,) = typed_database.receive(ORDERS_QUEUE)
     code, text = sb.read_error(error.message_body)
     assert code == -9615
     for word in (DOCUMENT, "line 1", "xs:int", f"Message sequence number: {number + batch}"):
         assert word in text
     with refused(8429):
-        typed.send(handle, DOCUMENT, VALID)
-    assert received_errors(typed, STOCK_QUEUE) == [-9616]
+        typed_database.send(handle, DOCUMENT, VALID)
+    assert received_errors(typed_database, STOCK_QUEUE) == [-9616]
     if target is not None:
-        typed.end_conversation(target)
-    typed.end_conversation(handle)
+        typed_database.end_conversation(target)
+    typed_database.end_conversation(handle)
 
 
 @pytest.mark.feature(106)
-def test_the_initiator_validates_replies_and_empty_bodies(typed: sb.Database) -> None:
-    handle, target = open_dialog(typed)
-    typed.send(target, DOCUMENT, INVALID)
+def test_the_initiator_validates_replies_and_empty_bodies(typed_database: sb.Database) -> None:
+    handle, target = open_dialog(typed_database)
+    typed_database.send(target, DOCUMENT, INVALID)
     for queue in (ORDERS_QUEUE, STOCK_QUEUE):
-        assert received_errors(typed, queue) == [-9616]
-    handle, target = open_dialog(typed)
-    typed.send(handle, MARK, b"not empty")
-    (sender,), (receiver,) = typed.receive(ORDERS_QUEUE), typed.receive(STOCK_QUEUE)
+        assert received_errors(typed_database, queue) == [-9616]
+    handle, target = open_dialog(typed_database)
+    typed_database.send(handle, MARK, b"not empty")
+    (sender,), (receiver,) = typed_database.receive(ORDERS_QUEUE), typed_database.receive(STOCK_QUEUE)
     assert sb.read_error(sender.message_body)[0] == -8430
     code, text = sb.read_error(receiver.message_body)
     assert (code, MARK in text) == (-8499, True)
@@ -203,106 +207,114 @@ def _identifier(database: sb.Database) -> UUID:
     return found
 
 
-def test_another_process_notices_that_a_collection_has_changed(typed: sb.Database) -> None:
-    with sb.open(typed.instance.url, upkeep=None) as other:
-        second_database = other.database(typed.name)
+def test_another_process_notices_that_a_collection_has_changed(typed_database: sb.Database) -> None:
+    with sb.open(typed_database.instance.url, upkeep=None) as other:
+        second_database = other.database(typed_database.name)
         handle = second_database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         second_database.send(handle, DOCUMENT, VALID)
-        typed.alter_xml_schema_collection(COLLECTION, schema("mark", "xs:string"))
+        typed_database.alter_xml_schema_collection(COLLECTION, schema("mark", "xs:string"))
         second_database.send_batch(handle, DOCUMENT, [ALSO_VALID, VALID])
-        assert bodies(typed.receive(STOCK_QUEUE)) == [VALID, ALSO_VALID, VALID]
-        typed.alter_message_type(DOCUMENT, "NONE")
+        assert bodies(typed_database.receive(STOCK_QUEUE)) == [VALID, ALSO_VALID, VALID]
+        typed_database.alter_message_type(DOCUMENT, "NONE")
         second_database.send(handle, DOCUMENT, INVALID)
-        typed.create_xml_schema_collection("Other", schema("other"))
-        typed.alter_message_type(DOCUMENT, "VALID_XML", schema_collection="Other")
+        typed_database.create_xml_schema_collection("Other", schema("other"))
+        typed_database.alter_message_type(DOCUMENT, "VALID_XML", schema_collection="Other")
         second_database.send(handle, DOCUMENT, VALID)
-    assert bodies(typed.receive(STOCK_QUEUE))[1:] == [INVALID]  # the Error arrives first
-    assert received_errors(typed, ORDERS_QUEUE) == [-9615]
+    assert bodies(typed_database.receive(STOCK_QUEUE))[1:] == [INVALID]  # the Error arrives first
+    assert received_errors(typed_database, ORDERS_QUEUE) == [-9615]
 
 
-def test_a_waiting_message_is_validated_by_the_collection_at_delivery(typed: sb.Database) -> None:
-    kept, lost = begin(typed), begin(typed)
+def test_a_waiting_message_is_validated_by_the_collection_at_delivery(typed_database: sb.Database) -> None:
+    kept, lost = begin(typed_database), begin(typed_database)
     for handle in (kept, lost):
-        typed.send(handle, DOCUMENT, VALID)
-    assert len(typed.receive(STOCK_QUEUE)) + len(typed.receive(STOCK_QUEUE)) == 2
-    typed.alter_queue(STOCK_QUEUE, status=False)
+        typed_database.send(handle, DOCUMENT, VALID)
+    assert len(typed_database.receive(STOCK_QUEUE)) + len(typed_database.receive(STOCK_QUEUE)) == 2
+    typed_database.alter_queue(STOCK_QUEUE, status=False)
     for handle, body in ((kept, VALID), (lost, VALID)):
-        typed.send(handle, DOCUMENT, body)
-    typed.create_xml_schema_collection("Narrow", schema("count", "xs:boolean"))
-    typed.alter_message_type(DOCUMENT, "VALID_XML", schema_collection="Narrow")
-    typed.alter_queue(STOCK_QUEUE, status=True)
-    assert waiting_messages(typed) == 0
-    assert sorted(received_errors(typed, ORDERS_QUEUE) + received_errors(typed, ORDERS_QUEUE)) == [-9615, -9615]
+        typed_database.send(handle, DOCUMENT, body)
+    typed_database.create_xml_schema_collection("Narrow", schema("count", "xs:boolean"))
+    typed_database.alter_message_type(DOCUMENT, "VALID_XML", schema_collection="Narrow")
+    typed_database.alter_queue(STOCK_QUEUE, status=True)
+    assert waiting_messages(typed_database) == 0
+    assert sorted(received_errors(typed_database, ORDERS_QUEUE) + received_errors(typed_database, ORDERS_QUEUE)) == [
+        -9615,
+        -9615,
+    ]
 
 
-def test_the_schemas_of_a_collection_import_each_other(typed: sb.Database) -> None:
+def test_the_schemas_of_a_collection_import_each_other(typed_database: sb.Database) -> None:
     using = (
         '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:t="urn:t" targetNamespace="urn:u">'
         '<xs:import namespace="urn:t"/><xs:element name="u"><xs:complexType><xs:sequence>'
         '<xs:element ref="t:t"/></xs:sequence></xs:complexType></xs:element></xs:schema>'
     )
     with refused(2378, "'urn:t'"):
-        typed.alter_xml_schema_collection(COLLECTION, using)
-    typed.alter_xml_schema_collection(COLLECTION, [schema("t", namespace="urn:t"), using.encode("utf-16")])
-    handle = begin(typed)
+        typed_database.alter_xml_schema_collection(COLLECTION, using)
+    typed_database.alter_xml_schema_collection(COLLECTION, [schema("t", namespace="urn:t"), using.encode("utf-16")])
+    handle = begin(typed_database)
     for body in (VALID, b'<u xmlns="urn:u"><t xmlns="urn:t">7</t></u>'):
-        typed.send(handle, DOCUMENT, body)
-    assert len(typed.receive(STOCK_QUEUE)) == 2
+        typed_database.send(handle, DOCUMENT, body)
+    assert len(typed_database.receive(STOCK_QUEUE)) == 2
 
 
-def test_collections_that_are_refused(typed: sb.Database) -> None:
+def test_collections_that_are_refused(typed_database: sb.Database) -> None:
     with refused(2714, COLLECTION.upper()):
-        typed.create_xml_schema_collection(COLLECTION.upper(), schema("a"))
+        typed_database.create_xml_schema_collection(COLLECTION.upper(), schema("a"))
     with refused(2714, COLLECTION):
-        typed.create_xml_schema_collection(f"dbo.{COLLECTION}", schema("a"))
-    typed.create_xml_schema_collection(f"other.{COLLECTION}", schema("a"))
+        typed_database.create_xml_schema_collection(f"dbo.{COLLECTION}", schema("a"))
+    typed_database.create_xml_schema_collection(f"other.{COLLECTION}", schema("a"))
     with refused(9609, "a.b.c"):
-        typed.create_xml_schema_collection("a.b.c", schema("a"))
+        typed_database.create_xml_schema_collection("a.b.c", schema("a"))
     for name in ("", "[x", "x" * 200):
         with refused(15151):
-            typed.create_xml_schema_collection(name, schema("a"))
+            typed_database.create_xml_schema_collection(name, schema("a"))
     for text in ("", "<a/>", "<!DOCTYPE a>" + schema("a"), schema("a", "xs:nope"), [schema("a"), schema("a")]):
         with refused(2378):
-            typed.create_xml_schema_collection("Wrong", text)
+            typed_database.create_xml_schema_collection("Wrong", text)
     for wrong in (None, 5, [], [5]):
         with refused(402, "schemas"):
-            typed.create_xml_schema_collection("Wrong", wrong)  # type: ignore[arg-type]
+            typed_database.create_xml_schema_collection("Wrong", wrong)  # type: ignore[arg-type]
     with refused(15151, "alter", "Wrong"):
-        typed.alter_xml_schema_collection("Wrong", schema("a"))
+        typed_database.alter_xml_schema_collection("Wrong", schema("a"))
     with refused(2378, "already"):
-        typed.alter_xml_schema_collection(COLLECTION, schema("count", "xs:string"))
-    handle = begin(typed)
-    typed.send(handle, DOCUMENT, VALID)  # a refused body has changed nothing
-    assert bodies(typed.receive(STOCK_QUEUE)) == [VALID]
+        typed_database.alter_xml_schema_collection(COLLECTION, schema("count", "xs:string"))
+    handle = begin(typed_database)
+    typed_database.send(handle, DOCUMENT, VALID)  # a refused body has changed nothing
+    assert bodies(typed_database.receive(STOCK_QUEUE)) == [VALID]
 
 
 @pytest.mark.both_apis
-def test_a_collection_in_use_is_not_dropped(typed: sb.Database) -> None:
+def test_a_collection_in_use_is_not_dropped(typed_database: sb.Database) -> None:
     with refused(3716, COLLECTION, "message types"):
-        typed.drop_xml_schema_collection(COLLECTION)
-    typed.alter_message_type(DOCUMENT, "WELL_FORMED_XML")
-    typed.drop_xml_schema_collection(COLLECTION.lower())
+        typed_database.drop_xml_schema_collection(COLLECTION)
+    typed_database.alter_message_type(DOCUMENT, "WELL_FORMED_XML")
+    typed_database.drop_xml_schema_collection(COLLECTION.lower())
     with refused(15151, "drop"):
-        typed.drop_xml_schema_collection(COLLECTION)
-    assert query(typed, "select from sys.xml_schema_collections where broker_database = %s", typed.name) == []
+        typed_database.drop_xml_schema_collection(COLLECTION)
+    assert (
+        query(typed_database, "select from sys.xml_schema_collections where broker_database = %s", typed_database.name)
+        == []
+    )
 
 
-def test_drop_and_use_at_once_leave_no_type_without_its_collection(typed: sb.Database) -> None:
-    typed.alter_message_type(DOCUMENT, "NONE")
+def test_drop_and_use_at_once_leave_no_type_without_its_collection(typed_database: sb.Database) -> None:
+    typed_database.alter_message_type(DOCUMENT, "NONE")
     for _ in range(10):
-        used = in_thread(typed.alter_message_type, DOCUMENT, "VALID_XML", schema_collection=COLLECTION)
-        dropped = in_thread(typed.drop_xml_schema_collection, COLLECTION)
+        used = in_thread(typed_database.alter_message_type, DOCUMENT, "VALID_XML", schema_collection=COLLECTION)
+        dropped = in_thread(typed_database.drop_xml_schema_collection, COLLECTION)
         outcomes = [used.exception(10), dropped.exception(10)]
         refusals = [problem.number for problem in outcomes if isinstance(problem, sb.BrokerError)]
         assert refusals in ([3716], [15151])
         if refusals == [15151]:
-            typed.create_xml_schema_collection(COLLECTION, schema("count"))
-        typed.alter_message_type(DOCUMENT, "NONE")
+            typed_database.create_xml_schema_collection(COLLECTION, schema("count"))
+        typed_database.alter_message_type(DOCUMENT, "NONE")
 
 
-def test_the_views_of_collections(typed: sb.Database) -> None:
+def test_the_views_of_collections(typed_database: sb.Database) -> None:
     ((number,),) = query(
-        typed, "select xml_collection_id from sys.xml_schema_collections where broker_database = %s", typed.name
+        typed_database,
+        "select xml_collection_id from sys.xml_schema_collections where broker_database = %s",
+        typed_database.name,
     )
     assert number >= 65536
     text = (
@@ -311,4 +323,6 @@ def test_the_views_of_collections(typed: sb.Database) -> None:
         "join sys.xml_schema_collections c on c.xml_collection_id = u.xml_collection_id "
         "join pg_namespace s on s.oid = c.schema_id where u.broker_database = %s"
     )
-    assert query(typed, text, typed.name) == [(DOCUMENT, number, COLLECTION, f"{typed.name.lower()}_dbo")]
+    assert query(typed_database, text, typed_database.name) == [
+        (DOCUMENT, number, COLLECTION, f"{typed_database.name.lower()}_dbo")
+    ]

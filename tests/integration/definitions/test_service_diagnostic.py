@@ -72,7 +72,7 @@ def read(message: sb.Message) -> tuple[str, list[str]]:
     return message.message_type_name, [child.text or "" for child in root]
 
 
-def described(
+def description_messages(
     database: sb.Database, service: str, stands: str = "READY", *contracts: str
 ) -> list[tuple[str, list[str]]]:
     status = (STATUS, [service, str(broker_of(database)), stands])
@@ -83,9 +83,9 @@ def test_a_service_is_described(database: sb.Database) -> None:
     database.alter_service(STOCK, add_contracts=["DEFAULT"])
     replies = ask(database, STOCK, ORDERS, SERVICE_BROKER)
     assert replies == [
-        *described(database, STOCK, "READY", CONTRACT, "DEFAULT"),
-        *described(database, ORDERS),  # a service that only begins conversations
-        *described(database, SERVICE_BROKER, "READY", SERVICE_DIAGNOSTIC, SERVICE_ECHO),
+        *description_messages(database, STOCK, "READY", CONTRACT, "DEFAULT"),
+        *description_messages(database, ORDERS),  # a service that only begins conversations
+        *description_messages(database, SERVICE_BROKER, "READY", SERVICE_DIAGNOSTIC, SERVICE_ECHO),
     ]
 
 
@@ -113,19 +113,19 @@ def test_a_status_is_that_of_the_moment(database: sb.Database) -> None:
 
 @pytest.mark.parametrize("name", ["nobody", STOCK.upper(), STOCK + " ", "a&lt;b"])
 def test_a_missing_service_is_unknown(database: sb.Database, name: str) -> None:
-    assert ask(database, name) == described(database, name.replace("&lt;", "<"), "UNKNOWN")
+    assert ask(database, name) == description_messages(database, name.replace("&lt;", "<"), "UNKNOWN")
 
 
 def test_names_that_xml_writes_otherwise(database: sb.Database) -> None:
     database.create_service("a<&>ü😀", ORDERS_QUEUE)
-    assert ask(database, "a&lt;&amp;&gt;ü😀") == described(database, "a<&>ü😀")
+    assert ask(database, "a&lt;&amp;&gt;ü😀") == description_messages(database, "a<&>ü😀")
 
 
 def test_a_service_of_another_database_is_not_told(database: sb.Database) -> None:
     other = database.instance.database(database.name + "Other", create=True)
     other.create_queue("q")
     other.create_service("//other/Service", "q")
-    assert ask(database, "//other/Service") == described(database, "//other/Service", "UNKNOWN")
+    assert ask(database, "//other/Service") == description_messages(database, "//other/Service", "UNKNOWN")
 
 
 def test_many_questions_are_answered_in_order(database: sb.Database) -> None:
@@ -190,16 +190,16 @@ def test_without_send_on_the_broker_service_no_service_is_found(database: sb.Dat
     database.grant("CONTROL", APP, queue=ORDERS_QUEUE)
     database.alter_authorization(APP, service="//test/Own")
 
-    def found() -> list[tuple[str, list[str]]]:
+    def ask_as_owner() -> list[tuple[str, list[str]]]:
         return ask(database, STOCK, by="//test/Own")
 
-    assert found() == [(ERROR, ["-8494"])]  # the user has no access to any service
+    assert ask_as_owner() == [(ERROR, ["-8494"])]  # the user has no access to any service
     database.grant("SEND", APP, service=SERVICE_BROKER)
-    assert found() == described(database, STOCK, "UNKNOWN")
+    assert ask_as_owner() == description_messages(database, STOCK, "UNKNOWN")
     database.grant("SEND", APP, service=STOCK)
-    assert found() == described(database, STOCK, "READY", CONTRACT)
+    assert ask_as_owner() == description_messages(database, STOCK, "READY", CONTRACT)
     database.deny("SEND", "public", service=STOCK)
-    assert found() == described(database, STOCK, "UNKNOWN")
+    assert ask_as_owner() == description_messages(database, STOCK, "UNKNOWN")
 
 
 def test_in_t_sql(database: sb.Database) -> None:
@@ -238,12 +238,12 @@ def test_an_unknown_peer_learns_only_of_public_services(pair: Pair) -> None:
     west, east = pair.west.database, pair.east.database
     handle = open_dialog(west, lead_to_east(pair))
     east.grant("SEND", "public", service=SERVICE_BROKER)
-    assert ask_east(pair, handle) == described(east, STOCK, "READY", CONTRACT)
+    assert ask_east(pair, handle) == description_messages(east, STOCK, "READY", CONTRACT)
     east.alter_queue(STOCK_QUEUE, status=False)
-    assert ask_east(pair, handle) == described(east, STOCK, "DISABLED", CONTRACT)
+    assert ask_east(pair, handle) == description_messages(east, STOCK, "DISABLED", CONTRACT)
     east.revoke("SEND", "public", service=STOCK)
-    assert ask_east(pair, handle) == described(east, STOCK, "UNKNOWN")
-    assert ask_east(pair, handle, "nobody") == described(east, "nobody", "UNKNOWN")
+    assert ask_east(pair, handle) == description_messages(east, STOCK, "UNKNOWN")
+    assert ask_east(pair, handle, "nobody") == description_messages(east, "nobody", "UNKNOWN")
     west.send(handle, QUERY, "<a/>")
     pair.rounds()
     answer(east)
@@ -269,6 +269,6 @@ def test_a_peer_with_a_certificate_learns_of_its_users_services(pair: Pair, tmp_
     east.revoke("SEND", "public", service=STOCK)
     east.grant("SEND", "Orders", service=SERVICE_BROKER)
     handle = west.begin_dialog(ORDERS, SERVICE_BROKER, contract=SERVICE_DIAGNOSTIC, broker_instance=broker)
-    assert ask_east(pair, handle) == described(east, STOCK, "UNKNOWN")
+    assert ask_east(pair, handle) == description_messages(east, STOCK, "UNKNOWN")
     east.grant("SEND", "Orders", service=STOCK)
-    assert ask_east(pair, handle) == described(east, STOCK, "READY", CONTRACT)
+    assert ask_east(pair, handle) == description_messages(east, STOCK, "READY", CONTRACT)

@@ -40,7 +40,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
-def understood(words: list[str]) -> None:
+def parse_words(words: list[str]) -> None:
     """Parse a command line of `servicebroker`, and run nothing.
 
     Raises:
@@ -78,7 +78,7 @@ def test_the_dockerfile() -> None:
         if words[0] == "python":
             compile(words[2], "HEALTHCHECK", "exec")
         else:
-            understood(words)
+            parse_words(words)
     assert steps[-1][0] == "CMD"
 
 
@@ -92,9 +92,9 @@ def test_the_compose_file() -> None:
     assert services["worker"]["environment"]["SERVICEBROKER_DATABASE"] == "Shop"
     commands = [shlex.split(line) for line in services["prepare"]["command"][2].split(" && ")]
     for words in [*commands, services["serve"]["command"], services["worker"]["command"]]:
-        understood(words)
+        parse_words(words)
     (pod,) = [yaml.safe_load(block) for block in blocks("yaml") if block.startswith("containers:")]
-    understood(pod["containers"][0]["command"])
+    parse_words(pod["containers"][0]["command"])
 
 
 @pytest.mark.parametrize("file", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.name)
@@ -104,7 +104,7 @@ def test_the_units(file: Path) -> None:
     unit.read_string(file.read_text())
     assert set(unit.sections()) == {"Unit", "Service", "Install"}
     assert int(unit["Service"]["TimeoutStopSec"]) > 30, "longer than --patience"
-    understood(shlex.split(unit["Service"]["ExecStart"].replace("%i", "stock")))
+    parse_words(shlex.split(unit["Service"]["ExecStart"].replace("%i", "stock")))
     assert unit["Service"]["EnvironmentFile"] in (DEPLOY / "systemd/shop.env").read_text().splitlines()[0]
 
 

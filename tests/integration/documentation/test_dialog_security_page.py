@@ -12,7 +12,7 @@ import pytest
 
 import servicebroker as sb
 from daemons import Site
-from forked import ran
+from forked import run_command
 from support import eventually, query
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/dialog-security.md"
@@ -46,7 +46,7 @@ def test_the_page(sites: dict[str, Site], tmp_path: Path) -> None:
         for line in console.splitlines():
             where, _, command = line.partition("$ servicebroker ")
             site = sites[where]
-            result = ran(
+            result = run_command(
                 *shlex.split(command),
                 cwd=tmp_path,
                 env=os.environ
@@ -74,7 +74,7 @@ def test_the_page(sites: dict[str, Site], tmp_path: Path) -> None:
 def test_a_certificate_needs_a_master_key(sites: dict[str, Site]) -> None:
     shop = sites["shop"]
     environment = os.environ | {"SERVICEBROKER_INSTANCE": shop.url, "SERVICEBROKER_KEYS": str(shop.keys)}
-    result = ran("certificate", "create", "x", "--database", "Test", env=environment)
+    result = run_command("certificate", "create", "x", "--database", "Test", env=environment)
     assert result.returncode == 1
     assert "15581" in result.stderr
     assert "servicebroker certificate master-key --database Test" in result.stderr

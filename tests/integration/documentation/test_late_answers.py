@@ -26,7 +26,7 @@ pytest.importorskip("fastapi")
 import servicebroker as sb
 from forked import Command
 from servicebroker.api.maintenance import run_maintenance
-from support import Clock, eventually, query, together
+from support import Clock, eventually, query, run_together
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ def test_no_order_of_the_fastapi_example_is_lost(
     record_property("late answers", f"{len(orders())} orders taken, {len(shipped)} shipped, {kills} kills")
 
 
-def printed(name: str, language: str = "python") -> str:
+def file_of_page(name: str, language: str = "python") -> str:
     """Return a file of the story from its page."""
     found = re.search(rf"```{language}\n# {re.escape(name)}\n(.*?)```", STORY, re.DOTALL)
     assert found is not None
@@ -143,8 +143,10 @@ def test_no_reservation_of_the_story_is_lost(
 ) -> None:
     """`reserve.py` exits before or with its answer, and the worker of `stock.py` is killed repeatedly."""
     url, wanted, customers = make_instance_url(), request.config.option.late_programs, 4
-    (tmp_path / "stock.py").write_text(printed("stock.py"))
-    program = printed("reserve.py").replace('"servicebroker-data"', "url, upkeep=None").replace("sys.argv[1]", "item")
+    (tmp_path / "stock.py").write_text(file_of_page("stock.py"))
+    program = (
+        file_of_page("reserve.py").replace('"servicebroker-data"', "url, upkeep=None").replace("sys.argv[1]", "item")
+    )
     assert "timeout=10" in program
     program = program.replace("timeout=10", "timeout=patience")
     taken: list[str] = []
@@ -174,11 +176,11 @@ def test_no_reservation_of_the_story_is_lost(
     clock = Clock()
     with sb.open(url, upkeep=None, clock=clock) as instance:
         db = instance.database("Shop", create=True)
-        db.define(tomllib.loads(printed("shop.toml", "toml")))
+        db.define(tomllib.loads(file_of_page("shop.toml", "toml")))
         with db.transaction() as tx:
             tx.connection.execute("create table stock (item text primary key, pieces int not null)")
             tx.connection.execute("insert into stock select n, 1 from generate_series(0, %s) n", (wanted - 1,))
-        together(*(partial(customer, place) for place in range(customers)), killer, seconds=1200)
+        run_together(*(partial(customer, place) for place in range(customers)), killer, seconds=1200)
         with worker() as process:
             eventually(lambda: not query(db, "select from shop_dbo.stockqueue"))
             process.send_signal(signal.SIGTERM)

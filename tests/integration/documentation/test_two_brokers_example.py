@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forked import ran
+from forked import run_command
 from support import run_example
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ def test_every_command_of_the_page_exists() -> None:
     commands = {match.split()[-1] for match in re.findall(r"servicebroker (certificate \w+|serve)", page)}
     assert commands == {"master", "create", "export", "import", "list", "budget", "drop", "serve"}
     for command in ("serve", "certificate"):
-        result = ran(command, "--help").stdout
+        result = run_command(command, "--help").stdout
         for word in (
             ("master-key", "create", "export", "import", "list", "accept", "budget", "drop")
             if command == "certificate"

@@ -38,11 +38,11 @@ class LoopBed:
             database.alter_queue(STOCK_QUEUE, poison_message_handling=False)
 
     def run(self, test: Callable[[sb.AsyncDatabase], Coroutine[Any, Any, T]], connections: int = 4) -> T:
-        async def opened() -> T:
+        async def open_and_test() -> T:
             async with sb.AsyncInstance(self.url, connections=connections, upkeep=None) as instance:
                 return await test(await instance.database(self.name))
 
-        return asyncio.run(opened())
+        return asyncio.run(open_and_test())
 
 
 @pytest.fixture(scope="module")
@@ -216,11 +216,11 @@ def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Lo
         sent = 0
 
         async def work() -> list[sb.Message]:
-            async def later() -> None:
+            async def send_later() -> None:
                 await asyncio.sleep(0.02)
                 await database.send(handle, ORDER, b"%d" % sent)
 
-            sending = asyncio.create_task(later())
+            sending = asyncio.create_task(send_later())
             try:
                 return await database.receive(STOCK_QUEUE, top=1, wait=30)
             finally:
@@ -230,11 +230,11 @@ def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Lo
             nonlocal sent
             received.extend(bodies(messages or []))
 
-            async def arrived() -> bool:
+            async def has_arrived() -> bool:
                 received.extend(bodies(await database.receive(STOCK_QUEUE)))
                 return len(received) > sent
 
-            await eventually(arrived)
+            await eventually(has_arrived)
             assert received == [b"%d" % number for number in range(sent + 1)]
             sent += 1
             assert not database.instance.notifier._waiting
@@ -373,7 +373,7 @@ async def log(transaction: sb.AsyncTransaction, messages: list[sb.Message]) -> N
         )
 
 
-async def logged(database: sb.AsyncDatabase) -> list[bytes]:
+async def logged_bodies(database: sb.AsyncDatabase) -> list[bytes]:
     return sorted(body for (body,) in await rows(database, f"select body from {database.name}"))
 
 
@@ -390,9 +390,9 @@ def test_a_process_that_is_cancelled_at_any_await_does_each_message_once(loop: L
         async def check(_: int | None) -> None:
             nonlocal sent
             await nothing_is_left_open(database)
-            done = await logged(database)
+            done = await logged_bodies(database)
             assert await database.process(STOCK_QUEUE, log) == sent - len(done)
-            assert await logged(database) == [b"%03d" % number for number in range(sent)]
+            assert await logged_bodies(database) == [b"%03d" % number for number in range(sent)]
             for number in range(sent, sent + 3):
                 await database.send(handle, ORDER, b"%03d" % number)
             sent += 3
@@ -414,7 +414,9 @@ def test_a_timeout_at_any_moment_of_a_process_does_each_message_once(loop: LoopB
             await asyncio.sleep(0)  # a cancellation that was held back would come here
         await nothing_is_left_open(database)
         await database.process(STOCK_QUEUE, log)
-        assert await logged(database) == [b"%03d %d" % (number, part) for number in range(150) for part in range(3)]
+        assert await logged_bodies(database) == [
+            b"%03d %d" % (number, part) for number in range(150) for part in range(3)
+        ]
 
     loop.run(test)
 
@@ -439,7 +441,7 @@ def test_statements_after_a_cancellation_in_the_block_are_in_the_transaction(loo
 
         async def check(_: None) -> None:
             await nothing_is_left_open(database)
-            assert await logged(database) == []
+            assert await logged_bodies(database) == []
 
         assert await cancel_everywhere(work, check) >= 3
 

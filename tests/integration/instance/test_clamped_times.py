@@ -43,11 +43,11 @@ def test_statements_of_ours(database: sb.Database) -> None:
 
 
 def test_statements_of_ours_in_asyncio(database: sb.Database) -> None:
-    async def fetched() -> list[Any]:
+    async def fetch_rows() -> list[Any]:
         async with await connect_aio(database.instance.url) as connection:
             return list(await fetch_aio(connection, "t", TIMES))
 
-    assert asyncio.run(fetched()) == EXPECTED
+    assert asyncio.run(fetch_rows()) == EXPECTED
 
 
 def test_statements_of_the_application_are_the_drivers(database: sb.Database) -> None:

@@ -16,7 +16,7 @@ from servicebroker.store.direct import wait_for_notifications
 from support import ORDER, begin, define_standard_set, eventually
 
 
-def held(instance: sb.Instance) -> int:
+def pool_size(instance: sb.Instance) -> int:
     assert instance._pool is not None
     return int(instance._pool.get_stats()["pool_size"])
 
@@ -42,8 +42,8 @@ def test_idle_connections_of_the_pool_are_closed(
         for thread in threads:
             thread.start()
         barrier.wait(30)
-        assert held(instance) >= 8
-        eventually(lambda: held(instance) <= 2)
+        assert pool_size(instance) >= 8
+        eventually(lambda: pool_size(instance) <= 2)
         stopped.set()
         for thread in threads:
             thread.join()

@@ -26,14 +26,14 @@ from servicebroker.store.keys import sealing
 from support import ORDER, STOCK_QUEUE, begin, bodies, define_standard_set, query
 
 
-def said(*arguments: object) -> str:
+def run_instance_command(*arguments: object) -> str:
     """Return a function that runs `servicebroker instance` and returns its output, also of a refusal."""
     result = CliRunner().invoke(command, ["instance", *map(str, arguments)])
     return result.output if result.exit_code == 0 else str(result.exception)
 
 
-def restored(file: Path, place: object, *options: str) -> str:
-    return said("restore", file, "--instance", place, "--identifier", "keep", *options)
+def restore(file: Path, missing_folder: object, *options: str) -> str:
+    return run_instance_command("restore", file, "--instance", missing_folder, "--identifier", "keep", *options)
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +46,20 @@ def copy(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPath
         database.send_batch(handle, ORDER, [b"SET transaction_timeout = 0;\n", b"two"])
         database.execute_tsql("CREATE TABLE Lines (Line NVARCHAR(99))")
         database.execute_tsql("INSERT Lines VALUES (N'SET transaction_timeout = 0;'), (N'COMMIT;')")
-    assert "The instance is in" in said("dump", file, "--instance", url)
+    assert "The instance is in" in run_instance_command("dump", file, "--instance", url)
     return file
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def missing_folder() -> Iterator[Path]:
     """Return the path of a missing folder outside of pytest's folder; conftest.py has the reason."""
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
         yield Path(folder, "deep", "place")
 
 
-def goes_on(place: object) -> None:
+def goes_on(missing_folder: object) -> None:
     """Check that the content of the copy is complete and usable."""
-    with sb.open(str(place), upkeep=None) as instance:
+    with sb.open(str(missing_folder), upkeep=None) as instance:
         database = instance.database("Shop")
         assert instance.check().findings == []
         messages = database.receive(STOCK_QUEUE)
@@ -105,11 +105,11 @@ def test_between_versions_in_each_direction(
     copy: Path, older: Callable[[str], str], make_url: Callable[[], str], tmp_path: Path
 ) -> None:
     first, again, newer = older("first"), older("again"), make_url()
-    assert "is adopted" in restored(copy, first)
+    assert "is adopted" in restore(copy, first)
     back = tmp_path / "back"
-    assert "The instance is in" in said("dump", back, "--instance", first)
+    assert "The instance is in" in run_instance_command("dump", back, "--instance", first)
     for place in (newer, again):
-        assert "is adopted" in restored(back, place)
+        assert "is adopted" in restore(back, place)
     for place in (first, newer, again):
         goes_on(place)
 
@@ -131,7 +131,7 @@ def of_a_role(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[
         )
         for grant in grants:
             connection.execute(psycopg.sql.SQL(grant).format(name))
-        assert "The instance is in" in said("dump", file, "--instance", url)
+        assert "The instance is in" in run_instance_command("dump", file, "--instance", url)
         for rest in ("drop owned by {} cascade", "drop role {}"):
             connection.execute(psycopg.sql.SQL(rest).format(name))
     yield file
@@ -153,18 +153,18 @@ RIGHTS = (
 
 
 @pytest.mark.feature(204)
-def test_roles_that_do_not_exist_are_named_before_anything_is_made(of_a_role: Path, place: Path) -> None:
-    refusal = restored(of_a_role, place)
+def test_roles_that_do_not_exist_are_named_before_anything_is_made(of_a_role: Path, missing_folder: Path) -> None:
+    refusal = restore(of_a_role, missing_folder)
     assert 'clerk "of" tests' in refusal
     assert "--no-privileges" in refusal
-    assert not place.parent.exists()
+    assert not missing_folder.parent.exists()
 
 
 def test_a_restore_without_privileges_keeps_the_rights_of_public(of_a_role: Path, make_url: Callable[[], str]) -> None:
     """The functions of the broker are closed in the copy, too."""
     url = make_url()
-    assert "does not have" in restored(of_a_role, url)
-    assert "is adopted" in restored(of_a_role, url, "--no-privileges")
+    assert "does not have" in restore(of_a_role, url)
+    assert "is adopted" in restore(of_a_role, url, "--no-privileges")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create role nobody_special")
         try:
@@ -178,7 +178,7 @@ def test_roles_that_are_there_have_their_rights(of_a_role: Path, make_url: Calla
     url, role = make_url(), 'clerk "of" tests'
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(psycopg.sql.SQL("create role {}").format(psycopg.sql.Identifier(role)))
-        assert "is adopted" in restored(of_a_role, url)
+        assert "is adopted" in restore(of_a_role, url)
         assert connection.execute(RIGHTS, (role, role)).fetchone() == (True, True)
         connection.execute(psycopg.sql.SQL("drop owned by {} cascade").format(psycopg.sql.Identifier(role)))
 
@@ -188,23 +188,23 @@ def test_roles_that_are_there_have_their_rights(of_a_role: Path, make_url: Calla
 
 @pytest.mark.parametrize("spoiled", ["no copy", "cut", "empty", "of something else", "of a newer version"])
 def test_a_copy_that_is_none_leaves_no_folder(
-    copy: Path, place: Path, tmp_path: Path, make_url: Callable[[], str], spoiled: str
+    copy: Path, missing_folder: Path, tmp_path: Path, make_url: Callable[[], str], spoiled: str
 ) -> None:
     bad = tmp_path / "bad"
     whole = copy.read_bytes()
     if spoiled == "of a newer version":
         url = make_url()
-        assert "is adopted" in restored(copy, url)
+        assert "is adopted" in restore(copy, url)
         with psycopg.connect(url) as connection:
             connection.execute("insert into servicebroker.migrations values (9999, 'of tomorrow')")
-        assert "The instance is in" in said("dump", bad, "--instance", url)
+        assert "The instance is in" in run_instance_command("dump", bad, "--instance", url)
     elif spoiled == "of something else":
         subprocess.run([programs() / "pg_dump", "-Fc", "-f", bad, make_url()], check=True)
     else:
         bad.write_bytes({"no copy": b"x" * 1000, "cut": whole[: len(whole) * 9 // 10], "empty": b""}[spoiled])
     words = {"of something else": "a dump without an instance", "of a newer version": "upgrade servicebroker"}
-    assert words.get(spoiled, "pg_restore failed") in restored(bad, place)
-    assert not place.parent.exists()
+    assert words.get(spoiled, "pg_restore failed") in restore(bad, missing_folder)
+    assert not missing_folder.parent.exists()
 
 
 @pytest.mark.feature(204)
@@ -213,27 +213,27 @@ def test_a_restore_that_fails_half_way_is_rolled_back(copy: Path, make_url: Call
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create schema shop_dbo")
-        assert "psql failed, and nothing was restored" in restored(copy, url)
+        assert "psql failed, and nothing was restored" in restore(copy, url)
         text = "select nspname from pg_namespace where nspname in ('servicebroker', 'sys', 'tsql', 'msdb_dbo')"
         assert connection.execute(text).fetchall() == []
         connection.execute("drop schema shop_dbo")
-    assert "is adopted" in restored(copy, url)
+    assert "is adopted" in restore(copy, url)
     goes_on(url)
 
 
-def test_a_restore_into_a_folder_keeps_its_other_files(copy: Path, place: Path, tmp_path: Path) -> None:
-    place.mkdir(parents=True)
-    (place / "notes").write_text("mine")
+def test_a_restore_into_a_folder_keeps_its_other_files(copy: Path, missing_folder: Path, tmp_path: Path) -> None:
+    missing_folder.mkdir(parents=True)
+    (missing_folder / "notes").write_text("mine")
     if os.geteuid() == 0:
-        shutil.chown(place, 0)
+        shutil.chown(missing_folder, 0)
     cut = tmp_path / "cut"
     cut.write_bytes(copy.read_bytes()[:-4000])  # found only in the middle
-    assert "failed" in restored(cut, place)
-    assert [path.name for path in place.iterdir()] == ["notes"]
-    assert "is adopted" in restored(copy, place)
-    goes_on(place)
-    assert "There is an instance in" in restored(copy, place)
-    assert EmbeddedServer.exists(place)
+    assert "failed" in restore(cut, missing_folder)
+    assert [path.name for path in missing_folder.iterdir()] == ["notes"]
+    assert "is adopted" in restore(copy, missing_folder)
+    goes_on(missing_folder)
+    assert "There is an instance in" in restore(copy, missing_folder)
+    assert EmbeddedServer.exists(missing_folder)
 
 
 def test_a_dump_that_fails_leaves_no_file(make_instance_url: Callable[[], str], tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_dump_that_fails_leaves_no_file(make_instance_url: Callable[[], str], 
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create function public.loud() returns int language sql as 'select 1'")
         connection.execute("update pg_proc set prolang = 999999 where proname = 'loud'")  # pg_dump cannot dump it
-    assert "pg_dump failed" in said("dump", file, "--instance", url)
+    assert "pg_dump failed" in run_instance_command("dump", file, "--instance", url)
     assert not file.exists()
 
 
@@ -255,7 +255,7 @@ def test_an_instance_of_the_last_landed_version_is_upgraded_with_all_it_holds(
     monkeypatch.setattr(sealing, "SCRYPT_COST", SHIPPED_SCRYPT_COST)
     file, url = tmp_path / "landed", make_url()
     file.write_bytes(lzma.decompress(landed_copy.FILE.read_bytes()))
-    assert "is adopted" in restored(file, url)
+    assert "is adopted" in restore(file, url)
     with sb.open(url, upkeep=None) as instance:
         shop = instance.database(landed_copy.DATABASE)
         assert instance.check().findings == []

@@ -50,16 +50,16 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def created_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("created") / "data"
     EmbeddedServer.start(folder).close()
     return folder
 
 
 @pytest.fixture
-def folder(empty: Path, created: Path) -> Path:
+def folder(empty: Path, created_folder: Path) -> Path:
     """Return a folder with a created, stopped server: a copy, which takes a tenth of the time."""
-    subprocess.run(["cp", "-a", created, empty], check=True)
+    subprocess.run(["cp", "-a", created_folder, empty], check=True)
     (empty / "home").unlink()  # would identify it as a copy
     return empty
 
@@ -612,12 +612,12 @@ def test_an_instance_whose_server_has_just_died_is_closed_without_a_word(
 ) -> None:
     """The background task wants to cancel a statement, and no server accepts the request any more."""
 
-    def nobody(*_: object, **__: object) -> None:
+    def fail_to_cancel(*_: object, **__: object) -> None:
         raise psycopg.OperationalError("couldn't send cancellation")
 
     instance = sb.open(folder)
     eventually(lambda: instance._maintenance is not None and instance._maintenance._connection is not None)
-    monkeypatch.setattr(psycopg.Connection, "cancel_safe", nobody)
+    monkeypatch.setattr(psycopg.Connection, "cancel_safe", fail_to_cancel)
     kill(folder)
     instance.close()
 

@@ -42,12 +42,12 @@ def rolls_back(tx: sb.Transaction) -> None:
         tx.connection.rollback()
 
 
-def nothing(tx: sb.Transaction) -> None:
+def do_nothing(tx: sb.Transaction) -> None:
     pass
 
 
 CHILDREN: list[tuple[Callable[[sb.Transaction], None], type[BaseException]]] = [
-    (nothing, sb.InstanceError),
+    (do_nothing, sb.InstanceError),
     (verb, sb.InstanceError),
     (statement, sb.InstanceError),
     (rolls_back, sb.InstanceError),

@@ -38,7 +38,7 @@ from support import (
     refused,
     standard_database,
     state,
-    stopped,
+    terminate_backend,
     wait_until_blocked,
     waiting_reader,
 )
@@ -509,7 +509,7 @@ def test_a_connection_that_is_killed_in_a_transaction(database: sb.Database) -> 
         with pytest.raises(expected), database.transaction() as transaction:
             assert bodies(transaction.receive(STOCK_QUEUE)) == [b"kept"]
             transaction.send(handle, ORDER, b"lost")
-            stopped(transaction.connection)
+            terminate_backend(transaction.connection)
             if place == "verb":
                 transaction.send(handle, ORDER, b"x")
             if place == "statement":

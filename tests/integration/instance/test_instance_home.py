@@ -23,7 +23,7 @@ from support import ORDER, STOCK_QUEUE, begin, bodies, define_standard_set
 COPY = "holds a copy of an instance, and nobody has adopted it"
 
 
-def said(*arguments: object) -> str:
+def run_command(*arguments: object) -> str:
     """Return a function that runs a command and returns its output or error."""
     result = CliRunner().invoke(command, [*map(str, arguments)])
     return result.output if result.exit_code == 0 else f"{result.output}{result.exception}"
@@ -46,7 +46,7 @@ def original(make_instance_url: Callable[[], str]) -> str:
     return url
 
 
-def restored(original: str, url: str, tmp_path: Path) -> str:
+def restore_dump(original: str, url: str, tmp_path: Path) -> str:
     """Restore a dump into another database of the same server with pg_dump and pg_restore."""
     file = tmp_path / "dump"
     subprocess.run([programs() / "pg_dump", "-Fc", "-f", file, original], check=True)
@@ -62,7 +62,7 @@ def of_template(original: str, make_url: Callable[..., str]) -> str:
 def copy(request: pytest.FixtureRequest, original: str, make_url: Callable[..., str], tmp_path: Path) -> str:
     """Return a copy in the cluster of the original."""
     if request.param == "restored":
-        return restored(original, make_url(), tmp_path)
+        return restore_dump(original, make_url(), tmp_path)
     return of_template(original, make_url)
 
 
@@ -75,7 +75,7 @@ def test_a_copy_refuses_every_command_and_names_the_cure(copy: str, original: st
         ["status"],
         ["queue", "list", "-d", "Shop"],
     ):
-        refused = said(*arguments, "--instance", copy)
+        refused = run_command(*arguments, "--instance", copy)
         assert COPY in refused, refused
         assert "servicebroker instance adopt --identifier new" in refused
     assert COPY in refusal(copy)
@@ -84,7 +84,7 @@ def test_a_copy_refuses_every_command_and_names_the_cure(copy: str, original: st
 
 
 def test_an_adopted_copy_works_and_its_endpoint_is_stopped_beside_the_original(copy: str, original: str) -> None:
-    assert "it is stopped: give it a port of its own" in said(
+    assert "it is stopped: give it a port of its own" in run_command(
         "instance", "adopt", "--identifier", "new", "--instance", copy
     )
     for url, state in ((original, "STARTED"), (copy, "STOPPED")):
@@ -106,14 +106,14 @@ def test_an_original_is_adopted_only_after_a_question(original: str, identifier:
     with sb.open(original, upkeep=None) as instance:
         assert bodies(instance.database("Shop").receive(STOCK_QUEUE)) == [b"one"]
         instance.database("Shop").send(begin(instance.database("Shop")), ORDER, b"two")
-    assert "The instance is adopted." in said(*adopt, "--yes")
+    assert "The instance is adopted." in run_command(*adopt, "--yes")
     with sb.open(original, upkeep=None) as instance:
         left = instance.database("Shop").receive(STOCK_QUEUE)
         assert [message.is_error for message in left] == ([] if identifier == "new" else [True, False])
 
 
 def test_a_copy_that_takes_the_place_of_the_original_keeps_its_endpoint(copy: str) -> None:
-    said("instance", "adopt", "--identifier", "keep", "--instance", copy)
+    run_command("instance", "adopt", "--identifier", "keep", "--instance", copy)
     with sb.open(copy, upkeep=None) as instance:
         query = "SELECT state_desc FROM sys.tcp_endpoints WHERE name = N'Net'"
         assert instance.database("Shop").execute_tsql(query).rows == [("STARTED",)]
@@ -127,7 +127,7 @@ def test_sequences_that_logical_replication_has_not_copied_are_set(copy: str) ->
         ).fetchall()
         for (name,) in names:
             connection.execute(f"alter sequence {name} restart")  # type: ignore[call-overload]
-    said("instance", "adopt", "--identifier", "keep", "--instance", copy)
+    run_command("instance", "adopt", "--identifier", "keep", "--instance", copy)
     with sb.open(copy, upkeep=None) as instance:
         database = instance.database("Shop")
         handle = begin(database)
@@ -158,7 +158,7 @@ def test_pg_upgrade_is_told_and_mended_by_check(original: str) -> None:
     said_so = refusal(original)
     assert "pg_upgrade" in said_so
     assert "servicebroker check --mend" in said_so
-    assert "0 problems found" in said("check", "--mend", "--instance", original)
+    assert "0 problems found" in run_command("check", "--mend", "--instance", original)
     sb.open(original, upkeep=None).close()
 
 
@@ -178,7 +178,7 @@ def test_an_owner_without_access_to_the_servers_identifier_is_at_home(original: 
 # ---------------------------------------------------------------- data folders
 
 
-def copied(folder: Path) -> Path:
+def copy_folder(folder: Path) -> Path:
     copy = folder.with_name("copy")
     subprocess.run(["cp", "-a", folder, copy], check=True)
     return copy
@@ -195,10 +195,10 @@ def folder() -> Iterator[Path]:
 
 
 def test_a_copied_folder_is_refused_until_it_is_adopted(folder: Path) -> None:
-    copy = copied(folder)
+    copy = copy_folder(folder)
     assert f"is a copy of '{folder}'" in refusal(copy)
-    assert "is a copy of" in said("doctor", "--instance", copy)
-    assert "it is stopped: give it a port of its own" in said(
+    assert "is a copy of" in run_command("doctor", "--instance", copy)
+    assert "it is stopped: give it a port of its own" in run_command(
         "instance", "adopt", "--identifier", "new", "--instance", copy
     )
     for place in (copy, folder):
@@ -207,9 +207,9 @@ def test_a_copied_folder_is_refused_until_it_is_adopted(folder: Path) -> None:
 
 def test_a_folder_that_was_copied_while_it_ran_is_refused_also_by_adopt(folder: Path) -> None:
     with sb.open(folder, upkeep=None):
-        copy = copied(folder)
+        copy = copy_folder(folder)
         (copy / "home").unlink()  # as the previous version left it
-        for refused in (refusal(copy), said("instance", "adopt", "--identifier", "new", "--instance", copy)):
+        for refused in (refusal(copy), run_command("instance", "adopt", "--identifier", "new", "--instance", copy)):
             assert f"was copied from '{folder}' while the server there ran" in refused
     assert "while the server there ran" in refusal(copy)
 

@@ -82,7 +82,7 @@ def proxy(make_url: Callable[[], str]) -> Iterator[ForgetfulProxy]:
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_check_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than a server in use needs it."""
     monkeypatch.setattr(lost_sessions, "SAMPLE_INTERVAL_S", 0.1)
     monkeypatch.setattr(lost_sessions, "SUSPICION_S", 0.5)

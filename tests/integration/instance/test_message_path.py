@@ -7,7 +7,7 @@ from collections.abc import Callable
 import message_path
 
 
-def read(text: str) -> dict[str, set[str]]:
+def files_of_stages(text: str) -> dict[str, set[str]]:
     """The files of each stage, in whatever order threads came to them; the counts of the titles follow from them."""
     found: dict[str, set[str]] = {}
     part = stage = ""
@@ -25,7 +25,7 @@ def read(text: str) -> dict[str, set[str]]:
 def test_the_way_of_a_message_is_the_documented_one(make_instance_url: Callable[[], str]) -> None:
     documented = message_path.documented(message_path.DOCUMENT.read_text())
     ways = message_path.ways_of_messages(make_instance_url(), make_instance_url())
-    found, shown = (read(text) for text in (message_path.as_text(*ways, functions=False), documented))
+    found, shown = (files_of_stages(text) for text in (message_path.as_text(*ways, functions=False), documented))
     changed = {stage: found.get(stage, set()) ^ shown.get(stage, set()) for stage in found | shown}
     assert not any(changed.values()), f"look at {changed}, then run: python tools/message_path.py --write"
     of_the_broker = {file for file in message_path.files_of(ways[1]) if file.startswith("broker/")}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def filled(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
+def filled_database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
     """20,000 messages of 200 conversations."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = define_standard_set(instance.database("Plans", create=True))
@@ -31,9 +31,9 @@ def filled(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
 
 
 @pytest.fixture(params=["never analyzed", "analyzed", "analyzed when empty"])
-def database(filled: sb.Database, request: pytest.FixtureRequest) -> sb.Database:
-    number = queue_number(filled, STOCK_QUEUE)
-    with filled.instance.connection() as connection:
+def database(filled_database: sb.Database, request: pytest.FixtureRequest) -> sb.Database:
+    number = queue_number(filled_database, STOCK_QUEUE)
+    with filled_database.instance.connection() as connection:
         if request.param == "analyzed":
             connection.execute(f"analyze servicebroker.queue_{number}".encode())
             connection.execute("analyze servicebroker.conversation_endpoints")
@@ -50,7 +50,7 @@ def database(filled: sb.Database, request: pytest.FixtureRequest) -> sb.Database
                 f"insert into servicebroker.queue_{number} select * from servicebroker.queue_{number}_away".encode()
             )
             connection.execute(f"drop table servicebroker.queue_{number}_away".encode())
-    return filled
+    return filled_database
 
 
 class Scan(NamedTuple):
@@ -61,7 +61,7 @@ class Scan(NamedTuple):
     index: str
 
 
-def planned(database: sb.Database, statement: str) -> tuple[set[Scan], int]:
+def plan_of(database: sb.Database, statement: str) -> tuple[set[Scan], int]:
     """The scans of all that is planned for `statement`, inside functions too, and how often a group is sorted.
 
     As the server itself tells them, since what a function plans and pins cannot be asked of EXPLAIN.
@@ -113,7 +113,7 @@ def test_receive(database: sb.Database, arguments: str) -> None:
     for choice in chosen:
         ((value,),) = query(database, choice.format(queue=f"servicebroker.{queue}"))
         arguments = arguments.replace(choice, f"'{value}'")
-    found, sorts = planned(database, f"select * from servicebroker.receive_{number}({arguments})")
+    found, sorts = plan_of(database, f"select * from servicebroker.receive_{number}({arguments})")
     of_the_queue = {scan for scan in found if scan.table == queue}
     look = Scan("INDEXSCAN", queue, f"{queue}_arrival")
     group = Scan("INDEXSCAN", queue, f"{queue}_group")
@@ -134,7 +134,7 @@ def test_receive(database: sb.Database, arguments: str) -> None:
 def test_receive_from_many_groups(database: sb.Database, leaves: str) -> None:
     number = queue_number(database, STOCK_QUEUE)
     queue = f"queue_{number}"
-    found, _ = planned(database, f"select * from servicebroker.receive_groups_{number}(2, now(), 50, {leaves})")
+    found, _ = plan_of(database, f"select * from servicebroker.receive_groups_{number}(2, now(), 50, {leaves})")
     of_the_queue = {(scan.kind, scan.index) for scan in found if scan.table == queue}
     assert {kind for kind, _ in of_the_queue} <= {"INDEXSCAN", "INDEXONLYSCAN", "TIDSCAN"}
     assert {index for _, index in of_the_queue} == {f"{queue}_arrival", f"{queue}_group", ""}
@@ -144,13 +144,13 @@ def test_the_second_half_of_receive(database: sb.Database) -> None:
     number = queue_number(database, STOCK_QUEUE)
     queue = f"queue_{number}"
     ((group,),) = query(database, f"select conversation_group_id from servicebroker.{queue} limit 1")
-    found, _ = planned(database, f"select servicebroker.take_{number}('{group}', '{{5}}', '{{1}}')")
+    found, _ = plan_of(database, f"select servicebroker.take_{number}('{group}', '{{5}}', '{{1}}')")
     assert {(scan.kind, scan.index) for scan in found} == {("INDEXSCAN", f"{queue}_arrival"), ("TIDSCAN", "")}
 
 
 def test_the_survey_of_the_marks(database: sb.Database) -> None:
     number = queue_number(database, STOCK_QUEUE)
-    found, _ = planned(database, f"select servicebroker.survey_{number}(array_fill(0::bigint, array[11]))")
+    found, _ = plan_of(database, f"select servicebroker.survey_{number}(array_fill(0::bigint, array[11]))")
     probes = {(scan.kind[:5], scan.index) for scan in found if scan.table == f"queue_{number}"}
     assert probes == {("INDEX", f"queue_{number}_arrival")}
 
@@ -161,7 +161,7 @@ def test_the_search_when_the_oldest_groups_are_locked(database: sb.Database) -> 
     with database.transaction() as other:
         for _ in range(70):
             assert other.get_conversation_group(STOCK_QUEUE)
-        found, _ = planned(database, f"select * from servicebroker.receive_{number}(1, now())")
+        found, _ = plan_of(database, f"select * from servicebroker.receive_{number}(1, now())")
         other.connection.rollback()
     of_the_queue = {(scan.kind, scan.index) for scan in found if scan.table == f"queue_{number}"}
     assert {kind for kind, _ in of_the_queue} <= {"INDEXSCAN", "INDEXONLYSCAN", "TIDSCAN"}
@@ -174,7 +174,7 @@ _WRITES = [enqueue.send, enqueue.send_answer, enqueue.send_batch, enqueue.send_m
 @pytest.mark.parametrize("write", _WRITES, ids=lambda function: function.__name__)
 def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callable[[int], str]) -> None:
     number = queue_number(database, STOCK_QUEUE)
-    found, _ = planned(database, f"explain (generic_plan) {write(number)}")
+    found, _ = plan_of(database, f"explain (generic_plan) {write(number)}")
     endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
 
@@ -183,13 +183,13 @@ def test_new_conversations_look_for_no_endpoint(database: sb.Database) -> None:
     """The plans find services and queues by their keys; the first SEND of a conversation finds it by its own."""
     number = queue_number(database, STOCK_QUEUE)
     for write in (enqueue.begin_and_send, enqueue.begin_and_send_many):
-        found, _ = planned(database, f"explain (generic_plan) {write(number)}")
+        found, _ = plan_of(database, f"explain (generic_plan) {write(number)}")
         assert {scan.table for scan in found} <= {"broker_priorities", "waiting_readers"}
-    found, _ = planned(database, f"explain (generic_plan) {enqueue.open_and_send(number)}")
+    found, _ = plan_of(database, f"explain (generic_plan) {enqueue.open_and_send(number)}")
     endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
     broker = UUID(int=0)
-    held, _ = planned(database, f"select servicebroker.hold_way(1, 2, 3, 4, 5, 6, '{broker}', '', 1, 8, 9, 10, 11, '')")
+    held, _ = plan_of(database, f"select servicebroker.hold_way(1, 2, 3, 4, 5, 6, '{broker}', '', 1, 8, 9, 10, 11, '')")
     assert "queues" in {scan.table for scan in held}
     assert not {scan.table for scan in held} & {"conversation_endpoints", "conversation_groups", f"queue_{number}"}
 
@@ -216,7 +216,7 @@ def test_end_finds_all_rows_by_their_keys(database: sb.Database, peer: str) -> N
     if _DO_TO_PEER[peer]:
         changed = f"{_DO_TO_PEER[peer]} where conversation_handle = '{handle}'"
         text = f"update servicebroker.conversation_endpoints set {changed}; {text}"
-    found, sorts = planned(database, text)
+    found, sorts = plan_of(database, text)
     assert {(scan.kind, scan.index) for scan in found if scan.table == "conversation_endpoints"} <= {
         *(("INDEXSCAN", f"conversation_endpoints_{index}") for index in ("pkey", "conversation", "closed", "group")),
         *(("INDEXONLYSCAN", f"conversation_endpoints_{index}") for index in ("closed", "group", "conversation")),
@@ -225,10 +225,10 @@ def test_end_finds_all_rows_by_their_keys(database: sb.Database, peer: str) -> N
     assert sorts == 0
 
 
-def test_closed_endpoints_are_removed_in_the_order_of_their_index(filled: sb.Database) -> None:
+def test_closed_endpoints_are_removed_in_the_order_of_their_index(filled_database: sb.Database) -> None:
     """A part of many closed endpoints costs what the part costs: the others are neither read nor sorted."""
     statement = next(remove_closed_endpoints(datetime.now(UTC)))
-    with psycopg.connect(filled.instance.url) as connection:
+    with psycopg.connect(filled_database.instance.url) as connection:
         connection.execute(
             "update servicebroker.conversation_endpoints set security_timestamp = now() - random() * interval '1 day'"
         )
@@ -247,7 +247,7 @@ def test_closed_endpoints_are_removed_in_the_order_of_their_index(filled: sb.Dat
 def test_send_to_another_instance_asks_its_queue_where_it_looks_at_the_endpoint(
     database: sb.Database, write: str
 ) -> None:
-    found, _ = planned(database, f"explain (generic_plan) {write}")
+    found, _ = plan_of(database, f"explain (generic_plan) {write}")
     endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
     steps = [step for (step,) in query(database, f"explain (generic_plan) {write}")]
@@ -261,31 +261,31 @@ def test_so_it_does_where_there_is_only_one(make_instance_url: Callable[..., str
     with sb.open(make_instance_url(1), upkeep=None) as instance:
         database = instance.database("Test")
         begin(database)
-        found, _ = planned(database, f"explain (generic_plan) {write(queue_number(database, STOCK_QUEUE))}")
+        found, _ = plan_of(database, f"explain (generic_plan) {write(queue_number(database, STOCK_QUEUE))}")
     endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
 
 
 @pytest.mark.parametrize("write", _WRITES[:4], ids=lambda function: function.__name__)
 def test_whether_the_queue_takes_messages_is_no_step_of_the_plan(
-    filled: sb.Database, write: Callable[[int], str]
+    filled_database: sb.Database, write: Callable[[int], str]
 ) -> None:
     """The question is part of the endpoint's scan: a step of its own costs as much as the question."""
-    steps = query(filled, f"explain (generic_plan) {write(queue_number(filled, STOCK_QUEUE))}")
+    steps = query(filled_database, f"explain (generic_plan) {write(queue_number(filled_database, STOCK_QUEUE))}")
     assert not [step for (step,) in steps if "One-Time Filter" in step]
 
 
-def test_tables_written_by_send_have_no_check_constraint(filled: sb.Database) -> None:
+def test_tables_written_by_send_have_no_check_constraint(filled_database: sb.Database) -> None:
     """PostgreSQL reads and compiles it anew for each statement."""
-    tables = ["conversation_endpoints", "transmission_queue", f"queue_{queue_number(filled, STOCK_QUEUE)}"]
+    tables = ["conversation_endpoints", "transmission_queue", f"queue_{queue_number(filled_database, STOCK_QUEUE)}"]
     checks = "select conname from pg_constraint where contype = 'c' and conrelid = to_regclass('servicebroker.' || %s)"
-    assert [found for table in tables for found in query(filled, checks, table)] == []
+    assert [found for table in tables for found in query(filled_database, checks, table)] == []
 
 
-def test_the_security_of_a_conversation_is_checked_by_a_trigger(filled: sb.Database) -> None:
-    handle = begin(filled)
+def test_the_security_of_a_conversation_is_checked_by_a_trigger(filled_database: sb.Database) -> None:
+    handle = begin(filled_database)
     write = "update servicebroker.conversation_endpoints set security = %s where conversation_handle = %s"
-    with filled.instance.connection() as connection:
+    with filled_database.instance.connection() as connection:
         for security in (None, "N", "A", "F"):
             connection.execute(write, (security, handle))
         with pytest.raises(psycopg.errors.CheckViolation, match="secured by N, A or F, not by 'Q'"):

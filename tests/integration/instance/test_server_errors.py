@@ -95,13 +95,13 @@ def test_our_own_sessions_are_not_cut_by_the_roles_timeouts(make_instance_url: C
         assert database.receive(STOCK_QUEUE, wait=0.01) == []
         text = "select application_name, pid from pg_stat_activity where datname = current_database()"
 
-        def there() -> set[tuple[str, int]]:
+        def listening_sessions() -> set[tuple[str, int]]:
             return {row for row in query(database, text) if row[0] in listeners}
 
-        eventually(lambda: len(there()) == 2)
-        before = there()
+        eventually(lambda: len(listening_sessions()) == 2)
+        before = listening_sessions()
         time.sleep(0.5)  # longer than each of the timeouts
-        assert there() == before
+        assert listening_sessions() == before
 
 
 @pytest.mark.parametrize("setting", TIMEOUTS)

@@ -16,7 +16,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker_lab import benchmarks
 from servicebroker_lab.benchmarks import pipeline, remote, remote_scale, runner
 from servicebroker_lab.benchmarks.measure import Meter
-from servicebroker_lab.benchmarks.rabbitmq import Shovelled, find_server
+from servicebroker_lab.benchmarks.rabbitmq import ShovelPair, find_server
 from servicebroker_lab.benchmarks.remote_scale import core_counts
 from servicebroker_lab.benchmarks.report import Report
 from servicebroker_lab.benchmarks.scenarios import BARE, SCENARIOS
@@ -103,10 +103,10 @@ def test_scenarios_with_a_commit_per_message_have_a_bound(report: Report, scenar
     assert list(bounded) == [name for name in committing if name in scenarios]
     for scenario, figures in bounded.items():
         assert figures
-        assert 0.99 < figures.commits < 1.01 + others(report, scenario)
+        assert 0.99 < figures.commits < 1.01 + allowed_commits(report, scenario)
 
 
-def others(report: Report, scenario: str) -> float:
+def allowed_commits(report: Report, scenario: str) -> float:
     """Return the commits per message to allow for other sources, such as autovacuum.
 
     Ten of them occurred during 30 messages on a slow machine.
@@ -121,7 +121,7 @@ def others(report: Report, scenario: str) -> float:
 def test_our_commits_and_wal_per_message(report: Report, scenario: str, messages_per_commit: int) -> None:
     ours = next(line.figures for line in report.lines if line.scenario == scenario)
     assert ours
-    assert 0.99 / messages_per_commit < ours.commits < 4 / messages_per_commit + others(report, scenario)
+    assert 0.99 / messages_per_commit < ours.commits < 4 / messages_per_commit + allowed_commits(report, scenario)
     assert ours.wal_bytes > 30
 
 
@@ -130,7 +130,7 @@ def test_the_page_and_the_chart(report: Report, scenarios: list[str], tmp_path: 
     page = (tmp_path / "benchmarks.md").read_text()
     for name in scenarios:
         assert SCENARIOS[name].title in page
-        if not SCENARIOS[name].is_of_cost:
+        if not SCENARIOS[name].compares_cpu_time:
             assert f">{SCENARIOS[name].title}<" in (tmp_path / "benchmarks.svg").read_text()
     assert str(tmp_path) not in page
     assert report.conditions.postgresql in page
@@ -168,7 +168,7 @@ def test_a_system_that_cannot_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) 
         "pgqueuer": "pip install 'servicebroker[bench]'",
         "procrastinate": "pip install 'servicebroker[bench]'",
     }
-    assert {line.reached for line in lines if line.reason} == {None}
+    assert {line.is_reached for line in lines if line.reason} == {None}
 
 
 @pytest.mark.usefixtures("few_systems")
@@ -303,15 +303,15 @@ def test_beside_a_large_message_and_at_rest(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("batch", [1, 100])
-def test_rabbitmq_carries_as_many_as_were_published(rabbitmq: Shovelled, batch: int) -> None:
-    assert [rabbitmq.carry(count, batch) for count in (40, 250)] == [40, 250]
+def test_rabbitmq_carries_as_many_as_were_published(rabbitmq: ShovelPair, batch: int) -> None:
+    assert [rabbitmq.send_and_receive(count, batch) for count in (40, 250)] == [40, 250]
     assert rabbitmq.version
 
 
 @pytest.fixture(scope="module")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shovelled]:
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShovelPair]:
     server = find_server()
     if server is None:
         pytest.skip("RabbitMQ is not installed")
-    with closing(Shovelled(server, tmp_path_factory.mktemp("rabbitmq") / "nodes", 2)) as nodes:
+    with closing(ShovelPair(server, tmp_path_factory.mktemp("rabbitmq") / "nodes", 2)) as nodes:
         yield nodes

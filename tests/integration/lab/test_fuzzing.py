@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 from servicebroker_lab.fuzzing import trials
 from servicebroker_lab.fuzzing.cases import MAKERS, Case, make_case
 from servicebroker_lab.fuzzing.command import fuzz
-from servicebroker_lab.fuzzing.trials import Failure, trial
+from servicebroker_lab.fuzzing.trials import Failure, run_cases
 
 
 def test_the_decoders_survive_random_bodies(pytestconfig: pytest.Config) -> None:
@@ -68,6 +68,6 @@ def test_each_kind_of_failure_is_found(
 ) -> None:
     monkeypatch.setattr(trials, "CPU_LIMIT_S", 0.1)
     monkeypatch.setattr(trials, "CASE_TIMEOUT_S", 1.0)
-    found = list(trial("avro", range(2), judge))
+    found = list(run_cases("avro", range(2), judge))
     assert [outcome.number for outcome in found if isinstance(outcome, Failure)] == [0, 1]
     assert all(problem in outcome.problem for outcome in found if isinstance(outcome, Failure))

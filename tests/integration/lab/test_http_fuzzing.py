@@ -15,7 +15,7 @@ from servicebroker.dashboard import application, pages
 from servicebroker.dashboard.access import Sessions
 from servicebroker_lab.http_fuzzing import trials
 from servicebroker_lab.http_fuzzing.site import Site, fill
-from servicebroker_lab.http_fuzzing.trials import Failure, judge
+from servicebroker_lab.http_fuzzing.trials import Failure, run_case
 
 CASE_COUNT = 30
 MAX_CASES = 100  # until a planted failure is found
@@ -32,7 +32,7 @@ def site(instance: sb.Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_random_requests_break_nothing(site: Site) -> None:
     totals: Counter[str] = Counter()
     for number in range(CASE_COUNT):
-        outcome = judge(site, number)
+        outcome = run_case(site, number)
         assert not isinstance(outcome, Failure), outcome
         totals += outcome
     assert {f"answers {status}" for status in (200, 303, 400, 401, 403, 404, 405)} <= totals.keys()
@@ -55,5 +55,5 @@ def test_a_planted_failure_is_found(
     site: Site, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, broken: Callable[..., object], problem: str
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    outcomes = (judge(site, number) for number in range(MAX_CASES))
+    outcomes = (run_case(site, number) for number in range(MAX_CASES))
     assert any(isinstance(outcome, Failure) and problem in outcome.problem for outcome in outcomes)

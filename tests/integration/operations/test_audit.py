@@ -40,7 +40,7 @@ def acts(database: sb.Database, text: str = "", who: str = "") -> list[AuditReco
         return run(connection, find_records(None, who, text, 1000))
 
 
-def shown(*arguments: str) -> Any:
+def run_audit(*arguments: str) -> Any:
     result = CliRunner().invoke(app, ["audit", "--json", *arguments], catch_exceptions=False)
     return json.loads(result.stdout)["audit"]
 
@@ -211,9 +211,9 @@ def test_the_audit_can_be_searched_and_shown(database: sb.Database) -> None:
     url = database.instance.url
     database.create_queue("<b>Marked</b>")
     database.drop_queue("<b>Marked</b>")
-    assert [one["act"] for one in shown("--instance", url, "--text", "marked")] == ["DROP QUEUE", "CREATE QUEUE"]
-    assert shown("--instance", url, "--who", "nobody at all") == []
-    assert len(shown("--instance", url, "--since", "1h", "--top", "1")) == 1
+    assert [one["act"] for one in run_audit("--instance", url, "--text", "marked")] == ["DROP QUEUE", "CREATE QUEUE"]
+    assert run_audit("--instance", url, "--who", "nobody at all") == []
+    assert len(run_audit("--instance", url, "--since", "1h", "--top", "1")) == 1
     result = CliRunner().invoke(app, ["audit", "--instance", url, "--text", "MARKED"], catch_exceptions=False)
     assert "dbo" in result.stdout
     assert "DROP QUEUE dbo.<b>Marked</b> in Test" in result.stdout

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from forked import ran
+from forked import run_command
 from servicebroker.engine.diagnosis.consistency import changes_of
 from servicebroker.store.expected_objects import find_changed_objects, is_foreign
 from servicebroker.store.migrations import mend
@@ -195,7 +195,7 @@ def test_messages_whose_way_is_free(fresh_database: sb.Database, clock: Clock) -
 
 def test_the_command(fresh_database: sb.Database) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
-        return ran("check", "--instance", instance.url, *options)
+        return run_command("check", "--instance", instance.url, *options)
 
     instance = fresh_database.instance
     whole = run()
@@ -207,7 +207,7 @@ def test_the_command(fresh_database: sb.Database) -> None:
     assert broken.stdout.startswith("Msg 9711: The transmission queue is referencing")
     told = run("--json")
     assert (told.returncode, json.loads(told.stdout)["findings"][0]["number"]) == (1, 9711)
-    nowhere = ran("check", "--instance", "/nonexistent")
+    nowhere = run_command("check", "--instance", "/nonexistent")
     assert (nowhere.returncode, "no instance" in nowhere.stderr) == (1, True)
 
 
@@ -254,7 +254,7 @@ CHANGED = [
 
 
 @pytest.fixture(scope="module")
-def watched(make_instance_url: Callable[[], str]) -> Iterator[sb.Database]:
+def checked_database(make_instance_url: Callable[[], str]) -> Iterator[sb.Database]:
     """Return a database whose objects the tests change in a transaction that is rolled back."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = instance.database("Test", create=True)
@@ -264,9 +264,9 @@ def watched(make_instance_url: Callable[[], str]) -> Iterator[sb.Database]:
 
 
 @pytest.mark.parametrize(("statement", "said"), CHANGED, ids=[text[:50] for text, _ in CHANGED])
-def test_changes_by_a_superuser_are_detected(watched: sb.Database, statement: str, said: str) -> None:
-    values = {"view": "test_dbo.stockqueue", "queue": queue_number(watched, STOCK_QUEUE)}
-    with psycopg.connect(watched.instance.url) as connection:
+def test_changes_by_a_superuser_are_detected(checked_database: sb.Database, statement: str, said: str) -> None:
+    values = {"view": "test_dbo.stockqueue", "queue": queue_number(checked_database, STOCK_QUEUE)}
+    with psycopg.connect(checked_database.instance.url) as connection:
         assert run(connection, find_changed_objects(100)) == []
         connection.execute(statement.format(**values).encode())
         found = [changes_of(*difference) for difference in run(connection, find_changed_objects(100))]
@@ -275,17 +275,17 @@ def test_changes_by_a_superuser_are_detected(watched: sb.Database, statement: st
     assert len(found) <= 4
 
 
-def test_retention_and_a_search_path_are_no_changes(watched: sb.Database) -> None:
-    watched.alter_queue(STOCK_QUEUE, retention=True)
-    watched.alter_queue(STOCK_QUEUE, retention=False)
-    watched.alter_queue("[odd name].[Q 65537]", retention=False)
-    with psycopg.connect(watched.instance.url) as connection:
+def test_retention_and_a_search_path_are_no_changes(checked_database: sb.Database) -> None:
+    checked_database.alter_queue(STOCK_QUEUE, retention=True)
+    checked_database.alter_queue(STOCK_QUEUE, retention=False)
+    checked_database.alter_queue("[odd name].[Q 65537]", retention=False)
+    with psycopg.connect(checked_database.instance.url) as connection:
         connection.execute("set search_path = servicebroker, sys, tsql, test_dbo")
         assert run(connection, find_changed_objects(100)) == []
-    assert watched.instance.check().findings == []
+    assert checked_database.instance.check().findings == []
 
 
-def touched(database: sb.Database) -> set[str]:
+def touched_queues(database: sb.Database) -> set[str]:
     """Return the queues whose definitions have to be compared."""
     text = (
         "select name from servicebroker.queues where fingerprint is distinct from servicebroker.fingerprint(queue_id)"
@@ -305,13 +305,13 @@ def test_an_unchanged_queue_is_not_compared_again(fresh_database: sb.Database) -
     with psycopg.connect(fresh_database.instance.url, autocommit=True) as connection:
         connection.execute(f"truncate servicebroker.queue_{number}".encode())
         connection.execute(f"vacuum (full, analyze) servicebroker.queue_{number}".encode())
-    assert touched(fresh_database) == set()
+    assert touched_queues(fresh_database) == set()
     with psycopg.connect(fresh_database.instance.url, autocommit=True) as connection:
         connection.execute(f"grant execute on function servicebroker.look_{number} to public".encode())
-        assert touched(fresh_database) == {STOCK_QUEUE}
+        assert touched_queues(fresh_database) == {STOCK_QUEUE}
         assert run(connection, find_changed_objects(100)) == []
         mend(connection)
-    assert touched(fresh_database) == set()
+    assert touched_queues(fresh_database) == set()
 
 
 def test_a_later_definition_does_not_hide_a_change(fresh_database: sb.Database) -> None:
@@ -326,9 +326,11 @@ def test_a_later_definition_does_not_hide_a_change(fresh_database: sb.Database) 
         assert run(connection, find_changed_objects(100)) == table
 
 
-def test_the_fingerprint_of_a_queue_is_of_all_that_it_has(watched: sb.Database) -> None:
-    ((text,),) = query(watched, "select prosrc from pg_proc where proname = 'fingerprint'")
-    names = query(watched, "select name from servicebroker.made where of_queue and kind not in ('view', 'trigger')")
+def test_the_fingerprint_of_a_queue_is_of_all_that_it_has(checked_database: sb.Database) -> None:
+    ((text,),) = query(checked_database, "select prosrc from pg_proc where proname = 'fingerprint'")
+    names = query(
+        checked_database, "select name from servicebroker.made where of_queue and kind not in ('view', 'trigger')"
+    )
     for (name,) in names:
         stem = name.removeprefix("servicebroker.").split("(")[0].replace("{id}", "%s")
         assert f"format('{stem}', queue)" in text
@@ -339,13 +341,13 @@ def test_mend_recreates_views_and_functions(make_instance_url: Callable[[], str]
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("drop view sys.events; drop trigger refuse on msdb_dbo.servicebrokerqueue")
         connection.execute("alter function servicebroker.approximate_count(integer) security definer")
-    look = ran("doctor", "--instance", url)
+    look = run_command("doctor", "--instance", url)
     assert "the view sys.events is missing" in look.stdout
     assert "check --mend" in look.stdout
-    found = ran("check", "--instance", url)
+    found = run_command("check", "--instance", url)
     assert found.returncode == 1
     assert found.stdout.count("Msg 3859") == 4  # the view, its trigger is missing and it is without, the function
-    mended = ran("check", "--mend", "--instance", url)
+    mended = run_command("check", "--mend", "--instance", url)
     assert (mended.returncode, mended.stdout.splitlines()[-1]) == (0, "0 problems found.")
 
 

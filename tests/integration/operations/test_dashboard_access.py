@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from dashboard_support import HERE, PAGES, Browser, poisoned, sent, told
+from dashboard_support import HERE, PAGES, Browser, run_people, send_messages, send_poison
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import People, Proxy, Role
 from servicebroker.dashboard.actions import ACTIONS
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 def test_without_the_role_nothing_is_done_and_no_body_shown(
     database: sb.Database, browse: Callable[..., Browser]
 ) -> None:
-    far = peer_handle(database, sent(database, (ORDER, b"secret body")))
-    poisoned(database, b"secret poison")
+    far = peer_handle(database, send_messages(database, (ORDER, b"secret body")))
+    send_poison(database, b"secret poison")
     database.send(far, "//test/Reply", b"secret reply")
     acting = browse(Role.ACT)
     form = acting.page("i/0/conversation", handle=far).xpath("//form[contains(@action, '/end')]")[0]
@@ -93,11 +93,11 @@ def test_users_sign_in_by_name_with_their_role_in_the_file(
     database: sb.Database, browse: Callable[..., Browser], people: Path
 ) -> None:
     file = ("--people", str(people))
-    assert "ann is added: act." in told("add", "ann", "--role", "act", *file, typed="a long secret\n")
-    assert "bob is added: see." in told("add", "bob", *file, typed="another secret\n")
+    assert "ann is added: act." in run_people("add", "ann", "--role", "act", *file, typed="a long secret\n")
+    assert "bob is added: see." in run_people("add", "bob", *file, typed="another secret\n")
     assert people.stat().st_mode & 0o777 == 0o600
     assert "secret" not in people.read_text()
-    assert told("show", *file).splitlines() == ["ann: act", "bob: see"]
+    assert run_people("show", *file).splitlines() == ["ann: act", "bob: see"]
     browser, other = (browse(people=People(people)) for _ in range(2))
     for fields in (
         {"name": "ann", "password": "another secret"},
@@ -107,7 +107,7 @@ def test_users_sign_in_by_name_with_their_role_in_the_file(
     ):
         assert "The name or the password is wrong." in browser.send_form("/login", fields).text
     assert browser.get("/", follow_redirects=False).headers["location"] == "/login"
-    handle = sent(database, (ORDER, b"secret body"))
+    handle = send_messages(database, (ORDER, b"secret body"))
     assert browser.send_form("/login", {"name": "ann", "password": "a long secret"}).url.path == "/"
     assert other.send_form("/login", {"name": "bob", "password": "another secret"}).url.path == "/"
     assert "secret body" in browser.queue(database)
@@ -118,9 +118,9 @@ def test_users_sign_in_by_name_with_their_role_in_the_file(
     assert "ended" in browser.press(page, "end")
     assert "dashboard: ann" in browser.text("i/0/audit")
 
-    assert "ann is changed: see." in told("add", "ann", *file, typed="a long secret\n")
+    assert "ann is changed: see." in run_people("add", "ann", *file, typed="a long secret\n")
     assert "secret body" not in browser.queue(database)
-    assert "bob is removed." in told("remove", "bob", *file)
+    assert "bob is removed." in run_people("remove", "bob", *file)
     assert other.get("/", follow_redirects=False).headers["location"] == "/login"
     people.chmod(0o644)
     assert "Other users can read" in browser.send_form("/login", {"name": "ann", "password": "a long secret"}).text
@@ -128,7 +128,7 @@ def test_users_sign_in_by_name_with_their_role_in_the_file(
 
 def test_guesses_of_one_name_close_the_door_for_that_name(browse: Callable[..., Browser], people: Path) -> None:
     for name in ("ann", "bob"):
-        told("add", name, "--people", str(people), typed="a long secret\n")
+        run_people("add", name, "--people", str(people), typed="a long secret\n")
     browser = browse(people=People(people))
     right = {"name": "ann", "password": "a long secret"}
     found = [
@@ -141,20 +141,22 @@ def test_guesses_of_one_name_close_the_door_for_that_name(browse: Callable[..., 
 
 def test_invalid_users_and_files_are_refused(people: Path) -> None:
     file = ("--people", str(people))
-    assert "create it by servicebroker people add" in told("show", *file, code=1)
-    assert "Use a password of 10 to 1000 characters." in told("add", "ann", *file, typed="short\n", code=1)
+    assert "create it by servicebroker people add" in run_people("show", *file, code=1)
+    assert "Use a password of 10 to 1000 characters." in run_people("add", "ann", *file, typed="short\n", code=1)
     for name in ("", "a:b", " ann", "a\tb", "x" * 129):
-        assert "is no name" in told("add", "--proxied", *file, "--", name, code=1)
+        assert "is no name" in run_people("add", "--proxied", *file, "--", name, code=1)
     assert not people.exists()
-    told("add", "ann", "--proxied", *file)
-    assert told("show", *file) == "ann: see, by a proxy only\n"
-    assert json.loads(told("show", *file, "--json")) == {"people": [{"name": "ann", "role": "see", "password": False}]}
-    assert "Nobody in" in told("remove", "bob", *file, code=1)
+    run_people("add", "ann", "--proxied", *file)
+    assert run_people("show", *file) == "ann: see, by a proxy only\n"
+    assert json.loads(run_people("show", *file, "--json")) == {
+        "people": [{"name": "ann", "role": "see", "password": False}]
+    }
+    assert "Nobody in" in run_people("remove", "bob", *file, code=1)
     for line in ("ann", "ann:boss:", "ann:see:scrypt$x", ":see:"):
         people.write_text(f"# ours\n\n{line}\n")
-        assert "line 3, is not NAME:ROLE:PASSWORD_HASH" in told("show", *file, code=1)
+        assert "line 3, is not NAME:ROLE:PASSWORD_HASH" in run_people("show", *file, code=1)
     people.chmod(0o640)
-    assert "chmod 600" in told("show", *file, code=1)
+    assert "chmod 600" in run_people("show", *file, code=1)
 
 
 PROXY = Proxy("x-user", (ip_network("10.1.0.0/16"), ip_network("::1/128")))
@@ -170,8 +172,8 @@ def request_through_proxy(browser: Browser, address: str, name: str | None, path
 
 
 def test_only_the_proxy_may_name_the_user(database: sb.Database, browse: Callable[..., Browser], people: Path) -> None:
-    told("add", "ann", "--proxied", "--role", "bodies", "--people", str(people))
-    sent(database, (ORDER, b"secret body"))
+    run_people("add", "ann", "--proxied", "--role", "bodies", "--people", str(people))
+    send_messages(database, (ORDER, b"secret body"))
     queue = f"/i/0/queue?{urlencode({'database': database.name, 'queue': f'dbo.{STOCK_QUEUE}'})}"
     anyone, listed = browse(Role.SEE, proxy=PROXY), browse(proxy=PROXY, people=People(people))
     assert request_through_proxy(anyone, "10.1.2.3", "whoever").status_code == 200
@@ -273,10 +275,10 @@ def test_every_action_needs_the_role_to_act(
     """A person whose role was lowered sends a valid form token and valid fields; only the role is missing."""
 
     def dialog() -> dict[str, str]:
-        return {"database": database.name, "handle": str(sent(database, (ORDER, b"1")))}
+        return {"database": database.name, "handle": str(send_messages(database, (ORDER, b"1")))}
 
     def dead_letter() -> dict[str, str]:
-        poisoned(database, b"bad")
+        send_poison(database, b"bad")
         return {"database": database.name, "number": str(database.set_aside_messages()[-1].set_aside_id)}
 
     queue = {"database": database.name, "queue": f"dbo.{STOCK_QUEUE}"}
@@ -313,7 +315,7 @@ def test_every_action_needs_the_role_to_act(
     assert {path.rpartition("/")[2] for path in forms if path.startswith("/i/")} == set(ACTIONS)
 
     def let_in(role: Role) -> None:
-        told("add", "ann", "--proxied", "--role", role.name.lower(), "--people", str(people))
+        run_people("add", "ann", "--proxied", "--role", role.name.lower(), "--people", str(people))
 
     let_in(Role.ACT)
     app = browse(proxy=PROXY, people=People(people), pipelines=[pipeline_file]).app

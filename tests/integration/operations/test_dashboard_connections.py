@@ -67,11 +67,11 @@ class Site:
             return head(connected)
 
     def get(self, path: str, **headers: str) -> str:
-        return f"GET {path} HTTP/1.1\nhost: 127.0.0.1:{self.port}\n{told(headers)}\n"
+        return f"GET {path} HTTP/1.1\nhost: 127.0.0.1:{self.port}\n{header_lines(headers)}\n"
 
     def post(self, path: str, fields: dict[str, str]) -> str:
         form = urlencode(fields)
-        headers = told({"origin": self.origin, "content-type": FORM, "content-length": str(len(form))})
+        headers = header_lines({"origin": self.origin, "content-type": FORM, "content-length": str(len(form))})
         return f"POST {path} HTTP/1.1\nhost: 127.0.0.1:{self.port}\n{headers}\n{form}"
 
     def sign_in(self) -> str:
@@ -84,7 +84,7 @@ class Site:
         return self.send(self.get("/", accept="text/event-stream", cookie=cookie))
 
 
-def told(headers: dict[str, str]) -> str:
+def header_lines(headers: dict[str, str]) -> str:
     return "".join(f"{name}: {value}\n" for name, value in headers.items())
 
 
@@ -107,7 +107,7 @@ def status(answer: str) -> int:
 
 
 @contextmanager
-def served(folder: Path, *options: str) -> Iterator[Site]:
+def run_dashboard(folder: Path, *options: str) -> Iterator[Site]:
     running = Command(
         "dashboard",
         "--instance",
@@ -130,12 +130,12 @@ def served(folder: Path, *options: str) -> Iterator[Site]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    with served(tmp_path) as there:
+    with run_dashboard(tmp_path) as there:
         yield there
 
 
 @pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+def tls_options(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Return the options of a dashboard with TLS."""
     folder = tmp_path_factory.mktemp("certificate")
     facts, key = x509_certificates.make("dashboard", datetime.now(UTC))
@@ -147,9 +147,9 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("is_secured", [False, True])
 def test_silent_connections_do_not_block_the_dashboard(
-    tmp_path: Path, certified: tuple[str, ...], is_secured: bool
+    tmp_path: Path, tls_options: tuple[str, ...], is_secured: bool
 ) -> None:
-    with served(tmp_path, *(certified if is_secured else ())) as site, ExitStack() as held:
+    with run_dashboard(tmp_path, *(tls_options if is_secured else ())) as site, ExitStack() as held:
         for _ in range(500):
             held.enter_context(closing(site.connect()))
         begun = time.monotonic()
@@ -200,8 +200,8 @@ def test_strangers_cost_the_dashboard_little(
     assert "Traceback" not in "".join(said)
 
 
-def test_a_dashboard_that_runs_out_of_descriptors_answers(tmp_path: Path, certified: tuple[str, ...]) -> None:
-    with served(tmp_path, *certified) as site, ExitStack() as held:
+def test_a_dashboard_that_runs_out_of_descriptors_answers(tmp_path: Path, tls_options: tuple[str, ...]) -> None:
+    with run_dashboard(tmp_path, *tls_options) as site, ExitStack() as held:
         resource.prlimit(site.pid, resource.RLIMIT_NOFILE, (100, 100))
         for _ in range(300):
             held.enter_context(closing(site.connect()))
@@ -233,9 +233,9 @@ def test_a_used_port_is_reported_with_a_remedy(tmp_path: Path) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("given", ["certificate", "key", "no PEM", "/dev/zero", "folder", "pipe", "locked"])
 def test_files_that_are_no_certificate_are_refused_in_a_sentence(
-    tmp_path: Path, certified: tuple[str, ...], given: str
+    tmp_path: Path, tls_options: tuple[str, ...], given: str
 ) -> None:
-    _, certificate, _, key = certified
+    _, certificate, _, key = tls_options
     no_pem = tmp_path / "no.pem"
     no_pem.write_text("no PEM")
     pipe, locked = tmp_path / "pipe", tmp_path / "locked.pem"
@@ -257,7 +257,7 @@ def test_files_that_are_no_certificate_are_refused_in_a_sentence(
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
+def impatient_dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
     """Start a dashboard with deadlines of half a second."""
     monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.5)
     monkeypatch.setattr(server, "READ_TIMEOUT_S", 0.5)
@@ -281,10 +281,10 @@ def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
         pytest.param("GET /login HTTP/1.1\nhost: 127.0.0.1:{port}\n\nGET /login HTTP/1.1\nx: ", id="second"),
     ],
 )
-def test_a_request_that_comes_slowly_is_ended(hurried: Site, said: str) -> None:
-    with closing(hurried.send(said.replace("{port}", str(hurried.port)))) as connected:
+def test_a_request_that_comes_slowly_is_ended(impatient_dashboard: Site, said: str) -> None:
+    with closing(impatient_dashboard.send(said.replace("{port}", str(impatient_dashboard.port)))) as connected:
         begun = time.monotonic()
-        while not ended(connected) and time.monotonic() < begun + ANSWER_TIMEOUT_S:
+        while not is_ended(connected) and time.monotonic() < begun + ANSWER_TIMEOUT_S:
             with suppress(OSError):
                 connected.send(b"x")
             time.sleep(0.1)
@@ -293,11 +293,11 @@ def test_a_request_that_comes_slowly_is_ended(hurried: Site, said: str) -> None:
 
 @pytest.mark.parametrize("is_secured", [False, True])
 def test_the_rest_of_a_request_that_was_answered_is_not_read(
-    tmp_path: Path, certified: tuple[str, ...], is_secured: bool
+    tmp_path: Path, tls_options: tuple[str, ...], is_secured: bool
 ) -> None:
     """A form that is too large is refused at once, and the rest of it is not parsed."""
-    with served(tmp_path, *(certified if is_secured else ())) as site:
-        headers = told({"origin": site.origin, "content-type": FORM, "transfer-encoding": "chunked"})
+    with run_dashboard(tmp_path, *(tls_options if is_secured else ())) as site:
+        headers = header_lines({"origin": site.origin, "content-type": FORM, "transfer-encoding": "chunked"})
         with closing(site.send(f"POST /login HTTP/1.1\nhost: 127.0.0.1:{site.port}\n{headers}\n")) as connected:
             connected.sendall(b"1\r\nx\r\n" * 100_000)
             assert status(head(connected)) == 413
@@ -315,10 +315,10 @@ def processor_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_client_that_reads_no_responses_is_disconnected(hurried: Site) -> None:
-    with closing(hurried.send("")) as connected:
+def test_a_client_that_reads_no_responses_is_disconnected(impatient_dashboard: Site) -> None:
+    with closing(impatient_dashboard.send("")) as connected:
         connected.setblocking(False)
-        asked = hurried.get("/static/dashboard.css").replace("\n", "\r\n").encode() * 100
+        asked = impatient_dashboard.get("/static/dashboard.css").replace("\n", "\r\n").encode() * 100
         begun = time.monotonic()
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             while time.monotonic() < begun + 2 * ANSWER_TIMEOUT_S:
@@ -327,11 +327,11 @@ def test_a_client_that_reads_no_responses_is_disconnected(hurried: Site) -> None
                 time.sleep(0.01)
 
 
-def test_an_event_stream_has_no_deadline(hurried: Site) -> None:
-    with closing(hurried.stream(hurried.sign_in())) as opened:
+def test_an_event_stream_has_no_deadline(impatient_dashboard: Site) -> None:
+    with closing(impatient_dashboard.stream(impatient_dashboard.sign_in())) as opened:
         assert status(head(opened)) == 200
         time.sleep(1.5)
-        assert not ended(opened)
+        assert not is_ended(opened)
 
 
 def test_one_viewer_does_not_take_all_streams(site: Site) -> None:
@@ -348,11 +348,11 @@ def test_the_oldest_stream_of_the_busiest_viewer_is_closed(site: Site) -> None:
         opened = [held.enter_context(closing(site.stream(cookie))) for cookie in many for _ in range(10)]
         assert {status(head(connection)) for connection in opened} == {200}
         assert status(head(held.enter_context(closing(site.stream(site.sign_in()))))) == 200
-        eventually(lambda: ended(opened[0]))
-        assert not any(map(ended, opened[1:]))
+        eventually(lambda: is_ended(opened[0]))
+        assert not any(map(is_ended, opened[1:]))
 
 
-def ended(connected: socket.socket) -> bool:
+def is_ended(connected: socket.socket) -> bool:
     """Return whether the server has ended a connection or its answer."""
     connected.setblocking(False)
     try:

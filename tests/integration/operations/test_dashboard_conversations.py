@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from dashboard_support import TROUBLE, Browser, sent, words
+from dashboard_support import TROUBLE, Browser, send_messages, words
 from servicebroker.cli.main import app as command
 from servicebroker.model.states import STATE_WORDS
 from support import ORDER, STOCK, STOCK_QUEUE, begin, eventually, group_of, peer_handle, query, state
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
 def test_a_closed_conversation_is_no_trouble(database: sb.Database, browser: Browser) -> None:
-    handle = sent(database, (ORDER, b"1"))
+    handle = send_messages(database, (ORDER, b"1"))
     far = peer_handle(database, handle)
     database.end_conversation(far)
     for page, severity in ((handle, "warning"), (far, "note")):
@@ -33,7 +33,7 @@ def test_a_closed_conversation_is_no_trouble(database: sb.Database, browser: Bro
 
 
 def test_conversations_are_listed_by_age_active_ones_first(database: sb.Database, browser: Browser) -> None:
-    first, second, third = (sent(database, (ORDER, b"1")) for _ in range(3))
+    first, second, third = (send_messages(database, (ORDER, b"1")) for _ in range(3))
     database.end_conversation(peer_handle(database, first))
 
     def handles(**asked: str) -> list[str]:
@@ -86,7 +86,7 @@ def test_a_mistyped_target_is_removed_by_a_button(database: sb.Database, browser
 
 
 def test_a_trail_begins_with_a_button(database: sb.Database, browser: Browser) -> None:
-    handle, other = sent(database, (ORDER, b"1")), sent(database, (ORDER, b"1"))
+    handle, other = send_messages(database, (ORDER, b"1")), send_messages(database, (ORDER, b"1"))
     for each_handle in (handle, other):
         page = browser.page("i/0/conversation", handle=each_handle)
         assert "are recorded from now on" in browser.press(page, "record-trail")
@@ -97,7 +97,7 @@ def test_a_trail_begins_with_a_button(database: sb.Database, browser: Browser) -
 
 
 def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database, browser: Browser) -> None:
-    handle = sent(database, (ORDER, b"first"), (ORDER, b"second"))
+    handle = send_messages(database, (ORDER, b"first"), (ORDER, b"second"))
     far = peer_handle(database, handle)
     text = browser.text("i/0/conversation", handle=far)
     assert [
@@ -122,7 +122,7 @@ def test_each_act_on_a_conversation(database: sb.Database, browser: Browser) -> 
     def press(shown: UUID, act: str, **typed: str) -> str:
         return browser.press(browser.page("i/0/conversation", handle=shown), act, **typed)
 
-    handle, other = sent(database, (ORDER, b"1")), begin(database)
+    handle, other = send_messages(database, (ORDER, b"1")), begin(database)
     group = group_of(database, other)
     assert str(group) in press(handle, "move", group=str(group))
     assert group_of(database, handle) == group
@@ -136,7 +136,7 @@ def test_each_act_on_a_conversation(database: sb.Database, browser: Browser) -> 
     assert "the error 12" in press(far, "end-with-error", code="12", text="It's <b>bad</b>")
     assert state(database, handle) == "ER"
     assert "has ended" in press(handle, "end")
-    removed = sent(database, (ORDER, b"1"))
+    removed = send_messages(database, (ORDER, b"1"))
     press(removed, "clean-up")
     assert state(database, removed) is None
     assert f'"{removed}" is not found' in press(other, "move", group=str(uuid4()), handle=str(removed))

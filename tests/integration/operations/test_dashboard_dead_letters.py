@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from dashboard_support import Browser, poisoned, sent, words
+from dashboard_support import Browser, send_messages, send_poison, words
 from servicebroker.cli.people_file import Role
 from servicebroker.dashboard import export
-from support import DOCUMENT, ORDER, STOCK_QUEUE, bodies, together
+from support import DOCUMENT, ORDER, STOCK_QUEUE, bodies, run_together
 
 pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
 def test_dead_letters_are_grouped_and_filtered(database: sb.Database, browser: Browser) -> None:
     for body in (b"1", b"2"):
-        poisoned(database, body)
-    sent(database, (DOCUMENT, b"<a/>"))
+        send_poison(database, body)
+    send_messages(database, (DOCUMENT, b"<a/>"))
     database.process(STOCK_QUEUE, lambda tx, messages: {}["price"], poison=lambda failure: sb.SetAside())
 
     def groups(**asked: str) -> list[str]:
@@ -37,7 +37,7 @@ def test_dead_letters_are_grouped_and_filtered(database: sb.Database, browser: B
 
 
 def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, browser: Browser) -> None:
-    poisoned(database, b"bad")
+    send_poison(database, b"bad")
     page = browser.page("i/0/dead-letters")
     text = page.text_content()
     assert "cannot read b'bad'" in text
@@ -50,7 +50,7 @@ def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, brow
     assert "No dead letters." in browser.text("i/0/dead-letters")
     assert "must be" in browser.press(page, "replay")  # a viewer who has loaded the page before the replay
     assert bodies(database.receive(STOCK_QUEUE)) == [b"bad"]
-    poisoned(database, b"worse")
+    send_poison(database, b"worse")
     page = browser.page("i/0/dead-letters")
     assert "is discarded" in browser.press(page, "discard")
     assert "must be" in browser.press(page, "discard")
@@ -72,8 +72,8 @@ def test_messages_and_dead_letters_are_exported_as_json_lines(
     monkeypatch.setattr(export, "MAX_EXPORT", 4)
     browser, of_all = browse(), {"database": database.name}
     of_queue = {**of_all, "queue": f"dbo.{STOCK_QUEUE}"}
-    poisoned(database, b"bad")
-    handle = sent(database, *((ORDER, body) for body in (b"tea", b"\xff\x00", b"teapot", b"", b"fifth")))
+    send_poison(database, b"bad")
+    handle = send_messages(database, *((ORDER, body) for body in (b"tea", b"\xff\x00", b"teapot", b"", b"fifth")))
     messages = exported(browser, "queue", **of_queue)
     assert [message.get("body") for message in messages] == ["tea", None, "teap", None]
     assert [message.get("is_body_cut", False) for message in messages] == [False, False, True, False]
@@ -97,7 +97,7 @@ def test_messages_and_dead_letters_are_exported_as_json_lines(
 
 
 def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Browser) -> None:
-    poisoned(database, b"\n<b>bad</b>\nline")
+    send_poison(database, b"\n<b>bad</b>\nline")
     page = browser.page("i/0/dead-letters")
     assert page.xpath("//textarea/text()") == ["\n\n<b>bad</b>\nline"]  # a browser drops its first line end
     form = page.xpath("//form[contains(@action, '/replay-edited')]")[0]
@@ -107,20 +107,20 @@ def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Bro
     assert bodies(database.receive(STOCK_QUEUE)) == [b"good\nline"]
     assert "body edited" in browser.text("i/0/audit").replace(": ", " ")
     for body in (b"\x00", b"a\r\nb", b"\xff", b"x" * 5000):  # bodies that a form would change or truncate
-        poisoned(database, body)
+        send_poison(database, body)
     assert browser.page("i/0/dead-letters").xpath("//textarea") == []
 
 
 def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Browser) -> None:
     for body in (b"1", b"2", b"3"):
-        poisoned(database, body)
+        send_poison(database, body)
     page = browser.page("i/0/dead-letters")
     (handle,) = {letter.conversation_handle for letter in database.set_aside_messages()[:1]}
     database.end_conversation(handle)
     forms = page.xpath("//form[contains(@action, '/replay-chosen')]")
     ours = [form.fields["database"] for form in forms].index(database.name)
     assert "newest is 'x'; it must be a number" in browser.press(page, "replay-chosen", ours, newest="x")
-    poisoned(database, b"4")  # after the page was loaded, whose button names three
+    send_poison(database, b"4")  # after the page was loaded, whose button names three
     assert "3 messages are in their queues again." in browser.press(page, "replay-chosen", ours)
     received = sorted(str(body) for _ in range(3) for body in bodies(database.receive(STOCK_QUEUE)))
     assert received == ["b'1'", "b'2'", "b'3'"]
@@ -134,7 +134,7 @@ def by_two(browse: Callable[..., Browser], act: str, path: str, **asked: object)
     people = [browse(), browse()]
     pages = [answer.page(path, **asked) for answer in people]
     calls: list[str] = []
-    together(*(partial(lambda who: calls.append(people[who].press(pages[who], act)), who) for who in (0, 1)))
+    run_together(*(partial(lambda who: calls.append(people[who].press(pages[who], act)), who) for who in (0, 1)))
     return calls
 
 
@@ -144,7 +144,7 @@ def by_two(browse: Callable[..., Browser], act: str, path: str, **asked: object)
 def test_only_one_of_two_concurrent_actions_on_a_dead_letter_succeeds(
     database: sb.Database, browse: Callable[..., Browser], act: str, done: str, left: list[bytes]
 ) -> None:
-    poisoned(database, b"bad")
+    send_poison(database, b"bad")
     said = by_two(browse, act, "i/0/dead-letters")
     assert [sum(text in answer for answer in said) for text in (done, "must be a number of")] == [
         1,
@@ -154,7 +154,7 @@ def test_only_one_of_two_concurrent_actions_on_a_dead_letter_succeeds(
 
 
 def test_only_one_of_two_concurrent_ends_succeeds(database: sb.Database, browse: Callable[..., Browser]) -> None:
-    said = by_two(browse, "end", "i/0/conversation", handle=sent(database, (ORDER, b"1")))
+    said = by_two(browse, "end", "i/0/conversation", handle=send_messages(database, (ORDER, b"1")))
     assert [sum(text in answer for answer in said) for text in ("The conversation has ended", "is not found")] == [
         1,
         1,

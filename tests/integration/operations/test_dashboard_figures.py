@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from dashboard_support import Browser, sent
+from dashboard_support import Browser, send_messages
 from servicebroker.dashboard import snapshot_cache
 from servicebroker.engine.diagnosis.queue_counts import queue_depths
 from servicebroker.store.running import run
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
 def test_rates_are_of_the_last_seconds(database: sb.Database, browser: Browser) -> None:
-    def counted() -> None:  # PostgreSQL reports the counters of a session when it is idle, up to 10 s later
+    def flush_statistics() -> None:  # PostgreSQL reports the counters of a session when it is idle, up to 10 s later
         query(database, "select pg_stat_force_next_flush()")
 
-    counted()
+    flush_statistics()
     browser.page("i/0/queues")
-    sent(database, *[(ORDER, b"x")] * 50)
-    counted()
+    send_messages(database, *[(ORDER, b"x")] * 50)
+    flush_statistics()
     row = browser.page("i/0/queues").xpath(f"//tr[@data-key='{database.name}.dbo.{STOCK_QUEUE}']")[0]
     assert float(row.xpath("td[@data-label='In/s']")[0].text_content().replace(",", "")) > 0
     assert row.xpath("td[@data-label='Messages']")[0].text_content() == "50"
@@ -136,7 +136,7 @@ def test_the_count_of_many_messages_comes_from_the_statistics(
 
 
 def test_statements_are_told_by_name(database: sb.Database, browser: Browser) -> None:
-    sent(database, (ORDER, b"1"))
+    send_messages(database, (ORDER, b"1"))
     with sb.open(database.instance.url, upkeep=None) as other:
         other.database(database.name).receive(STOCK_QUEUE)
     assert re.search(

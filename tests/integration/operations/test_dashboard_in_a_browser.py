@@ -31,7 +31,7 @@ HIT = "<img src=x onerror='window.hit=1'>"
 
 
 @contextmanager
-def served(url: str) -> Iterator[str]:
+def serve_dashboard(url: str) -> Iterator[str]:
     """Serve the dashboard of an instance, and return its address."""
     app = Dashboard([url], token=TOKEN, role=Role.ACT)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -45,7 +45,7 @@ def served(url: str) -> Iterator[str]:
 
 @pytest.fixture
 def address(database: sb.Database) -> Iterator[str]:
-    with served(database.instance.url) as there:
+    with serve_dashboard(database.instance.url) as there:
         yield there
 
 
@@ -131,7 +131,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
 def test_pictures_of_the_documentation(chromium: Any, shop: dict[str, str]) -> None:
     """Write the pictures to docs/screens, from where tools/site_pages.py takes them."""
     SCREENS.mkdir(exist_ok=True)
-    with served("./shop") as address:
+    with serve_dashboard("./shop") as address:
         sign_in(chromium, address)
         for name, page in shop.items():
             shown_in(chromium, DESK, "light")

@@ -21,7 +21,7 @@ from starlette.routing import Mount
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from dashboard_support import MARKUP, TROUBLE, Browser, sent, words
+from dashboard_support import MARKUP, TROUBLE, Browser, send_messages, words
 from servicebroker.cli import diagnosed_instance
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, Role, snapshot_cache
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
 def test_the_overview_shows_the_findings_of_doctor_and_counts(database: sb.Database, browser: Browser) -> None:
-    sent(database, (ORDER, b"1"), (ORDER, b"2"))
+    send_messages(database, (ORDER, b"1"), (ORDER, b"2"))
     database.alter_queue(ORDERS_QUEUE, status=False)
     text = browser.text("")
     assert f"queue {database.name}.dbo.{ORDERS_QUEUE} : It is OFF" in text
@@ -49,7 +49,7 @@ def test_the_users_of_the_disk_are_named(
     database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue, and a replication slot without a reader, in doctor and in the overview."""
-    sent(database, *((ORDER, random.randbytes(100_000)) for _ in range(20)))
+    send_messages(database, *((ORDER, random.randbytes(100_000)) for _ in range(20)))
     monkeypatch.setattr(disk_usage, "LARGE_BYTES", 1_000_000)
     monkeypatch.setattr(disk_usage, "MAX_USERS", 100)
     slot = f"nobody_{os.getpid()}"
@@ -70,7 +70,7 @@ def test_the_users_of_the_disk_are_named(
 
 def growing(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Create a queue whose messages have not been received for unusually long."""
-    sent(database, (ORDER, b"1"))
+    send_messages(database, (ORDER, b"1"))
     monkeypatch.setattr("servicebroker.engine.diagnosis.queue_findings.UNEXPLAINED_WAIT", timedelta(0))
 
 
@@ -120,7 +120,7 @@ def test_a_finding_has_a_button_for_its_remedy(
 def test_a_session_is_ended_after_a_question(
     database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = peer_handle(database, sent(database, (ORDER, b"1")))
+    handle = peer_handle(database, send_messages(database, (ORDER, b"1")))
     monkeypatch.setattr("servicebroker.engine.diagnosis.session_findings.LONG_WAIT", timedelta(0))
     with (
         psycopg.connect(database.instance.url) as other,
@@ -144,7 +144,7 @@ def test_a_session_is_ended_after_a_question(
 
 
 def test_the_search_finds_queues_services_and_handles(database: sb.Database, browser: Browser) -> None:
-    handle = sent(database, (ORDER, b"1"))
+    handle = send_messages(database, (ORDER, b"1"))
     for text, found in (
         (STOCK_QUEUE[2:].lower(), f"{database.name}.dbo.{STOCK_QUEUE}"),
         (STOCK[2:], STOCK),
@@ -211,7 +211,7 @@ def test_a_page_changes_by_itself_within_two_seconds(database: sb.Database, brow
         seen = ""
         while "</table>" not in seen:
             seen += next(lines)
-        sent(database, *[(ORDER, b"1")] * 7)
+        send_messages(database, *[(ORDER, b"1")] * 7)
         begun, seen = time.monotonic(), ""
         while f"{STOCK_QUEUE}" not in seen or 'class="n">7</td>' not in seen:
             seen += next(lines)
@@ -222,7 +222,7 @@ def test_while_the_database_is_down_the_last_figures_stay(
     fresh_database: sb.Database, browse: Callable[..., Browser], server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_cache, "RETRY_DELAY_S", 1.0)
-    sent(fresh_database, (ORDER, b"1"))
+    send_messages(fresh_database, (ORDER, b"1"))
     url = fresh_database.instance.url
     name = sql.Identifier(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
     browser = browse(url=url)
@@ -280,7 +280,7 @@ def test_several_instances_and_an_application_that_mounts_them(
     page = browser.page("broker/")
     assert len(page.xpath("//section[@class='instance']")) == 2
     assert [link for link in page.xpath("//@href | //@src") if not str(link).startswith(("/broker/", "#"))] == []
-    sent(database, (ORDER, b"1"))
+    send_messages(database, (ORDER, b"1"))
     page = browser.page("broker/i/1/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}")
     form = page.xpath("//form[contains(@action, 'switch')]")[0]
     answer = browser.send_form(form.action, dict(form.form_values()), origin="http://shop.example")
@@ -295,7 +295,7 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     database: sb.Database, browse: Callable[..., Browser], pipeline_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("servicebroker.dashboard.pipeline_page.FRESH_S", 0.0)
-    sent(database, (ORDER, b"1"), (ORDER, b"2"))
+    send_messages(database, (ORDER, b"1"), (ORDER, b"2"))
     browser, looking = (browse(role, pipelines=[pipeline_file]) for role in (Role.ACT, Role.SEE))
     text = looking.text("pipelines")
     assert "shop" in text

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from dashboard_support import MARKUP, PAGES, Browser, sent, words
+from dashboard_support import MARKUP, PAGES, Browser, send_messages, words
 from servicebroker.dashboard import snapshot_cache
 from servicebroker.dashboard.bodies import render_body
 from servicebroker.engine.diagnosis import dashboard_queries
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("always_fresh")
 
 
 def test_system_messages_have_short_names(database: sb.Database, browser: Browser) -> None:
-    database.end_conversation(peer_handle(database, sent(database, (ORDER, b"1"))))
+    database.end_conversation(peer_handle(database, send_messages(database, (ORDER, b"1"))))
     (name,) = browser.page("i/0/queue", database=database.name, queue=f"dbo.{ORDERS_QUEUE}").xpath(
         "//table[@class='messages']//th/span[@class='system']"
     )
@@ -52,8 +52,8 @@ def test_an_action_waits_for_a_lock_until_its_deadline(
 
 
 def test_a_queue_shows_its_messages_by_their_kind_and_takes_none(database: sb.Database, browser: Browser) -> None:
-    sent(database, (ORDER, b'{"a": [1, 2]}'), (ORDER, b"\x00\xff\x1b[31m"), (ORDER, "h\u00e9llo".encode()))
-    sent(database, (DOCUMENT, b"<a><b/></a>"), (MARK, b""))
+    send_messages(database, (ORDER, b'{"a": [1, 2]}'), (ORDER, b"\x00\xff\x1b[31m"), (ORDER, "h\u00e9llo".encode()))
+    send_messages(database, (DOCUMENT, b"<a><b/></a>"), (MARK, b""))
     text = browser.queue(database)
     for said in (
         'JSON, 13 bytes { "a": [ 1, 2 ] }',
@@ -75,7 +75,7 @@ def test_a_queue_shows_its_messages_by_their_kind_and_takes_none(database: sb.Da
 
 
 def test_a_queue_is_searched_by_type_and_text(database: sb.Database, browser: Browser) -> None:
-    sent(database, (ORDER, b"apples"), (ORDER, b"pears"), (DOCUMENT, b"<pears/>"))
+    send_messages(database, (ORDER, b"apples"), (ORDER, b"pears"), (DOCUMENT, b"<pears/>"))
     assert set(re.findall(r"apples|pears", browser.queue(database, type="order", text="ear"))) == {"pears"}
     assert "<pears/>" in browser.queue(database, type="DOCUM")
     assert "No matching messages." in browser.queue(database, text="plums")
@@ -84,7 +84,7 @@ def test_a_queue_is_searched_by_type_and_text(database: sb.Database, browser: Br
 
 
 def test_sessions_with_locked_groups_are_shown_without_waiting(database: sb.Database, browser: Browser) -> None:
-    handle = peer_handle(database, sent(database, (ORDER, b"1")))
+    handle = peer_handle(database, send_messages(database, (ORDER, b"1")))
     assert "No group of the first" in browser.queue(database)
     with database.transaction() as transaction:
         transaction.receive(STOCK_QUEUE)
@@ -94,7 +94,7 @@ def test_sessions_with_locked_groups_are_shown_without_waiting(database: sb.Data
 
 
 def test_looking_stops_no_reader(database: sb.Database) -> None:
-    sent(database, (ORDER, b"1"))
+    send_messages(database, (ORDER, b"1"))
     number = queue_number(database, STOCK_QUEUE)
     with psycopg.connect(database.instance.url) as looking:
         (head,) = run(looking, dashboard_queries.message_heads(number, "", ""))
@@ -188,7 +188,7 @@ def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: B
 
 
 def test_only_the_beginning_of_a_large_body_is_fetched(database: sb.Database, browser: Browser) -> None:
-    handle = sent(database, (ORDER, b"y" * 20_000_000))
+    handle = send_messages(database, (ORDER, b"y" * 20_000_000))
     answer = browser.get("/i/0/conversation", params={"handle": str(peer_handle(database, handle))})
     assert "text, 20.0 MB, only the beginning is shown" in answer.text
     assert len(answer.content) < 20_000
@@ -199,7 +199,7 @@ def test_only_the_beginning_of_a_large_body_is_fetched(database: sb.Database, br
 
 @pytest.mark.full
 def test_only_the_beginning_of_a_body_of_500_mb_is_fetched(database: sb.Database, browser: Browser) -> None:
-    handle = sent(database, (ORDER, b"y" * 500_000_000))
+    handle = send_messages(database, (ORDER, b"y" * 500_000_000))
     far = str(peer_handle(database, handle))
     begun = time.monotonic()
     for text in (browser.text("i/0/conversation", handle=far), browser.queue(database, text="yyy")):

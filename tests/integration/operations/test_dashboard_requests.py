@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 import servicebroker as sb
-from dashboard_support import HERE, MARKUP, Browser, sent
+from dashboard_support import HERE, MARKUP, Browser, send_messages
 from support import ORDER
 
 pytestmark = pytest.mark.usefixtures("always_fresh")
@@ -72,7 +72,7 @@ def test_a_long_number_in_a_header_is_no_fault_of_the_server(browser: Browser, n
     ids=["5000", "4000", "19", "_", "arabic", "5.5", ""],
 )
 def test_a_number_of_a_form_has_18_digits(database: sb.Database, browser: Browser, text: str) -> None:
-    shown = sent(database, (ORDER, b"1"))
+    shown = send_messages(database, (ORDER, b"1"))
     for act, field in (("timer", "seconds"), ("end-with-error", "code")):
         said = browser.press(browser.page("i/0/conversation", handle=shown), act, **{field: text, "text": "x"})
         assert "must be a number of at most 18 digits" in said

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 import servicebroker as sb
-from forked import ran
+from forked import run_command
 
 COMMAND = [sys.executable, "-m", "servicebroker.cli.main", "demo"]
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.spark
 
 
 def demo(source: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return ran("demo", "--input", source, "--out", out, "--json", timeout=180, env=os.environ | environment)
+    return run_command("demo", "--input", source, "--out", out, "--json", timeout=180, env=os.environ | environment)
 
 
-def succeeded(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def summary_of(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert run.returncode == 0, run.stderr
     summary: dict[str, Any] = json.loads(run.stdout)
     return summary
@@ -72,7 +72,7 @@ def test_the_lines_of_a_file_land_once_also_when_it_grows_is_rewritten_or_ends_u
     source, out = tmp_path / "input.log", tmp_path / "out"
     first = [b"line %d" % n for n in range(25_000)] + [b"", b"carriage return\r", b"\xff\x00 bytes"]
     source.write_bytes(b"\n".join([*first, b"unfinished"]))
-    summary = succeeded(demo(source, out))
+    summary = summary_of(demo(source, out))
     assert (summary["lines"], summary["sent"], summary["landed"]) == (len(first),) * 3
     assert summary["conversations"] == summary["closed"]
     assert len(first) / summary["landed_per_second"] + summary["start_seconds"] < summary["seconds"]
@@ -84,13 +84,13 @@ def test_the_lines_of_a_file_land_once_also_when_it_grows_is_rewritten_or_ends_u
 
     with source.open("ab") as file:
         file.write(b" and finished\nmore\n")
-    summary = succeeded(demo(source, out))
+    summary = summary_of(demo(source, out))
     grown = [*first, b"unfinished and finished", b"more"]
     assert (summary["lines"], summary["sent"], summary["landed"]) == (len(grown), 2, 2)
     check_exactly(summary["table"], grown)
 
     source.write_bytes(b"new 1\nnew 2\n")
-    summary = succeeded(demo(source, out))
+    summary = summary_of(demo(source, out))
     assert (summary["lines"], summary["sent"], summary["landed"]) == (2, 2, 2)
     check_exactly(summary["table"], [*grown, b"new 1", b"new 2"])
     check_closed(out)
@@ -99,7 +99,7 @@ def test_the_lines_of_a_file_land_once_also_when_it_grows_is_rewritten_or_ends_u
 @pytest.mark.full
 def test_an_empty_file_makes_an_empty_table(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    summary = succeeded(demo(tmp_path / "empty", tmp_path / "out"))
+    summary = summary_of(demo(tmp_path / "empty", tmp_path / "out"))
     assert (summary["lines"], summary["sent"], summary["landed"], summary["conversations"]) == (0, 0, 0, 0)
     assert rows(summary["table"]) == []
 
@@ -128,7 +128,7 @@ def test_killed_five_times_at_random_it_loses_and_doubles_nothing(tmp_path: Path
             run.kill()
             run.communicate()
             kills += 1
-    summary = succeeded(demo(source, out))
+    summary = summary_of(demo(source, out))
     assert summary["lines"] == len(lines)
     check_exactly(summary["table"], lines)
     check_closed(out)
@@ -154,10 +154,10 @@ def test_ctrl_c_says_so_and_the_next_run_goes_on(tmp_path: Path) -> None:
     assert run.returncode == 130
     assert "Traceback" not in errors
     assert "Nothing is lost" in errors
-    check_exactly(succeeded(demo(source, out))["table"], lines)
+    check_exactly(summary_of(demo(source, out))["table"], lines)
 
 
-def refused(run: subprocess.CompletedProcess[str]) -> str:
+def refusal_of(run: subprocess.CompletedProcess[str]) -> str:
     assert run.returncode == 1
     assert run.stdout == ""
     assert "Traceback" not in run.stderr
@@ -168,13 +168,13 @@ def refused(run: subprocess.CompletedProcess[str]) -> str:
 def test_an_impossible_demo_is_refused_in_one_sentence(tmp_path: Path) -> None:
     source = tmp_path / "input.log"
     source.write_text("line\n")
-    assert "does not exist" in refused(demo(tmp_path / "missing", tmp_path / "a"))
-    assert "not a regular file" in refused(demo(tmp_path, tmp_path / "b"))
+    assert "does not exist" in refusal_of(demo(tmp_path / "missing", tmp_path / "a"))
+    assert "not a regular file" in refusal_of(demo(tmp_path, tmp_path / "b"))
     assert not (tmp_path / "a").exists()
     no_java = {"PATH": str(tmp_path), "JAVA_HOME": ""}
-    assert "Java" in refused(demo(source, tmp_path / "c", **no_java))
+    assert "Java" in refusal_of(demo(source, tmp_path / "c", **no_java))
     assert not (tmp_path / "c").exists()
-    assert "cannot be used" in refused(demo(source, source / "inside"))
+    assert "cannot be used" in refusal_of(demo(source, source / "inside"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of somebody else's")
@@ -183,4 +183,4 @@ def test_a_data_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     source.write_text("line\n")
     (tmp_path / "out" / "instance").mkdir(parents=True)
     os.chown(tmp_path / "out" / "instance", 12345, 12345)
-    assert "belongs to" in refused(demo(source, tmp_path / "out"))
+    assert "belongs to" in refusal_of(demo(source, tmp_path / "out"))

@@ -33,17 +33,17 @@ from support import (
     peer_handle,
     query,
     queue_number,
-    undone,
+    rolled_back,
 )
 
 
-def examined(instance: sb.Instance, *options: object) -> tuple[int, str]:
+def run_doctor(instance: sb.Instance, *options: object) -> tuple[int, str]:
     result = CliRunner().invoke(command, ["doctor", "--instance", instance.url, *map(str, options)])
     return result.exit_code, result.output
 
 
-def of(database: sb.Database, handle: object) -> str:
-    code, text = examined(database.instance, "--database", database.name, "--conversation", handle)
+def findings_of(database: sb.Database, handle: object) -> str:
+    code, text = run_doctor(database.instance, "--database", database.name, "--conversation", handle)
     assert code == (0 if text.startswith("Nothing") else 1)
     return text
 
@@ -57,7 +57,7 @@ def test_a_server_that_became_read_only_is_named(make_url: Callable[[], str]) ->
             name = connection.info.dbname
             connection.execute(f"alter database {name} set default_transaction_read_only = on".encode())
     with sb.open(made) as instance:
-        code, text = examined(instance)
+        code, text = run_doctor(instance)
     assert (code, "default_transaction_read_only is on" in text, "make room" in text) == (1, True, True)
     with pytest.raises(sb.InstanceError, match="make room or switch that setting off"):
         sb.open(empty)
@@ -66,7 +66,7 @@ def test_a_server_that_became_read_only_is_named(make_url: Callable[[], str]) ->
 @pytest.mark.feature(202)
 def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) -> None:
     database, instance = fresh_database, fresh_database.instance
-    code, text = examined(instance)
+    code, text = run_doctor(instance)
     assert (code, "fsync is off" in text, text.count("\n  ")) == (1, True, 1)  # the server of the tests
     database.send(database.begin_dialog(ORDERS, "//nowhere", contract=CONTRACT), ORDER, b"x")
     database.create_queue("Idle", activation=sb.Activation("dbo.nobody", 1, "OWNER"))
@@ -74,7 +74,7 @@ def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) 
     database.create_route("far", service_name="//far", address="TCP://far:4022")
     other = instance.database("Other", create=True)
     other.alter(disable_broker=True)
-    findings = json.loads(examined(instance, "--json")[1])["findings"]
+    findings = json.loads(run_doctor(instance, "--json")[1])["findings"]
     said = {finding["subject"]: finding["problem"] for finding in findings if finding["subject"] != "PostgreSQL"}
     assert said["queue Test.dbo.StockQueue"].startswith("It is OFF")
     assert said["queue Test.dbo.Idle"].startswith("Nobody runs its activation procedure")
@@ -91,8 +91,8 @@ def test_a_conversation_names_its_dead_letters(database: sb.Database) -> None:
     (letter,) = database.set_aside_messages()
     where = f"dead letter {letter.set_aside_id} of Test.dbo.{STOCK_QUEUE}"
     text = f"Message 0 ({ORDER}) is {where}, since it failed 1 time: KeyError: 'jug'"
-    assert text in of(database, handle)
-    assert text in of(database, letter.conversation_handle)
+    assert text in findings_of(database, handle)
+    assert text in findings_of(database, letter.conversation_handle)
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
@@ -109,54 +109,56 @@ def test_a_procedure_that_ends_without_a_receive(fresh_database: sb.Database, en
     with sb.activate(database.instance):
         events = database.instance.events
         eventually(lambda: any(event.subclass == "Aborted" for event in events.recent()))
-        assert "usp_Stock" not in examined(database.instance)[1]
+        assert "usp_Stock" not in run_doctor(database.instance)[1]
         with database.instance.connection() as connection:
             number = queue_number(database, STOCK_QUEUE)
             connection.execute(f"update servicebroker.queue_{number} set message_enqueue_time = now() - interval '1 h'")
             connection.execute("update servicebroker.queue_monitors set last_activated_time = now() - interval '1 h'")
-        text = examined(database.instance)[1]
+        text = run_doctor(database.instance)[1]
         assert "Its procedure [Test].[dbo].[usp_Stock] was started 60 minutes ago, runs no more" in text
         assert "ACTIVATION (STATUS = OFF), and ON" in text
-        assert "The activation procedure has not received its 1 message" in of(database, peer_handle(database, handle))
+        assert "The activation procedure has not received its 1 message" in findings_of(
+            database, peer_handle(database, handle)
+        )
         database.receive(STOCK_QUEUE)
-        assert "usp_Stock" not in examined(database.instance)[1]
+        assert "usp_Stock" not in run_doctor(database.instance)[1]
 
 
 @pytest.mark.feature(202)
 def test_a_conversation_that_is_stuck(database: sb.Database, clock: Clock) -> None:
     handle = begin(database)
-    assert of(database, handle) == "Nothing wrong was found.\n"
+    assert findings_of(database, handle) == "Nothing wrong was found.\n"
     database.send(handle, ORDER, b"x")
     far = peer_handle(database, handle)
-    assert "The other side has not received 1 message in" in of(database, handle)
-    assert of(database, far) == "Nothing wrong was found.\n"  # the message is too young for a finding
+    assert "The other side has not received 1 message in" in findings_of(database, handle)
+    assert findings_of(database, far) == "Nothing wrong was found.\n"  # the message is too young for a finding
     missing = database.begin_dialog(ORDERS, "//nowhere", contract=CONTRACT)
     database.send(missing, ORDER, b"x")
-    assert "create a route" in of(database, missing)
+    assert "create a route" in findings_of(database, missing)
     refused = database.begin_dialog(ORDERS, STOCK)  # the DEFAULT contract
     database.send(refused, sb.DEFAULT, b"x")
-    assert "-8408" in of(database, refused)
+    assert "-8408" in findings_of(database, refused)
     database.create_user(APP)
     database.create_queue("AppQueue")
     database.create_service("//test/App", "AppQueue", authorization=APP)
     denied = database.begin_dialog("//test/App", STOCK, contract=CONTRACT)
     database.send(denied, ORDER, b"x")
-    assert "GRANT SEND" in of(database, denied)
+    assert "GRANT SEND" in findings_of(database, denied)
     for _ in range(5):
-        with undone(database) as transaction:
+        with rolled_back(database) as transaction:
             transaction.receive(STOCK_QUEUE)
-    assert "is OFF" in of(database, far)
+    assert "is OFF" in findings_of(database, far)
     database.alter_queue(STOCK_QUEUE, status=True)
 
     def failing(transaction: sb.Transaction, messages: Any) -> None:
         raise ValueError("no such customer")
 
     database.process(STOCK_QUEUE, failing, poison=lambda failure: sb.Retry(after=60))
-    assert "ValueError: no such customer" in of(database, far)
+    assert "ValueError: no such customer" in findings_of(database, far)
     clock.jump(seconds=61)
     database.process(STOCK_QUEUE, lambda transaction, messages: None, poison=sb.give_up_after())
-    assert of(database, far) == "Nothing wrong was found.\n"
-    code, text = examined(database.instance, "--database", database.name, "--conversation", APP)
+    assert findings_of(database, far) == "Nothing wrong was found.\n"
+    code, text = run_doctor(database.instance, "--database", database.name, "--conversation", APP)
     assert code == 2
     assert "--conversation" in text
 
@@ -169,7 +171,7 @@ def test_a_transaction_that_holds_the_group(database: sb.Database) -> None:
         transaction.receive(STOCK_QUEUE, top=1)
         pid = transaction.connection.info.backend_pid
         transaction.connection.execute("select pg_sleep(5.2)")
-        text = of(database, far)
+        text = findings_of(database, far)
     assert f"Session {pid} holds its conversation group" in text
     assert f"pg_terminate_backend({pid})" in text
     assert database.receive(ORDERS_QUEUE) == []
@@ -183,10 +185,10 @@ def test_a_sender_is_not_counted_as_a_reader(database: sb.Database) -> None:
         connection.execute(f"update {table} set message_enqueue_time = now() - interval '11 s'")  # type: ignore[call-overload]
     with database.transaction() as sender:
         sender.send(handle, ORDER, b"3")
-        assert "Nobody receives: 2 messages" in examined(database.instance)[1]
+        assert "Nobody receives: 2 messages" in run_doctor(database.instance)[1]
     with database.transaction() as reader:
         assert reader.receive(STOCK_QUEUE, top=1)
-        assert "Nobody receives" not in examined(database.instance)[1]
+        assert "Nobody receives" not in run_doctor(database.instance)[1]
         reader.connection.rollback()
 
 
@@ -208,7 +210,7 @@ def test_a_killed_reader_does_not_count_as_a_receiver(database: sb.Database) -> 
     with database.instance.connection() as connection:
         table = f"servicebroker.queue_{queue_number(database, ORDERS_QUEUE)}"
         connection.execute(f"update {table} set message_enqueue_time = now() - interval '11 s'")  # type: ignore[call-overload]
-    eventually(lambda: "Nobody receives: 1 message" in examined(database.instance)[1])
+    eventually(lambda: "Nobody receives: 1 message" in run_doctor(database.instance)[1])
     assert query(database, waits) == [(1,)]
 
 

@@ -32,7 +32,7 @@ def target(make_instance_url: Callable[..., str]) -> str:
 
 
 @pytest.fixture(autouse=True)
-def chosen(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def chosen_target(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SERVICEBROKER_INSTANCE", target)
     monkeypatch.setenv("SERVICEBROKER_DATABASE", "Test")
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def run(*arguments: str, given: str | None = None, columns: int = 80) -> str:
     return result.output
 
 
-def refused(*arguments: str) -> str:
+def refusal_of(*arguments: str) -> str:
     result = CliRunner().invoke(command, list(arguments))
     assert result.exit_code != 0
     return f"{result.output} {result.exception}"
@@ -134,7 +134,7 @@ def test_a_key_sends_once() -> None:
         (("send", "x", "--conversation", first, "--idempotency-key", "order 17"), "are for a new dialog"),
         (("end", first, "--description", "enough"), "it needs --error"),
     ):
-        assert said in refused(*wrong)
+        assert said in refusal_of(*wrong)
 
 
 def test_purge_deletes_all_messages_and_ends_ended_conversations() -> None:

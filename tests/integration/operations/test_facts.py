@@ -24,7 +24,7 @@ from support import (
     ORDERS,
     STOCK_QUEUE,
     begin,
-    blocked,
+    count_blocked_sessions,
     eventually,
     in_thread,
     open_dialog,
@@ -151,7 +151,7 @@ def test_who_holds_a_lock_of_the_broker_for_which_others_wait(database: sb.Datab
             holder.execute(f"select pg_advisory_lock{shared[0]}({lock}, {number})".encode())
             in_thread(waiter.execute, f"select pg_advisory_lock{shared[1]}({lock}, {number})".encode())
             holders[holder.info.backend_pid] = queries._LOCK_WORDS[lock]
-        eventually(lambda: blocked(database) == len(holders))
+        eventually(lambda: count_blocked_sessions(database) == len(holders))
         assert facts_of(database).neighbours.blockers == []  # for less than LONG_WAIT
         blockers = facts_of(database, later=queries.LONG_WAIT + timedelta(seconds=30)).neighbours.blockers
         assert {one.pid: one.lock for one in blockers} == holders
@@ -159,7 +159,7 @@ def test_who_holds_a_lock_of_the_broker_for_which_others_wait(database: sb.Datab
         with psycopg.connect(url, autocommit=True) as connection:
             for pid in holders:
                 connection.execute("select pg_terminate_backend(%s)", (pid,))
-        eventually(lambda: blocked(database) == 0)
+        eventually(lambda: count_blocked_sessions(database) == 0)
 
 
 def test_which_sessions_have_locked_tables_against_writes(database: sb.Database) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 import servicebroker as sb
-from forked import ran
+from forked import run_command
 from servicebroker.cli.commands.load import DATABASE, percentile
 
 
 def test_all_that_was_sent_is_received_and_the_database_is_gone(make_instance_url: Callable[..., str]) -> None:
     url = make_instance_url()
-    result = ran("load", "--instance", url, "--seconds", "0.5", "--senders", "2", "--batch", "10", "--json")
+    result = run_command("load", "--instance", url, "--seconds", "0.5", "--senders", "2", "--batch", "10", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["sent"] == document["received"] > 0
@@ -27,7 +27,7 @@ def test_a_database_of_that_name_is_left_alone(make_instance_url: Callable[..., 
     url = make_instance_url()
     with sb.open(url) as instance:
         instance.database(DATABASE, create=True)
-    result = ran("load", "--instance", url, "--seconds", "0.1")
+    result = run_command("load", "--instance", url, "--seconds", "0.1")
     assert result.returncode == 1
     assert f"The broker database {DATABASE} exists" in result.stderr
     with sb.open(url) as instance:

@@ -12,28 +12,28 @@ import prometheus_client
 import pytest
 
 import servicebroker as sb
-from forked import Command, ran
+from forked import Command, run_command
 from remote_support import Wire
 from servicebroker.broker import journal, metrics
 from servicebroker.cli.http_server import serve_wsgi
 from servicebroker.model.events import ACTIVATION_CLASS, QUEUE_DISABLED_CLASS, Events
 from servicebroker.protocol.wire_errors import CorruptedMessage
-from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, eventually, refused, undone
+from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, eventually, refused, rolled_back
 
 
-def scraped(url: str) -> dict[str, float]:
+def scrape(url: str) -> dict[str, float]:
     text = prometheus_client.generate_latest(metrics.registry(url)).decode()
-    return parsed(text)
+    return parse_samples(text)
 
 
-def parsed(text: str) -> dict[str, float]:
+def parse_samples(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^([^#\s].*?) (\S+)$", text, flags=re.MULTILINE)}
 
 
 def test_metrics_read_from_postgresql(fresh_database: sb.Database) -> None:
     database, url = fresh_database, fresh_database.instance.url
     of = f'{{database="{database.name}",queue="dbo.{STOCK_QUEUE}"}}'
-    before = scraped(url)
+    before = scrape(url)
     assert before["servicebroker_up"] == 1
     assert before[f"servicebroker_queue_messages{of}"] == 0
     database.send_batch(begin(database), ORDER, [b"1", b"2", b"3"])
@@ -41,42 +41,42 @@ def test_metrics_read_from_postgresql(fresh_database: sb.Database) -> None:
     with database.instance.connection() as connection:
         connection.execute("select pg_stat_force_next_flush()")
 
-    def enqueued() -> bool:
-        samples = scraped(url)
+    def has_three_enqueued() -> bool:
+        samples = scrape(url)
         return samples[f"servicebroker_enqueued_messages_total{of}"] == 3
 
-    eventually(enqueued)
-    samples = scraped(url)
+    eventually(has_three_enqueued)
+    samples = scrape(url)
     assert samples[f"servicebroker_queue_messages{of}"] == 3
     assert 0 <= samples[f"servicebroker_queue_oldest_seconds{of}"] < 60
     assert sum(value for name, value in samples.items() if "transmission_queue_messages" in name) == 1
     state = f'{{database="{database.name}",queue="dbo.{STOCK_QUEUE}",state="CO"}}'
     assert samples[f"servicebroker_conversations{state}"] == 1
     database.process(STOCK_QUEUE, _fail, poison=lambda failure: sb.Retry(after=600))
-    assert scraped(url)[f"servicebroker_failing_messages{of}"] == 1
+    assert scrape(url)[f"servicebroker_failing_messages{of}"] == 1
     with refused(9617):
         for _ in range(6):
-            with undone(database) as transaction:
+            with rolled_back(database) as transaction:
                 transaction.receive(STOCK_QUEUE, conversation_handle=_handle(database))
-    assert scraped(url)[f"servicebroker_queue_off{of}"] == 1
+    assert scrape(url)[f"servicebroker_queue_off{of}"] == 1
 
 
 def test_events_of_readers_and_of_poison() -> None:
     events = Events()
     events.subscribe(metrics.count_event)
 
-    def counted() -> list[float]:
-        samples = parsed(prometheus_client.generate_latest(metrics.REGISTRY).decode())
+    def read_counters() -> list[float]:
+        samples = parse_samples(prometheus_client.generate_latest(metrics.REGISTRY).decode())
         names = ['activation_events_total{subclass="Started"}', 'activation_events_total{subclass="Aborted"}']
         return [samples.get(f"servicebroker_{name}", 0.0) for name in (*names, "queue_disabled_events_total")]
 
-    before = counted()
+    before = read_counters()
     now = datetime.now(UTC)
     for _ in range(2):
         events.record(ACTIVATION_CLASS, now, 5, 70000, "Started: p on Q, 1 active tasks", "Started")
     events.record(ACTIVATION_CLASS, now, 5, 70000, "Aborted: p on Q, 0 active tasks", "Aborted")
     events.record(QUEUE_DISABLED_CLASS, now, 5, 70000, "off")
-    assert [after - was for after, was in zip(counted(), before, strict=True)] == [2, 1, 1]
+    assert [after - was for after, was in zip(read_counters(), before, strict=True)] == [2, 1, 1]
     assert [event.subclass for event in events.recent(ACTIVATION_CLASS)] == ["Started", "Started", "Aborted"]
 
 
@@ -107,7 +107,7 @@ def test_metrics_counted_by_the_daemon() -> None:
 
 
 def test_a_database_that_is_down_is_said_and_not_raised() -> None:
-    assert scraped("postgresql://127.0.0.1:1/none")["servicebroker_up"] == 0
+    assert scrape("postgresql://127.0.0.1:1/none")["servicebroker_up"] == 0
 
 
 def test_a_port_that_is_taken(fresh_database: sb.Database) -> None:
@@ -122,7 +122,7 @@ def test_a_port_that_is_taken(fresh_database: sb.Database) -> None:
 
 def test_the_daemon_serves_them(fresh_database: sb.Database) -> None:
     command = ["serve", "--instance", fresh_database.instance.url]
-    wrong = ran(*command, "--metrics", "everywhere")
+    wrong = run_command(*command, "--metrics", "everywhere")
     assert (wrong.returncode, "--metrics" in wrong.stderr) == (1, True)
     health = ("--health", "127.0.0.1:0")
     with Command(*command, *health, "--metrics", "127.0.0.1:0", stderr=subprocess.PIPE) as daemon:
@@ -135,7 +135,7 @@ def test_the_daemon_serves_them(fresh_database: sb.Database) -> None:
             address = re.search(r"http://\S+/metrics", line)
             assert address is not None
             with urllib.request.urlopen(address[0], timeout=20) as answer:
-                assert parsed(answer.read().decode())["servicebroker_up"] == 1
+                assert parse_samples(answer.read().decode())["servicebroker_up"] == 1
             with urllib.request.urlopen(f"{probed[0]}readyz", timeout=20) as answer:
                 assert answer.read() == b"ok\n"
         finally:

@@ -53,35 +53,35 @@ command = ["true"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change into an empty folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def said(*arguments: str) -> str:
+def refusal_of(*arguments: str) -> str:
     result = CliRunner().invoke(command, list(arguments))
     assert result.exit_code != 0
     return f"{result.output} {result.exception}"
 
 
 @pytest.mark.parametrize("target", MISTYPED_URLS)
-def test_a_mistyped_url_is_not_used_as_a_folder(here: Path, target: str) -> None:
+def test_a_mistyped_url_is_not_used_as_a_folder(empty_folder: Path, target: str) -> None:
     with pytest.raises(sb.InstanceError, match="is no URL of PostgreSQL"):
         sb.open(target)
-    assert "is no URL of PostgreSQL" in said("init", "--instance", target)
-    assert list(here.iterdir()) == []
+    assert "is no URL of PostgreSQL" in refusal_of("init", "--instance", target)
+    assert list(empty_folder.iterdir()) == []
 
 
-def test_nor_is_it_for_asyncio_or_as_a_path(here: Path) -> None:
-    async def opened(target: Any) -> None:
+def test_nor_is_it_for_asyncio_or_as_a_path(empty_folder: Path) -> None:
+    async def open_target(target: Any) -> None:
         async with sb.open_async(target):
             raise AssertionError
 
     for target in ("mysql://x/y", Path("mysql://x/y")):
         with pytest.raises(sb.InstanceError, match="is no URL of PostgreSQL"):
-            asyncio.run(opened(target))
-    assert list(here.iterdir()) == []
+            asyncio.run(open_target(target))
+    assert list(empty_folder.iterdir()) == []
 
 
 def test_a_password_is_not_repeated() -> None:
@@ -104,21 +104,21 @@ def test_folders_and_urls_are_distinguished(target: str, is_server: bool) -> Non
 
 
 @pytest.mark.parametrize("words", [["check"], ["run", "--once"], ["status"]])
-def test_a_mistyped_folder_in_a_pipeline_file_makes_nothing(here: Path, words: list[str]) -> None:
+def test_a_mistyped_folder_in_a_pipeline_file_makes_nothing(empty_folder: Path, words: list[str]) -> None:
     Path("pipeline.toml").write_text(PIPELINE.format(instance="dta"))
     result = CliRunner().invoke(command, ["pipeline", words[0], "pipeline.toml", *words[1:]])
     assert result.exit_code != 0
-    assert f"There is no instance in '{here}/dta'" in f"{result.output} {result.exception}"
+    assert f"There is no instance in '{empty_folder}/dta'" in f"{result.output} {result.exception}"
     assert not Path("dta").exists()
 
 
-def test_nor_does_a_url_that_is_none(here: Path) -> None:
+def test_nor_does_a_url_that_is_none(empty_folder: Path) -> None:
     Path("pipeline.toml").write_text(PIPELINE.format(instance="mysql://x/y"))
-    assert "is no URL of PostgreSQL" in said("pipeline", "check", "pipeline.toml")
-    assert [path.name for path in here.iterdir()] == ["pipeline.toml"]
+    assert "is no URL of PostgreSQL" in refusal_of("pipeline", "check", "pipeline.toml")
+    assert [path.name for path in empty_folder.iterdir()] == ["pipeline.toml"]
 
 
-def test_nor_the_activator(here: Path) -> None:
+def test_nor_the_activator(empty_folder: Path) -> None:
     Path("activator.toml").write_text(ACTIVATOR)
-    assert "There is no instance in" in said("activator", "activator.toml")
-    assert [path.name for path in here.iterdir()] == ["activator.toml"]
+    assert "There is no instance in" in refusal_of("activator", "activator.toml")
+    assert [path.name for path in empty_folder.iterdir()] == ["activator.toml"]

@@ -26,7 +26,7 @@ def route(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["route", *arguments])
 
 
-def said(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     done = route(*arguments)
     assert done.exit_code == 0, done.exception or done.output
     return done.output
@@ -36,33 +36,33 @@ def said(*arguments: str) -> str:
 def test_routes_are_created_shown_altered_and_dropped(database: sb.Database) -> None:
     name = database.name
     to = ("--database", name)
-    assert f"Route Far of database {name} is created." in said(
+    assert f"Route Far of database {name} is created." in output_of(
         "create", "Far", *to, "--service", NOWHERE, "--address", "TCP://far:4022", "--lifetime", "60"
     )
-    assert "(expired)" not in said("list", *to)
+    assert "(expired)" not in output_of("list", *to)
     database.create_route("Old", address="LOCAL", lifetime=1)
     query(database, "update servicebroker.routes set lifetime = '2020-01-01' where name = 'Old' returning 1")
-    assert "UTC (expired)" in said("list", *to)
-    said("drop", "Old", *to)
-    assert json.loads(said("alter", "far", *to, "--address", "TCP://farther:4022", "--json"))["done"] == "altered"
-    routes = {row["name"]: row for row in json.loads(said("list", *to, "--json"))["routes"]}
+    assert "UTC (expired)" in output_of("list", *to)
+    output_of("drop", "Old", *to)
+    assert json.loads(output_of("alter", "far", *to, "--address", "TCP://farther:4022", "--json"))["done"] == "altered"
+    routes = {row["name"]: row for row in json.loads(output_of("list", *to, "--json"))["routes"]}
     assert set(routes) == {"AutoCreatedLocal", "Far"}
     assert (routes["Far"]["address"], routes["Far"]["remote_service_name"]) == ("TCP://farther:4022", NOWHERE)
-    assert {row["broker_database"] for row in json.loads(said("list", "--json"))["routes"]} >= {name, "msdb"}
-    said("create", "Harbour", *to, "--service", NOWHERE, "--address", "TCP://far:4022")
+    assert {row["broker_database"] for row in json.loads(output_of("list", "--json"))["routes"]} >= {name, "msdb"}
+    output_of("create", "Harbour", *to, "--service", NOWHERE, "--address", "TCP://far:4022")
     assert "Did you mean 'Harbour'?" in str(route("drop", "Harbor", *to).exception)
-    said("drop", "Harbour", *to)
-    said("drop", "Far", *to)
-    assert [row["name"] for row in json.loads(said("list", *to, "--json"))["routes"]] == ["AutoCreatedLocal"]
-    said("drop", "AutoCreatedLocal", *to)
-    assert "No routes: no message can be delivered." in said("list", *to)
+    output_of("drop", "Harbour", *to)
+    output_of("drop", "Far", *to)
+    assert [row["name"] for row in json.loads(output_of("list", *to, "--json"))["routes"]] == ["AutoCreatedLocal"]
+    output_of("drop", "AutoCreatedLocal", *to)
+    assert "No routes: no message can be delivered." in output_of("list", *to)
 
 
 @pytest.mark.usefixtures("url")
 def test_route_create_delivers_waiting_messages(database: sb.Database) -> None:
     database.drop_route("AutoCreatedLocal")
     database.send(begin(database), ORDER, b"1")
-    said("create", "Here", "--database", database.name, "--address", "LOCAL")
+    output_of("create", "Here", "--database", database.name, "--address", "LOCAL")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
 
 
@@ -76,15 +76,15 @@ def test_a_refusal_has_its_number(database: sb.Database) -> None:
 @pytest.mark.usefixtures("url")
 def test_route_explain_shows_the_destination(database: sb.Database) -> None:
     name = database.name
-    here = said("explain", "--from-database", name, "--service", STOCK)
+    here = output_of("explain", "--from-database", name, "--service", STOCK)
     assert "Chosen is AutoCreatedLocal" in here
     assert f"It is delivered in this instance, to database {name}." in here
     database.create_route("Far", service_name=STOCK, address="TCP://far:4022")
-    assert "It is sent to TCP://far:4022." in said("explain", "--from-database", name, "--service", STOCK)
-    document = json.loads(said("explain", "--from-database", name, "--service", STOCK, "--json"))
+    assert "It is sent to TCP://far:4022." in output_of("explain", "--from-database", name, "--service", STOCK)
+    document = json.loads(output_of("explain", "--from-database", name, "--service", STOCK, "--json"))
     (decision,) = document["decisions"]
     assert (decision["rule"], decision["chosen"], decision["address"]) == ("SERVICE", "Far", "TCP://far:4022")
-    assert "Dropped" in said("explain", "--from-outside", "--service", NOWHERE, "--json")
+    assert "Dropped" in output_of("explain", "--from-outside", "--service", NOWHERE, "--json")
     done = route("explain", "--from-database", name, "--service", STOCK, "--broker-instance", "nobody")
     assert isinstance(done.exception, sb.BrokerError)
     assert done.exception.number == 1093

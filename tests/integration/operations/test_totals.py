@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.model.errors import BrokerError
-from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, eventually, query, refused, undone
+from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, eventually, query, refused, rolled_back
 
 
 class Moves:
@@ -27,46 +27,46 @@ class Moves:
 
 
 @pytest.fixture
-def moved(fresh_database: sb.Database) -> Moves:
+def moves(fresh_database: sb.Database) -> Moves:
     return Moves(fresh_database)
 
 
 @pytest.mark.feature(200)
-def test_each_send_and_each_receive_is_counted(fresh_database: sb.Database, moved: Moves) -> None:
+def test_each_send_and_each_receive_is_counted(fresh_database: sb.Database, moves: Moves) -> None:
     database = fresh_database
     handle = begin(database)
-    assert moved("SQL SEND Total") == 0
+    assert moves("SQL SEND Total") == 0
     database.send(handle, ORDER, b"1")
     database.send_batch(handle, ORDER, [b"2", b"3", b"4"])
     database.send([handle, begin(database)], ORDER, b"5")
-    assert moved("SQL SEND Total") == 5
+    assert moves("SQL SEND Total") == 5
     with refused(8431):
         database.send(handle, "DEFAULT", b"")
-    assert moved("SQL SEND Total") == 5
+    assert moves("SQL SEND Total") == 5
     assert len(database.receive(STOCK_QUEUE)) == 5
     assert database.receive(STOCK_QUEUE, top=0) == []
     assert database.receive(STOCK_QUEUE, wait=0.01) != database.receive(STOCK_QUEUE, wait=0.01) == []
     with refused(15151):
         database.receive("Nowhere")
-    assert moved("SQL RECEIVE Total") == 4
+    assert moves("SQL RECEIVE Total") == 4
     query(database, "select servicebroker.send(%s, %s, 'x')", handle, ORDER)
-    assert moved("SQL SEND Total") == 6
+    assert moves("SQL SEND Total") == 6
 
 
 @pytest.mark.feature(200)
-def test_rolled_back_transactions_of_the_broker_are_counted(fresh_database: sb.Database, moved: Moves) -> None:
+def test_rolled_back_transactions_of_the_broker_are_counted(fresh_database: sb.Database, moves: Moves) -> None:
     database = fresh_database
     handle = begin(database)
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         transaction.send(handle, ORDER, b"x")
         transaction.send(handle, ORDER, b"y")
-    assert moved("Broker Transaction Rollbacks") == 1
-    assert moved("SQL SEND Total") == 2  # the SENDs have happened
-    with undone(database) as transaction:
+    assert moves("Broker Transaction Rollbacks") == 1
+    assert moves("SQL SEND Total") == 2  # the SENDs have happened
+    with rolled_back(database) as transaction:
         transaction.connection.execute("select 1")  # no statement of the broker
     with database.transaction() as transaction:
         transaction.send(handle, ORDER, b"z")
-    assert moved("Broker Transaction Rollbacks") == 1
+    assert moves("Broker Transaction Rollbacks") == 1
     with database.instance.connection() as connection:
         joined = database.join(connection)
         for _ in range(5):  # often enough that their outcome is looked up
@@ -75,11 +75,11 @@ def test_rolled_back_transactions_of_the_broker_are_counted(fresh_database: sb.D
                 raise ZeroDivisionError
     with refused(9617):
         database.receive(STOCK_QUEUE)
-    assert moved("Broker Transaction Rollbacks") == 6
+    assert moves("Broker Transaction Rollbacks") == 6
 
 
 @pytest.mark.feature(200)
-def test_t_sql_counts_too(fresh_database: sb.Database, moved: Moves) -> None:
+def test_t_sql_counts_too(fresh_database: sb.Database, moves: Moves) -> None:
     fresh_database.execute_tsql(
         f"""
         DECLARE @h uniqueidentifier;
@@ -93,16 +93,16 @@ def test_t_sql_counts_too(fresh_database: sb.Database, moved: Moves) -> None:
         RECEIVE TOP (1) * FROM {STOCK_QUEUE};
         """
     )
-    assert moved("SQL SEND Total") == moved("SQL RECEIVE Total") == 1
-    assert moved("Broker Transaction Rollbacks") == 1
+    assert moves("SQL SEND Total") == moves("SQL RECEIVE Total") == 1
+    assert moves("Broker Transaction Rollbacks") == 1
 
 
 @pytest.mark.feature(200)
-def test_messages_are_counted_by_their_priority(fresh_database: sb.Database, moved: Moves) -> None:
+def test_messages_are_counted_by_their_priority(fresh_database: sb.Database, moves: Moves) -> None:
     database = fresh_database
 
     def by_priority() -> dict[int, int]:
-        found = {priority: moved(f"Enqueued P{priority} Messages/sec") for priority in range(1, 11)}
+        found = {priority: moves(f"Enqueued P{priority} Messages/sec") for priority in range(1, 11)}
         return {priority: many for priority, many in found.items() if many}
 
     usual = begin(database)
@@ -126,14 +126,14 @@ def test_messages_are_counted_by_their_priority(fresh_database: sb.Database, mov
 
 
 @pytest.mark.feature(200)
-def test_a_process_adds_its_counts_when_it_closes_the_instance(fresh_database: sb.Database, moved: Moves) -> None:
+def test_a_process_adds_its_counts_when_it_closes_the_instance(fresh_database: sb.Database, moves: Moves) -> None:
     with sb.open(fresh_database.instance.url, upkeep=None) as other:
         database = other.database(fresh_database.name)
         begin_and_send = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         database.send(begin_and_send, ORDER, b"x")
         with pytest.raises(BrokerError):
             database.send(begin_and_send, "DEFAULT")
-    assert moved("SQL SEND Total") == 1
+    assert moves("SQL SEND Total") == 1
 
 
 @pytest.mark.feature(200)

@@ -36,7 +36,7 @@ from support import (
 from tracing_support import tracer_provider
 
 
-class Traced:
+class SpanRecorder:
     """The spans recorded in this process."""
 
     def __init__(self, exporter: InMemorySpanExporter) -> None:
@@ -78,14 +78,14 @@ class Failing(SpanProcessor):
 
 
 @pytest.fixture
-def traced() -> Iterator[Traced]:
+def span_recorder() -> Iterator[SpanRecorder]:
     exporter = InMemorySpanExporter()
     with tracer_provider() as provider:
         provider.add_span_processor(SimpleSpanProcessor(exporter))
-        yield Traced(exporter)
+        yield SpanRecorder(exporter)
 
 
-def kept(database: sb.Database) -> int:
+def count_trace_contexts(database: sb.Database) -> int:
     text = (
         "select count(*) from servicebroker.trace_contexts t where exists (select "
         "from servicebroker.conversation_endpoints e where e.conversation_id = t.conversation_id and database_id = %s)"
@@ -95,9 +95,9 @@ def kept(database: sb.Database) -> int:
 
 
 @pytest.mark.both_apis
-def test_one_trace_through_a_transaction_and_its_reply(database: sb.Database, traced: Traced) -> None:
+def test_one_trace_through_a_transaction_and_its_reply(database: sb.Database, span_recorder: SpanRecorder) -> None:
     handle = begin(database)
-    with traced.tracer.start_as_current_span("web request"):
+    with span_recorder.tracer.start_as_current_span("web request"):
         database.send(handle, ORDER, b"1")
     with database.transaction() as tx:
         (message,) = tx.receive(STOCK_QUEUE)
@@ -105,32 +105,32 @@ def test_one_trace_through_a_transaction_and_its_reply(database: sb.Database, tr
         tx.send(message.conversation_handle, REPLY, b"done")
     with database.transaction() as tx:
         assert bodies(tx.receive(ORDERS_QUEUE)) == [b"done"]
-    assert traced.path(f"process {ORDERS_QUEUE}") == [
+    assert span_recorder.path(f"process {ORDERS_QUEUE}") == [
         f"process {ORDERS_QUEUE}",
         f"send {REPLY}",
         f"process {STOCK_QUEUE}",
         f"send {ORDER}",
         "web request",
     ]
-    spans = traced.spans()
+    spans = span_recorder.spans()
     assert (spans[f"send {ORDER}"].kind, spans[f"process {STOCK_QUEUE}"].kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
     told = spans[f"process {STOCK_QUEUE}"].attributes
     assert told is not None
     assert told["messaging.destination.name"] == STOCK_QUEUE
     assert told["messaging.message.conversation_id"] == str(message.conversation_handle)
-    assert kept(database) == 0
+    assert count_trace_contexts(database) == 0
 
 
-def test_one_trace_through_a_request_and_its_answer(database: sb.Database, traced: Traced) -> None:
+def test_one_trace_through_a_request_and_its_answer(database: sb.Database, span_recorder: SpanRecorder) -> None:
     stock = sb.Worker(STOCK_QUEUE)
 
     @stock.on(ORDER)
     def order(tx: sb.Transaction, message: sb.Message) -> None:
         tx.send(message.conversation_handle, REPLY, b"done")
 
-    with database.working(stock), traced.tracer.start_as_current_span("web request"):
+    with database.working(stock), span_recorder.tracer.start_as_current_span("web request"):
         assert database.request(ORDERS, STOCK, ORDER, b"1", contract=CONTRACT).body == b"done"
-    assert traced.path(f"process {ORDERS_QUEUE}") == [
+    assert span_recorder.path(f"process {ORDERS_QUEUE}") == [
         f"process {ORDERS_QUEUE}",
         f"send {REPLY}",
         f"process {STOCK_QUEUE}",
@@ -139,43 +139,43 @@ def test_one_trace_through_a_request_and_its_answer(database: sb.Database, trace
     ]
 
 
-def test_messages_of_several_traces_are_linked(database: sb.Database, traced: Traced) -> None:
+def test_messages_of_several_traces_are_linked(database: sb.Database, span_recorder: SpanRecorder) -> None:
     handle = begin(database)
-    with traced.tracer.start_as_current_span("first"):
+    with span_recorder.tracer.start_as_current_span("first"):
         database.send_batch(handle, ORDER, [b"1", b"2"])
-    with traced.tracer.start_as_current_span("second") as second:
+    with span_recorder.tracer.start_as_current_span("second") as second:
         assert database.send([handle, begin(database)], MARK) == [2, 0]
     database.send(handle, ORDER, b"of nobody")
-    assert kept(database) == 4
+    assert count_trace_contexts(database) == 4
     with database.transaction() as tx:
         assert len(tx.receive(STOCK_QUEUE)) == 4
-        with traced.tracer.start_as_current_span("elsewhere"):  # the received messages explain the reply better
+        with span_recorder.tracer.start_as_current_span("elsewhere"):  # the received messages explain the reply better
             tx.send(begin(tx), ORDER, b"on")  # type: ignore[arg-type]
-    span = traced.spans()[f"process {STOCK_QUEUE}"]
-    assert traced.path(f"process {STOCK_QUEUE}") == [f"process {STOCK_QUEUE}", f"send {ORDER}", "first"] or (
-        traced.spans()[f"send {ORDER}"].parent == span.context
+    span = span_recorder.spans()[f"process {STOCK_QUEUE}"]
+    assert span_recorder.path(f"process {STOCK_QUEUE}") == [f"process {STOCK_QUEUE}", f"send {ORDER}", "first"] or (
+        span_recorder.spans()[f"send {ORDER}"].parent == span.context
     )
     assert [link.context.trace_id for link in span.links] == [second.get_span_context().trace_id]
-    assert traced.spans()[f"send {ORDER}"].parent == span.context
+    assert span_recorder.spans()[f"send {ORDER}"].parent == span.context
 
 
-def test_a_rollback_keeps_the_context_with_the_message(database: sb.Database, traced: Traced) -> None:
-    with traced.tracer.start_as_current_span("order"):
+def test_a_rollback_keeps_the_context_with_the_message(database: sb.Database, span_recorder: SpanRecorder) -> None:
+    with span_recorder.tracer.start_as_current_span("order"):
         database.send(begin(database), ORDER, b"1")
     with pytest.raises(ZeroDivisionError), database.transaction() as tx:
         tx.receive(STOCK_QUEUE)
         raise ZeroDivisionError
-    failed = traced.spans()[f"process {STOCK_QUEUE}"]
+    failed = span_recorder.spans()[f"process {STOCK_QUEUE}"]
     assert failed.status.status_code is StatusCode.ERROR
     assert [event.name for event in failed.events] == ["exception"]
     assert database.receive(STOCK_QUEUE)
-    assert traced.path(f"process {STOCK_QUEUE}")[-1] == "order"
-    assert traced.spans()[f"process {STOCK_QUEUE}"].status.status_code is StatusCode.UNSET
+    assert span_recorder.path(f"process {STOCK_QUEUE}")[-1] == "order"
+    assert span_recorder.spans()[f"process {STOCK_QUEUE}"].status.status_code is StatusCode.UNSET
 
 
 @pytest.mark.both_apis
 def test_a_receive_that_cannot_read_its_context_returns_its_messages(
-    fresh_database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
+    fresh_database: sb.Database, span_recorder: SpanRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Inside a transaction RECEIVE fails and loses no messages. Outside it returns them and logs the failure."""
     database = fresh_database
@@ -192,7 +192,7 @@ def test_a_receive_that_cannot_read_its_context_returns_its_messages(
 
 @pytest.mark.both_apis
 def test_a_receive_whose_tracer_fails_returns_its_messages(
-    database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
+    database: sb.Database, span_recorder: SpanRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Span processors belong to the application, and run after the commit of the RECEIVE."""
     with trace.get_tracer("application").start_as_current_span("order"):
@@ -203,7 +203,7 @@ def test_a_receive_whose_tracer_fails_returns_its_messages(
 
 
 @pytest.mark.parametrize("at", ["start", "end"])
-def test_a_processor_that_fails_costs_no_message(database: sb.Database, traced: Traced, at: str) -> None:
+def test_a_processor_that_fails_costs_no_message(database: sb.Database, span_recorder: SpanRecorder, at: str) -> None:
     """The handler runs once, and its work is committed. No queue is switched off, no connection leaks."""
     received: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE)
@@ -212,11 +212,11 @@ def test_a_processor_that_fails_costs_no_message(database: sb.Database, traced: 
     def order(tx: sb.Transaction, message: sb.Message) -> None:
         received.append(message.message_body)
 
-    with traced.tracer.start_as_current_span("order"):
+    with span_recorder.tracer.start_as_current_span("order"):
         for number in range(7):
             database.send(begin(database), ORDER, str(number))
     trace.get_tracer_provider().add_span_processor(Failing(at))  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="no"), traced.tracer.start_as_current_span("the application's own"):
+    with pytest.raises(ValueError, match="no"), span_recorder.tracer.start_as_current_span("the application's own"):
         pass
     for _ in range(5):
         with database.transaction() as tx:
@@ -228,23 +228,23 @@ def test_a_processor_that_fails_costs_no_message(database: sb.Database, traced: 
     assert database.receive(STOCK_QUEUE) == []
 
 
-def test_a_refused_send_is_seen_and_leaves_nothing(database: sb.Database, traced: Traced) -> None:
-    with traced.tracer.start_as_current_span("order"), pytest.raises(sb.BrokerError):
+def test_a_refused_send_is_seen_and_leaves_nothing(database: sb.Database, span_recorder: SpanRecorder) -> None:
+    with span_recorder.tracer.start_as_current_span("order"), pytest.raises(sb.BrokerError):
         database.send(begin(database), REPLY, b"x")
-    assert traced.spans()[f"send {REPLY}"].status.status_code is StatusCode.ERROR
-    assert kept(database) == 0
+    assert span_recorder.spans()[f"send {REPLY}"].status.status_code is StatusCode.ERROR
+    assert count_trace_contexts(database) == 0
 
 
-def test_unsampled_messages_have_no_trace_context(database: sb.Database, traced: Traced) -> None:
+def test_unsampled_messages_have_no_trace_context(database: sb.Database, span_recorder: SpanRecorder) -> None:
     handle = begin(database)
     database.send(handle, ORDER, b"under no span")
     hidden = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(0)))
     with trace.use_span(hidden):
         database.send(handle, ORDER, b"not sampled")
-    assert kept(database) == 0
+    assert count_trace_contexts(database) == 0
     with database.transaction() as tx:
         assert len(tx.receive(STOCK_QUEUE)) == 2
-    assert traced.spans() == {}
+    assert span_recorder.spans() == {}
 
 
 def test_tracing_adds_no_statement_without_a_tracer(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,35 +259,39 @@ def test_tracing_adds_no_statement_without_a_tracer(database: sb.Database, monke
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
 
 
-def test_unused_trace_contexts_are_deleted_after_an_hour(database: sb.Database, clock: Clock, traced: Traced) -> None:
-    with traced.tracer.start_as_current_span("order"):
+def test_unused_trace_contexts_are_deleted_after_an_hour(
+    database: sb.Database, clock: Clock, span_recorder: SpanRecorder
+) -> None:
+    with span_recorder.tracer.start_as_current_span("order"):
         database.send(begin(database), ORDER, b"x")
     with database.instance.connection() as connection:
         before = clock() + traces.CONTEXT_RETENTION - timedelta(minutes=1)
         in_transaction(connection, traces.delete_old_traces(before))
-        assert kept(database) == 1
+        assert count_trace_contexts(database) == 1
         assert in_transaction(connection, traces.delete_old_traces(before + timedelta(minutes=2))) >= 1
-    assert kept(database) == 0
+    assert count_trace_contexts(database) == 0
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
 
 
-def test_spans_of_an_activated_procedure_belong_to_the_trace(database: sb.Database, traced: Traced) -> None:
+def test_spans_of_an_activated_procedure_belong_to_the_trace(
+    database: sb.Database, span_recorder: SpanRecorder
+) -> None:
     @sb.procedure("usp_Traced", wait=0.05)
     def usp_traced(transaction: sb.Transaction, message: sb.Message) -> None:
-        with traced.tracer.start_as_current_span("look into the stock"):
+        with span_recorder.tracer.start_as_current_span("look into the stock"):
             transaction.send(message.conversation_handle, REPLY, b"done")
 
     try:
         database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Traced", 1, "SELF", status=True))
         with sb.activate(database.instance, interval=0.4):
-            with traced.tracer.start_as_current_span("web request"):
+            with span_recorder.tracer.start_as_current_span("web request"):
                 database.send(begin(database), ORDER, b"1")
             with database.transaction() as tx:
                 assert bodies(tx.receive(ORDERS_QUEUE, wait=30)) == [b"done"]
-            eventually(lambda: f"process {STOCK_QUEUE}" in traced.spans())
+            eventually(lambda: f"process {STOCK_QUEUE}" in span_recorder.spans())
     finally:
         del procedures._registered["dbo", "usp_traced"]
-    assert traced.path(f"process {ORDERS_QUEUE}")[1:] == [
+    assert span_recorder.path(f"process {ORDERS_QUEUE}")[1:] == [
         f"send {REPLY}",
         "look into the stock",
         f"process {STOCK_QUEUE}",
@@ -296,32 +300,32 @@ def test_spans_of_an_activated_procedure_belong_to_the_trace(database: sb.Databa
     ]
 
 
-def test_a_policy_s_failure_is_on_the_span(database: sb.Database, traced: Traced) -> None:
-    with traced.tracer.start_as_current_span("order"):
+def test_a_policy_s_failure_is_on_the_span(database: sb.Database, span_recorder: SpanRecorder) -> None:
+    with span_recorder.tracer.start_as_current_span("order"):
         database.send(begin(database), ORDER, b"1")
 
     def fails(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
         raise LookupError("no such customer")
 
     database.process(STOCK_QUEUE, fails, poison=lambda failure: sb.EndWithError(500, "poison"))
-    span = traced.spans()[f"process {STOCK_QUEUE}"]
+    span = span_recorder.spans()[f"process {STOCK_QUEUE}"]
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "no such customer")
 
 
-def test_between_instances(pair: Pair, traced: Traced) -> None:
+def test_between_instances(pair: Pair, span_recorder: SpanRecorder) -> None:
     west, east = pair.west.database, pair.east.database
     handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
-    with traced.tracer.start_as_current_span("first"):
+    with span_recorder.tracer.start_as_current_span("first"):
         west.send(handle, ORDER, b"small")
     west.send(handle, ORDER, b"of nobody")
-    with traced.tracer.start_as_current_span("second") as second:
+    with span_recorder.tracer.start_as_current_span("second") as second:
         west.send(handle, ORDER, b"large" * 20_000)  # sent in fragments
     pair.west.round([])
     pair.west.out.frames.clear()  # lost: it is sent again
     pair.pass_time(5)
     pair.rounds(8)
-    assert kept(west) == 0  # acknowledged
-    assert kept(east) == 2
+    assert count_trace_contexts(west) == 0  # acknowledged
+    assert count_trace_contexts(east) == 2
     with east.transaction() as tx:
         messages = tx.receive(STOCK_QUEUE)
         assert [m.message_body for m in messages] == [b"small", b"of nobody", b"large" * 20_000]
@@ -329,20 +333,20 @@ def test_between_instances(pair: Pair, traced: Traced) -> None:
     pair.rounds(8)
     with west.transaction() as tx:
         assert bodies(tx.receive(ORDERS_QUEUE)) == [b"done"]
-    assert traced.path(f"process {ORDERS_QUEUE}")[1:3] == [f"send {REPLY}", f"process {STOCK_QUEUE}"]
-    assert traced.path(f"process {ORDERS_QUEUE}")[-1] == "first"
-    (link,) = traced.spans()[f"process {STOCK_QUEUE}"].links
+    assert span_recorder.path(f"process {ORDERS_QUEUE}")[1:3] == [f"send {REPLY}", f"process {STOCK_QUEUE}"]
+    assert span_recorder.path(f"process {ORDERS_QUEUE}")[-1] == "first"
+    (link,) = span_recorder.spans()[f"process {STOCK_QUEUE}"].links
     assert link.context.trace_id == second.get_span_context().trace_id
-    assert kept(west) == kept(east) == 0
+    assert count_trace_contexts(west) == count_trace_contexts(east) == 0
 
 
-def test_trace_contexts_come_from_the_sender(pair: Pair, traced: Traced) -> None:
+def test_trace_contexts_come_from_the_sender(pair: Pair, span_recorder: SpanRecorder) -> None:
     """The peer may send no context, or one of a trace unknown here."""
     west, east = pair.west.database, pair.east.database
     handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     west.send(handle, ORDER, b"1")
     pair.rounds()
-    assert kept(east) == 0
+    assert count_trace_contexts(east) == 0
     assert bodies(east.receive(STOCK_QUEUE)) == [b"1"]
     with east.instance.connection() as connection:
         assert run_alone(connection, traces.take([(handle, 0)])) == []

@@ -50,18 +50,18 @@ def events(database: sb.Database, handle: UUID) -> list[Event]:
         return run(connection, find_events(handle))
 
 
-def kept(database: sb.Database) -> int:
+def count_events(database: sb.Database) -> int:
     return int(query(database, "select count(*) from servicebroker.trail")[0][0])
 
 
 def test_off_it_is_not_there(database: sb.Database) -> None:
     open_dialog(database)
-    assert (kept(database), query(database, TRIGGERS)) == (0, [(0,)])
+    assert (count_events(database), query(database, TRIGGERS)) == (0, [(0,)])
     command(database, "on")
     assert query(database, TRIGGERS)[0][0] > 4
     assert "off" in command(database, "off")
     open_dialog(database)
-    assert (kept(database), query(database, TRIGGERS)) == (0, [(0,)])
+    assert (count_events(database), query(database, TRIGGERS)) == (0, [(0,)])
     assert database.instance.check().findings == []
 
 
@@ -120,9 +120,9 @@ def test_chosen_services_and_conversations_and_a_share(database: sb.Database) ->
     command(database, "on", "--conversation", str(handle))
     second, _ = open_dialog(database)
     assert events(database, second) == []
-    before = kept(database)
+    before = count_events(database)
     database.send(handle, ORDER, b"x")
-    assert kept(database) == before + 1
+    assert count_events(database) == before + 1
     command(database, "on", "--share", "0.5")
     followed = 0
     for _ in range(40):
@@ -166,7 +166,7 @@ def test_a_queue_that_comes_later_is_followed_and_partitions_are_dropped(databas
         open_dialog(database)
         assert query(database, "select count(*) from servicebroker.trail_rest") == [(0,)]
         run_maintenance(connection, now + TRAIL_RETENTION + timedelta(days=1))
-        assert kept(database) == 0
+        assert count_events(database) == 0
         connection.execute(
             "insert into servicebroker.trail (at, conversation_handle, what) select now(), %s, 'G'", [uuid4()]
         )

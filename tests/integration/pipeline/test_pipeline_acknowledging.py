@@ -16,7 +16,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from pipeline_reading import ALL, attach, batches, bodies, counted
+from pipeline_reading import ALL, attach, batches, bodies, count_rows
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
@@ -38,11 +38,11 @@ def test_a_read_acknowledges_its_start_and_nothing_more(feed, reader):
     feed.dialog(*[b"%d" % number for number in range(9)])
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadMaxRows(4))
-    assert feed.left() == 9
+    assert feed.waiting_count() == 9
     reader.latestOffset(end, ReadMaxRows(4))
-    assert feed.left() == 5
+    assert feed.waiting_count() == 5
     reader.commit(end)
-    assert feed.left() == 5
+    assert feed.waiting_count() == 5
 
 
 def test_control_messages_end_their_conversations_once(feed, reader):
@@ -75,12 +75,12 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
     window_slice = frontier.slice_read_so_far(end)
     with pytest.raises(BrokerError):
         acknowledge(queue, window_slice, end=refuse)
-    assert feed.left() == 2
+    assert feed.waiting_count() == 2
     ended = []
     acknowledge(queue, window_slice, end=lambda connection, handle: ended.append(handle))
     acknowledge(queue, window_slice, end=lambda connection, handle: ended.append(handle))
     queue.close()
-    assert (feed.left(), len(ended)) == (0, 1)
+    assert (feed.waiting_count(), len(ended)) == (0, 1)
 
 
 @pytest.mark.parametrize(("how", "dialogs"), [("delete", 1500), ("truncate", 150), ("archive", 150), ("share", 150)])
@@ -115,12 +115,12 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
     acknowledge(queue, window_slice, archive=how == "archive", end=count)  # as the next run does
     queue.close()
     assert sorted(ended.values()) == [dialogs * 2 // 15, *[dialogs // 3] * 3]
-    assert (feed.far_states(), feed.left()) == ({"CD": dialogs}, 0)
+    assert (feed.far_states(), feed.waiting_count()) == ({"CD": dialogs}, 0)
     with feed.database.instance.connection() as connection:
         told = f"select count(*), count(distinct conversation_handle) from warehouse_dbo.{feed.reply_queue}"
         assert connection.execute(told).fetchone() == (dialogs, dialogs)
     if how == "archive":
-        assert counted(feed, f"archived_{feed.queue_id}") == 3 * dialogs
+        assert count_rows(feed, f"archived_{feed.queue_id}") == 3 * dialogs
 
 
 @pytest.mark.parametrize("late", ["nothing", "behind", "between", "open", "reader"])
@@ -161,11 +161,11 @@ def test_the_body_of_a_multicast_is_read_and_goes_with_its_last_reader(feed, rea
     end = reader.latestOffset(start, ALL)
     assert sorted(bodies(reader, start, end)) == [b"first", b"first", b"shared", b"shared"]
     reader.commit(end)
-    assert feed.left() == 0
-    assert counted(feed, "shared_body_readers") == counted(feed, "shared_bodies") == 1
+    assert feed.waiting_count() == 0
+    assert count_rows(feed, "shared_body_readers") == count_rows(feed, "shared_bodies") == 1
     (message,) = feed.database.receive(other.queue)
     assert message.message_body == b"shared"
-    assert counted(feed, "shared_bodies") == 0
+    assert count_rows(feed, "shared_bodies") == 0
 
 
 @pytest.mark.feature(198)
@@ -186,7 +186,7 @@ def test_a_queue_with_retention_keeps_acknowledged_messages(feed, reader, worth,
         end = reader.latestOffset(end, ALL)  # an EndDialog, which the next acknowledgement answers
         reader.commit(end)
         assert connection.execute(view).fetchall() == [(0, b"shared")]
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
 
 
 def read_all(reader):
@@ -204,7 +204,7 @@ def test_an_archive_gives_everything_again_to_a_stream_that_has_lost_its_checkpo
     feed.database.send([handle, other], LINE, b"shared")
     first = attach(feed, ack="archive")
     seen, at = read_all(first)
-    assert (sorted(seen), feed.left()) == (sorted([*(b"%d" % n for n in range(9)), b"shared", b"shared"]), 0)
+    assert (sorted(seen), feed.waiting_count()) == (sorted([*(b"%d" % n for n in range(9)), b"shared", b"shared"]), 0)
     feed.database.send(handle, LINE, b"later")
     assert bodies(first, at, first.latestOffset(at, ALL)) == [b"later"]
     first.stop()
@@ -220,7 +220,7 @@ def test_an_archive_gives_everything_again_to_a_stream_that_has_lost_its_checkpo
 
 
 def test_a_conversation_that_a_bad_message_ends_is_in_the_archive(feed, tmp_path):
-    shared = counted(feed, "shared_bodies")
+    shared = count_rows(feed, "shared_bodies")
     bad = feed.dialog(b"1", b"\xff")
     feed.database.send([bad, feed.dialog(b"2")], LINE, b"3")
     rule = MessageRule(LINE, "text", "lines", when_bad="end conversation")
@@ -231,11 +231,11 @@ def test_a_conversation_that_a_bad_message_ends_is_in_the_archive(feed, tmp_path
     end = first.latestOffset(start, ALL)
     commit_results(pipeline, queue, [sort_rows(pipeline, queue, "q", iter(batches(first, start, end)))], 0)
     assert feed.far_states() == {"CO": 1, "CD": 1}
-    assert feed.left() == 2
+    assert feed.waiting_count() == 2
     first.stop()
     again = attach(feed, ack="archive")  # without its checkpoint
     assert sorted(read_all(again)[0]) == [b"1", b"2", b"3", b"3", b"\xff"]
-    assert counted(feed, "shared_bodies") == shared
+    assert count_rows(feed, "shared_bodies") == shared
     again.stop()
 
 
@@ -274,7 +274,7 @@ def test_a_conversation_being_read_cannot_be_moved_and_an_end_drops_unread_messa
     at = reader.latestOffset(at, ALL)
     assert bodies(reader, end, at) == [b"c"]
     assert reader.latestOffset(at, ALL) is at
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
 
 
 def test_an_acknowledgement_reads_no_position_unless_it_is_the_last(feed, reader, monkeypatch):
@@ -286,13 +286,13 @@ def test_an_acknowledgement_reads_no_position_unless_it_is_the_last(feed, reader
     now = QueueLease.position
     monkeypatch.setattr(QueueLease, "position", lambda self: asked.append(self) or now(self))
     reader.commit(end)
-    assert (asked, feed.left()) == ([], 1)
+    assert (asked, feed.waiting_count()) == ([], 1)
     reader.commit(later)
-    assert (len(asked), feed.left()) == (1, 0)
+    assert (len(asked), feed.waiting_count()) == (1, 0)
 
 
 @pytest.fixture
-def beside(monkeypatch):
+def acknowledge_concurrently(monkeypatch):
     """However small a batch is, it may be acknowledged while the next one is read. What was, in turn."""
     monkeypatch.setattr(queue_stream, "MIN_BACKGROUND_DELETE_ROWS", 0)
     done, remove = [], QueueLease.remove_rows
@@ -300,7 +300,7 @@ def beside(monkeypatch):
     return done
 
 
-def test_a_large_batch_is_acknowledged_while_the_next_one_is_read(feed, reader, beside):
+def test_a_large_batch_is_acknowledged_while_the_next_one_is_read(feed, reader, acknowledge_concurrently):
     feed.dialog(b"a", b"b", b"c", b"d")
     start = reader.initialOffset()
     first = reader.latestOffset(start, ReadMaxRows(2))
@@ -308,13 +308,15 @@ def test_a_large_batch_is_acknowledged_while_the_next_one_is_read(feed, reader, 
         other.execute(f"select from {feed.table} order by queuing_order limit 1 for update")
         second = reader.latestOffset(first, ReadMaxRows(2))  # waits for nobody
         assert bodies(reader, first, second) == [b"c", b"d"]
-        assert feed.left() == 4
+        assert feed.waiting_count() == 4
     assert reader.latestOffset(second, ALL) is second
-    assert (feed.left(), beside) == (0, [Frontier.from_json(first)])
+    assert (feed.waiting_count(), acknowledge_concurrently) == (0, [Frontier.from_json(first)])
 
 
 @pytest.mark.parametrize("told", ["by the next batch", "at the end"])
-def test_a_failed_background_deletion_is_reported_and_repeated(feed, reader, beside, monkeypatch, told, caplog):
+def test_a_failed_background_deletion_is_reported_and_repeated(
+    feed, reader, acknowledge_concurrently, monkeypatch, told, caplog
+):
     feed.dialog(b"a", b"b", b"c")
     start = reader.initialOffset()
     first = reader.latestOffset(start, ReadMaxRows(1))
@@ -332,17 +334,17 @@ def test_a_failed_background_deletion_is_reported_and_repeated(feed, reader, bes
             with pytest.raises(psycopg.errors.DiskFull):
                 reader.latestOffset(second, ALL)
             reader.stop()
-    assert feed.left() == 3
+    assert feed.waiting_count() == 3
     again = attach(feed)
     third = again.latestOffset(second, ALL)
     assert bodies(again, second, third) == [b"c"]
     assert again.latestOffset(third, ALL) is third
     again.stop()
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
 
 
 @pytest.mark.parametrize("why", ["the next window", "an end", "archive", "retention", "multicast"])
-def test_ends_and_the_last_batch_of_a_window_are_acknowledged_in_the_foreground(feed, beside, why):
+def test_ends_and_the_last_batch_of_a_window_are_acknowledged_in_the_foreground(feed, acknowledge_concurrently, why):
     """The offset of another window does not cover this one, and an END takes rows of the next batch."""
     handle = feed.dialog(b"a")
     if why == "an end":
@@ -355,15 +357,18 @@ def test_ends_and_the_last_batch_of_a_window_are_acknowledged_in_the_foreground(
         feed.database.send(handle, LINE, b"b")
     reader = attach(feed, **({"ack": "archive"} if why == "archive" else {}))
     first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(2 if why in ("an end", "multicast") else 1))
-    left = feed.left()
+    left = feed.waiting_count()
     if why in ("the next window", "an end"):
         feed.database.send(feed.dialog(), LINE, b"b")
     reader.latestOffset(first, ReadMaxRows(1))
-    assert (feed.left() < left + (why in ("the next window", "an end")), beside) == (True, [])
+    assert (feed.waiting_count() < left + (why in ("the next window", "an end")), acknowledge_concurrently) == (
+        True,
+        [],
+    )
     reader.stop()
 
 
-def test_rows_that_are_deleted_beside_are_waited_for_before_another_window(feed, reader, beside):
+def test_rows_that_are_deleted_beside_are_waited_for_before_another_window(feed, reader, acknowledge_concurrently):
     """The next batch was to be of this window, and an END has taken it: the other offset does not cover the first."""
     feed.dialog(b"a")
     ended = feed.dialog(b"b", b"c", b"d")
@@ -383,10 +388,12 @@ def test_rows_that_are_deleted_beside_are_waited_for_before_another_window(feed,
             with pytest.raises(TimeoutError):
                 planned.result(0.5)
         assert bodies(reader, first, planned.result(30)) == [b"e"]
-    assert (feed.left(), len(beside)) == (1, 1)
+    assert (feed.waiting_count(), len(acknowledge_concurrently)) == (1, 1)
 
 
-def test_without_a_second_connection_rows_are_deleted_on_the_first(feed, reader, beside, monkeypatch, caplog):
+def test_without_a_second_connection_rows_are_deleted_on_the_first(
+    feed, reader, acknowledge_concurrently, monkeypatch, caplog
+):
     feed.dialog(b"a", b"b")
     first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
 
@@ -395,12 +402,12 @@ def test_without_a_second_connection_rows_are_deleted_on_the_first(feed, reader,
 
     monkeypatch.setattr(queue_stream, "BackgroundDeleter", refuse)
     second = reader.latestOffset(first, ReadMaxRows(1))
-    assert (feed.left(), beside) == (1, [])
+    assert (feed.waiting_count(), acknowledge_concurrently) == (1, [])
     assert bodies(reader, first, second) == [b"b"]
     assert "too many clients" in caplog.text
 
 
-def test_the_background_deletion_is_not_reported_as_blocking(feed, reader, beside, monkeypatch):
+def test_the_background_deletion_is_not_reported_as_blocking(feed, reader, acknowledge_concurrently, monkeypatch):
     feed.dialog(b"a", b"b")
     first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(1))
     begun, over = threading.Event(), threading.Event()
@@ -420,14 +427,14 @@ def test_the_background_deletion_is_not_reported_as_blocking(feed, reader, besid
     assert (told["frontierLag"] > 0, "blockingPid" in told) == (True, False)
 
 
-def test_a_query_that_ends_by_itself_has_acknowledged_everything(feed, reader, beside):
+def test_a_query_that_ends_by_itself_has_acknowledged_everything(feed, reader, acknowledge_concurrently):
     feed.dialog(b"a", b"b")
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
     first = reader.latestOffset(start, ReadMaxRows(1))
     second = reader.latestOffset(first, ReadMaxRows(1))
     assert reader.latestOffset(second, ALL) is second
-    assert (feed.left(), len(beside)) == (0, 1)
+    assert (feed.waiting_count(), len(acknowledge_concurrently)) == (0, 1)
     later = attach(feed)
     later.latestOffset(second, ALL)  # the queue is free
     later.stop()

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from forked import ran
+from forked import run_command
 from pipeline_support import LINE, Feed, warehouse
 
 pytest.importorskip("pyspark")
@@ -13,7 +13,7 @@ pytest.importorskip("moto")
 import object_store
 import pipeline_senders
 import spark_cluster
-from pipeline_senders import Meddler, Sender, check_all_sizes, make_notes, noted, say_all_sizes
+from pipeline_senders import Meddler, Sender, check_all_sizes, make_notes, recorded_messages, say_all_sizes
 from support import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1800)]
@@ -90,7 +90,7 @@ def test_workers_are_killed_beside_senders_and_others_with_speculation(
     people = [Sender(number, feed, seeded_random.random()) for number in range(3)]
     meddler = Meddler([feed], seeded_random.random())
     with (tmp_path / "said").open("wb") as said:
-        run = cluster.submitted(program, path, "--json", settings=SPECULATION | logging, said=said)
+        run = cluster.submit(program, path, "--json", settings=SPECULATION | logging, said=said)
     try:
 
         def lands(more):
@@ -117,14 +117,16 @@ def test_workers_are_killed_beside_senders_and_others_with_speculation(
             one.join()
         database.alter_queue(feed.queue, status=True)
         eventually(lambda: database.instance.status()[1].messages == 0)
-        eventually(lambda: feed.left() == 0, seconds=300)
+        eventually(lambda: feed.waiting_count() == 0, seconds=300)
         assert run.poll() is None
     finally:
         for one in (*people, meddler):
             one.stop.set()
         spark_cluster.kill(run)
-    lines, bronze = (object_store.fetched(endpoint, f"{place}/{name}", tmp_path / name) for name in ("lines", "bronze"))
-    sent = noted(database.instance)
+    lines, bronze = (
+        object_store.fetch_table(endpoint, f"{place}/{name}", tmp_path / name) for name in ("lines", "bronze")
+    )
+    sent = recorded_messages(database.instance)
     pipeline_senders.check(lines, bronze, sent, moved=meddler.told["move"] > 0)
     tasks = [event["Task Info"] for event in spark_cluster.events(told, "SparkListenerTaskEnd")]
     again = sum(task["Speculative"] for task in tasks)
@@ -142,8 +144,8 @@ def test_ten_thousand_short_conversations_and_one_long_one_land_with_bodies_of_a
     path = describe(tmp_path, feed, "sizes", at_most=60_000)
     sent = say_all_sizes(feed)
     cluster.add_worker()
-    done = ran("pipeline", "run", path, "--once", "--master", cluster.url, timeout=900)
+    done = run_command("pipeline", "run", path, "--once", "--master", cluster.url, timeout=900)
     assert done.returncode == 0, done.stderr
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
     names = ("lines", "bronze", "quarantine")
-    check_all_sizes(*(object_store.fetched(endpoint, f"{place}/{name}", tmp_path / name) for name in names), sent)
+    check_all_sizes(*(object_store.fetch_table(endpoint, f"{place}/{name}", tmp_path / name) for name in names), sent)

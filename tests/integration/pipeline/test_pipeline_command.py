@@ -12,7 +12,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from forked import Command, ran
+from forked import Command, run_command
 from pipeline_support import LINE, Feed
 
 pytest.importorskip("pyspark")
@@ -23,7 +23,7 @@ from schema_registry import run_registry
 from servicebroker.model import names
 from servicebroker.pipeline.file import read_pipeline
 from servicebroker.store import locks
-from servicebroker_lab.benchmarks.processes import family
+from servicebroker_lab.benchmarks.processes import descendants
 from support import eventually
 
 COMMAND = [sys.executable, "-W", "error", "-m", "servicebroker.cli.main", "pipeline"]
@@ -47,13 +47,13 @@ def write(tmp_path):
 
 
 def pipeline(*arguments, code=0):
-    done = ran("pipeline", *arguments, timeout=500, warnings=True)
+    done = run_command("pipeline", *arguments, timeout=500, warnings=True)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
 
 
-def told(*arguments):
+def pipeline_json(*arguments):
     return json.loads(pipeline(*arguments, "--json").stdout)
 
 
@@ -74,16 +74,16 @@ def test_queues_are_written_to_one_warehouse_and_quarantine_is_replayed(database
     path = write(feed, other)
     assert "can run: 2 queues, 3 tables" in pipeline("check", path).stdout
 
-    done = told("run", path, "--once")
+    done = pipeline_json("run", path, "--once")
     assert {queue["queue"]: (queue["messages"], queue["quarantined"]) for queue in done["queues"]} == {
         f"Warehouse.{feed.queue}": (20, 0),
         f"Warehouse.{other.queue}": (7, 4),
     }
     assert sorted(row["id"] for row in rows(path, "lines")) == [*range(20), 100, 200]
     assert len(rows(path, "bronze")) == 27
-    assert (feed.left(), other.left()) == (0, 0)  # the last batch is acknowledged too
+    assert (feed.waiting_count(), other.waiting_count()) == (0, 0)  # the last batch is acknowledged too
     assert other.far_states() == {"CD": 1, "CO": 1}
-    found = told("status", path)
+    found = pipeline_json("status", path)
     assert {table["table"]: table["rows"] for table in found["tables"]} == {"bronze": 27, "lines": 22, "quarantine": 4}
     reasons = ("wrong encoding", "empty", "wrong type", "too large")
     assert found["quarantined"] == {f"{LINE}: {reason}": 1 for reason in reasons}
@@ -102,11 +102,11 @@ def test_queues_are_written_to_one_warehouse_and_quarantine_is_replayed(database
     done = pipeline("run", path, "--once", "--json")
     assert "The table lines gets the column note (string)." in done.stderr
     assert json.loads(done.stdout)["queues"][0]["messages"] == 2
-    assert told("replay", path)["message_types"] == [{"message_type": LINE, "written": 0, "remaining": 5}]
+    assert pipeline_json("replay", path)["message_types"] == [{"message_type": LINE, "written": 0, "remaining": 5}]
     assert {row["id"]: row["note"] for row in rows(path, "lines")} == dict.fromkeys([*range(20), 100, 200]) | {
         300: "[1.10,-0.0,12345678901234567890.123456789]"
     }
-    compacted = {one["table"]: one for one in told("compact", path, "--keep-hours", "0")["tables"]}
+    compacted = {one["table"]: one for one in pipeline_json("compact", path, "--keep-hours", "0")["tables"]}
     assert compacted["lines"]["merged"] >= 2
     assert compacted["lines"]["removed"] >= 2
     assert sorted(row["id"] for row in rows(path, "lines")) == [*range(20), 100, 200, 300]
@@ -115,9 +115,9 @@ def test_queues_are_written_to_one_warehouse_and_quarantine_is_replayed(database
     assert found.fetchall() == [(23, 23)]
 
     path = write(feed, other, columns='id = "decimal(38,0)"')
-    assert told("rebuild", path, "lines") == {"table": "lines", "rows": 24, "quarantined": 4}
+    assert pipeline_json("rebuild", path, "lines") == {"table": "lines", "rows": 24, "quarantined": 4}
     assert sorted(row["id"] for row in rows(path, "lines"))[-2:] == [300, 10**30]
-    assert told("status", path)["quarantined"] == {
+    assert pipeline_json("status", path)["quarantined"] == {
         f"{LINE}: {reason}": 1 for reason in ("wrong encoding", "empty", "too large", "duplicate key")
     }
 
@@ -138,15 +138,16 @@ def test_quarantined_messages_are_reported_and_can_fail_the_run(feed, write):
     by_rule = {LINE: {"malformed": 50}}
     assert (result["messages"], result["quarantined"], result["quarantined_by_rule"]) == (60, 50, by_rule)
     log = in_json(done.stderr)
-    batch = until(iter(log), "batch")
+    batch = wait_for_event(iter(log), "batch")
     assert (batch["level"], batch["quarantined"], batch["quarantined_by_rule"]) == ("WARNING", 50, by_rule)
     assert (
-        f"60 messages in 1 batch, 50 in quarantine ({LINE}: malformed 50)" in until(iter(log), "queue ended")["message"]
+        f"60 messages in 1 batch, 50 in quarantine ({LINE}: malformed 50)"
+        in wait_for_event(iter(log), "queue ended")["message"]
     )
-    assert until(iter(log), "run ends")["quarantined"] == 50
+    assert wait_for_event(iter(log), "run ends")["quarantined"] == 50
     assert log[-1]["level"] == "ERROR"
     assert f"50 messages went into quarantine in this run ({LINE}: malformed 50)" in log[-1]["message"]
-    assert (len(rows(path, "lines")), len(rows(path, "quarantine")), feed.left()) == (10, 50, 0)
+    assert (len(rows(path, "lines")), len(rows(path, "quarantine")), feed.waiting_count()) == (10, 50, 0)
     standing = told_status(path)["run"]
     assert standing["queues"][0]["quarantined_by_rule"] == by_rule
     assert "50 messages went into quarantine" in standing["error"]
@@ -181,13 +182,13 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_quarantined(feed, 
     head = b"\0\0\0\0\1"
     feed.dialog(head + b'{"id": 1}', head + b'{"id": "x"}')
     path = write(feed, rule=f'registry = "http://127.0.0.1:{unused_port}"')
-    with begun(path, "--once") as (run, events, said):
-        failed = until(events, "queue restarts")
+    with start_run(path, "--once") as (run, events, said):
+        failed = wait_for_event(events, "queue restarts")
         unreachable = f"The schema registry at 'http://127.0.0.1:{unused_port}' cannot be reached ("
         assert failed["reason"].startswith(unreachable)
         with run_registry(unused_port) as registry:
             registry.add_schema(1, "JSON", {"properties": {"id": {"type": "integer"}}})
-            assert until(events, "batch")["batch"] == 0
+            assert wait_for_event(events, "batch")["batch"] == 0
             assert list(events)[-1]["event"] == "run ends"
         assert run.wait(timeout=60) == 0, said
         (result,) = json.loads(run.stdout.read())["queues"]
@@ -198,7 +199,7 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_quarantined(feed, 
 
 
 @contextlib.contextmanager
-def begun(*arguments):
+def start_run(*arguments):
     """A run, the events that it logs as they come, and what else it says."""
     words = ("pipeline", "run", *arguments, "--json")
     run = Command(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, warnings=True)
@@ -215,7 +216,7 @@ def begun(*arguments):
         yield run, events(), said
 
 
-def until(events, event):
+def wait_for_event(events, event):
     return next(one for one in events if one.get("event") == event)
 
 
@@ -229,17 +230,17 @@ def test_a_queue_that_fails_is_started_again_while_the_others_go_on_and_all_is_t
     path.write_text(path.read_text().replace(f'"{other.queue}"', f'"{other.queue}"\nclaim_timeout = 0'))
     with contextlib.ExitStack() as stack, database.instance.connection() as reader:
         reader.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE_QUEUE, other.queue_id))
-        run, events, said = stack.enter_context(begun(path, "--once"))
-        failed = until(events, "queue restarts")
+        run, events, said = stack.enter_context(start_run(path, "--once"))
+        failed = wait_for_event(events, "queue restarts")
         assert (failed["queue"], failed["restarts"], failed["level"]) == (f"Warehouse.{other.queue}", 1, "WARNING")
         assert "being read by another pipeline" in failed["reason"]
-        batch = until(events, "batch")  # of the other one, meanwhile
+        batch = wait_for_event(events, "batch")  # of the other one, meanwhile
         told = {key: batch[key] for key in ("queue", "messages", "bytes", "messagesBehind")}
         assert told == {"queue": f"Warehouse.{feed.queue}", "messages": 2, "bytes": 18, "messagesBehind": 0}
         (standing,) = (one for one in told_status(path)["run"]["queues"] if one["restarts"])
         assert standing["queue"] == failed["queue"]
         reader.execute("select pg_advisory_unlock_all()")
-        left = [pid for pid, name in family(run.pid) if name.startswith("python")]
+        left = [pid for pid, name in descendants(run.pid) if name.startswith("python")]
         rest = list(events)
         assert run.wait(timeout=60) == 0, said
         result = {one["queue"]: one for one in json.loads(run.stdout.read())["queues"]}
@@ -261,16 +262,16 @@ def lives(pid):
 
 
 def told_status(path):
-    return told("status", path)
+    return pipeline_json("status", path)
 
 
 @pytest.mark.spark
 @pytest.mark.full
 def test_a_java_that_is_killed_is_said_also_by_the_status(feed, write):
     path = write(feed)
-    with begun(path) as (run, events, said):
-        until(events, "queue started")
-        (java,) = (pid for pid, name in family(run.pid) if name == "java")
+    with start_run(path) as (run, events, said):
+        wait_for_event(events, "queue started")
+        (java,) = (pid for pid, name in descendants(run.pid) if name == "java")
         os.kill(java, signal.SIGKILL)
         *_, last = events
         assert run.wait(timeout=60) == 1
@@ -328,7 +329,7 @@ def test_a_run_with_an_end_names_the_transaction_that_holds_messages_back(feed, 
         slow.send(feed.dialog(), LINE, b"{}")
         feed.dialog(*(b'{"id": %d}' % number for number in range(10)))
         done = pipeline("run", path, "--once", "--wait", "1", "--json", code=4)
-        assert until(iter(in_json(done.stderr)), "queue waits")["held_back"] == 10
+        assert wait_for_event(iter(in_json(done.stderr)), "queue waits")["held_back"] == 10
         assert "10 committed messages are held back by process" in in_json(done.stderr)[-1]["message"]
         (result,) = json.loads(done.stdout)["queues"]
         assert (result["messages"], result["held_back"]) == (0, 10)
@@ -353,12 +354,12 @@ def test_a_pipeline_on_a_cluster_ends_conversations_with_bad_messages(feed, writ
     bad = feed.dialog(b'{"id": 1}', b"?")
     feed.dialog(b'{"id": 2}')
     path = write(feed, rule='when_bad = "end conversation"\npartition_by = "_date"')
-    told("run", path, "--once", "--master", "local-cluster[2,1,1024]")
+    pipeline_json("run", path, "--once", "--master", "local-cluster[2,1,1024]")
     assert sorted(row["id"] for row in rows(path, "lines")) == [1, 2]
     (message,) = feed.database.receive(feed.reply_queue)
     assert (message.conversation_handle, message.message_type_name) == (bad, names.ERROR)
     assert "malformed" in message.message_body.decode("utf-16" if message.message_body[:1] == b"\xff" else "utf-8")
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
 
 
 @pytest.mark.full
@@ -374,27 +375,27 @@ def test_a_continuous_run_ends_on_ctrl_c_and_the_next_continues(feed, write, unu
         start_new_session=True,
     )
 
-    def landed(count):
+    def has_landed(count):
         return lambda: (path.parent / "tables" / "lines" / "_delta_log").exists() and len(rows(path, "lines")) == count
 
-    eventually(landed(1), seconds=300)
+    eventually(has_landed(1), seconds=300)
     feed.dialog(b'{"id": 2}')
-    eventually(landed(2))
+    eventually(has_landed(2))
 
-    def counted():
+    def read_metrics():
         with urllib.request.urlopen(f"http://127.0.0.1:{unused_port}/metrics") as page:
             return (
                 f'servicebroker_pipeline_messages_total{{pipeline="test",queue="Warehouse.{feed.queue}"}} 2.0'
                 in page.read().decode()
             )
 
-    eventually(counted)
+    eventually(read_metrics)
     os.killpg(run.pid, signal.SIGINT)
     _, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
     assert "Nothing is lost" in errors
     assert "Traceback" not in errors
-    told("run", path, "--once")
+    pipeline_json("run", path, "--once")
     assert sorted(row["id"] for row in rows(path, "lines")) == [1, 2]
 
 
@@ -404,7 +405,7 @@ def test_a_rule_that_says_stop_ends_the_run_with_one_sentence(feed, write):
     feed.dialog(b"?")
     done = pipeline("run", write(feed, rule='when_bad = "stop"'), "--once", code=1)
     assert "cannot be read (malformed" in done.stderr
-    assert feed.left() == 1
+    assert feed.waiting_count() == 1
 
 
 def test_invalid_pipelines_are_refused_before_spark_starts(feed, write, tmp_path):
@@ -420,14 +421,14 @@ def test_invalid_pipelines_are_refused_before_spark_starts(feed, write, tmp_path
     assert "can run" in pipeline("check", write(feed, head='format = "parquet"')).stdout
     secret = write(feed)
     secret.write_text(secret.read_text().replace("tables", "ftp://${SECRET_PLACE}/x"))
-    refused = ran("pipeline", "check", secret, env=os.environ | {"SECRET_PLACE": "hush-hush"}, timeout=60)
+    refused = run_command("pipeline", "check", secret, env=os.environ | {"SECRET_PLACE": "hush-hush"}, timeout=60)
     assert "hush" not in refused.stderr
     assert "tables are in local folders" in refused.stderr
     other = write(feed)
     other.write_text(other.read_text().replace(f'type = "{LINE}"', 'type = "Lien"'))
-    assert told("check", other)["unknown_types"] == ["Lien"]
+    assert pipeline_json("check", other)["unknown_types"] == ["Lien"]
     assert "no database of the queues has the message type 'Lien'" in pipeline("check", other).stderr
-    assert told("check", write(feed))["unknown_types"] == []
+    assert pipeline_json("check", write(feed))["unknown_types"] == []
     plain = pipeline("compact", write(feed, head='format = "parquet"'), code=1)
     assert "Only tables of Delta or Iceberg can be compacted" in plain.stderr
     iceberg = write(feed, head='format = "iceberg"\ncatalog = "nowhere"\nnamespace = "shop"')

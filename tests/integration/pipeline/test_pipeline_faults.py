@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 
 import pipeline_senders
 import servicebroker as sb
-from pipeline_senders import Meddler, Sender, make_notes, noted
+from pipeline_senders import Meddler, Sender, make_notes, recorded_messages
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.file import read_pipeline
 from servicebroker.pipeline.run import running
@@ -51,7 +51,7 @@ def describe(folder, feeds, at_most=2000, **queue):
     return path
 
 
-def begun(path, *options):
+def start_run(path, *options):
     ways = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return Command("pipeline", "run", path, *options, **ways, text=False, start_new_session=True)
 
@@ -68,7 +68,7 @@ def check_excuse(said):
 def ended_run(path):
     said = []
     for _ in range(MAX_ATTEMPTS):
-        run = begun(path, "--once")
+        run = start_run(path, "--once")
         try:
             if run.wait(timeout=300) == 0:
                 return
@@ -88,7 +88,7 @@ def landing_run(path):
     """A run that has landed something."""
     said = []
     for _ in range(MAX_ATTEMPTS):
-        before, run = max(commits(path), 1), begun(path)  # the first commit makes the table
+        before, run = max(commits(path), 1), start_run(path)  # the first commit makes the table
         give_up = time.monotonic() + 300
         while commits(path) <= before and run.poll() is None and time.monotonic() < give_up:
             time.sleep(0.05)
@@ -186,8 +186,8 @@ def test_every_message_is_written_once_and_in_order_despite_kills(tmp_path, requ
             database.alter_queue(feed.queue, status=True)
         eventually(lambda: instance.status()[1].messages == 0, seconds=60)
         ended_run(describe(tmp_path, feeds, at_most=1_000_000))  # the rest, in a batch or two
-        assert [feed.left() for feed in feeds] == [0, 0]
-        sent = noted(instance)
+        assert [feed.waiting_count() for feed in feeds] == [0, 0]
+        sent = recorded_messages(instance)
     check(path, sent, moved=meddler.told["move"] > 0)
     told = ", ".join(f"{count} {deed}" for deed, count in sorted(meddler.told.items()))
     record_property("ledger", f"{len(sent):,} messages, {kills} kills; beside them {told}")
@@ -213,7 +213,7 @@ def test_a_checkpoint_that_is_lost_or_an_old_copy_doubles_nothing_and_loses_noth
     feed.database.send(handle, LINE, b'{"sender": 1, "n": 3000}')
     run_here(path)
     check(path, [(1, n) for n in range(3001)])
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
 
     describe(tmp_path, [feed], ack="delete")
     shutil.copytree(checkpoints, tmp_path / "copy")
@@ -227,11 +227,11 @@ def test_a_checkpoint_that_is_lost_or_an_old_copy_doubles_nothing_and_loses_noth
         InstanceError, match=r"is older than the table .* rows that the tables have are not added twice"
     ):
         run_here(path)
-    assert feed.left() == 1
+    assert feed.waiting_count() == 1
     shutil.rmtree(checkpoints)
     run_here(path)
     check(path, [(1, n) for n in range(3004)])
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
 
 
 @pytest.mark.full
@@ -270,7 +270,7 @@ def test_rows_are_exact_although_the_primary_is_lost_and_its_standby_promoted(tm
                     sender.stop.set()
                 for sender in senders:
                     sender.join()
-            sent = noted(instance)
+            sent = recorded_messages(instance)
             until_lines(run, path, len(sent))
         check(path, sent)
         assert set(sent) >= {row for sender in senders for row in sender.confirmed}
@@ -312,7 +312,7 @@ def test_a_queue_that_is_off_or_dropped_and_made_again_goes_on_while_it_runs(tmp
         database.alter_queue(changing.queue, status=False)
         sends(0, steady)
         sends(1, changing)
-        assert changing.left() <= 20  # unacknowledged messages of the last batch, and nothing new
+        assert changing.waiting_count() <= 20  # unacknowledged messages of the last batch, and nothing new
         database.alter_queue(changing.queue, status=True)
         until_landed(run)
         for _ in range(2):
@@ -326,7 +326,7 @@ def test_a_queue_that_is_off_or_dropped_and_made_again_goes_on_while_it_runs(tmp
         assert restarts[0] == 0
         assert restarts[1] >= 2
     run_here(path)
-    assert (steady.left(), changing.left()) == (0, 0)
+    assert (steady.waiting_count(), changing.waiting_count()) == (0, 0)
     check(path, [(which, n) for which in counts for n in range(counts[which])])
 
 

@@ -42,7 +42,7 @@ OLD_CHECKPOINT_ERRORS = ("is older than what the queue", "of this query was read
 ANOTHER = ("belongs to another queue, or to one that was dropped", "was dropped while it was read")
 
 
-class Cut(Exception):
+class PowerLoss(Exception):
     """The power went."""
 
 
@@ -74,7 +74,7 @@ class World:
         self._prepare()
 
     def _prepare(self):
-        """Rollbacks of `others`, five in a row, do not switch the queue off."""
+        """Rollbacks of `use_otherwise`, five in a row, do not switch the queue off."""
         self.database.alter_queue(self.feed.queue, poison_message_handling=False)
 
     def is_free(self):
@@ -86,9 +86,11 @@ class World:
             )
             return connection.execute(sql, (locks.PIPELINE_QUEUE, self.feed.queue_id)).fetchone() == (0,)
 
-    def deed(self):
+    def run_action(self):
         often = (self.send,) * 8 + (self.begin,) * 3 + (self.hold, self.settle_one, self.settle_one)
-        name = self.chance.choice((*often, self.move, self.end, self.stop, self.finish, self.switch, self.others))
+        name = self.chance.choice(
+            (*often, self.move, self.end, self.stop, self.finish, self.switch, self.use_otherwise)
+        )
         if name() is not False:
             self.done[name.__name__] += 1
 
@@ -96,12 +98,12 @@ class World:
         self.talks.append(Talk(len(self.talks), self.feed.dialog()))
         self.send(self.talks[-1])
 
-    def _some(self):
+    def _choose_talk(self):
         free = [talk for talk in self.talks if talk.is_open and talk not in self.transactions]
         return self.chance.choice(free) if free else None
 
     def send(self, talk=None):
-        talk = talk or self._some()
+        talk = talk or self._choose_talk()
         if talk is None:
             return False
         numbers, bodies = talk.bodies(self.chance.choice((1, 1, 2, 5, 30)))
@@ -112,7 +114,7 @@ class World:
 
     def hold(self):
         """A transaction has drawn its number and sends; later it commits or not."""
-        talk = self._some()
+        talk = self._choose_talk()
         if talk is None or len(self.transactions) == 2:
             return False
         context = self.database.transaction()
@@ -139,7 +141,7 @@ class World:
         while self.settle_one():
             pass
 
-    def _far(self):
+    def _reading_conversation(self):
         """A conversation of the reading side: its handle, its group, and the talk."""
         with self.database.instance.connection() as connection:
             sql = (
@@ -155,7 +157,7 @@ class World:
 
     def move(self):
         self.settle()
-        known = self._far()
+        known = self._reading_conversation()
         if len(known) < 2:
             return False
         (handle, own, talk), (_, group, _) = self.chance.sample(known, 2)
@@ -172,7 +174,7 @@ class World:
     def end(self):
         """The reading side ends a conversation: what is not read is gone."""
         self.settle()
-        known = self._far()
+        known = self._reading_conversation()
         if len(known) < 3:
             return False
         handle, _, talk = self.chance.choice(known)
@@ -188,7 +190,7 @@ class World:
         return self._last(lambda talk: self.database.send(talk.handle, END_OF_STREAM))
 
     def _last(self, how):
-        talk = self._some()
+        talk = self._choose_talk()
         if talk is None:
             return False
         how(talk)
@@ -200,10 +202,10 @@ class World:
         self.is_on = not self.is_on
         self.database.alter_queue(self.feed.queue, status=self.is_on)
 
-    def others(self):
+    def use_otherwise(self):
         """A reader, a second stream, a look."""
         if self.is_read:
-            with pytest.raises(InstanceError, match="A pipeline reads the queue") if self.is_on else refused(9617):
+            with pytest.raises(InstanceError, match="A pipeline reads the queue") if self.is_on else refuses(9617):
                 self.database.receive(self.feed.queue)
             with pytest.raises(InstanceError, match="being read by another pipeline"):
                 attach(self.feed, claimTimeout="0").initialOffset()
@@ -212,7 +214,9 @@ class World:
                 transaction.receive(self.feed.queue, top=3)
                 raise InterruptedError
         look = QueueReader(source_options(self.feed.options | {"minPartitions": "2"}))
-        assert sum(batch.num_rows for part in look.partitions() for batch in look.read(part)) <= self.feed.left()
+        assert (
+            sum(batch.num_rows for part in look.partitions() for batch in look.read(part)) <= self.feed.waiting_count()
+        )
 
     def drop(self):
         """The queue is another one from now on."""
@@ -228,7 +232,7 @@ class World:
 
 
 @contextlib.contextmanager
-def refused(number):
+def refuses(number):
     with pytest.raises(BrokerError) as refusal:
         yield
     assert refusal.value.number == number
@@ -238,7 +242,7 @@ def attach(feed, **options):
     return QueueStreamReader(source_options(feed.options | options))
 
 
-class Life:
+class StreamRuns:
     """The stream, from start to start."""
 
     def __init__(self, world, folder, chance):
@@ -257,15 +261,15 @@ class Life:
     def step(self):
         """Between two steps of the stream: somebody else's turn, or the end."""
         while self.chance.random() < 0.6:
-            self.world.deed()
+            self.world.run_action()
         if self.cuts and self.chance.random() < DROP_RATE:
             self.world.drop()
         if self.cuts and self.chance.random() < CUT_RATE:
-            raise Cut
+            raise PowerLoss
 
     # ------------------------------------------------ what Spark writes down
 
-    def noted(self, kind):
+    def recorded_batches(self, kind):
         return sorted(int(one.name) for one in (self.folder / kind).glob("*"))
 
     def note(self, kind, number, offset=None):
@@ -300,7 +304,7 @@ class Life:
             shutil.copytree(self.copy, self.folder)
             self.is_copy = True
             self.seen["copied"] += 1
-        is_old = self.landed[self.query] - 1 > max(self.noted("offsets"), default=-1)
+        is_old = self.landed[self.query] - 1 > max(self.recorded_batches("offsets"), default=-1)
         with pytest.raises(InstanceError, match="is older than the table") if is_old else contextlib.nullcontext():
             Checkpoints(self.pipe).check(self.rule)
         if is_old:
@@ -330,7 +334,7 @@ class Life:
         try:
             self.read(reader)
             return True
-        except Cut:
+        except PowerLoss:
             self.seen["cut"] += 1
         except InstanceError as problem:  # the queue is another one: somebody who knows that lets the old one go
             if self.is_copy and any(one in str(problem) for one in OLD_CHECKPOINT_ERRORS):
@@ -356,11 +360,11 @@ class Life:
         at = reader.initialOffset()
         self.world.is_read = True
         self.refuses_foreign(reader, at)
-        offsets = self.noted("offsets")
+        offsets = self.recorded_batches("offsets")
         if offsets:
             before = self.offset(offsets[-2]) if len(offsets) > 1 else at
             at = self.offset(offsets[-1])
-            if offsets[-1] not in self.noted("commits"):
+            if offsets[-1] not in self.recorded_batches("commits"):
                 self.batch(reader, query, offsets[-1], before, at)
         idle = 0
         while idle < 3 and (not self.cuts or self.batches < self.wanted):
@@ -369,7 +373,7 @@ class Life:
             if end is at:
                 idle += 1
                 continue
-            number = max(self.noted("offsets"), default=-1) + 1
+            number = max(self.recorded_batches("offsets"), default=-1) + 1
             self.note("offsets", number, end)
             self.step()
             self.batch(reader, query, number, at, end)
@@ -397,10 +401,10 @@ class Life:
 
 
 @pytest.fixture
-def life(instance, tmp_path, seeded_random, monkeypatch):
+def stream_runs(instance, tmp_path, seeded_random, monkeypatch):
     feed = Feed(warehouse(instance))
     world = World(feed, seeded_random)
-    life = Life(world, tmp_path, seeded_random)
+    life = StreamRuns(world, tmp_path, seeded_random)
     commit = Target.commit
 
     def committing(into, files, query, number, **more):
@@ -413,43 +417,43 @@ def life(instance, tmp_path, seeded_random, monkeypatch):
     return life
 
 
-def test_every_message_is_written_once_and_in_order(life, request, record_property):
-    world, life.wanted = life.world, request.config.option.ledger_batches
-    while life.batches < life.wanted:
+def test_every_message_is_written_once_and_in_order(stream_runs, request, record_property):
+    world, stream_runs.wanted = stream_runs.world, request.config.option.ledger_batches
+    while stream_runs.batches < stream_runs.wanted:
         world.begin()
         for _ in range(3):  # while nobody reads
-            world.deed()
-        life.run()
-    life.cuts = False
+            world.run_action()
+        stream_runs.run()
+    stream_runs.cuts = False
     world.settle()
     if not world.is_on:
         world.switch()
-    world.deed = lambda: None
-    life.step = lambda: None
-    while not life.run():
+    world.run_action = lambda: None
+    stream_runs.step = lambda: None
+    while not stream_runs.run():
         pass
-    assert world.feed.left() == 0
-    check(life)
-    told = ", ".join(f"{count} {name}" for name, count in sorted((world.done + life.seen).items()))
-    record_property("lives", f"{life.batches} batches; {told}")
+    assert world.feed.waiting_count() == 0
+    check(stream_runs)
+    told = ", ".join(f"{count} {name}" for name, count in sorted((world.done + stream_runs.seen).items()))
+    record_property("lives", f"{stream_runs.batches} batches; {told}")
 
 
-def check(life):
+def check(stream_runs):
     """A conversation whose target let it go has its beginning; any other has all. None has anything twice."""
-    rows = DeltaTable(life.pipe.folder("lines")).to_pyarrow_table().to_pylist()
-    found = {talk.number: [] for talk in life.world.talks}
+    rows = DeltaTable(stream_runs.pipe.folder("lines")).to_pyarrow_table().to_pylist()
+    found = {talk.number: [] for talk in stream_runs.world.talks}
     for row in sorted(rows, key=lambda row: row["_message_sequence_number"]):
         found[row["sender"]].append(row)
-    for talk in life.world.talks:
+    for talk in stream_runs.world.talks:
         numbers = [row["n"] for row in found[talk.number]]
         assert numbers == (talk.sent[: len(numbers)] if talk.is_cut else talk.sent), talk.number
         assert [row["_message_sequence_number"] for row in found[talk.number]] == [*range(len(numbers))]
         assert len({row["_conversation_handle"] for row in found[talk.number]}) <= 1
-    bronze = DeltaTable(life.pipe.folder("bronze")).to_pyarrow_table().to_pylist()
+    bronze = DeltaTable(stream_runs.pipe.folder("bronze")).to_pyarrow_table().to_pylist()
     bodies = Counter(row["message_body"] for row in bronze if row["message_type_name"] == LINE)
     there = {(body["sender"], body["n"]) for body in map(json.loads, bodies)} - {(r["sender"], r["n"]) for r in rows}
-    cut = {talk.number for talk in life.world.talks if talk.is_cut}
+    cut = {talk.number for talk in stream_runs.world.talks if talk.is_cut}
     assert {sender for sender, _ in there} <= cut  # ended between two tries of a batch
     assert len(bodies) == len(rows) + len(there)
     again = {json.loads(body)["sender"] for body, count in bodies.items() if count > 1}
-    assert again <= life.world.moved  # bronze knows a message by its place in the queue
+    assert again <= stream_runs.world.moved  # bronze knows a message by its place in the queue

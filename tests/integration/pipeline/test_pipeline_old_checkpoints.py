@@ -52,38 +52,38 @@ def task(monkeypatch):
     return name
 
 
-def said(feed, *numbers):
+def send_numbers(feed, *numbers):
     feed.dialog(*(b"%d" % number for number in numbers))
     return [b"%d" % number for number in numbers]
 
 
 def test_a_start_before_the_acknowledged_offset_is_refused(feed, stream):
-    said(feed, 1)
+    send_numbers(feed, 1)
     reader = stream()
     first = reader.latestOffset(reader.initialOffset(), ALL)
-    said(feed, 2)
+    send_numbers(feed, 2)
     second = reader.latestOffset(first, ALL)
     assert reader.latestOffset(second, ALL) is second
-    later = said(feed, 3, 4)
+    later = send_numbers(feed, 3, 4)
     old = stream()
     with pytest.raises(InstanceError, match=f"{OLD_CHECKPOINT_ERROR} '{feed.queue}' has given") as refusal:
         old.latestOffset(first, ALL)
     assert "Start the query with a new checkpoint location" in str(refusal.value)
     with pytest.raises(InstanceError, match=OLD_CHECKPOINT_ERROR):
         old.commit(first)
-    assert feed.left() == 2
+    assert feed.waiting_count() == 2
     anew = stream()
     begin = anew.initialOffset()
     end = anew.latestOffset(begin, ALL)
     assert bodies(anew, begin, end) == later
     assert anew.latestOffset(end, ALL) is end
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
 
 
 @pytest.mark.parametrize("lenient", ["true", "false"])
 def test_an_offset_ahead_of_the_read_messages_deletes_none(feed, stream, lenient):
     """As after a restored server, or edited by hand: what nobody has read stays in the queue."""
-    said(feed, *range(5))
+    send_numbers(feed, *range(5))
     reader = stream(failOnDataLoss=lenient)
     start = reader.initialOffset()
     first = reader.latestOffset(start, ReadMaxRows(2))
@@ -93,7 +93,7 @@ def test_an_offset_ahead_of_the_read_messages_deletes_none(feed, stream, lenient
     for use in uses:
         with pytest.raises(InstanceError, match=f"The checkpoint is ahead of what the queue '{feed.queue}'"):
             use(edited)
-    assert feed.left() == 5
+    assert feed.waiting_count() == 5
     final = stream()
     assert bodies(final, start, final.latestOffset(start, ReadMaxRows(2))) == [b"0", b"1"]
     assert bodies(final, first, final.latestOffset(first, ALL)) == [b"2", b"3", b"4"]
@@ -104,7 +104,7 @@ def test_a_batch_that_comes_again_is_refused_when_later_ones_were_acknowledged(f
     start = at = reader.initialOffset()
     offsets = []
     for number in range(3):
-        said(feed, number)
+        send_numbers(feed, number)
         at = reader.latestOffset(at, ALL)
         offsets.append(at)
     again = stream()
@@ -117,16 +117,16 @@ def test_a_batch_that_comes_again_is_refused_when_later_ones_were_acknowledged(f
 def test_the_same_start_gets_the_same_end_until_it_is_acknowledged(feed, stream):
     reader = stream()
     start = reader.initialOffset()
-    before = said(feed, 1, 2, 3)
+    before = send_numbers(feed, 1, 2, 3)
     first = reader.latestOffset(start, ReadMaxRows(3))
-    second_batch = said(feed, 4, 5)
+    second_batch = send_numbers(feed, 4, 5)
     second = reader.latestOffset(first, ReadMaxRows(2))
-    said(feed, 6, 7)
+    send_numbers(feed, 6, 7)
     for limit in (ALL, ReadMaxRows(1)):
         again = stream(maxBytesPerTrigger="1")
         assert again.latestOffset(first, limit) == second
         assert bodies(again, first, second) == second_batch
-    assert feed.left() == 4
+    assert feed.waiting_count() == 4
     final = stream()
     third = final.latestOffset(second, ALL)
     assert bodies(final, second, third) == [b"6", b"7"]
@@ -134,22 +134,22 @@ def test_the_same_start_gets_the_same_end_until_it_is_acknowledged(feed, stream)
 
 
 def test_the_first_batch_of_a_query_is_planned_again_as_it_was(feed, stream):
-    first = said(feed, 1)
+    first = send_numbers(feed, 1)
     reader = stream()
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
-    said(feed, 2)
+    send_numbers(feed, 2)
     again = stream()
     assert again.latestOffset(start, ALL) == end
     assert bodies(again, start, end) == first
 
 
 def test_a_checkpoint_that_is_up_to_date_goes_on(feed, stream):
-    said(feed, 1)
+    send_numbers(feed, 1)
     reader = stream()
     at = reader.latestOffset(reader.initialOffset(), ALL)
     for number in range(2, 5):
-        expected = said(feed, number)
+        expected = send_numbers(feed, number)
         reader = stream()
         end = reader.latestOffset(at, ALL)
         assert bodies(reader, at, end) == expected
@@ -158,17 +158,17 @@ def test_a_checkpoint_that_is_up_to_date_goes_on(feed, stream):
 
 
 def test_a_new_query_continues_after_its_first_batch_despite_earlier_acknowledgements(feed, stream):
-    said(feed, 1)
+    send_numbers(feed, 1)
     reader = stream()
     at = reader.latestOffset(reader.initialOffset(), ALL)
-    said(feed, 2)
+    send_numbers(feed, 2)
     reader.latestOffset(at, ALL)
     other = stream()
     start = other.initialOffset()
     end = other.latestOffset(start, ALL)
     again = stream()
     assert bodies(again, start, end) == [b"2"]
-    said(feed, 3)
+    send_numbers(feed, 3)
     assert bodies(again, end, again.latestOffset(end, ALL)) == [b"3"]
 
 
@@ -178,20 +178,20 @@ def test_another_query_may_read_in_between(feed, stream, task, is_noted):
     ours = str(uuid.uuid4())
     if is_noted:
         task(ours, 0)
-    said(feed, 1)
+    send_numbers(feed, 1)
     reader = stream()
     start = reader.initialOffset()
     at = reader.latestOffset(start, ALL)
     assert bodies(reader, start, at) == [b"1"]
     reader.latestOffset(at, ALL)
-    said(feed, 2)
+    send_numbers(feed, 2)
     if is_noted:
         task(str(uuid.uuid4()), 0)
     other = stream()
     end = other.latestOffset(other.initialOffset(), ALL)
     assert bodies(other, start, end) == [b"2"]
     other.latestOffset(end, ALL)
-    said(feed, 3)
+    send_numbers(feed, 3)
     again = stream()
     if is_noted:
         task(ours, 1)
@@ -205,14 +205,14 @@ def test_a_number_that_comes_again_with_other_messages_is_refused(feed, stream, 
     """As with a copy from before the first batch, whose start says nothing."""
     query = str(uuid.uuid4())
     task(query, 0)
-    said(feed, 1)
+    send_numbers(feed, 1)
     reader = stream()
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
     for _ in range(2):
         assert bodies(reader, start, end) == [b"1"]
     reader.latestOffset(end, ALL)
-    said(feed, 2)
+    send_numbers(feed, 2)
     copy = stream()
     other_end = copy.latestOffset(start, ALL)
     with pytest.raises(InstanceError, match=r"Batch 0 of this query was read already, .* other messages under"):
@@ -229,7 +229,7 @@ def test_a_number_that_comes_again_with_other_messages_is_refused(feed, stream, 
 def test_a_standby_reads_without_a_note(feed, stream, task, database):
     query = str(uuid.uuid4())
     task(query, 0)
-    said(feed, 1)
+    send_numbers(feed, 1)
     reader = stream()
     parts = reader.partitions(start := reader.initialOffset(), reader.latestOffset(start, ALL))
     only_reads = f"{feed.options['instance']}&options=-c%20default_transaction_read_only%3Don"
@@ -245,11 +245,11 @@ def test_several_queues_get_the_batch_that_was_planned_and_nothing_beside_it(fee
     feeds = (feed, Feed(database))
     reader = stream(queues=feeds)
     start = reader.initialOffset()
-    said(feed, 1)
+    send_numbers(feed, 1)
     first = reader.latestOffset(start, ALL)
-    said(feed, 2)
+    send_numbers(feed, 2)
     second = reader.latestOffset(first, ALL)
-    said(feeds[1], 3)
+    send_numbers(feeds[1], 3)
     again = stream(queues=feeds)
     assert again.latestOffset(first, ALL) == second
     assert bodies(again, first, second) == [b"2"]
@@ -261,10 +261,10 @@ def test_several_queues_get_the_batch_that_was_planned_and_nothing_beside_it(fee
 
 def test_the_notes_of_another_database_do_not_count(feed, stream, database):
     """A dump that was restored and adopted has them, too."""
-    said(feed, 1)
+    send_numbers(feed, 1)
     reader = stream()
     first = reader.latestOffset(reader.initialOffset(), ALL)
-    said(feed, 2)
+    send_numbers(feed, 2)
     reader.latestOffset(first, ALL)
     with database.instance.connection() as connection:
         connection.execute(
@@ -277,7 +277,7 @@ def test_the_notes_of_another_database_do_not_count(feed, stream, database):
 
 
 def test_the_notes_of_a_queue_go_with_it(feed, stream, database):
-    said(feed, 1)
+    send_numbers(feed, 1)
     reader = stream()
     reader.latestOffset(reader.initialOffset(), ALL)
     reader.stop()
@@ -313,7 +313,7 @@ def put_back(tmp_path):
     shutil.copytree(tmp_path / "copy", tmp_path / "checkpoint")
 
 
-def landed(tmp_path):
+def landed_numbers(tmp_path):
     found = DeltaTable(tmp_path / "table").to_pyarrow_table().column("message_body").to_pylist()
     return sorted(int(body) for body in found)
 
@@ -322,18 +322,18 @@ def landed(tmp_path):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("deliver", ["messages", "parts"])
 def test_a_checkpoint_that_is_one_batch_old_loses_nothing(feed, land, tmp_path, deliver):
-    said(feed, *range(10))
+    send_numbers(feed, *range(10))
     land(deliver=deliver)
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
-    said(feed, *range(10, 35))
+    send_numbers(feed, *range(10, 35))
     land(deliver=deliver)
     put_back(tmp_path)
-    said(feed, *range(35, 70))
+    send_numbers(feed, *range(35, 70))
     with pytest.raises(StreamingQueryException, match=OLD_CHECKPOINT_ERROR):
         land(deliver=deliver)
-    assert feed.left() == 35
+    assert feed.waiting_count() == 35
     land("another", deliver=deliver)
-    assert (landed(tmp_path), feed.left()) == ([*range(70)], 0)
+    assert (landed_numbers(tmp_path), feed.waiting_count()) == ([*range(70)], 0)
 
 
 @pytest.mark.full
@@ -342,30 +342,30 @@ def test_a_checkpoint_from_before_the_first_batch_loses_nothing(feed, land, tmp_
     land()
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / "metadata").read_text())["id"]
-    said(feed, *range(25))
+    send_numbers(feed, *range(25))
     land()
     put_back(tmp_path)
-    said(feed, *range(25, 60))
+    send_numbers(feed, *range(25, 60))
     for _ in range(2):
         with pytest.raises(StreamingQueryException, match="of this query was read already"):
             land()
-    assert feed.left() == 35
+    assert feed.waiting_count() == 35
     land("another")
-    assert (landed(tmp_path), feed.left()) == ([*range(60)], 0)
+    assert (landed_numbers(tmp_path), feed.waiting_count()) == ([*range(60)], 0)
 
 
 @pytest.mark.full
 @pytest.mark.spark
 def test_an_old_checkpoint_of_a_batch_that_is_not_acknowledged_goes_on(feed, land, tmp_path):
-    said(feed, *range(10))
+    send_numbers(feed, *range(10))
     land()
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
-    said(feed, *range(10, 35))
+    send_numbers(feed, *range(10, 35))
     query = land(available_now=False)
     eventually(lambda: query.lastProgress)  # the batch has landed, and the next one is an hour away
     query.stop()
-    assert feed.left() == 25
+    assert feed.waiting_count() == 25
     put_back(tmp_path)
-    said(feed, *range(35, 70))
+    send_numbers(feed, *range(35, 70))
     land()
-    assert (landed(tmp_path), feed.left()) == ([*range(70)], 0)
+    assert (landed_numbers(tmp_path), feed.waiting_count()) == ([*range(70)], 0)

@@ -52,9 +52,9 @@ def test_one_source_reads_several_queues(feeds):
         other.dialog(b"c")
         later = reader.latestOffset(end, ALL)
         assert by_queue(reader, end, later) == {other.queue: [b"c"]}
-        assert (one.left(), other.left()) == (0, 1)
+        assert (one.waiting_count(), other.waiting_count()) == (0, 1)
         assert reader.latestOffset(later, ALL) is later
-        assert other.left() == 0
+        assert other.waiting_count() == 0
         told = reader.reportLatestOffset()
         assert (told["messagesRead"], told["bytesRead"], told["messagesBehind"]) == (3, 3, 0)
         assert {one["queueName"] for one in told["queues"].values()} == {feed.queue for feed in feeds}
@@ -158,9 +158,9 @@ def test_a_running_query_goes_on_without_a_queue_that_is_gone(feeds, caplog):
     later = reader.latestOffset(end, ALL)
     reader.commit(end)
     assert by_queue(reader, end, later) == {stays.queue: [b"c"]}
-    assert (stays.left(), list(reader.reportLatestOffset()["queues"])) == (1, [stays.queue])
+    assert (stays.waiting_count(), list(reader.reportLatestOffset()["queues"])) == (1, [stays.queue])
     reader.commit(later)
-    assert (stays.left(), caplog.text.count(f"The queue '{goes.queue}' does not exist any more")) == (0, 1)
+    assert (stays.waiting_count(), caplog.text.count(f"The queue '{goes.queue}' does not exist any more")) == (0, 1)
     goes.create()
     goes.dialog(b"anew")
     assert by_queue(reader, later, reader.latestOffset(later, ALL)) == {goes.queue: [b"anew"]}
@@ -174,7 +174,7 @@ def feed_on(feed, handle, *bodies):
 
 @pytest.mark.parametrize("asked", ["both", "one", "in small letters"])
 @pytest.mark.parametrize("ends", [False, True], ids=["stream", "availableNow"])
-def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, asked, ends):
+def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, statement_counts, ends):
     """The batch that was planned last comes again, without what is lost."""
     stays, goes = feeds
     handle = stays.dialog(b"a")
@@ -185,21 +185,21 @@ def test_a_query_of_a_list_starts_without_a_queue_that_is_gone(feeds, asked, end
     reader.stop()
     drop(goes)
     feed_on(stays, handle, b"c")
-    again = attach_to(feeds if asked == "both" else [stays])
+    again = attach_to(feeds if statement_counts == "both" else [stays])
     with pytest.raises((InstanceError, BrokerError), match=goes.queue):
         again.latestOffset(end, ALL)
     again.stop()
-    named = {"queue": stays.queue.lower()} if asked == "in small letters" else {}
-    loose = attach_to(feeds if asked == "both" else [stays], failOnDataLoss="false", **named)
+    named = {"queue": stays.queue.lower()} if statement_counts == "in small letters" else {}
+    loose = attach_to(feeds if statement_counts == "both" else [stays], failOnDataLoss="false", **named)
     if ends:
         loose.prepareForTriggerAvailableNow()
     assert by_queue(loose, start, end) == {stays.queue: [b"a"]}
     later = loose.latestOffset(end, ALL)
     loose.commit(end)
-    assert (by_queue(loose, end, later), stays.left()) == ({stays.queue: [b"c"]}, 1)
+    assert (by_queue(loose, end, later), stays.waiting_count()) == ({stays.queue: [b"c"]}, 1)
     assert loose.reportLatestOffset()["messagesBehind"] == 0
     assert loose.latestOffset(later, ALL) is later
-    assert stays.left() == 0
+    assert stays.waiting_count() == 0
     loose.stop()
 
 
@@ -219,7 +219,7 @@ def test_a_removed_queue_is_acknowledged_and_released(feeds):
     later = loose.latestOffset(end, ALL)
     loose.commit(end)
     assert loose.latestOffset(later, ALL) is later
-    assert [feed.left() for feed in feeds] == [0, 0]
+    assert [feed.waiting_count() for feed in feeds] == [0, 0]
     eventually(lambda: is_free(leaves), 20)
     loose.stop()
 
@@ -274,7 +274,7 @@ def test_a_queue_that_is_done_is_free_while_others_are_read(feeds):
     assert seen == [{shorter.queue: [b"a"], longer.queue: [b"b"]}, {longer.queue: [b"b"] * 2}]
     reader.commit(at)
     eventually(lambda: all(is_free(feed) for feed in feeds), 20)
-    assert [feed.left() for feed in feeds] == [0, 0]
+    assert [feed.waiting_count() for feed in feeds] == [0, 0]
     reader.stop()
 
 

@@ -199,7 +199,7 @@ def test_a_look_consumes_nothing(feed):
     feed.dialog(b"a", b"b")
     look = QueueReader(source_options(feed.options))
     rows = [row for part in look.partitions() for batch in look.read(part) for row in batch.to_pylist()]
-    assert ([row["message_body"] for row in rows], feed.left()) == ([b"a", b"b"], 2)
+    assert ([row["message_body"] for row in rows], feed.waiting_count()) == ([b"a", b"b"], 2)
 
 
 def test_a_second_reader_is_refused(feed, reader):
@@ -214,7 +214,7 @@ def test_a_receive_is_refused_while_the_pipeline_reads_and_works_again_after(fee
     feed.dialog(b"a")
     with pytest.raises(InstanceError, match="A pipeline reads the queue"):
         database.receive(feed.queue)
-    assert feed.left() == 1
+    assert feed.waiting_count() == 1
     reader.stop()
     found: list[sb.Message] = []
 
@@ -304,20 +304,20 @@ def test_plans_use_the_arrival_index_and_never_sort(feed):
             columns = "queuing_order, message_body"
             kinds = {"archived": False, "system_messages": False}
             for sql in (page, frontier.rows_sql(feed.queue_id, window_slice, GroupPartition(0, 2), columns, **kinds)):
-                plan = explained(connection, sql)
+                plan = explain(connection, sql)
                 assert "Merge Append" in plan
                 assert f"queue_{feed.queue_id}_arrival" in plan
                 assert "Seq Scan" not in plan
                 assert "Sort Method" not in plan
             for sql in (ends, frontier.delete_rows_sql(feed.queue_id, window_slice)):
-                plan = explained(connection, sql)
+                plan = explain(connection, sql)
                 assert f"Index Scan using queue_{feed.queue_id}_arrival" in plan
                 assert f"Seq Scan on queue_{feed.queue_id}" not in plan
             ((left,),) = connection.execute(f"select count(*) from {feed.table}").fetchall()
             assert left == 20_000 - 4_900
 
 
-def explained(connection, sql):
+def explain(connection, sql):
     return "\n".join(row for (row,) in connection.execute("explain analyze " + sql).fetchall())
 
 
@@ -352,7 +352,7 @@ def test_a_stream_from_the_latest_offset_skips_older_messages(feed):
     assert bodies(restarted, restarted.initialOffset(), end) == [b"after"]
     restarted.commit(end)
     restarted.stop()
-    assert feed.left() == 1
+    assert feed.waiting_count() == 1
 
 
 def test_ranges_of_arrival_hold_everything_once_and_in_order(feed):
@@ -379,7 +379,7 @@ def test_system_messages_are_left_out_and_still_end_their_conversations(feed):
     assert bodies(reader, start, end) == [b"x"]
     assert reader.latestOffset(end, ALL) is end
     reader.stop()
-    assert (feed.far_states(), feed.left()) == ({"CD": 1}, 0)
+    assert (feed.far_states(), feed.waiting_count()) == ({"CD": 1}, 0)
 
 
 def test_a_checkpoint_of_another_server_begins_anew_where_that_is_wanted(feed, reader, caplog):
@@ -409,7 +409,7 @@ def test_a_server_that_lost_messages_is_refused_and_keeps_its_messages(feed, rea
             ask()
     with pytest.raises(InstanceError, match="gone back in time"):
         reader.commit(ahead)
-    assert feed.left() == 2
+    assert feed.waiting_count() == 2
 
 
 def test_a_copy_in_another_database_of_the_server_is_refused(make_instance_url, make_url):
@@ -466,7 +466,7 @@ def test_bodies_from_nothing_to_twenty_megabytes_arrive(feed, reader):
         at = end
     assert [len(body or b"") for body in seen] == [len(body) for body in given]
     assert seen[1:] == given[1:]
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
 
 
 @pytest.mark.parametrize("archived", [False, True])

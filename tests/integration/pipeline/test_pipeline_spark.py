@@ -42,7 +42,7 @@ def land(spark, feed, tmp_path):
     return start
 
 
-def landed(folder):
+def rows_by_commit(folder):
     """The rows of a table as they landed: for each commit, the rows of each of its files."""
     commits = []
     for entry in sorted((folder / "_delta_log").glob("*.json")):
@@ -55,7 +55,7 @@ def landed(folder):
 def conversations(folder):
     """Sequence numbers by conversation, in the order they landed; a conversation is in one file of a commit."""
     found = defaultdict(list)
-    for files in landed(folder):
+    for files in rows_by_commit(folder):
         seen = [{row["conversation_handle"] for row in rows} for rows in files]
         assert sum(map(len, seen)) == len(set().union(*seen))
         for rows in files:
@@ -97,7 +97,7 @@ def test_every_message_lands_once_in_order_under_rough_writers(feed, land, tmp_p
     for writer in writers:
         writer.start()
     time.sleep(3)
-    eventually(lambda: len(landed(tmp_path / "table")) > 3, seconds=120)
+    eventually(lambda: len(rows_by_commit(tmp_path / "table")) > 3, seconds=120)
     enough.set()
     for writer in writers:
         writer.join()
@@ -122,7 +122,7 @@ def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, 
     assert (told["messagesRead"], told["bytesRead"], told["messagesBehind"]) == (40, 60, 0)
     assert told["queueName"] == feed.queue
     assert feed.database.receive(feed.queue) == []  # free, and nothing is left
-    assert (feed.left(), feed.far_states()) == (0, {"CD": 10})
+    assert (feed.waiting_count(), feed.far_states()) == (0, {"CD": 10})
     table = DeltaTable(tmp_path / "table")
     rows = table.to_pyarrow_table().to_pylist()
     assert sorted(row["message_body"] or b"" for row in rows if row["message_type_name"] == LINE) == sorted(
@@ -160,7 +160,7 @@ def test_a_batch_that_landed_but_was_not_acknowledged_lands_once(feed, land, tmp
         )
         with pytest.raises(StreamingQueryException, match="injected"):
             land(maxMessagesPerTrigger="5")
-        assert (feed.left(), len(landed(tmp_path / "table"))) == (12, 1)
+        assert (feed.waiting_count(), len(rows_by_commit(tmp_path / "table"))) == (12, 1)
         # as if the driver had died before it noted that the sink had committed
         for noted in (tmp_path / "checkpoint" / "commits").glob("*0*"):
             noted.unlink()
@@ -169,7 +169,7 @@ def test_a_batch_that_landed_but_was_not_acknowledged_lands_once(feed, land, tmp
     land(maxMessagesPerTrigger="5")
     numbers = conversations(tmp_path / "table")
     assert sorted(map(tuple, numbers.values())) == [(0,), *[(0, 1, 2)] * 4]
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
 
 
 def test_a_second_stream_on_the_queue_is_refused(feed, land, spark, tmp_path):
@@ -186,7 +186,7 @@ def test_a_look_reads_the_queue_and_leaves_it(feed, spark):
     feed.dialog(b"a", b"b")
     look = spark.read.format("servicebroker").options(**feed.options).load()
     assert [row.n for row in look.groupBy("service_name").agg(F.count("*").alias("n")).collect()] == [2]
-    assert feed.left() == 2
+    assert feed.waiting_count() == 2
     empty = spark.read.format("servicebroker").options(**(feed.options | {"queue": feed.reply_queue})).load()
     assert empty.count() == 0
 
@@ -206,7 +206,7 @@ def test_a_pipeline_leaves_a_foreign_spark_session_running(feed, spark, tmp_path
     queue = QueueRule(feed.options["instance"], feed.options["database"], feed.queue)
     with running(Pipeline("theirs", tmp_path, (queue,)), once=True) as run:
         run.wait()
-    assert [row["message_body"] for files in landed(tmp_path / "bronze") for rows in files for row in rows] == [
+    assert [row["message_body"] for files in rows_by_commit(tmp_path / "bronze") for rows in files for row in rows] == [
         b"a",
         b"b",
     ]
@@ -229,11 +229,11 @@ def test_several_queues_of_one_source_land_with_their_names(feed, spark, tmp_pat
         for one in feeds:
             one.dialog(*(b"%s %d" % (one.queue.encode(), place) for place in range(20)))
         run()
-        rows = [row for files in landed(tmp_path / "table") for rows in files for row in rows]
+        rows = [row for files in rows_by_commit(tmp_path / "table") for rows in files for row in rows]
         assert len(rows) == 40 * (number + 1)
         assert all(row["message_body"].decode().startswith(f"{row['queue']} ") for row in rows)
         assert {row["queue"] for row in rows} == {one.queue for one in feeds}
-        assert [one.left() for one in feeds] == [0, 0]
+        assert [one.waiting_count() for one in feeds] == [0, 0]
     numbers = conversations(tmp_path / "table")
     assert sorted(numbers.values()) == [list(range(20))] * 4
 
@@ -260,7 +260,7 @@ def sender(feed, **more):
     )
 
 
-def everything(feed):
+def receive_everything(feed):
     found = []
     while messages := feed.database.receive(feed.queue, top=10_000):
         found += messages
@@ -274,7 +274,7 @@ def test_a_batch_job_sends_its_rows_once_in_the_order_of_their_key(feed, spark):
         rows.repartition(4, "customer").sortWithinPartitions("customer").write.format("servicebroker").options(
             **options
         ).mode("append").save()
-    messages = everything(feed)
+    messages = receive_everything(feed)
     sent = defaultdict(list)
     for message in messages:
         if message.message_type_name == LINE:
@@ -306,7 +306,7 @@ def test_a_stream_goes_from_queue_to_queue_once_also_when_its_commit_fails_after
     for noted in (tmp_path / "pump" / "commits").glob("*2*"):
         noted.unlink()
     pump()
-    assert [int(message.message_body) for message in everything(onward)] == list(range(50))
+    assert [int(message.message_body) for message in receive_everything(onward)] == list(range(50))
 
 
 def test_the_formats_are_found_by_themselves(spark):

@@ -15,7 +15,7 @@ pytest.importorskip("pyiceberg")
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from forked import ran
+from forked import run_command
 from object_store import environment, rows, serving
 from pipeline_support import LINE, Feed
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order
@@ -195,7 +195,7 @@ def pipeline_file(folder, feed, head):
 
 
 def run_once(file, messages):
-    done = ran("pipeline", "run", file, "--once", "--json", timeout=500)
+    done = run_command("pipeline", "run", file, "--once", "--json", timeout=500)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["queues"][0]["messages"] == messages
 
@@ -209,7 +209,7 @@ def test_a_run_of_spark_lands_in_a_store(database, lake, endpoint, tmp_path):
     for run in range(2):
         feed.dialog(*(b'{"id": %d}' % number for number in range(run * 10, run * 10 + 20)), b"?")
         run_once(file, messages=21)
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
     assert sorted(row["id"] for row in rows(endpoint, lake / "lines")) == list(range(30))
     assert len(rows(endpoint, lake / "bronze")) == 42
     assert len(rows(endpoint, lake / "quarantine")) == 2
@@ -264,7 +264,7 @@ def test_a_run_of_spark_lands_in_tables_of_iceberg(database, lake, endpoint, tmp
     for run in range(2):
         feed.dialog(*(b'{"id": %d}' % number for number in range(run * 10, run * 10 + 20)), b"?")
         run_once(file, messages=21)
-    assert feed.left() == 0
+    assert feed.waiting_count() == 0
     found = in_iceberg(endpoint, catalog_url, "lines")
     assert sorted(row["id"] for row in found) == list(range(30))
     assert len(in_iceberg(endpoint, catalog_url, "bronze")) == 42

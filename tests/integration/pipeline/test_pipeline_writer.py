@@ -50,27 +50,27 @@ def write(feed, *tasks, writer="q", batch=0, finish=False, **more):
     return commit_rows(chosen, written, batch, finish=finish)
 
 
-def received(feed, queue=None):
+def receive_all(feed, queue=None):
     return feed.database.receive(queue or feed.queue, top=10_000)
 
 
-def everything(feed):
+def receive_everything(feed):
     received_messages = []
-    while messages := received(feed):
+    while messages := receive_all(feed):
         received_messages += messages
     return received_messages
 
 
-def staged(feed):
+def count_staged(feed):
     with feed.database.instance.connection() as connection:
         return connection.execute("select count(*) from servicebroker.writer_stage").fetchone()[0]
 
 
 def test_rows_become_messages_in_their_order(feed):
     assert write(feed, rows(b"1", None, b""), conversations="1")
-    messages = everything(feed)
+    messages = receive_everything(feed)
     assert [(m.message_sequence_number, m.message_body) for m in messages] == [(0, b"1"), (1, None), (2, None)]
-    assert staged(feed) == 0
+    assert count_staged(feed) == 0
 
 
 def test_a_batch_is_sent_once(feed):
@@ -78,7 +78,7 @@ def test_a_batch_is_sent_once(feed):
     assert not write(feed, rows(b"a"), batch=3)
     assert write(feed, rows(b"b"), batch=4)
     assert write(feed, rows(b"c"), batch=0, writer="another")
-    assert sorted(bodies(everything(feed))) == [b"a", b"b", b"c"]
+    assert sorted(bodies(receive_everything(feed))) == [b"a", b"b", b"c"]
 
 
 def test_an_old_copy_of_a_checkpoint_is_refused(feed):
@@ -90,8 +90,8 @@ def test_an_old_copy_of_a_checkpoint_is_refused(feed):
     ):
         write(feed, rows(b"new"), writer="old", batch=6)
     assert write(feed, rows(b"8"), writer="old", batch=8)
-    assert bodies(everything(feed)) == [b"6", b"7", b"8"]
-    assert staged(feed) == 0
+    assert bodies(receive_everything(feed)) == [b"6", b"7", b"8"]
+    assert count_staged(feed) == 0
 
 
 @pytest.mark.parametrize("again", [[b"a", b"c"], [b"ab", b""], [b"a"]])
@@ -105,7 +105,7 @@ def test_a_batch_that_comes_back_with_other_rows_is_refused(feed, again):
     with feed.database.instance.connection() as connection:
         connection.execute("update servicebroker.writers set digest = 0 where writer = %s", (writer,))
     assert not write(feed, rows(b"a", b"c"), writer=writer, batch=5)  # sent by a version without digests
-    assert bodies(everything(feed)) == [b"a", b"b"]
+    assert bodies(receive_everything(feed)) == [b"a", b"b"]
 
 
 def test_a_batch_that_comes_back_with_another_number_of_rows_is_refused(feed):
@@ -116,7 +116,7 @@ def test_a_batch_that_comes_back_with_another_number_of_rows_is_refused(feed):
     ):
         write(feed, rows(b"c"), writer="other rows", batch=5)
     assert not write(feed, rows(b"a", b"b"), writer="other rows", batch=5)
-    assert bodies(everything(feed)) == [b"a", b"b"]
+    assert bodies(receive_everything(feed)) == [b"a", b"b"]
 
 
 def test_two_commits_of_one_batch_at_once_send_it_once(feed):
@@ -134,14 +134,14 @@ def test_two_commits_of_one_batch_at_once_send_it_once(feed):
     for thread in threads:
         thread.join()
     assert sorted(results) == [False, True]
-    assert bodies(everything(feed)) == [b"x", b"y"]
+    assert bodies(receive_everything(feed)) == [b"x", b"y"]
 
 
 def test_rows_staged_in_many_pieces_keep_their_order(feed, monkeypatch):
     monkeypatch.setattr("servicebroker.pipeline.staging.MAX_PIECE_MESSAGES", 10)
     numbers = [b"%d" % n for n in range(95)]
     write(feed, rows(*numbers[:50]), rows(*numbers[50:]), conversations="1", writer="pieces")
-    messages = everything(feed)
+    messages = receive_everything(feed)
     assert bodies(messages) == numbers
     assert [m.message_sequence_number for m in messages] == list(range(95))
 
@@ -152,7 +152,7 @@ def test_equal_keys_share_a_conversation(feed):
         task = rows(*[b"%d" % (n + 40 * batch) for n in range(40)], k=pa.array(keys))
         write(feed, task, writer="keys", batch=batch, key="k", conversations="3")
     by_conversation = {}
-    for message in everything(feed):
+    for message in receive_everything(feed):
         by_conversation.setdefault(message.conversation_handle, []).append(int(message.message_body))
     assert len(by_conversation) <= 3
     conversations_of_key = {}
@@ -166,7 +166,7 @@ def test_equal_keys_share_a_conversation(feed):
 def test_a_conversation_is_replaced_and_ended_on_both_sides(feed):
     for batch in range(3):
         write(feed, rows(b"a", b"b"), writer="recycled", batch=batch, conversations="1", recycleAfter="2")
-    messages = everything(feed)
+    messages = receive_everything(feed)
     assert len({m.conversation_handle for m in messages}) == 3
     assert [m.message_type_name for m in messages].count(END_OF_STREAM) == 2
     for message in messages:
@@ -177,7 +177,7 @@ def test_a_conversation_is_replaced_and_ended_on_both_sides(feed):
         sql = "select state from servicebroker.conversation_endpoints join servicebroker.services using (service_id)"
         states = connection.execute(sql + " where name = %s order by 1", (feed.from_service,)).fetchall()
         assert states == [("CO",)]
-    assert received(feed, feed.reply_queue) == []
+    assert receive_all(feed, feed.reply_queue) == []
 
 
 def test_an_old_conversation_is_replaced(feed):
@@ -188,7 +188,7 @@ def test_an_old_conversation_is_replaced(feed):
             (datetime.now(UTC) - timedelta(hours=2),),
         )
     write(feed, rows(b"b"), writer="aged", batch=1, conversations="1")
-    assert [m.message_type_name for m in everything(feed)] == [LINE, END_OF_STREAM, LINE]
+    assert [m.message_type_name for m in receive_everything(feed)] == [LINE, END_OF_STREAM, LINE]
 
 
 @pytest.fixture
@@ -240,18 +240,18 @@ def test_a_start_with_other_options_uses_new_conversations(feed, changed_options
     changed, far = changed_options[change]
     arguments = {"writer": f"otherwise {change} {feed.queue}", "conversations": "1"}
     assert write(feed, rows(b"1"), **arguments)
-    assert bodies(everything(feed)) == [b"1"]
+    assert bodies(receive_everything(feed)) == [b"1"]
     assert write(feed, rows(b"2"), batch=1, **arguments, **changed)
     expected = {"encryption": "on"} | options(feed) | changed
     (begun,) = in_use(feed, arguments["writer"])
     assert begun == {key: expected[key] for key in begun}
     assert write(feed, rows(b"3"), batch=2, **arguments, **changed)
-    messages = everything(feed) if far is feed else everything(feed) + everything(far)
+    messages = receive_everything(feed) if far is feed else receive_everything(feed) + receive_everything(far)
     ended, *sent = sorted(messages, key=lambda message: message.message_type_name == LINE)
     assert (ended.message_type_name, bodies(sent)) == (END_OF_STREAM, [b"2", b"3"])
     assert len({message.conversation_handle for message in sent}) == 1
     assert write(feed, rows(b"4"), batch=3, **arguments)  # and back, with or without a message that ends the stream
-    assert [m.message_body for m in everything(feed) if m.message_type_name == LINE] == [b"4"]
+    assert [m.message_body for m in receive_everything(feed) if m.message_type_name == LINE] == [b"4"]
 
 
 def test_a_batch_that_was_sent_before_a_start_with_other_options_is_not_sent_again(feed, changed_options):
@@ -260,7 +260,7 @@ def test_a_batch_that_was_sent_before_a_start_with_other_options_is_not_sent_aga
     arguments = {"writer": f"once {feed.queue}", "conversations": "1"}
     assert write(feed, rows(b"1", b"2"), **arguments)
     assert not write(feed, rows(b"1", b"2"), **arguments, **changed)
-    assert (bodies(everything(feed)), everything(far)) == ([b"1", b"2"], [])
+    assert (bodies(receive_everything(feed)), receive_everything(far)) == ([b"1", b"2"], [])
 
 
 def test_a_failed_batch_to_another_service_keeps_the_old_conversation(feed, changed_options):
@@ -272,19 +272,22 @@ def test_a_failed_batch_to_another_service_keeps_the_old_conversation(feed, chan
         write(feed, unheard, batch=1, **arguments, **changed)
     with pytest.raises(InstanceError, match="No route leads to 'Nowhere'"):
         write(feed, rows(b"2"), batch=1, toService="Nowhere", **arguments)
-    assert (bodies(everything(feed)), everything(far)) == ([b"1"], [])
+    assert (bodies(receive_everything(feed)), receive_everything(far)) == ([b"1"], [])
     assert write(feed, rows(b"2"), batch=1, **arguments, **changed)
-    assert ([m.message_type_name for m in everything(feed)], bodies(everything(far))) == ([END_OF_STREAM], [b"2"])
+    assert ([m.message_type_name for m in receive_everything(feed)], bodies(receive_everything(far))) == (
+        [END_OF_STREAM],
+        [b"2"],
+    )
 
 
 def test_an_idle_conversation_of_old_options_is_ended(feed, changed_options):
     changed, far = changed_options["toService"]
     keys, writer = pa.array([f"k{n}" for n in range(20)]), f"idle otherwise {feed.queue}"
     write(feed, rows(*[b"x"] * 20, k=keys), writer=writer, key="k", conversations="3")
-    everything(feed)
+    receive_everything(feed)
     write(feed, rows(b"y", k=keys.slice(0, 1)), writer=writer, batch=1, key="k", conversations="3", **changed)
-    assert [m.message_type_name for m in everything(feed)] == [END_OF_STREAM] * 3
-    assert bodies(everything(far)) == [b"y"]
+    assert [m.message_type_name for m in receive_everything(feed)] == [END_OF_STREAM] * 3
+    assert bodies(receive_everything(far)) == [b"y"]
 
 
 @pytest.mark.parametrize(("slots", "hours", "ended"), [("1", 0, 2), ("3", 2, 3)], ids=["fewer", "old"])
@@ -292,12 +295,12 @@ def test_a_surplus_or_old_idle_conversation_is_ended(feed, slots, hours, ended):
     """The conversation's slot was removed, or its keys no longer occur."""
     keys, writer = pa.array([f"k{n}" for n in range(20)]), f"idle {slots}"
     write(feed, rows(*[b"x"] * 20, k=keys), writer=writer, key="k", conversations="3")
-    assert len({message.conversation_handle for message in everything(feed)}) == 3
+    assert len({message.conversation_handle for message in receive_everything(feed)}) == 3
     with feed.database.instance.connection() as connection:
         aged = "update servicebroker.writer_conversations set begun_at = %s where writer = %s"
         connection.execute(aged, (datetime.now(UTC) - timedelta(hours=hours), writer))
         write(feed, rows(b"y", k=keys.slice(0, 1)), writer=writer, batch=1, key="k", conversations=slots)
-        names = [message.message_type_name for message in everything(feed)]
+        names = [message.message_type_name for message in receive_everything(feed)]
         assert (names.count(END_OF_STREAM), names.count(LINE)) == (ended, 1)
         left = "select count(*) from servicebroker.writer_conversations where writer = %s and is_in_use"
         assert connection.execute(left, (writer,)).fetchone() == (1,)
@@ -308,13 +311,13 @@ def test_a_conversation_that_cannot_take_the_end_message_ends_without_it(feed, c
     """After a restart with another contract or endOfStream, no batch fails for this reason."""
     keys, writer = pa.array([f"k{n}" for n in range(20)]), f"foreign {feed.queue}"
     write(feed, rows(*[b"x"] * 20, k=keys), writer=writer, key="k")
-    old = {message.conversation_handle for message in everything(feed)}
+    old = {message.conversation_handle for message in receive_everything(feed)}
     with feed.database.instance.connection() as connection:
         aged = "update servicebroker.writer_conversations set begun_at = %s where writer = %s"
         connection.execute(aged, (datetime.now(UTC) - timedelta(hours=2), writer))
     again = rows(*[b"y"] * 20, k=keys) if has_rows else rows(b"y", k=keys.slice(0, 1))
     assert write(feed, again, writer=writer, batch=1, key="k", endOfStream=sb.DEFAULT)
-    ended = {m.conversation_handle for m in everything(feed) if m.message_type_name == sb.END_DIALOG}
+    ended = {m.conversation_handle for m in receive_everything(feed) if m.message_type_name == sb.END_DIALOG}
     assert (ended, len(ended)) == (old, 2)
     assert caplog.text.count("ends without 'DEFAULT'") == len(old)
 
@@ -323,25 +326,25 @@ def test_a_batch_job_whose_contract_has_no_end_message_is_refused(feed):
     with pytest.raises(BrokerError) as refused:
         job(feed, "no end", rows(b"a"), endOfStream="Unheard")
     assert refused.value.number == 8428
-    assert everything(feed) == []
+    assert receive_everything(feed) == []
     assert job(feed, "no end", rows(b"a"))
 
 
 def test_a_conversation_that_its_target_has_ended_is_replaced(feed, caplog):
     write(feed, rows(b"a"), writer="ended", conversations="1")
-    (message,) = everything(feed)
+    (message,) = receive_everything(feed)
     feed.database.end_conversation(message.conversation_handle, error=(9, "no paper"))
     write(feed, rows(b"b"), writer="ended", batch=1, conversations="1")
-    (second,) = everything(feed)
+    (second,) = receive_everything(feed)
     assert (second.message_body, second.conversation_handle != message.conversation_handle) == (b"b", True)
     assert "failed with error 9: no paper" in caplog.text
-    assert received(feed, feed.reply_queue) == []
+    assert receive_all(feed, feed.reply_queue) == []
 
 
 def test_a_batch_job_ends_its_streams_and_is_sent_once(feed):
     assert write(feed, rows(b"a"), rows(b"b"), writer="sendId job", finish=True)
     assert not write(feed, rows(b"a"), rows(b"b"), writer="sendId job", finish=True)
-    kinds = [m.message_type_name for m in everything(feed)]
+    kinds = [m.message_type_name for m in receive_everything(feed)]
     assert sorted(kinds) == [END_OF_STREAM, LINE, LINE]
 
 
@@ -353,7 +356,7 @@ def test_a_send_id_knows_its_rows_however_they_are_divided(feed):
     more = rows(b"c", None, message_type_name=pa.array([LINE, None]))
     assert job(feed, "once", rows(b"a", b"b"), more)
     assert not job(feed, "once", rows(b"", b"a"), rows(b"c"), rows(b"b"), conversations="1")
-    assert len([m for m in everything(feed) if m.message_type_name == LINE]) == 4
+    assert len([m for m in receive_everything(feed) if m.message_type_name == LINE]) == 4
 
 
 @pytest.mark.parametrize(
@@ -370,7 +373,7 @@ def test_a_send_id_that_comes_back_with_other_rows_is_refused(feed, again, compl
     assert job(feed, name, rows(b"a", b"b"))
     with pytest.raises(InstanceError, match=f"The sendId '{name}' was used for other rows: {complaint}"):
         job(feed, name, again)
-    assert [m.message_body for m in everything(feed) if m.message_type_name == LINE] == [b"a", b"b"]
+    assert [m.message_body for m in receive_everything(feed) if m.message_type_name == LINE] == [b"a", b"b"]
     assert not job(feed, name, rows(b"a", b"b"))
 
 
@@ -394,7 +397,7 @@ def test_a_service_that_leads_nowhere_is_told_and_nothing_is_sent(feed):
 
 def test_no_rows_are_no_batch(feed):
     assert not write(feed, rows(), writer="empty", finish=True)
-    assert everything(feed) == []
+    assert receive_everything(feed) == []
     assert not job(feed, "empty at first", rows())
     assert job(feed, "empty at first", rows(b"a"))
 
@@ -402,14 +405,14 @@ def test_no_rows_are_no_batch(feed):
 def test_rows_staged_by_failed_attempts_are_deleted(feed):
     chosen = writer_options(options(feed))
     lost = write_rows(chosen, "zombie", iter([rows(b"never")]))
-    assert (lost.staged.messages, staged(feed)) == (1, 1)
+    assert (lost.staged.messages, count_staged(feed)) == (1, 1)
     write(feed, rows(b"a"), writer="zombie")
-    assert (bodies(everything(feed)), staged(feed)) == ([b"a"], 0)
+    assert (bodies(receive_everything(feed)), count_staged(feed)) == ([b"a"], 0)
     write_rows(chosen, "dead", iter([rows(b"never")]))
     with feed.database.instance.connection() as connection:
         connection.execute("update servicebroker.writer_stage set staged_at = %s", (datetime(2020, 1, 1, tzinfo=UTC),))
     write(feed, rows(b"b"), writer="zombie", batch=1)
-    assert staged(feed) == 0
+    assert count_staged(feed) == 0
 
 
 def test_a_stage_that_a_crash_has_emptied_is_noticed_and_nothing_is_sent(feed):
@@ -420,51 +423,51 @@ def test_a_stage_that_a_crash_has_emptied_is_noticed_and_nothing_is_sent(feed):
     with pytest.raises(InstanceError, match="staged rows are gone"):
         commit_rows(chosen, [written], 0, finish=False)
     assert write(feed, rows(b"a"), writer="crash")
-    assert bodies(everything(feed)) == [b"a"]
+    assert bodies(receive_everything(feed)) == [b"a"]
 
 
 def test_a_task_that_fails_stages_nothing(feed):
-    def broken():
+    def failing_rows():
         yield rows(b"a")
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        write_rows(writer_options(options(feed)), "broken", broken())
-    assert staged(feed) == 0
+        write_rows(writer_options(options(feed)), "broken", failing_rows())
+    assert count_staged(feed) == 0
 
 
 def test_a_type_outside_of_the_contract_is_refused_and_the_batch_can_be_sent_again(feed):
     with pytest.raises(BrokerError) as refused:
         write(feed, rows(b"a", message_type_name=pa.array(["Unheard"])), writer="typed")
     assert refused.value.number == 8428
-    assert everything(feed) == []
+    assert receive_everything(feed) == []
     assert write(feed, rows(b"a"), writer="typed")
 
 
 def test_types_of_rows_go_as_they_are_named(feed):
     task = rows(b"a", None, message_type_name=pa.array([None, END_OF_STREAM]))
     write(feed, task, writer="named", conversations="1")
-    assert [m.message_type_name for m in everything(feed)] == [LINE, END_OF_STREAM]
+    assert [m.message_type_name for m in receive_everything(feed)] == [LINE, END_OF_STREAM]
 
 
 def test_messages_for_a_disabled_queue_wait(feed):
     feed.database.alter_queue(feed.queue, status=False)
     write(feed, rows(b"a", b"b"), writer="off", conversations="1")
     feed.database.alter_queue(feed.queue, status=True)
-    assert bodies(everything(feed)) == [b"a", b"b"]
+    assert bodies(receive_everything(feed)) == [b"a", b"b"]
 
 
 def require_xml(feed):
     """Let the target accept XML bodies. Return the options of a writer that sends them."""
     database = feed.database
-    if not defined(database, "message_types", "Xml"):
+    if not is_defined(database, "message_types", "Xml"):
         database.create_message_type("Xml", "WELL_FORMED_XML")
         database.create_contract("Documents", {"Xml": "INITIATOR", END_OF_STREAM: "INITIATOR"})
     database.alter_service(feed.to_service, add_contracts=["Documents"])
     return {"contract": "Documents", "messageType": "Xml", "conversations": "1"}
 
 
-def defined(database, table, name):
+def is_defined(database, table, name):
     with database.instance.connection() as connection:
         sql = f"select from servicebroker.{table} where name = %s"
         return connection.execute(sql, (name,)).fetchall() != []
@@ -477,22 +480,22 @@ def test_a_body_that_breaks_its_type_fails_its_conversation_alone(feed, caplog, 
     arguments = require_xml(feed) | {"writer": f"xml {opened} {place} {feed.queue}"}
     if opened:
         write(feed, rows(b"<first/>"), **arguments)
-        assert bodies(everything(feed)) == [b"<first/>"]
+        assert bodies(receive_everything(feed)) == [b"<first/>"]
     good = [b"<a/>", b"<b/>"]
     write(feed, rows(*good[:place], b"<no xml", *good[place:]), batch=1, **arguments)
-    messages = everything(feed)
+    messages = receive_everything(feed)
     assert errors(messages) == [-9616]
     assert [m.message_body for m in messages if not m.is_error] == good
     assert "failed with error -9615" in caplog.text
     write(feed, rows(b"<c/>"), batch=2, **arguments)
-    assert bodies(everything(feed)) == [b"<c/>"]
-    assert received(feed, feed.reply_queue) == []
+    assert bodies(receive_everything(feed)) == [b"<c/>"]
+    assert receive_all(feed, feed.reply_queue) == []
 
 
 def test_every_body_breaks_its_type(feed):
     arguments = require_xml(feed)
     write(feed, rows(b"<1", b"<2", b"<3"), writer="no xml", **arguments)
-    messages = everything(feed)
+    messages = receive_everything(feed)
     assert errors(messages) == [-9616] * 3
     assert len(messages) == 3
 
@@ -503,19 +506,19 @@ def test_too_many_bodies_that_break_their_type(feed, monkeypatch):
     arguments = require_xml(feed) | {"writer": "all bad"}
     with pytest.raises(InstanceError, match="2 conversations of it have failed"):
         write(feed, rows(b"<a/>", b"<1", b"<2", b"<3", b"<4"), **arguments)
-    assert everything(feed) == received(feed, feed.reply_queue) == []
+    assert receive_everything(feed) == receive_all(feed, feed.reply_queue) == []
     assert write(feed, rows(b"<a/>", b"<1", b"<2", b"<b/>"), **arguments)
-    assert [m.message_body for m in everything(feed) if not m.is_error] == [b"<a/>", b"<b/>"]
+    assert [m.message_body for m in receive_everything(feed) if not m.is_error] == [b"<a/>", b"<b/>"]
 
 
 def test_a_body_that_breaks_its_type_behind_others_that_wait(feed):
     arguments = require_xml(feed) | {"writer": "waiting"}
     write(feed, rows(b"<first/>"), **arguments)
-    assert bodies(everything(feed)) == [b"<first/>"]
+    assert bodies(receive_everything(feed)) == [b"<first/>"]
     feed.database.alter_queue(feed.queue, status=False)
     write(feed, rows(b"<a/>", b"<no xml"), batch=1, **arguments)
     feed.database.alter_queue(feed.queue, status=True)
-    messages = everything(feed)
+    messages = receive_everything(feed)
     assert [m.message_body for m in messages if not m.is_error] == [b"<a/>"]
 
 
@@ -528,10 +531,10 @@ def test_a_batch_whose_conversation_fails_is_not_sent(feed):
         with pytest.raises(InstanceError, match="not sent: its conversation failed with error -8408"):
             write(feed, rows(b"<a/>"), writer="refused", contract="Documents", messageType="Xml")
         assert connection.execute(sql).fetchone() == (0,)
-    assert everything(feed) == received(feed, feed.reply_queue) == []
+    assert receive_everything(feed) == receive_all(feed, feed.reply_queue) == []
     arguments = require_xml(feed)
     assert write(feed, rows(b"<a/>"), writer="refused", **arguments)
-    assert bodies(everything(feed)) == [b"<a/>"]
+    assert bodies(receive_everything(feed)) == [b"<a/>"]
 
 
 def test_rows_go_to_another_instance(pair):

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import servicebroker as sb
-from fence_support import ALICE, MALLORY, Town
+from fence_support import ALICE, MALLORY, TwoRoles
 from servicebroker.store.embedded import EmbeddedServer
 from support import as_role, let_in
 
 
 @pytest.fixture(scope="module")
-def town(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iterator[Town]:
+def two_roles(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iterator[TwoRoles]:
     url = make_instance_url()
     with let_in(server.url, MALLORY, ALICE), sb.open(url, upkeep=None) as instance:
         bank = instance.database("Bank", create=True)
@@ -28,6 +28,6 @@ def town(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iterat
                 connection.execute(f"grant create on database {connection.info.dbname} to {role}")  # type: ignore[call-overload]
         for role, own, far in ((MALLORY, "Mallory", "Den"), (ALICE, "Alice", "Vault")):
             instance.grant_rights(role, database="Bank", receive=[own], send=[f"//bank/{own}", f"//bank/{far}"])
-        yield Town(bank, as_role(url, ALICE), as_role(url, MALLORY))
+        yield TwoRoles(bank, as_role(url, ALICE), as_role(url, MALLORY))
         with instance.connection() as connection:
             connection.execute(f"drop owned by {MALLORY}, {ALICE} cascade; drop role {MALLORY}, {ALICE}")  # type: ignore[call-overload]

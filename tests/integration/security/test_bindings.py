@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,7 +20,7 @@ from support import (
     REPLY,
     STOCK_QUEUE,
     Clock,
-    Counted,
+    StatementCounter,
     bodies,
     define_standard_set,
     errors,
@@ -88,7 +89,7 @@ class Sides(NamedTuple):
         self.pass_on(self.near, "dbo", self.far, "Seller")
 
     @contextmanager
-    def granted(self, whom: str) -> Iterator[None]:
+    def grant(self, whom: str) -> Iterator[None]:
         self.far.grant("SEND", whom, service=self.service)
         yield
         self.far.revoke("SEND", whom, service=self.service)
@@ -143,13 +144,13 @@ def test_an_incomplete_binding_acts_as_public(sides: Sides) -> None:
         """Return a function that restores a certificate and its key after the changes of a case."""
         files = {"file": folder / f"{name}.kept", "private_key_file": folder / f"{name}.key"}
 
-        def restored() -> None:
+        def restore() -> None:
             database.drop_certificate(name)
             database.create_certificate(name, authorization=name, **files, decryption_password=PASSWORD)
 
         if not files["file"].exists():
             database.backup_certificate(name, **files, encryption_password=PASSWORD)
-        return restored
+        return restore
 
     restore_seller, restore_keeper = make_restorer(near, "Seller"), make_restorer(far, "Keeper")
     keeper_pem, seller_pem = folder / f"{far.name}-Keeper.pem", folder / f"{near.name}-Seller.pem"
@@ -210,30 +211,30 @@ def test_an_incomplete_binding_acts_as_public(sides: Sides) -> None:
             lambda: far.alter_authorization("Seller", certificate="of Seller"),
         ),
     ]
-    with sides.granted("Seller"):
+    with sides.grant("Seller"):
         assert sides.talk() == "Seller"
         for words, spoil, mend in cases[:-1]:
             spoil()
             said = sides.talk()
             assert "it acts as public" in said
             assert words in said
-            with sides.granted("public"):
+            with sides.grant("public"):
                 assert sides.talk() == "public"
             mend()
             assert sides.talk() == "Seller"
         _, spoil, mend = cases[-1]
         spoil()
         assert sides.talk() == f"You do not have permission to access the service '{sides.service}'."
-        with sides.granted("Other"):
+        with sides.grant("Other"):
             assert sides.talk() == "Other"
 
 
 @pytest.mark.feature(159)
 def test_an_anonymous_binding_acts_as_public(sides: Sides) -> None:
     sides.near.alter_remote_service_binding("ToStock", anonymous=True)
-    with sides.granted("Seller"):
+    with sides.grant("Seller"):
         assert sides.talk() == f"You do not have permission to access the service '{sides.service}'."
-    with sides.granted("public"):
+    with sides.grant("public"):
         assert sides.talk() == "public"
 
 
@@ -245,7 +246,7 @@ def test_a_service_of_dbo_acts_as_its_certificate_says_too(sides: Sides) -> None
     assert "it acts as public. Dialog security is unavailable" in sides.talk()
     sides.belongs_to_dbo()
     assert "You do not have permission" in sides.talk()
-    with sides.granted("Seller"):
+    with sides.grant("Seller"):
         assert sides.talk() == "Seller"
     near.drop_remote_service_binding("ToStock")
     handle = sides.begin()
@@ -398,7 +399,7 @@ def test_the_usual_send_is_one_statement_and_notices_a_revoke(
     for _ in range(2):
         near.send(handle, ORDER, b"x")
     with near.transaction() as transaction:
-        assert Counted(transaction, monkeypatch).of(lambda: transaction.send(handle, ORDER, b"x")) == 1
+        assert StatementCounter(transaction, monkeypatch).count_of(lambda: transaction.send(handle, ORDER, b"x")) == 1
     far.revoke("SEND", "Seller", service=sides.service)
     near.send(handle, ORDER, b"x")
     assert errors(near.receive(ORDERS_QUEUE)) == [-8494]
@@ -416,7 +417,8 @@ def test_without_a_binding_a_first_send_costs_no_statement_more(sides: Sides, mo
         for _ in range(2):  # the first looks up names
             handle = near.begin_dialog(ORDERS, to, contract=CONTRACT)
             with near.transaction() as transaction:
-                found = Counted(transaction, monkeypatch).of(lambda: transaction.send(handle, ORDER, b"x"))  # noqa: B023
-        return found
+                counter = StatementCounter(transaction, monkeypatch)
+                count = counter.count_of(partial(transaction.send, handle, ORDER, b"x"))
+        return count
 
     assert cost(sides.service) == cost("//here")

@@ -33,7 +33,7 @@ def shop(fresh_instance: sb.Instance, tmp_path: Path) -> Iterator[sb.Database]:
         yield instance.database("Shop", create=True)
 
 
-def told(shop: sb.Database, *arguments: str) -> Any:
+def run_command(shop: sb.Database, *arguments: str) -> Any:
     result = CliRunner().invoke(command, [*arguments, "--instance", shop.instance.url, "--json"])
     assert result.exit_code in (0, 1), result.output
     assert not isinstance(result.exception, Exception), repr(result.exception)
@@ -41,17 +41,17 @@ def told(shop: sb.Database, *arguments: str) -> Any:
 
 
 def doctor(shop: sb.Database) -> dict[str, str]:
-    findings = told(shop, "doctor")["findings"]
+    findings = run_command(shop, "doctor")["findings"]
     return {finding["subject"]: finding["problem"] for finding in findings if finding["subject"] != "PostgreSQL"}
 
 
-def imported(shop: sb.Database, name: str, days: float, login: str | None = None) -> None:
+def import_certificate(shop: sb.Database, name: str, days: float, login: str | None = None) -> None:
     facts, _ = x509_certificates.issue(name, NOW - 400 * DAY, NOW + days * DAY)
     with shop.instance.connection() as connection:
         run_alone(connection, add_certificate(name, facts, is_own=False, login=login))
 
 
-def scraped(shop: sb.Database) -> dict[str, float]:
+def scrape(shop: sb.Database) -> dict[str, float]:
     text = prometheus_client.generate_latest(metrics.registry(shop.instance.url)).decode()
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(CERTIFICATE_METRICS))
     return {name.removeprefix("servicebroker_"): float(value) for name, value in lines}
@@ -59,18 +59,21 @@ def scraped(shop: sb.Database) -> dict[str, float]:
 
 def test_expiring_transport_certificates_are_reported(shop: sb.Database) -> None:
     instance = shop.instance
-    assert (doctor(shop), scraped(shop)) == ({}, {"expiring_certificates": 0})
+    assert (doctor(shop), scrape(shop)) == ({}, {"expiring_certificates": 0})
     instance.create_certificate("mine", expiry_date=NOW + 29 * DAY)
     instance.create_certificate("next", expiry_date=NOW + 9 * DAY)  # shown only after the other one was dropped
     instance.create_login("partner")
-    imported(shop, "partner-old", 2, "partner")
-    imported(shop, "partner-new", 90, "partner")
-    imported(shop, "gone", -1)
+    import_certificate(shop, "partner-old", 2, "partner")
+    import_certificate(shop, "partner-new", 90, "partner")
+    import_certificate(shop, "gone", -1)
     assert {*doctor(shop)} == {"certificate mine", "certificate gone"}
     assert "expires on" in doctor(shop)["certificate mine"]
     assert "has expired on" in doctor(shop)["certificate gone"]
-    assert [certificate["name"] for certificate in told(shop, "status")["expiring_certificates"]] == ["mine", "gone"]
-    seen = scraped(shop)
+    assert [certificate["name"] for certificate in run_command(shop, "status")["expiring_certificates"]] == [
+        "mine",
+        "gone",
+    ]
+    seen = scrape(shop)
     assert seen["expiring_certificates"] == 2
     assert 89 < seen['certificate_seconds_left{certificate="partner-new",database="",user=""}'] / 86_400 < 91
     assert "servicebroker doctor" in CliRunner().invoke(command, ["status", "--instance", instance.url]).stdout
@@ -100,15 +103,15 @@ def test_expiring_dialog_certificates_are_reported(shop: sb.Database) -> None:
     shop.grant("SEND", "Sender", service="//shop")
     assert {*doctor(shop)} == {"certificate Owner1", "certificate Far1", "certificate Sender1"}
     assert "the user Owner in Shop and expires on" in doctor(shop)["certificate Owner1"]
-    assert scraped(shop)["expiring_certificates"] == 3
-    assert {certificate["user"] for certificate in told(shop, "status")["expiring_certificates"]} == {
+    assert scrape(shop)["expiring_certificates"] == 3
+    assert {certificate["user"] for certificate in run_command(shop, "status")["expiring_certificates"]} == {
         "Owner",
         "Far",
         "Sender",
     }
     used = {
         certificate["name"]: certificate["is_used"]
-        for certificate in told(shop, "certificate", "list", "--database", "Shop")["certificates"]
+        for certificate in run_command(shop, "certificate", "list", "--database", "Shop")["certificates"]
     }
     assert used == {"Owner1": True, "Far1": True, "Sender1": True, "Idle1": True, "Well1": False, "Well2": True}
 
@@ -120,10 +123,10 @@ def test_a_domain_certificate_is_reported_only_if_it_is_not_renewed(shop: sb.Dat
             run_alone(connection, report_membership(told))
 
     tell(5)
-    assert (doctor(shop), scraped(shop)) == ({}, {"expiring_certificates": 0})
+    assert (doctor(shop), scrape(shop)) == ({}, {"expiring_certificates": 0})
     tell(5, "CORP\\shop was revoked.")
     assert "is not renewed: CORP\\shop was revoked." in doctor(shop)["domain member CORP\\shop"]
-    assert scraped(shop)["expiring_certificates"] == 1
+    assert scrape(shop)["expiring_certificates"] == 1
     tell(0.5)
     assert "is not renewed: Start servicebroker serve" in doctor(shop)["domain member CORP\\shop"]
 
@@ -135,7 +138,8 @@ def test_the_list_marks_the_presented_certificate(shop: sb.Database) -> None:
     instance.create_certificate("first")
     instance.create_certificate("second")
     used = {
-        certificate["name"]: certificate["is_used"] for certificate in told(shop, "certificate", "list")["certificates"]
+        certificate["name"]: certificate["is_used"]
+        for certificate in run_command(shop, "certificate", "list")["certificates"]
     }
     assert used == {"early": False, "locked": False, "first": True, "second": False}
     shown = (
@@ -145,6 +149,7 @@ def test_the_list_marks_the_presented_certificate(shop: sb.Database) -> None:
     assert "under a password" in shown
     instance.create_endpoint("e", listener_port=4022, authentication="CERTIFICATE second")
     used = {
-        certificate["name"]: certificate["is_used"] for certificate in told(shop, "certificate", "list")["certificates"]
+        certificate["name"]: certificate["is_used"]
+        for certificate in run_command(shop, "certificate", "list")["certificates"]
     }
     assert used == {"early": False, "locked": False, "first": False, "second": True}

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from forked import ran
+from forked import run_command
 from servicebroker.cli.commands import certificate
 from support import query
 
@@ -28,7 +28,9 @@ class Terminal:
             result = CliRunner().invoke(certificate.app, arguments, env=own)
             assert result.exit_code == 0, result.exception
             return result.stdout
-        done = ran("certificate", *arguments, env=os.environ | own)  # only a new process shows how a command ends
+        done = run_command(
+            "certificate", *arguments, env=os.environ | own
+        )  # only a new process shows how a command ends
         assert done.returncode == code, done.stderr
         assert done.stderr.count("\n") == 1
         return done.stderr

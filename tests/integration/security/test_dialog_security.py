@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import servicebroker as sb
-from remote_support import PASSWORD, Copy, Pair, Site, begin, introduce, leftovers, paired
+from remote_support import PASSWORD, Copy, Pair, Site, begin, introduce, leftovers, open_pair
 from servicebroker.engine.conversation.endpoints import remove_closed_endpoints
 from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.protocol.envelope import Header, Kind, parse
@@ -40,7 +40,7 @@ SECRET = "the teapot is cracked"
 
 @pytest.fixture
 def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
-    with paired(make_instance_url) as pair:
+    with open_pair(make_instance_url) as pair:
         pair.east.database.revoke("SEND", "public", service=STOCK)
         yield pair
 
@@ -58,7 +58,7 @@ def headers(site: Site) -> list[Header]:
     return [parse(frame).header for frame in site.out.frames]
 
 
-def arrived(pair: Pair) -> list[bytes]:
+def receive_arrived(pair: Pair) -> list[bytes]:
     found: list[bytes] = []
     while messages := pair.east.database.receive(STOCK_QUEUE):  # conversation by conversation
         found += [body or b"" for body in bodies(messages)]
@@ -122,7 +122,7 @@ def test_full_security(pair: Pair, tmp_path: Path) -> None:
     pair.west.round([])
     assert headers(pair.west)[0].exchange.key_id != first.exchange.key_id  # type: ignore[union-attr]
     pair.rounds()
-    assert arrived(pair) == [b"again", b"another"]
+    assert receive_arrived(pair) == [b"again", b"another"]
     assert "reject" not in status(pair, handle)
     # and ends like any other conversation
     pair.west.database.end_conversation(handle)
@@ -165,7 +165,7 @@ def test_anonymous_security(pair: Pair, tmp_path: Path) -> None:
     assert (error.conversation_handle, sb.read_error(error.message_body)[0]) == (refused, -8494)
     talk(pair, "yes", handle=handle)  # an open conversation stays open
     pair.rounds()
-    assert arrived(pair) == [b"yes"]
+    assert receive_arrived(pair) == [b"yes"]
 
 
 @pytest.mark.feature(40, 160)
@@ -180,14 +180,14 @@ def test_encryption_off_and_no_binding_is_no_security(pair: Pair, tmp_path: Path
     pair.west.round([])
     assert [(header.is_secured, header.exchange) for header in headers(pair.west)] == [(False, None)]
     pair.rounds()
-    assert arrived(pair) == [b"0"]
+    assert receive_arrived(pair) == [b"0"]
     # a binding secures a conversation whatever ENCRYPTION says
     introduce(pair, tmp_path)
     begin(pair)
     pair.west.round([])
     assert [header.is_secured for header in headers(pair.west)] == [True]
     pair.rounds()
-    assert arrived(pair) == [b"0"]
+    assert receive_arrived(pair) == [b"0"]
 
 
 # ---------------------------------------------------------------- reasons for waiting
@@ -234,7 +234,7 @@ def test_why_messages_wait_and_that_they_leave_when_it_is_mended(pair: Pair, tmp
     east.grant("SEND", "Orders", service=STOCK)
     pair.pass_time(6)
     pair.rounds()
-    assert arrived(pair) == [b"one"]
+    assert receive_arrived(pair) == [b"one"]
     assert status(pair, handle) == ""
 
 
@@ -252,12 +252,12 @@ def test_no_master_key(pair: Pair, tmp_path: Path) -> None:
     east.alter_master_key(service_master_key=False)
     pair.pass_time(6)
     pair.rounds()
-    assert arrived(pair) == []
+    assert receive_arrived(pair) == []
     east.open_master_key(PASSWORD)
     east.alter_master_key(service_master_key=True)
     pair.pass_time(6)
     pair.rounds()
-    assert arrived(pair) == [b"one"]
+    assert receive_arrived(pair) == [b"one"]
     # certificates of a database are useless without a master key: 28050
     west.alter_remote_service_binding("ToStock", anonymous=False)
     west.create_certificate("orders")
@@ -273,7 +273,7 @@ def test_a_conversation_under_way_waits_while_its_keys_cannot_be_opened(pair: Pa
     west = pair.west.database
     handle = talk(pair, "one")
     pair.rounds()
-    assert arrived(pair) == [b"one"]
+    assert receive_arrived(pair) == [b"one"]
     west.alter_master_key(service_master_key=False)
     pair.west.relay = pair.west.new_relay()
     talk(pair, "two", handle=handle)
@@ -283,7 +283,7 @@ def test_a_conversation_under_way_waits_while_its_keys_cannot_be_opened(pair: Pa
     west.alter_master_key(service_master_key=True)
     pair.pass_time(70)
     pair.rounds()
-    assert arrived(pair) == [b"two"]
+    assert receive_arrived(pair) == [b"two"]
 
 
 # ---------------------------------------------------------------- trusted certificates
@@ -299,11 +299,11 @@ def test_the_remote_user_needs_send(pair: Pair, tmp_path: Path, caplog: pytest.L
     (error,) = pair.west.database.receive(ORDERS_QUEUE)
     assert sb.read_error(error.message_body) == (-8494, f"You do not have permission to access the service '{STOCK}'.")
     assert "does not have permission to send to the service" in caplog.text  # 11215
-    assert arrived(pair) == []
+    assert receive_arrived(pair) == []
     pair.east.database.grant("SEND", "Orders", service=STOCK)
     talk(pair, "now")
     pair.rounds()
-    assert arrived(pair) == [b"now"]
+    assert receive_arrived(pair) == [b"now"]
 
 
 def tamper(pair: Pair, change: Callable[[Header], Header]) -> None:
@@ -355,7 +355,7 @@ def test_unverified_messages_are_audited_dropped_and_sent_again(
     assert query(east, "select count(*) from sys.conversation_endpoints") == [(0,)]
     pair.pass_time(6)
     pair.rounds()
-    assert arrived(pair) == [SECRET.encode()]
+    assert receive_arrived(pair) == [SECRET.encode()]
 
 
 @pytest.mark.feature(167)
@@ -371,7 +371,7 @@ def test_the_owner_of_the_target_must_only_not_be_denied_receive(
     east.grant("SEND", "Orders", service=STOCK)
     talk(pair, "granted nothing")
     pair.rounds()
-    assert arrived(pair) == [b"granted nothing"]
+    assert receive_arrived(pair) == [b"granted nothing"]
     for denied in ("Keepers", "public"):
         east.deny("RECEIVE", denied, queue=STOCK_QUEUE)
         east.grant("RECEIVE", "Owner", queue=STOCK_QUEUE)  # a DENY has precedence
@@ -380,11 +380,11 @@ def test_the_owner_of_the_target_must_only_not_be_denied_receive(
         with caplog.at_level(logging.INFO, "servicebroker.broker"):
             pair.rounds()
         assert "does not have permission to receive from the queue" in caplog.text  # 8401
-        assert arrived(pair) == []
+        assert receive_arrived(pair) == []
         east.revoke("RECEIVE", denied, queue=STOCK_QUEUE)
         pair.pass_time(6)
         pair.rounds()
-        assert arrived(pair) == [denied.encode()]
+        assert receive_arrived(pair) == [denied.encode()]
         assert status(pair, handle) == ""
 
 
@@ -403,7 +403,7 @@ def test_a_source_without_a_signature_is_a_corrupted_message(
     assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(0,)]
     pair.pass_time(6)
     pair.rounds()
-    assert arrived(pair) == [SECRET.encode()]
+    assert receive_arrived(pair) == [SECRET.encode()]
 
 
 @pytest.mark.feature(158)
@@ -437,7 +437,7 @@ def test_only_known_certificates(pair: Pair, tmp_path: Path, caplog: pytest.LogC
     talk(pair, "three", handle=handle)
     other = talk(pair, "four")
     pair.rounds()
-    assert arrived(pair) == [b"three"]
+    assert receive_arrived(pair) == [b"three"]
     assert "there is no security certificate" in status(pair, other)
 
 
@@ -449,7 +449,7 @@ def test_each_side_judges_certificates_by_its_own_clock(
     make_instance_url: Callable[..., str], tmp_path: Path, of: str, time: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Certificates are valid by the sender's clock but not by the receiver's, in both directions."""
-    with paired(make_instance_url, Clock()) as pair:
+    with open_pair(make_instance_url, Clock()) as pair:
         now = pair.east.clock()
         minute, day = timedelta(minutes=1), timedelta(days=1)
         ahead = 2 * minute if time == "expired" else -2 * minute
@@ -480,7 +480,7 @@ def test_each_side_judges_certificates_by_its_own_clock(
         assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"two"]
         talk(pair, "three", handle=handle)
         pair.rounds()
-        assert arrived(pair) == [b"three"]
+        assert receive_arrived(pair) == [b"three"]
 
 
 @pytest.mark.feature(158)
@@ -493,11 +493,11 @@ def test_the_keeper_of_the_key_needs_control(pair: Pair, tmp_path: Path, caplog:
     with caplog.at_level(logging.INFO, "servicebroker.broker"):
         pair.rounds()
     assert "does not have control permission on the service" in caplog.text  # 28056
-    assert arrived(pair) == []
+    assert receive_arrived(pair) == []
     east.grant("CONTROL", "Keeper", service=STOCK)
     pair.pass_time(6)
     pair.rounds()
-    assert arrived(pair) == [b"one"]
+    assert receive_arrived(pair) == [b"one"]
 
 
 @pytest.mark.feature(158, 161)
@@ -524,7 +524,7 @@ def test_every_changed_message_is_dropped_and_sent_again(
         )
         pair.pass_time(70)
         pair.rounds(3)
-    assert arrived(pair) == expected
+    assert receive_arrived(pair) == expected
     assert "Broker:Corrupted Message" in caplog.text
 
 
@@ -540,7 +540,7 @@ def test_the_key_of_another_conversation_is_refused(
     stolen = parse(frames[0]).header.exchange
     assert stolen is not None
     pair.rounds()
-    assert arrived(pair) == [b"one"]
+    assert receive_arrived(pair) == [b"one"]
     with caplog.at_level(logging.INFO, "servicebroker.broker"):
         pair.west.out.frames = deque(frames)
         tamper(pair, with_exchange(key_id=parse(frames[0]).header.conversation_id))
@@ -552,7 +552,7 @@ def test_the_key_of_another_conversation_is_refused(
     assert "Bad Signature" in caplog.text
     pair.pass_time(6)
     pair.rounds()
-    assert arrived(pair) == [b"two"]
+    assert receive_arrived(pair) == [b"two"]
 
 
 # ---------------------------------------------------------------- time
@@ -576,7 +576,7 @@ def test_daemons_that_begin_anew_have_the_keys(pair: Pair, tmp_path: Path) -> No
     talk(pair, "four", handle=handle)
     pair.rounds()
     assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"two", b"three"]
-    assert arrived(pair) == [b"four"]
+    assert receive_arrived(pair) == [b"four"]
     stored = query(pair.west.database, "select first_key, second_key, exchange from servicebroker.conversation_keys")
     assert all(len(key) == 12 + 32 + 16 for row in stored for key in row[:2])  # encrypted
 
@@ -609,7 +609,7 @@ def test_certificates_are_replaced_without_loss(pair: Pair, tmp_path: Path) -> N
     talk(pair, "waited", handle=waiting)
     pair.pass_time(70)
     pair.rounds()
-    assert sorted(arrived(pair)) == [b"new", b"old 2", b"waited", b"waiting"]
+    assert sorted(receive_arrived(pair)) == [b"new", b"old 2", b"waited", b"waiting"]
 
 
 @pytest.mark.feature(161, 165)
@@ -643,7 +643,7 @@ def test_a_key_that_was_not_acknowledged_is_wrapped_anew_when_certificates_are_r
     assert bodies(west.receive(ORDERS_QUEUE)) == [b"two"]
     talk(pair, "three", handle=handle)
     pair.rounds()
-    assert arrived(pair) == [b"three"]
+    assert receive_arrived(pair) == [b"three"]
 
 
 @pytest.mark.feature(161, 165)
@@ -661,7 +661,7 @@ def test_the_status_reports_a_missing_certificate_of_the_target(pair: Pair, tmp_
     for _ in range(3):
         pair.pass_time(70)
         pair.rounds()
-    assert arrived(pair) == [b"one"]
+    assert receive_arrived(pair) == [b"one"]
     assert status(pair, handle) == ""
 
 
@@ -672,7 +672,7 @@ def test_bodies_of_every_size(pair: Pair, tmp_path: Path) -> None:
     for size in sizes:
         pair.west.database.send(handle, ORDER, b"x" * size)
     pair.rounds(12)
-    assert [len(body) for body in arrived(pair)] == sizes
+    assert [len(body) for body in receive_arrived(pair)] == sizes
 
 
 def test_unsecured_frames_do_not_enter_a_secured_conversation(
@@ -686,7 +686,7 @@ def test_unsecured_frames_do_not_enter_a_secured_conversation(
     pair.pass_time(6)
     pair.rounds()
     tamper(pair, lambda header: header)
-    assert arrived(pair) == [b"one"]
+    assert receive_arrived(pair) == [b"one"]
     assert Kind.FAILURE not in {header.kind for header in headers(pair.east)}
 
 
@@ -700,7 +700,7 @@ def test_an_old_copy_is_told_apart_under_the_seal(pair: Pair, tmp_path: Path) ->
     copy = Copy(pair.west)
     talk(pair, "second", handle=handle)
     pair.rounds()
-    assert arrived(pair) == [b"first", b"second"]
+    assert receive_arrived(pair) == [b"first", b"second"]
     copy.restore()
     talk(pair, "another second", "third", handle=handle)
     pair.rounds()

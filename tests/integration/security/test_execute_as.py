@@ -67,7 +67,7 @@ def session(shop: sb.Database) -> Iterator[Session]:
         yield session
 
 
-def who(session: Session) -> str:
+def current_names(session: Session) -> str:
     return str(session.execute(WHO).rows[0][0])
 
 
@@ -82,12 +82,12 @@ def column(session: Session, script: str) -> list[object]:
 def test_execute_as_is_taken_back_one_by_one(session: Session) -> None:
     session.execute("EXECUTE AS USER = 'Clerk'")
     session.execute("EXECUTE AS USER = 'Boss'")
-    assert who(session) == "Boss"
+    assert current_names(session) == "Boss"
     session.execute("REVERT")
-    assert who(session) == "Clerk"
+    assert current_names(session) == "Clerk"
     session.execute("REVERT")
     session.execute("REVERT")  # there is nothing to revert
-    assert who(session) == "dbo"
+    assert current_names(session) == "dbo"
 
 
 def test_execute_as_needs_impersonate(session: Session) -> None:
@@ -104,12 +104,12 @@ def test_execute_as_needs_impersonate(session: Session) -> None:
         if number:
             with refused(number, other):
                 session.execute(f"EXECUTE AS USER = '{other}'")
-            assert who(session) == user
+            assert current_names(session) == user
         else:
             session.execute(f"EXECUTE AS USER = '{other}'")
-            assert who(session) == other
+            assert current_names(session) == other
         session.execute("REVERT REVERT")
-    assert who(session) == "dbo"
+    assert current_names(session) == "dbo"
 
 
 def test_without_revert_it_is_for_ever(session: Session) -> None:
@@ -117,16 +117,16 @@ def test_without_revert_it_is_for_ever(session: Session) -> None:
     for again in ("REVERT", "BEGIN TRY REVERT END TRY BEGIN CATCH END CATCH", "REVERT WITH COOKIE = @c"):
         with refused(15196) if "TRY" not in again else refused(229):
             session.execute(f"{again}; SELECT * FROM Seen", {"c": b"x"})
-        assert who(session) == "Clerk"
+        assert current_names(session) == "Clerk"
     with refused(8134):  # an error in a TRY block does not revert it, either
         session.execute("BEGIN TRY SELECT 1 / 0 END TRY BEGIN CATCH THROW END CATCH")
-    assert who(session) == "Clerk"
+    assert current_names(session) == "Clerk"
 
 
 def test_an_error_does_not_take_it_back(session: Session) -> None:
     caught = "BEGIN TRY EXECUTE AS USER = 'Clerk'; SELECT 1 / 0 END TRY BEGIN CATCH SELECT USER_NAME() END CATCH"
     assert column(session, caught)[-1] == "Clerk"
-    assert who(session) == "Clerk"
+    assert current_names(session) == "Clerk"
     session.execute("REVERT")
 
 
@@ -140,9 +140,9 @@ def test_a_cookie_is_needed_to_go_back(session: Session) -> None:
     for wrong in ("REVERT", "REVERT WITH COOKIE = @w", "REVERT WITH COOKIE = @n"):
         with refused(15591):
             session.execute(f"DECLARE @n VARBINARY(100) {wrong}", {"w": b"x" * 16})
-        assert who(session) == "Clerk"
+        assert current_names(session) == "Clerk"
     session.execute("REVERT WITH COOKIE = @c", {"c": cookie})
-    assert who(session) == "dbo"
+    assert current_names(session) == "dbo"
     # clients write the cookie into the text
     again = "DECLARE @c VARBINARY(100) EXECUTE AS USER = 'Clerk' WITH COOKIE INTO @c SELECT @c AS cookie"
     cookie = session.execute(again).rows[0][0]
@@ -150,12 +150,12 @@ def test_a_cookie_is_needed_to_go_back(session: Session) -> None:
     with refused(15591):
         session.execute("REVERT WITH COOKIE = 0x0102")
     session.execute(f"REVERT WITH COOKIE = 0x{cookie.hex()};")
-    assert who(session) == "dbo"
+    assert current_names(session) == "dbo"
     session.execute("EXECUTE AS USER = 'Clerk'")
     with refused(15591):  # a cookie that was not asked for
         session.execute("REVERT WITH COOKIE = @c", {"c": cookie})
     session.execute("REVERT")
-    assert who(session) == "dbo"
+    assert current_names(session) == "dbo"
 
 
 def test_a_refusal_of_revert_ends_the_batch(session: Session) -> None:
@@ -204,16 +204,16 @@ def test_execute_as_of_a_module_ends_with_the_module(session: Session) -> None:
     session.execute("EXECUTE AS USER = 'Clerk'")
     assert column(session, "EXEC Caller") == ["Clerk"]
     assert column(session, "EXEC AsOwner") == ["dbo"]  # REVERT in it has reverted nothing
-    assert who(session) == "Clerk"
+    assert current_names(session) == "Clerk"
     assert column(session, "EXEC AsSelf") == ["dbo"]
     assert column(session, "EXEC AsBoss") == ["Boss", "Clerk", "Boss", "Boss"]
     session.execute("EXEC Leaves")
-    assert who(session) == "Clerk"
+    assert current_names(session) == "Clerk"
     with refused(208):
         session.execute("EXEC Fails")
-    assert who(session) == "Clerk"
+    assert current_names(session) == "Clerk"
     session.execute("EXEC ('REVERT REVERT')")  # dynamic SQL cannot revert the context of its caller
-    assert who(session) == "Clerk"
+    assert current_names(session) == "Clerk"
 
 
 def test_ownership_chaining_excludes_dynamic_sql(session: Session) -> None:
@@ -287,12 +287,12 @@ def test_a_user_without_a_login_has_no_access_to_another_database(shop: sb.Datab
     with refused(15199):  # EXECUTE AS was said in another database
         session.execute("REVERT")
     session.execute("USE Shop REVERT")
-    assert who(session) == "dbo"
+    assert current_names(session) == "dbo"
     session.execute("EXECUTE AS USER = 'dbo'")
     with refused(916):  # dbo of one database
         session.execute("USE Annex")
     session.execute("REVERT USE Annex")
-    assert who(session) == "dbo"
+    assert current_names(session) == "dbo"
 
 
 def test_guest_has_its_granted_permissions(shop: sb.Database, session: Session) -> None:
@@ -313,7 +313,7 @@ def test_a_session_that_was_opened_as_a_user_is_that_user_everywhere(shop: sb.Da
             with refused(262):
                 session.execute("CREATE DATABASE New")
             session.execute("REVERT")
-            assert who(session) == name
+            assert current_names(session) == name
 
 
 def test_a_module_of_dbo_reaches_no_other_database_unless_its_own_is_trustworthy(
@@ -380,7 +380,7 @@ def test_impersonate_on_a_login(shop: sb.Database, session: Session) -> None:
         session.execute("EXECUTE AS LOGIN = 'chief'")
     session.execute("REVERT GRANT IMPERSONATE ON LOGIN::chief TO visitor EXECUTE AS LOGIN = 'visitor' USE Shop")
     session.execute("EXECUTE AS LOGIN = 'chief'")
-    assert who(session) == "Chief"
+    assert current_names(session) == "Chief"
     shown = "SELECT class_desc, permission_name, state_desc FROM sys.server_permissions WHERE class = 101"
     assert session.execute(shown).rows == [("SERVER_PRINCIPAL", "IMPERSONATE", "GRANT")]
     session.execute(
@@ -450,7 +450,7 @@ def test_impersonate_is_granted_by_the_api_too(shop: sb.Database) -> None:
     assert ("DATABASE_PRINCIPAL", number, "IM") in query(shop, shown)
     with Session(as_user(shop, "Temp")) as session:
         session.execute("EXECUTE AS USER = 'Boss'")
-        assert who(session) == "Boss"
+        assert current_names(session) == "Boss"
     shop.deny("IMPERSONATE", "Temp", user="Boss")
     with Session(as_user(shop, "Temp")) as session, refused(15517):
         session.execute("EXECUTE AS USER = 'Boss'")

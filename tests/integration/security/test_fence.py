@@ -18,7 +18,7 @@ from psycopg import sql
 
 import hostile_role
 import servicebroker as sb
-from fence_support import ALICE, MALLORY, SECRET, Town, conversation, delivered, in_queue
+from fence_support import ALICE, MALLORY, SECRET, TwoRoles, conversation, deliver_now, in_queue
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.judgement import judge
 from servicebroker.model import names
@@ -33,19 +33,22 @@ _LOOK_S = 0.01  # seconds between two checks for waits
 _MOST_WAITS = 0.1  # share of all checks
 
 
-def names_of(town: Town, connection: psycopg.Connection[Any]) -> dict[str, str]:
-    owner = query(town.database, "select current_user::text")[0][0]
+def names_of(two_roles: TwoRoles, connection: psycopg.Connection[Any]) -> dict[str, str]:
+    owner = query(two_roles.database, "select current_user::text")[0][0]
     return {"role": MALLORY, "victim": ALICE, "owner": owner, "database": connection.info.dbname}
 
 
-def test_every_statement_on_every_object(town: Town) -> None:
-    conversation(town, "Alice", "Vault", SECRET)
-    with town.database.instance.connection() as owner, psycopg.connect(town.mallory, autocommit=True) as mallory:
+def test_every_statement_on_every_object(two_roles: TwoRoles) -> None:
+    conversation(two_roles, "Alice", "Vault", SECRET)
+    with (
+        two_roles.database.instance.connection() as owner,
+        psycopg.connect(two_roles.mallory, autocommit=True) as mallory,
+    ):
         before = hostile_role.digest(owner)
         objects = hostile_role.objects(owner)
         assert len(objects.tables) > 100
         assert len(objects.functions) > 100
-        names = names_of(town, mallory)
+        names = names_of(two_roles, mallory)
         texts = [*hostile_role.statements(objects, names), *hostile_role.at_large(names)]
         tried = hostile_role.attempt(mallory, texts)
         done = {attempt.statement for attempt in tried if not attempt.sqlstate}
@@ -60,7 +63,7 @@ def test_every_statement_on_every_object(town: Town) -> None:
         assert states["42501"] > 0.75 * len(tried), states
         assert hostile_role.digest(owner) == before
     # the statements are valid: most succeed for the owner
-    with town.database.instance.connection() as owner, pytest.raises(ZeroDivisionError), owner.transaction():
+    with two_roles.database.instance.connection() as owner, pytest.raises(ZeroDivisionError), owner.transaction():
         some = hostile_role.Objects(
             [t for t in objects.tables if ".permissions" in t[0]], [], objects.functions[-1:], ["sys"]
         )
@@ -70,9 +73,9 @@ def test_every_statement_on_every_object(town: Town) -> None:
         raise ZeroDivisionError  # roll everything back
 
 
-def pool(town: Town, own: tuple[UUID, UUID], alices: tuple[UUID, UUID]) -> dict[str, list[object]]:
+def pool(two_roles: TwoRoles, own: tuple[UUID, UUID], alices: tuple[UUID, UUID]) -> dict[str, list[object]]:
     """Return values that Mallory may know: numbers, names, handles and groups of others, and random values."""
-    database = town.database
+    database = two_roles.database
     numbers = [queue_number(database, name) for name in ("Alice", "Vault", "Mallory", "Den")]
     groups = [group_of(database, handle) for handle in (*own, *alices)]
     return {
@@ -107,10 +110,10 @@ def impossible_times(owner: psycopg.Connection[Any]) -> list[str]:
     ]
 
 
-def test_every_function_with_hostile_arguments(town: Town, seeded_random: random.Random) -> None:
-    database = town.database
-    own, alices = conversation(town, "Mallory", "Den", b"own"), conversation(town, "Alice", "Vault", SECRET)
-    before = in_queue(town, "Alice"), in_queue(town, "Vault")
+def test_every_function_with_hostile_arguments(two_roles: TwoRoles, seeded_random: random.Random) -> None:
+    database = two_roles.database
+    own, alices = conversation(two_roles, "Mallory", "Den", b"own"), conversation(two_roles, "Alice", "Vault", SECRET)
+    before = in_queue(two_roles, "Alice"), in_queue(two_roles, "Vault")
     alice_rows = (
         "select conversation_handle, conversation_group_id, e.queue_id, state, far_handle, far_group_id, far_queue_id, "
         "send_sequence, dialog_timer, lifetime from servicebroker.conversation_endpoints e "
@@ -128,13 +131,13 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
         "retained",
         "disabled",
     )
-    with database.instance.connection() as owner, psycopg.connect(town.mallory, autocommit=True) as mallory:
+    with database.instance.connection() as owner, psycopg.connect(two_roles.mallory, autocommit=True) as mallory:
         sums = hostile_role.digest(owner)
         functions = hostile_role.executable(mallory)
         assert {name for name, _ in functions if name.startswith("servicebroker.")} == set()
         fenced = [function for function in functions if function[0].startswith("servicebroker_fence.")]
         assert len(fenced) > 20
-        calls = list(hostile_role.calls(fenced, pool(town, own, alices), seeded_random, 60))
+        calls = list(hostile_role.calls(fenced, pool(two_roles, own, alices), seeded_random, 60))
         for text in calls[:: len(calls) // 3]:  # with a savepoint, in a transaction, on an older snapshot
             with mallory.transaction(force_rollback=True):
                 hostile_role.say(mallory, [text])
@@ -152,9 +155,9 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
         assert sums["functions"] == after["functions"]
         owner.execute("update servicebroker.queues set is_receive_enabled = true, is_enqueue_enabled = true")
         assert impossible_times(owner) == []
-    delivered(town)
+    deliver_now(two_roles)
     assert query(database, alice_rows) == rows
-    assert (in_queue(town, "Alice"), in_queue(town, "Vault")) == before
+    assert (in_queue(two_roles, "Alice"), in_queue(two_roles, "Vault")) == before
     # Messages in the queues of Mallory and the Den come from Mallory or the broker.
     foreign = query(
         database,
@@ -171,9 +174,9 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
 class Mallory(Thread):
     """A thread that calls, notifies and tries random acts on its own connection, unless paused."""
 
-    def __init__(self, town: Town, heard_of: dict[str, list[object]], chance: random.Random) -> None:
+    def __init__(self, two_roles: TwoRoles, heard_of: dict[str, list[object]], chance: random.Random) -> None:
         super().__init__(daemon=True)
-        self.town, self.heard_of, self.chance = town, heard_of, chance
+        self.town, self.heard_of, self.chance = two_roles, heard_of, chance
         self.may, self.rests, self.over = Event(), Event(), Event()
         self.heard: set[str] = set()
         self.tried = self.done = 0
@@ -227,9 +230,9 @@ class Mallory(Thread):
 class Waits(Thread):
     """A thread that checks repeatedly if a session waits for a lock of Mallory, and counts both outcomes."""
 
-    def __init__(self, town: Town) -> None:
+    def __init__(self, two_roles: TwoRoles) -> None:
         super().__init__(daemon=True)
-        self.town, self.over, self.counts = town, Event(), Counter[bool]()
+        self.town, self.over, self.counts = two_roles, Event(), Counter[bool]()
 
     def run(self) -> None:
         text = (
@@ -245,7 +248,7 @@ class Waits(Thread):
 
 
 def test_a_ledger_of_others_stays_exact_meanwhile(
-    town: Town,
+    two_roles: TwoRoles,
     seeded_random: random.Random,
     request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
@@ -255,9 +258,9 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
     Each slice of Alice's moves messages, and hardly ever does one of them wait for a lock of Mallory's. How long they
     take is told and not judged: the two share the processors, and with other tests.
     """
-    database = town.database
-    own, alices = conversation(town, "Mallory", "Den", b"own"), conversation(town, "Alice", "Vault", SECRET)
-    delivered(town)  # including left-over messages of other tests
+    database = two_roles.database
+    own, alices = conversation(two_roles, "Mallory", "Den", b"own"), conversation(two_roles, "Alice", "Vault", SECRET)
+    deliver_now(two_roles)  # including left-over messages of other tests
     for queue in ("Vault", "Alice"):
         while database.receive(queue):
             pass
@@ -265,7 +268,7 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
     received: list[bytes | None] = []
     quiet: list[float] = []
     harmed: list[float] = []
-    with sb.open(town.alice) as instance:
+    with sb.open(two_roles.alice) as instance:
         alice = instance.database("Bank")
         handle = alice.begin_dialog("//bank/Alice", "//bank/Vault", contract="//bank/Contract")
 
@@ -275,15 +278,15 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
                 sent.append(b"%s %d" % (SECRET, len(sent)))
                 begun = time.monotonic()
                 alice.send(handle, "//bank/Order", sent[-1])
-                delivered(town)
+                deliver_now(two_roles)
                 received.extend(bodies(database.receive("Vault")))
                 took.append(time.monotonic() - begun)
 
         messages([])  # all caches are warm
-        mallory = Mallory(town, pool(town, own, alices), seeded_random)
+        mallory = Mallory(two_roles, pool(two_roles, own, alices), seeded_random)
         request.addfinalizer(mallory.over.set)
         mallory.start()
-        waits = Waits(town)
+        waits = Waits(two_roles)
         request.addfinalizer(waits.over.set)
         waits.start()
         end = time.monotonic() + request.config.getoption("--hostile-seconds")
@@ -306,9 +309,9 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
     assert waits.counts[True] <= _MOST_WAITS * waits.counts.total(), told
 
 
-def test_shadowed_names_in_the_search_path_are_never_called(town: Town) -> None:
+def test_shadowed_names_in_the_search_path_are_never_called(two_roles: TwoRoles) -> None:
     """The caller's own tables, types, functions and operators, in any schema of its search path."""
-    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+    with psycopg.connect(two_roles.mallory, autocommit=True) as mallory:
         mallory.execute("create schema shadows")
         mallory.execute("create table shadows.log (who text)")
         mallory.execute(
@@ -344,8 +347,8 @@ def test_shadowed_names_in_the_search_path_are_never_called(town: Town) -> None:
         (begun,) = mallory.execute(
             "select servicebroker_fence.begin_dialog('Bank', '//bank/Mallory', '//bank/Den', '//bank/Contract')"
         ).fetchone()
-        queue = queue_number(town.database, "Mallory")
-        number = town.database.database_id
+        queue = queue_number(two_roles.database, "Mallory")
+        number = two_roles.database.database_id
         for text in (
             f"select servicebroker_fence.send('{begun}', '//bank/Order', 'x')",
             f"select * from servicebroker_fence.receive({queue}, 10, null, null)",
@@ -358,14 +361,14 @@ def test_shadowed_names_in_the_search_path_are_never_called(town: Town) -> None:
                 mallory.execute(text)  # type: ignore[call-overload]
             except psycopg.Error as problem:
                 assert not isinstance(problem, psycopg.errors.InternalError_), text  # noqa: PT017
-        owner = query(town.database, "select current_user::text")[0][0]
+        owner = query(two_roles.database, "select current_user::text")[0][0]
         assert mallory.execute("select count(*) from shadows.log where who <> current_user").fetchone() == (0,)
         assert owner != MALLORY
         mallory.execute("drop schema shadows cascade")
 
 
-def test_the_key_of_another_is_not_to_be_had(town: Town) -> None:
-    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+def test_the_key_of_another_is_not_to_be_had(two_roles: TwoRoles) -> None:
+    with psycopg.connect(two_roles.mallory, autocommit=True) as mallory:
         mallory.execute("create schema thief")
         mallory.execute(
             "create function thief.see(uuid) returns boolean language plpgsql cost 0.0000001 as "
@@ -383,11 +386,11 @@ def test_the_key_of_another_is_not_to_be_had(town: Town) -> None:
                 mallory.execute(f"select * from servicebroker_fence.principal(2, {me})")  # type: ignore[call-overload]
 
 
-def test_code_of_the_role_in_other_sessions_is_still_the_role(town: Town) -> None:
+def test_code_of_the_role_in_other_sessions_is_still_the_role(two_roles: TwoRoles) -> None:
     """The code runs in Alice's session, and when a superuser's session evaluates an index of the role."""
-    queue = queue_number(town.database, "Alice")
-    conversation(town, "Alice", "Vault", SECRET)
-    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+    queue = queue_number(two_roles.database, "Alice")
+    conversation(two_roles, "Alice", "Vault", SECRET)
+    with psycopg.connect(two_roles.mallory, autocommit=True) as mallory:
         mallory.execute(
             "create schema trap; grant usage on schema trap to public; create table trap.caught (what text)"
         )
@@ -404,28 +407,28 @@ def test_code_of_the_role_in_other_sessions_is_still_the_role(town: Town) -> Non
             "$$ begin return trap.steal(); end $$"
         )
         mallory.execute("create index on trap.t (trap.indexed(x))")
-        with psycopg.connect(town.alice, autocommit=True) as alice:
+        with psycopg.connect(two_roles.alice, autocommit=True) as alice:
             alice.execute("select trap.helpful()")
-        with town.database.instance.connection() as owner:
+        with two_roles.database.instance.connection() as owner:
             owner.execute("reindex table trap.t")
             owner.execute("analyze trap.t")
         caught = mallory.execute("select what from trap.caught").fetchall()
         assert len(caught) >= 3
         assert {what for (what,) in caught if "229" not in what or not what.startswith(MALLORY)} == set()
         mallory.execute("drop schema trap cascade")
-    with sb.open(town.alice) as instance:
+    with sb.open(two_roles.alice) as instance:
         assert SECRET in bodies(instance.database("Bank").receive("Alice"))
 
 
-def test_members_of_a_role_are_it_only_after_set_role(town: Town) -> None:
-    with psycopg.connect(town.database.instance.url, autocommit=True) as owner:
+def test_members_of_a_role_are_it_only_after_set_role(two_roles: TwoRoles) -> None:
+    with psycopg.connect(two_roles.database.instance.url, autocommit=True) as owner:
         owner.execute(f"create role member in role {MALLORY}")  # type: ignore[call-overload]
         owner.execute("set session authorization member")
         text = "select principal_id, refusal from servicebroker_fence.principal(%s)"
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not call the verbs"):
-            owner.execute(text, (town.database.database_id,))
+            owner.execute(text, (two_roles.database.database_id,))
         owner.execute(f"set role {MALLORY}")  # type: ignore[call-overload]
-        (row,) = owner.execute(text, (town.database.database_id,)).fetchall()
+        (row,) = owner.execute(text, (two_roles.database.database_id,)).fetchall()
         assert row[1] is None
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             owner.execute(f"set role {ALICE}")  # type: ignore[call-overload]
@@ -433,8 +436,8 @@ def test_members_of_a_role_are_it_only_after_set_role(town: Town) -> None:
         owner.execute("drop role member")
 
 
-def test_isolation_levels_above_read_committed_are_refused(town: Town) -> None:
-    with psycopg.connect(town.mallory) as mallory:
+def test_isolation_levels_above_read_committed_are_refused(two_roles: TwoRoles) -> None:
+    with psycopg.connect(two_roles.mallory) as mallory:
         mallory.execute("set transaction isolation level repeatable read")
         with pytest.raises(psycopg.errors.InvalidTransactionState, match="READ COMMITTED"):
             mallory.execute("select servicebroker_fence.begin_dialog('Bank', '//bank/Mallory', '//bank/Den')")

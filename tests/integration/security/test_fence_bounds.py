@@ -70,7 +70,7 @@ def fence(server: EmbeddedServer, make_instance_url: Callable[..., str]) -> Iter
         owner.execute(f"drop owned by {ROLE}; drop role {ROLE}")  # type: ignore[call-overload]
 
 
-def stored(fence: Fence) -> tuple[list[Any], list[Any]]:
+def take_stored(fence: Fence) -> tuple[list[Any], list[Any]]:
     """Return and delete the rows stored since the last call."""
     return (
         query(fence.database, "delete from servicebroker.failed_messages returning *"),
@@ -94,14 +94,14 @@ def test_impossible_values_are_refused(fence: Fence, function: str, name: str, v
     with pytest.raises(psycopg.Error, match="Wrong argument: ") as refusal:
         getattr(fence, function)(**{name: value})
     assert refusal.value.sqlstate == "S0402"
-    assert stored(fence) == ([], [])
+    assert take_stored(fence) == ([], [])
 
 
 def test_failure_times_are_not_in_the_future(fence: Fence) -> None:
     """The caller's clock may be fast."""
     fence.track(first="2345-01-01", failures=MAX_FAILURE_COUNT, after="3155759999", number=2**63 - 1)
     fence.set_aside(first="2345-01-01", enqueued="2345-01-01", error="e" * 10_000, traceback="t" * 300_000)
-    (failed,), (kept,) = stored(fence)
+    (failed,), (kept,) = take_stored(fence)
     now = datetime.now(UTC)
     times = [value for value in (*failed, *kept) if isinstance(value, datetime)]
     assert len(times) == 6
@@ -148,7 +148,7 @@ def test_trace_contexts_are_stored_only_for_sent_messages(fence: Fence, first: i
 
 
 @pytest.fixture
-def spoiled(fence: Fence) -> Iterator[Fence]:
+def insert_old_rows(fence: Fence) -> Iterator[Fence]:
     """Insert rows as older versions have stored them."""
     fence.track()
     fence.set_aside()
@@ -181,9 +181,9 @@ def spoiled(fence: Fence) -> Iterator[Fence]:
         "check",
     ],
 )
-def test_commands_show_rows_with_impossible_times(spoiled: Fence, line: str) -> None:
-    words = line.format(handle=spoiled.handle).split()
-    result = CliRunner().invoke(command, [*words, "--instance", spoiled.database.instance.url])
+def test_commands_show_rows_with_impossible_times(insert_old_rows: Fence, line: str) -> None:
+    words = line.format(handle=insert_old_rows.handle).split()
+    result = CliRunner().invoke(command, [*words, "--instance", insert_old_rows.database.instance.url])
     assert result.exit_code in ((0, 1) if words[0] == "doctor" else (0,)), result.output
     if words[:2] == ["poison", "list"] or "--json" in words:
         assert "9999-12-31" in result.output
@@ -192,8 +192,8 @@ def test_commands_show_rows_with_impossible_times(spoiled: Fence, line: str) -> 
 @pytest.mark.parametrize(
     "page", ["dead-letters", "workers", "queues", "queue?database=Bounds&queue=dbo.Own", "conversations"]
 )
-def test_pages_show_rows_with_impossible_times(spoiled: Fence, page: str) -> None:
-    dashboard = Dashboard([spoiled.database.instance.url], token=None)
+def test_pages_show_rows_with_impossible_times(insert_old_rows: Fence, page: str) -> None:
+    dashboard = Dashboard([insert_old_rows.database.instance.url], token=None)
     try:
         shown = TestClient(dashboard, base_url="http://127.0.0.1").get(f"/i/0/{page}")
     finally:
@@ -233,24 +233,27 @@ def test_a_reader_goes_on_after_an_impossible_time(fence: Fence) -> None:
     assert kept == LATEST
 
 
-def test_methods_return_rows_with_impossible_times(spoiled: Fence) -> None:
-    (kept,) = spoiled.database.set_aside_messages()
+def test_methods_return_rows_with_impossible_times(insert_old_rows: Fence) -> None:
+    (kept,) = insert_old_rows.database.set_aside_messages()
     assert (kept.message_enqueue_time, kept.first_failed_at) == (EARLIEST, LATEST)
 
 
-def test_an_upgrade_makes_them_possible(spoiled: Fence) -> None:
-    with spoiled.database.instance.connection() as connection:
+def test_an_upgrade_makes_them_possible(insert_old_rows: Fence) -> None:
+    with insert_old_rows.database.instance.connection() as connection:
         connection.execute("delete from servicebroker.migrations where number = 421")
-    with sb.open(spoiled.database.instance.url, upkeep=None):
+    with sb.open(insert_old_rows.database.instance.url, upkeep=None):
         pass
-    (failed,), (kept,) = stored(spoiled)
+    (failed,), (kept,) = take_stored(insert_old_rows)
     now = datetime.now(UTC)
     assert all(value <= now for value in (*failed, *kept) if isinstance(value, datetime))
-    assert query(spoiled.database, "select held_until from servicebroker.queues where held_until is not null") == []
+    assert (
+        query(insert_old_rows.database, "select held_until from servicebroker.queues where held_until is not null")
+        == []
+    )
 
 
 @pytest.fixture
-def limited(fence: Fence) -> Iterator[Callable[..., None]]:
+def set_limits(fence: Fence) -> Iterator[Callable[..., None]]:
     """Return a function that sets limits of the role; other roles have none."""
     instance = fence.database.instance
 
@@ -266,16 +269,16 @@ def begin(fence: Fence) -> UUID:
     return UUID(str(fence.call("begin_dialog", "Bounds", "//own", "//own")[0][0]))
 
 
-def refused(fence: Fence, function: str, *given: object) -> str:
+def refusal_of(fence: Fence, function: str, *given: object) -> str:
     with pytest.raises(psycopg.Error, match="Msg 10928") as refusal:
         fence.call(function, *given)
     return str(refusal.value)
 
 
-def test_a_role_has_so_many_open_conversations(fence: Fence, limited: Callable[..., None]) -> None:
-    limited(conversations=2)
+def test_a_role_has_so_many_open_conversations(fence: Fence, set_limits: Callable[..., None]) -> None:
+    set_limits(conversations=2)
     first, _ = begin(fence), begin(fence)
-    assert "open conversations for the role is 2" in refused(fence, "begin_dialog", "Bounds", "//own", "//own")
+    assert "open conversations for the role is 2" in refusal_of(fence, "begin_dialog", "Bounds", "//own", "//own")
     fence.database.begin_dialog("//own", "//own")  # the owner has no limit
     closed = "update servicebroker.conversation_endpoints set state = %s where conversation_handle = %s returning 1"
     query(fence.database, closed, "CD", first)  # as with keys that its peer may still need
@@ -307,7 +310,7 @@ def test_a_conversation_counts_until_its_target_has_ended(fence: Fence, limited:
     upkeep_of(fence)
     target = peer_handle(fence.database, handle)
     fence.call("end_conversation", fence.database.database_id, handle, None, None, True)
-    assert "open conversations for the role is 1" in refused(fence, "begin_dialog", "Bounds", "//own", "//own")
+    assert "open conversations for the role is 1" in refusal_of(fence, "begin_dialog", "Bounds", "//own", "//own")
     fence.database.end_conversation(target, cleanup=True)
     fence.database.end_conversation(begin(fence), cleanup=True)
 
@@ -321,15 +324,15 @@ def test_a_conversation_counts_until_its_target_has_ended(fence: Fence, limited:
     ],
 )
 def test_a_role_has_so_much_waiting_on_a_conversation(
-    fence: Fence, limited: Callable[..., None], amounts: dict[str, int], bodies: list[bytes], said: str
+    fence: Fence, set_limits: Callable[..., None], amounts: dict[str, int], bodies: list[bytes], said: str
 ) -> None:
     handle = begin(fence)
-    limited(**amounts)
+    set_limits(**amounts)
     for body in bodies:
         fence.call("send", handle, sb.DEFAULT, body)
-    assert said in refused(fence, "send", handle, sb.DEFAULT, b"y")
+    assert said in refusal_of(fence, "send", handle, sb.DEFAULT, b"y")
     upkeep_of(fence)  # delivered, and not received
-    assert said in refused(fence, "send", handle, sb.DEFAULT, b"y")
+    assert said in refusal_of(fence, "send", handle, sb.DEFAULT, b"y")
     received = fence.database.receive("Own", conversation_handle=peer_handle(fence.database, handle))
     assert [message.message_body or b"" for message in received] == bodies
     fence.call("send", handle, sb.DEFAULT, b"y")
@@ -344,14 +347,16 @@ def upkeep_of(fence: Fence) -> None:
 def test_the_command_shows_and_sets_the_budget_of_a_role(fence: Fence) -> None:
     url = fence.database.instance.url
 
-    def ran(*words: str) -> str:
+    def run_budget(*words: str) -> str:
         result = CliRunner().invoke(command, ["rights", "budget", *words, "--instance", url])
         return f"{result.output}{result.exception or ''}"
 
-    assert ran(ROLE, "--set", "conversations=5000") == "conversations: 5,000\nmessages: no limit\nbytes: no limit\n"
-    assert ran(ROLE, "--set", "bytes=7") == "conversations: 5,000\nmessages: no limit\nbytes: 7\n"
-    shown = ran(ROLE, "--no-limits", "--set", "bytes=7")
+    assert (
+        run_budget(ROLE, "--set", "conversations=5000") == "conversations: 5,000\nmessages: no limit\nbytes: no limit\n"
+    )
+    assert run_budget(ROLE, "--set", "bytes=7") == "conversations: 5,000\nmessages: no limit\nbytes: 7\n"
+    shown = run_budget(ROLE, "--no-limits", "--set", "bytes=7")
     assert shown == "conversations: no limit\nmessages: no limit\nbytes: 7\n"
-    assert "no RESOURCE=AMOUNT" in ran(ROLE, "--set", "hats=1")
-    assert "15007" in ran("nobody")
-    ran(ROLE, "--no-limits")
+    assert "no RESOURCE=AMOUNT" in run_budget(ROLE, "--set", "hats=1")
+    assert "15007" in run_budget("nobody")
+    run_budget(ROLE, "--no-limits")

@@ -11,24 +11,34 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from fence_support import MALLORY, SECRET, Town, conversation, delivered, in_queue
+from fence_support import MALLORY, SECRET, TwoRoles, conversation, deliver_now, in_queue
 from servicebroker.api.maintenance import release
 from servicebroker.model import waiting
 from servicebroker.operations import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.schedules import KeepSchedule
 from servicebroker.store import locks
 from servicebroker.store.statement_counts import counts_of
-from support import blocked, eventually, group_of, in_thread, query, queue_number, refused, state, wait_until_blocked
+from support import (
+    count_blocked_sessions,
+    eventually,
+    group_of,
+    in_thread,
+    query,
+    queue_number,
+    refused,
+    state,
+    wait_until_blocked,
+)
 
 
-def test_a_new_conversation_cannot_join_or_lock_a_foreign_group(town: Town) -> None:
+def test_a_new_conversation_cannot_join_or_lock_a_foreign_group(two_roles: TwoRoles) -> None:
     begin = (
         "select handle, refusal from servicebroker_fence.begin_conversation(%s, '//bank/Mallory', '//bank/Den', "
         "'//bank/Contract', 60, null, %s, %s, false, null, null, null)"
     )
-    alices, _ = conversation(town, "Alice", "Vault", b"")
-    number, url = town.database.database_id, town.database.instance.url
-    with psycopg.connect(url) as owner, psycopg.connect(town.mallory, autocommit=True) as mallory:
+    alices, _ = conversation(two_roles, "Alice", "Vault", b"")
+    number, url = two_roles.database.database_id, two_roles.database.instance.url
+    with psycopg.connect(url) as owner, psycopg.connect(two_roles.mallory, autocommit=True) as mallory:
         held = (
             "select conversation_group_id, pg_advisory_xact_lock(%s, uuid_hash(conversation_group_id)) "
             "from servicebroker.conversation_endpoints where conversation_handle = %s"
@@ -45,9 +55,9 @@ def test_a_new_conversation_cannot_join_or_lock_a_foreign_group(town: Town) -> N
         assert (second is not None, refusal) == (True, None)
 
 
-def test_a_new_conversation_leaves_with_its_messages(town: Town) -> None:
+def test_a_new_conversation_leaves_with_its_messages(two_roles: TwoRoles) -> None:
     """Each takes one statement, and gives no access to the group or handle of another role."""
-    with sb.open(town.mallory, upkeep=None) as instance:
+    with sb.open(two_roles.mallory, upkeep=None) as instance:
         bank = instance.database("Bank")
         with instance.connection() as connection:
             counts = counts_of(connection)
@@ -59,47 +69,47 @@ def test_a_new_conversation_leaves_with_its_messages(town: Town) -> None:
                 handle = tx.begin_dialog("//bank/Mallory", "//bank/Den", contract=contract)
                 assert [tx.send(handle, "//bank/Order", body) for body in bodies] == list(range(len(bodies)))
             calls = sum(calls for calls, _ in counts.take().values())
-            delivered(town)
+            deliver_now(two_roles)
             return calls
 
-        delivered(town)
-        before = len(in_queue(town, "Den"))
+        deliver_now(two_roles)
+        before = len(in_queue(two_roles, "Den"))
         assert ask(b"1") == 2
         assert ask(b"2") == 1
         assert ask(b"3", b"4", b"5") == 1
-        assert in_queue(town, "Den")[before:] == [b"1", b"2", b"3", b"4", b"5"]
+        assert in_queue(two_roles, "Den")[before:] == [b"1", b"2", b"3", b"4", b"5"]
         with refused(8425):
             ask(b"6", contract="//bank/None")
-        town.database.drop_service("//bank/Mallory")
+        two_roles.database.drop_service("//bank/Mallory")
         try:
             with refused(8423, "//bank/Mallory"):
                 ask(b"7")
         finally:
-            town.database.create_service("//bank/Mallory", "Mallory", ["//bank/Contract"])
-            town.database.grant("SEND", MALLORY, service="//bank/Mallory")
+            two_roles.database.create_service("//bank/Mallory", "Mallory", ["//bank/Contract"])
+            two_roles.database.grant("SEND", MALLORY, service="//bank/Mallory")
         with refused(8423, "//bank/Mallorys"), bank.transaction() as tx:
             tx.begin_dialog("//bank/Mallorys", "//bank/Den", contract="//bank/Contract")
         assert ask(b"8") == 2
-        assert in_queue(town, "Den")[-1] == b"8"
-    alices, _ = conversation(town, "Alice", "Vault", b"")
-    group = group_of(town.database, alices)
+        assert in_queue(two_roles, "Den")[-1] == b"8"
+    alices, _ = conversation(two_roles, "Alice", "Vault", b"")
+    group = group_of(two_roles.database, alices)
     begin = (
         "select is_done, refusal[1] from servicebroker_fence.begin_and_send(%s, %s, %s, '//bank/Mallory', "
         "'//bank/Den', '//bank/Contract', 60, null, false, array['//bank/Order'], array['x'::bytea])"
     )
-    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+    with psycopg.connect(two_roles.mallory, autocommit=True) as mallory:
         for drawn, number in (((uuid4(), group), "9610"), ((alices, uuid4()), "402"), ((None, None), "402")):
-            assert mallory.execute(begin, (town.database.database_id, *drawn)).fetchall() == [(False, number)]
+            assert mallory.execute(begin, (two_roles.database.database_id, *drawn)).fetchall() == [(False, number)]
 
 
-def test_when_both_sides_have_ended_neither_is_told(town: Town) -> None:
+def test_when_both_sides_have_ended_neither_is_told(two_roles: TwoRoles) -> None:
     """The restricted role ends its side while the other side's EndDialog waits, since the queue is off."""
-    database = town.database
-    mallory, den = conversation(town, "Mallory", "Den", b"x")
+    database = two_roles.database
+    mallory, den = conversation(two_roles, "Mallory", "Den", b"x")
     database.alter_queue("Mallory", status=False)
     database.end_conversation(den)
     assert [state(database, handle) for handle in (mallory, den)] == ["CO", "DO"]
-    with sb.open(town.mallory) as instance:
+    with sb.open(two_roles.mallory) as instance:
         instance.database("Bank").end_conversation(mallory)
     assert [state(database, handle) for handle in (mallory, den)] == [None, "CD"]
     waits = "select from servicebroker.transmission_queue where conversation_handle in (%s, %s)"
@@ -108,15 +118,15 @@ def test_when_both_sides_have_ended_neither_is_told(town: Town) -> None:
     assert database.instance.check().findings == []
 
 
-def test_an_end_waits_for_a_dialog_that_joins_the_group_of_the_other_side(town: Town) -> None:
+def test_an_end_waits_for_a_dialog_that_joins_the_group_of_the_other_side(two_roles: TwoRoles) -> None:
     """The END of the peer removes the group's last conversation, but the group stays for the new one."""
-    database = town.database
-    den, mallory = conversation(town, "Den", "Mallory", b"x")
+    database = two_roles.database
+    den, mallory = conversation(two_roles, "Den", "Mallory", b"x")
     group = group_of(database, den)
     database.alter_queue("Mallory", status=False)
     database.end_conversation(den)
     assert state(database, den) == "DO"
-    with sb.open(town.mallory) as instance:
+    with sb.open(two_roles.mallory) as instance:
         with database.transaction() as beginning:
             joined = beginning.begin_dialog(
                 "//bank/Den", "//bank/Mallory", contract="//bank/Contract", related_conversation_group=group
@@ -131,40 +141,40 @@ def test_an_end_waits_for_a_dialog_that_joins_the_group_of_the_other_side(town: 
 
 
 @pytest.mark.parametrize("how", ["END", "MOVE"])
-def test_a_group_that_a_role_and_another_leave_at_once_is_removed(town: Town, how: str) -> None:
+def test_a_group_that_a_role_and_another_leave_at_once_is_removed(two_roles: TwoRoles, how: str) -> None:
     """The role's conversation leaves the group. The END of a peer, under another group's lock, removes the other."""
-    database = town.database
-    ending, target = conversation(town, "Mallory", "Den", b"x")
+    database = two_roles.database
+    ending, target = conversation(two_roles, "Mallory", "Den", b"x")
     group = group_of(database, ending)
     begin = partial(database.begin_dialog, "//bank/Mallory", "//bank/Den", contract="//bank/Contract")
     leaving, elsewhere = begin(related_conversation_group=group), group_of(database, begin())
     database.alter_queue("Den", status=False)
     database.end_conversation(ending)
-    with sb.open(town.mallory) as instance:
+    with sb.open(two_roles.mallory) as instance:
         with instance.database("Bank").transaction() as transaction:
             if how == "MOVE":
                 transaction.move_conversation(leaving, elsewhere)
             else:
                 transaction.end_conversation(leaving)
             other = in_thread(database.end_conversation, target)
-            eventually(lambda: other.done() or blocked(database))
+            eventually(lambda: other.done() or count_blocked_sessions(database))
         other.result(30)
     database.alter_queue("Den", status=True)
     text = "select from servicebroker.conversation_groups where conversation_group_id = %s"
     assert query(database, text, group) == []
 
 
-def test_a_message_sent_before_an_expired_side_ended_is_not_delivered(town: Town) -> None:
+def test_a_message_sent_before_an_expired_side_ended_is_not_delivered(two_roles: TwoRoles) -> None:
     """The sender uses the time of its call, and then waits for a connection."""
-    database = town.database
-    mallory, den = conversation(town, "Mallory", "Den", b"x")
+    database = two_roles.database
+    mallory, den = conversation(two_roles, "Mallory", "Den", b"x")
     before = database.instance.clock()
     text = "update servicebroker.conversation_endpoints set lifetime = now() where conversation_handle in (%s, %s)"
     with sb.open(database.instance.url, clock=lambda: before, upkeep=None) as waiting:
         assert waiting.database("Bank").send(den, "//bank/Order", b"the way is remembered") == 1
         with database.instance.connection() as connection:
             connection.execute(text, (mallory, den))
-        with sb.open(town.mallory) as instance:
+        with sb.open(two_roles.mallory) as instance:
             instance.database("Bank").end_conversation(mallory)
         assert [state(database, handle) for handle in (mallory, den)] == [None, "CO"]
         assert waiting.database("Bank").send(den, "//bank/Order", b"late") == 2
@@ -173,8 +183,8 @@ def test_a_message_sent_before_an_expired_side_ended_is_not_delivered(town: Town
     assert database.instance.check().findings == []
 
 
-def test_failures_of_timers_are_counted_for_each_timer(town: Town) -> None:
-    mallory, _ = conversation(town, "Mallory", "Den", b"x")
+def test_failures_of_timers_are_counted_for_each_timer(two_roles: TwoRoles) -> None:
+    mallory, _ = conversation(two_roles, "Mallory", "Den", b"x")
     counts: list[int] = []
 
     def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
@@ -186,7 +196,7 @@ def test_failures_of_timers_are_counted_for_each_timer(town: Town) -> None:
         return sb.Retry() if failure.count == 1 else sb.Ignore()
 
     text = "select failures from servicebroker.failed_messages where conversation_handle = %s"
-    with sb.open(town.mallory) as instance:
+    with sb.open(two_roles.mallory) as instance:
         app = instance.database("Bank")
         while app.receive("Mallory"):
             pass
@@ -194,32 +204,32 @@ def test_failures_of_timers_are_counted_for_each_timer(town: Town) -> None:
         assert app.process("Mallory", fail, poison=watching) == 2
         app.begin_conversation_timer(mallory, 0)
         app.process("Mallory", fail, poison=lambda failure: sb.Retry(after=60))
-        assert query(town.database, text, mallory) == [(1,)]
+        assert query(two_roles.database, text, mallory) == [(1,)]
         app.begin_conversation_timer(mallory, 60)
-        assert query(town.database, text, mallory) == []
+        assert query(two_roles.database, text, mallory) == []
         app.end_conversation(mallory)
     assert counts == [1, 2]
 
 
-def test_messages_that_were_set_aside_are_for_db_owner(town: Town) -> None:
-    with sb.open(town.mallory, upkeep=None) as instance:
+def test_messages_that_were_set_aside_are_for_db_owner(two_roles: TwoRoles) -> None:
+    with sb.open(two_roles.mallory, upkeep=None) as instance:
         bank = instance.database("Bank")
         for operation in (SetAsideMessages(), DeadLetterGroups(), ReplayMessage(1), DiscardMessage(1)):
             with refused(5011):
                 bank.run(operation)
 
 
-def test_a_role_delays_and_cancels_messages_of_its_own_only(town: Town) -> None:
-    alices, _ = conversation(town, "Alice", "Vault", SECRET)
-    town.database.send(alices, "//bank/Order", SECRET, delay=60)
-    with sb.open(town.mallory, upkeep=None) as instance:
+def test_a_role_delays_and_cancels_messages_of_its_own_only(two_roles: TwoRoles) -> None:
+    alices, _ = conversation(two_roles, "Alice", "Vault", SECRET)
+    two_roles.database.send(alices, "//bank/Order", SECRET, delay=60)
+    with sb.open(two_roles.mallory, upkeep=None) as instance:
         bank = instance.database("Bank")
         handles = [
             bank.begin_dialog("//bank/Mallory", "//bank/Den", contract="//bank/Contract", encryption=False)
             for _ in range(2)
         ]
-        delivered(town)  # messages of other tests
-        before = Counter(in_queue(town, "Den"))
+        deliver_now(two_roles)  # messages of other tests
+        before = Counter(in_queue(two_roles, "Den"))
         assert bank.send(handles[0], "//bank/Order", b"1", delay=0.2) == 0
         assert bank.send_batch(handles[0], "//bank/Order", [b"2", b"3"], at=instance.clock() + timedelta(hours=1)) == 1
         assert bank.send(handles, "//bank/Order", b"4", delay=timedelta(hours=2)) == [3, 0]
@@ -237,25 +247,25 @@ def test_a_role_delays_and_cancels_messages_of_its_own_only(town: Town) -> None:
             with refused(number):
                 run()
 
-        def came() -> bool:
-            with town.database.instance.connection() as connection:
-                release(connection, town.database.instance.clock())
-            delivered(town)
-            return Counter(in_queue(town, "Den")) - before == Counter([b"1"])
+        def have_arrived() -> bool:
+            with two_roles.database.instance.connection() as connection:
+                release(connection, two_roles.database.instance.clock())
+            deliver_now(two_roles)
+            return Counter(in_queue(two_roles, "Den")) - before == Counter([b"1"])
 
-        eventually(came)
+        eventually(have_arrived)
         assert bank.cancel_delayed(handles[0]) == 2
-        delivered(town)
-        assert Counter(in_queue(town, "Den")) - before == Counter([b"1", None])
-    assert [message.bytes for message in town.database.delayed_messages(alices)] == [len(SECRET)]
+        deliver_now(two_roles)
+        assert Counter(in_queue(two_roles, "Den")) - before == Counter([b"1", None])
+    assert [message.bytes for message in two_roles.database.delayed_messages(alices)] == [len(SECRET)]
 
 
-def test_a_role_has_schedules_of_its_own_queues_only(town: Town) -> None:
+def test_a_role_has_schedules_of_its_own_queues_only(two_roles: TwoRoles) -> None:
     times: list[datetime] = []
     worker, alices = sb.Worker("Mallory"), sb.Worker("Alice")
     worker.every(timedelta(seconds=1), name="job")(lambda tx, message: times.append(message.message_enqueue_time))
     alices.every("@hourly", name="job")(lambda tx, message: None)
-    with sb.open(town.mallory, upkeep=None) as instance:
+    with sb.open(two_roles.mallory, upkeep=None) as instance:
         bank = instance.database("Bank")
         with bank.working(worker):
             eventually(lambda: len(times) >= 2)
@@ -266,5 +276,5 @@ def test_a_role_has_schedules_of_its_own_queues_only(town: Town) -> None:
         ):
             with refused(number):
                 run()
-    assert [schedule.name for schedule in town.database.schedules()] == ["job"]
-    town.database.drop_schedule("Mallory", "job")
+    assert [schedule.name for schedule in two_roles.database.schedules()] == ["job"]
+    two_roles.database.drop_schedule("Mallory", "job")

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from fenced_histories import FencedModel, fenced
+from fenced_histories import FencedModel, restricted_role
 from random_histories import run_histories
 
 
@@ -28,5 +28,5 @@ def test_the_fence_and_the_double_agree(
             request.config.option.model_steps // 8,
             seeded_random,
             record_property,
-            lambda: stack.enter_context(fenced(FencedModel, url)),
+            lambda: stack.enter_context(restricted_role(FencedModel, url)),
         )

@@ -1,4 +1,7 @@
-"""The fence: permissions as in the model, pinned functions, and the findings of check and doctor."""
+"""The fence: its permissions are those of the model, its functions have a fixed search_path, check and doctor report.
+
+The fence is the schema with the functions for restricted roles.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 
 import hostile_role
 import servicebroker as sb
-from fence_support import Town, conversation
+from fence_support import TwoRoles, conversation
 from servicebroker.engine.diagnosis.consistency import find_tampering
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.judgement import judge
@@ -40,91 +43,111 @@ from servicebroker.store.running import run
 from servicebroker.store.sql_verbs import FENCED_STATEMENTS
 from support import eventually, group_of, in_thread, query, queue_number, refused
 
+# Invented ids, which no object of the database has. OTHER_ ids belong to nothing that the user may use.
+USER_ID, ROLE_ID, OTHER_OWNER_ID = 70_001, 70_002, 70_009
+OBJECT_ID, OTHER_OBJECT_ID = 70_000, 70_005
+SYSTEM_OBJECT_ID = 7
+SCHEMA_ID, OTHER_SCHEMA_ID = 70_020, 70_021
 
-def test_the_verbs_for_triggers_ask_for_permissions_too(town: Town) -> None:
+
+def test_the_verbs_for_triggers_ask_for_permissions_too(two_roles: TwoRoles) -> None:
     begin = "select servicebroker_fence.begin_dialog('Bank', %s, '//bank/Den', '//bank/Contract')"
-    alices, _ = conversation(town, "Alice", "Vault", b"")
-    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+    alices_handle, _ = conversation(two_roles, "Alice", "Vault", b"")
+    with psycopg.connect(two_roles.mallory, autocommit=True) as mallory:
         ((handle,),) = mallory.execute(begin, ("//bank/Mallory",)).fetchall()
         send = "select servicebroker_fence.send(%s, '//bank/Order', 'x')"
         assert mallory.execute(send, (handle,)).fetchall() == [(0,)]
         for text, value, state in (
             (begin, "//bank/Alice", "S8494"),
             (begin, "//bank/nobody", "S8423"),
-            (send, alices, "S8494"),
+            (send, alices_handle, "S8494"),
             (send, uuid4(), "S8426"),
             (send, None, "S8418"),
         ):
             with pytest.raises(psycopg.Error) as caught:
                 mallory.execute(text, (value,))
             assert caught.value.sqlstate == state, str(caught.value)
-    with town.database.instance.connection() as owner, pytest.raises(psycopg.errors.InsufficientPrivilege):
-        owner.execute(begin, ("//bank/Alice",))  # the owner has servicebroker.begin_dialog
+    with two_roles.database.instance.connection() as owner, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        owner.execute(begin, ("//bank/Alice",))  # the owner calls servicebroker.begin_dialog instead
 
 
 @pytest.mark.parametrize("statement", FENCED_STATEMENTS)
-def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str, seeded_random: random.Random) -> None:
-    database, chance = town.database, seeded_random
-    user = User(database.database_id, "Bank", 70_001, "somebody")
+def test_permissions_are_decided_as_the_model_decides(
+    two_roles: TwoRoles, statement: str, seeded_random: random.Random
+) -> None:
+    """Random users, objects and permissions: `servicebroker.refusal` allows and refuses what the model does."""
+    database, rng = two_roles.database, seeded_random
+    user = User(database.database_id, "Bank", USER_ID, "somebody")
     kinds = [need.kind for need in NEEDS[statement]]
     rights = [right for right in IMPLIED_BY if right[0] in (Kind.DATABASE, Kind.SCHEMA, *kinds)]
     rights += [right for need in NEEDS[statement] for right in implied_by(need.kind, need.permission)] * 5
-    with database.instance.connection() as connection, pytest.raises(ZeroDivisionError), connection.transaction():
-        number = user.database_id
-        for principal in (70_001, 70_002):
+    with database.instance.connection() as connection, connection.transaction(force_rollback=True):
+        database_id = user.database_id
+        for principal in (USER_ID, ROLE_ID):
             connection.execute(
                 "insert into servicebroker.principals (database_id, principal_id, name, is_role) "
                 "values (%s, %s, %s, true)",
-                (number, principal, f"p{principal}"),
+                (database_id, principal, f"p{principal}"),
             )
         outcomes = Counter[bool]()
         for _ in range(120):
-            connection.execute("delete from servicebroker.permissions where database_id = %s", (number,))
-            some = [70_002, *(principal.principal_id for principal in FIXED_PRINCIPALS)]
-            identities = frozenset([70_001, PUBLIC_ID, *chance.sample(some, chance.choice([0, 0, 1]))])
-            kind = chance.choice(kinds)
-            number_of = 0 if kind is Kind.DATABASE else chance.choice([7, 70_000])
-            on = Securable(
-                kind, number_of, chance.choice([DBO_ID, 70_001, 70_009, 70_009, 70_009]), "it", 70_020, "there"
+            connection.execute("delete from servicebroker.permissions where database_id = %s", (database_id,))
+            memberships = [ROLE_ID, *(principal.principal_id for principal in FIXED_PRINCIPALS)]
+            identities = frozenset([USER_ID, PUBLIC_ID, *rng.sample(memberships, rng.choice([0, 0, 1]))])
+            kind = rng.choice(kinds)
+            securable = Securable(
+                kind,
+                major_id=0 if kind is Kind.DATABASE else rng.choice([SYSTEM_OBJECT_ID, OBJECT_ID]),
+                owner_id=rng.choice([DBO_ID, USER_ID, OTHER_OWNER_ID, OTHER_OWNER_ID, OTHER_OWNER_ID]),
+                name="it",
+                schema_id=SCHEMA_ID,
+                schema="there",
             )
-            entries = []
-            for right in chance.sample(rights, chance.randrange(4)):
-                places = {Kind.DATABASE: [0], Kind.SCHEMA: [on.schema_id, 70_021]}
-                major = chance.choice(places.get(right[0], [on.major_id, 70_005]))
-                grantee = chance.choice([70_001, 70_002, PUBLIC_ID])
-                entry = Entry(right[0], major, grantee, right[1], chance.choice([GRANT, GRANT, GRANT, DENY]))
-                entries = [
-                    *(old for old in entries if old[:4] != entry[:4]),
-                    entry,
-                ]  # one entry per key, as in the table
+            entries: list[Entry] = []
+            for right in rng.sample(rights, rng.randrange(4)):
+                major_ids = {Kind.DATABASE: [0], Kind.SCHEMA: [securable.schema_id, OTHER_SCHEMA_ID]}
+                major = rng.choice(major_ids.get(right[0], [securable.major_id, OTHER_OBJECT_ID]))
+                grantee = rng.choice([USER_ID, ROLE_ID, PUBLIC_ID])
+                entry = Entry(right[0], major, grantee, right[1], rng.choice([GRANT, GRANT, GRANT, DENY]))
+                # one entry per key, as in the table
+                entries = [*(existing for existing in entries if existing[:4] != entry[:4]), entry]
             for entry in entries:
                 connection.execute(
                     "insert into servicebroker.permissions values (%s, %s, %s, %s, 1, %s, %s)",
-                    (number, entry.kind.value, entry.major_id, entry.grantee_id, entry.permission, entry.state),
+                    (database_id, entry.kind.value, entry.major_id, entry.grantee_id, entry.permission, entry.state),
                 )
             expected = None
             for need in NEEDS[statement]:
-                if need.kind is kind and not is_allowed(identities, need.permission, on, entries):
-                    expected = refusal(statement, need, on, user, ("end", "h", "CD"))
+                if need.kind is kind and not is_allowed(identities, need.permission, securable, entries):
+                    values_of_text = ("end", "h", "CD")  # the verb, the handle and the state in the text of 8494
+                    expected = refusal(statement, need, securable, user, values_of_text)
                     break
             row = connection.execute(
                 "select servicebroker.refusal(%s, %s, %s, %s, %s, %s, 'it', %s, %s)",
-                (statement, number, list(identities), kind.value, on.major_id, on.owner_id, on.schema_id, on.schema),
+                (
+                    statement,
+                    database_id,
+                    list(identities),
+                    kind.value,
+                    securable.major_id,
+                    securable.owner_id,
+                    securable.schema_id,
+                    securable.schema,
+                ),
             ).fetchone()
             assert row is not None
             outcomes[expected is None] += 1
-            assert (row[0] is None) is (expected is None), (statement, on, identities, entries, row)
+            assert (row[0] is None) is (expected is None), (statement, securable, identities, entries, row)
             if expected is not None and expected.number in (229, 8494):
                 assert str(sb.BrokerError(int(row[0][0]), *row[0][1:])) == str(expected)
             elif expected is not None:
                 assert row[0][0] == str(expected.number)
         assert len(outcomes) == 2
-        raise ZeroDivisionError
 
 
-def test_the_needs_of_the_server_are_those_of_the_model(town: Town) -> None:
+def test_the_needs_of_the_server_are_those_of_the_model(two_roles: TwoRoles) -> None:
     rows = query(
-        town.database, "select statement, class, permission, number from servicebroker.needs order by 1, place"
+        two_roles.database, "select statement, class, permission, number from servicebroker.needs order by 1, place"
     )
     assert rows == [
         (statement, need.kind.value, need.permission, need.number)
@@ -134,26 +157,26 @@ def test_the_needs_of_the_server_are_those_of_the_model(town: Town) -> None:
     assert all(need.or_else is None for statement in FENCED_STATEMENTS for need in NEEDS[statement])
 
 
-def test_the_body_of_an_error_is_that_of_the_model(town: Town, seeded_random: random.Random) -> None:
+def test_the_body_of_an_error_is_that_of_the_model(two_roles: TwoRoles, seeded_random: random.Random) -> None:
     letters = "aZ é<>&\"'\t\n\r\x01\x1f\x7f\ufffd\uffff\ufffe\U0001f4a5\U0010ffff"
     for code in (1, 2**31 - 1):
         text = "".join(seeded_random.choices(letters, k=200))
-        assert query(town.database, "select servicebroker.error_body(%s, %s)", code, text) == [
+        assert query(two_roles.database, "select servicebroker.error_body(%s, %s)", code, text) == [
             (error_body(code, text),)
         ]
-    assert query(town.database, "select servicebroker.error_body(1, '')") == [(error_body(1, ""),)]
+    assert query(two_roles.database, "select servicebroker.error_body(1, '')") == [(error_body(1, ""),)]
 
 
-def test_each_function_of_the_fence_is_pinned_and_nobodys(town: Town) -> None:
+def test_each_function_of_the_fence_has_a_fixed_search_path_and_no_public_right(two_roles: TwoRoles) -> None:
     rows = query(
-        town.database,
+        two_roles.database,
         "select proname::text from pg_proc where pronamespace = 'servicebroker_fence'::regnamespace "
         "and proname <> 'me' and (not prosecdef "
         "or not 'search_path=pg_catalog, pg_temp' = any (coalesce(proconfig, '{}')))",
     )
     assert rows == []
     rows = query(
-        town.database,
+        two_roles.database,
         "select p.oid::regprocedure::text from pg_proc p "
         "cross join aclexplode(coalesce(proacl, acldefault('f', proowner))) a "
         "where pronamespace in ('servicebroker'::regnamespace, 'servicebroker_fence'::regnamespace) and a.grantee = 0 "
@@ -214,13 +237,13 @@ LISTS = {"labels", "own_queues", "own_waits"}  # of objects that the caller may 
 UNCHECKED = {"database", "home", "is_there", "keep_lock", "me", "migrations", "principal", "queue", "release_slot"}
 
 
-def alices_objects(town: Town) -> dict[str, object]:
+def alices_objects(two_roles: TwoRoles) -> dict[str, object]:
     """Make conversations, messages, a schedule, a failure and a trace context of Alice. Return SQL of their values."""
-    database = town.database
-    handle, _ = conversation(town, "Alice", "Vault", b"")
+    database = two_roles.database
+    handle, _ = conversation(two_roles, "Alice", "Vault", b"")
     late, stuck = (
-        database.begin_dialog("//bank/Alice", far, contract="//bank/Contract")
-        for far in ("//bank/Vault", "//bank/Nobody")
+        database.begin_dialog("//bank/Alice", service, contract="//bank/Contract")
+        for service in ("//bank/Vault", "//bank/Nobody")
     )
     database.send(late, "//bank/Order", b"", delay=3600)
     database.send(stuck, "//bank/Order", b"")
@@ -264,7 +287,7 @@ class Outcome(NamedTuple):
 
     @property
     def values(self) -> list[Any]:
-        """The values beside refusals."""
+        """The values of the rows, without empty ones and without lists, which name a refusal."""
         columns = [row.values() if isinstance(row, dict) else [row] for row in self.rows]
         return [value for row in columns for value in row if value and not isinstance(value, list)]
 
@@ -278,35 +301,37 @@ def outcome_of(connection: psycopg.Connection[Any], call: str, *, is_void: bool)
         return Outcome([], problem.sqlstate or "")
 
 
-def test_each_function_refuses_the_objects_of_others_and_only_those(town: Town) -> None:
-    database = town.database
+def test_each_function_refuses_the_objects_of_others_and_only_those(two_roles: TwoRoles) -> None:
+    database = two_roles.database
     functions = "select proname::text, prorettype = 'void'::regtype from pg_proc where pronamespace = %s::regnamespace"
     voids = dict(query(database, functions, "servicebroker_fence"))
     assert voids.keys() - UNCHECKED == FOREIGN_CALLS.keys()
-    values = alices_objects(town)
-    calls = {name: f"servicebroker_fence.{name}({given.format(**values)})" for name, given in FOREIGN_CALLS.items()}
-    with database.instance.connection() as owner, psycopg.connect(town.mallory, autocommit=True) as mallory:
+    values = alices_objects(two_roles)
+    calls = {
+        name: f"servicebroker_fence.{name}({arguments.format(**values)})" for name, arguments in FOREIGN_CALLS.items()
+    }
+    with database.instance.connection() as owner, psycopg.connect(two_roles.mallory, autocommit=True) as mallory:
         before = hostile_role.digest(owner, ["waiting_readers"])
-        mallorys = {name: outcome_of(mallory, call, is_void=voids[name]) for name, call in calls.items()}
+        outcomes_of_mallory = {name: outcome_of(mallory, call, is_void=voids[name]) for name, call in calls.items()}
         after = hostile_role.digest(owner, ["waiting_readers"])
         readers = "select from servicebroker.waiting_readers where queue_id = %s"
         assert owner.execute(readers, (values["queue"],)).fetchall() == []
     assert {name for name in before if before[name] != after[name]} == set()
-    for name, outcome in mallorys.items():
+    for name, outcome in outcomes_of_mallory.items():
         assert name in LISTS or outcome.values == [], (name, outcome)
         assert name not in LISTS or not re.search("Alice|Nobody", str(outcome)), (name, outcome)
-    with psycopg.connect(town.alice, autocommit=True) as alice:
+    with psycopg.connect(two_roles.alice, autocommit=True) as alice:
         for name, call in calls.items():
             with alice.transaction(force_rollback=True):
                 outcome = outcome_of(alice, call, is_void=voids[name])
             assert outcome.sqlstate == "", (name, outcome)
-            assert voids[name] or outcome != mallorys[name], (name, outcome)
+            assert voids[name] or outcome != outcomes_of_mallory[name], (name, outcome)
 
 
-def test_a_new_queue_is_nobodys_either(town: Town) -> None:
-    town.database.create_queue("New")
-    with town.database.instance.connection() as owner, psycopg.connect(town.mallory) as mallory:
-        number = queue_number(town.database, "New")
+def test_public_has_no_right_on_a_new_queue(two_roles: TwoRoles) -> None:
+    two_roles.database.create_queue("New")
+    with two_roles.database.instance.connection() as owner, psycopg.connect(two_roles.mallory) as mallory:
+        number = queue_number(two_roles.database, "New")
         open_to_all = owner.execute(
             "select proname from pg_proc p cross join aclexplode(coalesce(proacl, acldefault('f', proowner))) a "
             "where proname like '%%' || %s and a.grantee = 0",
@@ -315,13 +340,13 @@ def test_a_new_queue_is_nobodys_either(town: Town) -> None:
         assert open_to_all == []
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             mallory.execute(f"select nextval('servicebroker.queue_{number}_receives')")  # type: ignore[call-overload]
-    with sb.open(town.mallory) as instance, refused(229, "New"):
+    with sb.open(two_roles.mallory) as instance, refused(229, "New"):
         instance.database("Bank").receive("New")
-    town.database.drop_queue("New")
+    two_roles.database.drop_queue("New")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected_text"),
     [
         ("grant execute on function servicebroker.send to public", "everybody may execute"),
         ("alter table servicebroker.totals owner to mallory", "belongs to mallory"),
@@ -329,17 +354,17 @@ def test_a_new_queue_is_nobodys_either(town: Town) -> None:
         ("alter table servicebroker.queues enable row level security", "queues has row level security"),
     ],
 )
-def test_check_detects_changed_rights(town: Town, change: str, said: str) -> None:
-    with town.database.instance.connection() as connection, connection.transaction(force_rollback=True):
+def test_check_detects_changed_rights(two_roles: TwoRoles, change: str, expected_text: str) -> None:
+    with two_roles.database.instance.connection() as connection, connection.transaction(force_rollback=True):
         assert run(connection, find_tampering()) == []
         connection.execute(change)  # type: ignore[call-overload]
         findings = run(connection, find_tampering())
         assert len(findings) == 1
-        assert said in findings[0]
+        assert expected_text in findings[0]
 
 
-def test_check_says_it(town: Town) -> None:
-    instance = town.database.instance
+def test_check_reports_row_level_security(two_roles: TwoRoles) -> None:
+    instance = two_roles.database.instance
     with instance.connection() as connection:
         connection.execute("alter table servicebroker.queues enable row level security")
         (finding,) = [finding for finding in instance.check().findings if finding.number == 8992]
@@ -347,18 +372,18 @@ def test_check_says_it(town: Town) -> None:
     assert "queues has row level security" in finding.text
 
 
-def test_doctor_names_the_holder_of_a_lock_of_ours(town: Town) -> None:
-    """A session of the owner can hold a lock for which others wait."""
+def test_doctor_names_the_holder_of_a_lock_of_ours(two_roles: TwoRoles) -> None:
+    """Another session has waited for the lock for five minutes: doctor reports the holder."""
     with (
-        psycopg.connect(town.database.instance.url, autocommit=True, application_name="forgotten") as holder,
-        town.database.instance.connection() as owner,
+        psycopg.connect(two_roles.database.instance.url, autocommit=True, application_name="forgotten") as holder,
+        two_roles.database.instance.connection() as owner,
     ):
         holder.execute("select pg_advisory_lock(%s, 0)", (locks.PARKED_DELIVERY,))
-        handle = town.database.begin_dialog("//bank/Alice", "//bank/nowhere", contract="//bank/Contract")
-        sending = in_thread(town.database.send, handle, "//bank/Order", b"x")
+        handle = two_roles.database.begin_dialog("//bank/Alice", "//bank/nowhere", contract="//bank/Contract")
+        sending = in_thread(two_roles.database.send, handle, "//bank/Order", b"x")
         waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
         eventually(lambda: owner.execute(waiting).fetchone() == (1,))
-        later = town.database.instance.clock() + timedelta(minutes=5)
+        later = two_roles.database.instance.clock() + timedelta(minutes=5)
         findings = judge(run(owner, gather(later)))
         holder.execute("select pg_advisory_unlock(%s, 0)", (locks.PARKED_DELIVERY,))
         sending.result(30)

@@ -50,7 +50,7 @@ SOURCES = Path(sb.__file__).parent
 PATIENCE_S = 2  # seconds; the owner's acts must not wait for a lock
 
 
-class Town(NamedTuple):
+class TwoUrls(NamedTuple):
     """An instance of a superuser, and the URLs of a role with only CONNECT and of a restricted role."""
 
     database: sb.Database
@@ -68,29 +68,29 @@ def roles(server: EmbeddedServer) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def town(roles: None, make_instance_url: Callable[[int], str]) -> Iterator[Town]:
+def two_urls(roles: None, make_instance_url: Callable[[int], str]) -> Iterator[TwoUrls]:
     url = make_instance_url(1)
     with sb.open(url, upkeep=None) as instance:
         instance.grant_rights(RESTRICTED, database="Test", receive=[ORDERS_QUEUE], send=[STOCK])
-        yield Town(instance.database("Test"), as_role(url, STRANGER), as_role(url, RESTRICTED))
+        yield TwoUrls(instance.database("Test"), as_role(url, STRANGER), as_role(url, RESTRICTED))
         with instance.connection() as connection:
             connection.execute(f"drop owned by {RESTRICTED}")  # type: ignore[call-overload]
 
 
 @pytest.fixture(scope="module")
-def plain(roles: None, make_url: Callable[[], str]) -> Iterator[Town]:
+def plain(roles: None, make_url: Callable[[], str]) -> Iterator[TwoUrls]:
     """Return an instance whose owner is no superuser, so that the lock functions are open."""
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"grant create on database {connection.info.dbname} to {OWNER}")  # type: ignore[call-overload]
         with sb.open(as_role(url, OWNER), upkeep=None) as instance:
             database = define_standard_set(instance.database("Test", create=True))
-            yield Town(database, as_role(url, STRANGER), as_role(url, RESTRICTED))
+            yield TwoUrls(database, as_role(url, STRANGER), as_role(url, RESTRICTED))
         connection.execute(f"drop owned by {OWNER} cascade")  # type: ignore[call-overload]
 
 
-def superuser(town: Town) -> psycopg.Connection[Any]:
-    return psycopg.connect(as_role(town.stranger, "servicebroker"), autocommit=True)
+def superuser(two_urls: TwoUrls) -> psycopg.Connection[Any]:
+    return psycopg.connect(as_role(two_urls.stranger, "servicebroker"), autocommit=True)
 
 
 def keys_of(database: sb.Database) -> list[tuple[str, int, int]]:
@@ -132,17 +132,17 @@ def peer_of(database: sb.Database, handle: object) -> Any:
     return query(database, text, handle)[0][0]
 
 
-def run_doctor(town: Town) -> list[Finding]:
+def run_doctor(two_urls: TwoUrls) -> list[Finding]:
     """Return the findings of doctor for the owner."""
-    with town.database.instance.connection() as connection:
-        return judge(run(connection, gather(town.database.instance.clock())))
+    with two_urls.database.instance.connection() as connection:
+        return judge(run(connection, gather(two_urls.database.instance.clock())))
 
 
 def of_locks(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if "lock" in finding.problem]
 
 
-def said(url: str, *arguments: str) -> str:
+def run_command(url: str, *arguments: str) -> str:
     result = CliRunner().invoke(command, list(arguments), env={"SERVICEBROKER_INSTANCE": url})
     assert result.exit_code == 0, result.output or result.exception
     return result.output
@@ -168,11 +168,11 @@ def test_every_lock_of_the_broker_has_two_keys() -> None:
     assert found > 40
 
 
-def test_a_role_with_nothing_but_connect_takes_no_lock_of_ours(town: Town) -> None:
+def test_a_role_with_nothing_but_connect_takes_no_lock_of_ours(two_urls: TwoUrls) -> None:
     """The role tries every function, each way to call it, and every key that it can compute."""
-    keys = keys_of(town.database)
+    keys = keys_of(two_urls.database)
     assert {name for name, _, _ in keys} == set(FAMILIES)
-    for url in (town.stranger, town.restricted):
+    for url in (two_urls.stranger, two_urls.restricted):
         with psycopg.connect(url, autocommit=True) as connection:
             for name in LOCK_FUNCTIONS:
                 for family, number, key in keys:
@@ -188,46 +188,46 @@ def test_a_role_with_nothing_but_connect_takes_no_lock_of_ours(town: Town) -> No
                 ):
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):
                         connection.execute(text)  # type: ignore[call-overload]
-            round_trip(town.database, f"While{url.count('lock_app')}")
-    assert query(town.database, "select from pg_locks where locktype = 'advisory'") == []
+            round_trip(two_urls.database, f"While{url.count('lock_app')}")
+    assert query(two_urls.database, "select from pg_locks where locktype = 'advisory'") == []
 
 
-def test_locks_with_one_key_and_giving_back_stay_everybodys(town: Town) -> None:
-    with psycopg.connect(town.stranger, autocommit=True) as connection:
+def test_locks_with_one_key_and_giving_back_stay_everybodys(two_urls: TwoUrls) -> None:
+    with psycopg.connect(two_urls.stranger, autocommit=True) as connection:
         for name in LOCK_FUNCTIONS:
             connection.execute(f"select {name}(%s)", (locks.PARKED_DELIVERY << 32,))  # type: ignore[call-overload]
         connection.execute(f"select pg_advisory_unlock({locks.PARKED_DELIVERY}, 0), pg_advisory_unlock_all()")
         connection.execute("select pg_advisory_lock(%s)", (locks.PARKED_DELIVERY << 32,))
-        round_trip(town.database, "Beside")
-        assert of_locks(run_doctor(town)) == []
+        round_trip(two_urls.database, "Beside")
+        assert of_locks(run_doctor(two_urls)) == []
 
 
-def test_a_restricted_role_keeps_its_verbs(town: Town) -> None:
+def test_a_restricted_role_keeps_its_verbs(two_urls: TwoUrls) -> None:
     """After a savepoint the session keeps the lock of a group, and releases it later."""
-    handle = town.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-    town.database.send(handle, ORDER, b"ask")
-    (asked,) = town.database.receive(STOCK_QUEUE)
-    town.database.send(asked.conversation_handle, "//test/Reply", b"answer")
-    with sb.open(town.restricted) as instance:
+    handle = two_urls.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    two_urls.database.send(handle, ORDER, b"ask")
+    (asked,) = two_urls.database.receive(STOCK_QUEUE)
+    two_urls.database.send(asked.conversation_handle, "//test/Reply", b"answer")
+    with sb.open(two_urls.restricted) as instance:
         app = instance.database("Test")
         with app.transaction() as transaction:
             with transaction.savepoint():
                 assert bodies(transaction.receive(ORDERS_QUEUE)) == [b"answer"]
             transaction.send(handle, ORDER, b"again")
         app.end_conversation(handle)
-    assert query(town.database, "select from pg_locks where locktype = 'advisory'") == []
-    with town.database.instance.connection() as connection:
-        deliver(connection, town.database.instance.clock())
-    assert bodies(town.database.receive(STOCK_QUEUE)) == [b"again", None]
-    town.database.end_conversation(asked.conversation_handle)
+    assert query(two_urls.database, "select from pg_locks where locktype = 'advisory'") == []
+    with two_urls.database.instance.connection() as connection:
+        deliver(connection, two_urls.database.instance.clock())
+    assert bodies(two_urls.database.receive(STOCK_QUEUE)) == [b"again", None]
+    two_urls.database.end_conversation(asked.conversation_handle)
 
 
-def test_a_restricted_roles_policy_puts_a_message_back(town: Town) -> None:
+def test_a_restricted_roles_policy_puts_a_message_back(two_urls: TwoUrls) -> None:
     """The session keeps the lock of the group from the rollback until the failure is stored."""
-    handle = town.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-    town.database.send(handle, ORDER, b"ask")
-    (asked,) = town.database.receive(STOCK_QUEUE)
-    town.database.send(asked.conversation_handle, "//test/Reply", b"bad")
+    handle = two_urls.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    two_urls.database.send(handle, ORDER, b"ask")
+    (asked,) = two_urls.database.receive(STOCK_QUEUE)
+    two_urls.database.send(asked.conversation_handle, "//test/Reply", b"bad")
 
     def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
         raise ValueError("no")
@@ -235,35 +235,35 @@ def test_a_restricted_roles_policy_puts_a_message_back(town: Town) -> None:
     def judged_failure(failure: sb.Failure) -> sb.Verdict:
         return sb.Retry() if failure.count < 3 else sb.SetAside()
 
-    with sb.open(town.restricted) as instance:
+    with sb.open(two_urls.restricted) as instance:
         assert instance.database("Test").process(ORDERS_QUEUE, fail, poison=judged_failure) == 3
-    (kept,) = town.database.set_aside_messages()
+    (kept,) = two_urls.database.set_aside_messages()
     assert kept.message_body == b"bad"
-    assert query(town.database, "select from pg_locks where locktype = 'advisory'") == []
+    assert query(two_urls.database, "select from pg_locks where locktype = 'advisory'") == []
     for each_handle in (handle, asked.conversation_handle):
-        town.database.end_conversation(each_handle)
+        two_urls.database.end_conversation(each_handle)
 
 
-def test_a_restricted_role_keeps_the_lock_of_no_group_that_it_has_not(town: Town) -> None:
-    handle = town.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-    group = group_of(town.database, handle)
-    with psycopg.connect(town.restricted, autocommit=True) as connection:
+def test_a_restricted_role_keeps_the_lock_of_no_group_that_it_has_not(two_urls: TwoUrls) -> None:
+    handle = two_urls.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    group = group_of(two_urls.database, handle)
+    with psycopg.connect(two_urls.restricted, autocommit=True) as connection:
         assert connection.execute("select servicebroker_fence.keep_lock(%s)", (group,)).fetchone() == (None,)
-        assert query(town.database, "select from pg_locks where locktype = 'advisory'") == []
-        assert town.database.send(handle, ORDER, b"x") == 0
+        assert query(two_urls.database, "select from pg_locks where locktype = 'advisory'") == []
+        assert two_urls.database.send(handle, ORDER, b"x") == 0
     with (
-        psycopg.connect(town.stranger, autocommit=True) as connection,
+        psycopg.connect(two_urls.stranger, autocommit=True) as connection,
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
         connection.execute("select servicebroker_fence.keep_lock(%s)", (group,))
-    town.database.end_conversation(handle, cleanup=True)
-    town.database.receive(STOCK_QUEUE)
+    two_urls.database.end_conversation(handle, cleanup=True)
+    two_urls.database.receive(STOCK_QUEUE)
 
 
 # ---------------------------------------------------------------- owner without superuser rights
 
 
-def test_doctor_names_roles_that_can_take_locks_and_a_superuser_revokes_them(plain: Town) -> None:
+def test_doctor_names_roles_that_can_take_locks_and_a_superuser_revokes_them(plain: TwoUrls) -> None:
     (able,) = of_locks(run_doctor(plain))
     assert STRANGER in able.problem
     assert "servicebroker rights locks --sql" in able.advice
@@ -291,7 +291,7 @@ def test_doctor_names_roles_that_can_take_locks_and_a_superuser_revokes_them(pla
     )
     assert isinstance(result.exception, sb.InstanceError)
     assert "superuser" in str(result.exception)
-    printed = said(plain.database.instance.url, "rights", "locks", "--sql")
+    printed = run_command(plain.database.instance.url, "rights", "locks", "--sql")
     with superuser(plain) as connection:
         connection.execute(printed)  # type: ignore[call-overload]
         connection.execute(printed)  # type: ignore[call-overload] # as often as one likes
@@ -304,7 +304,7 @@ def test_doctor_names_roles_that_can_take_locks_and_a_superuser_revokes_them(pla
     round_trip(plain.database, "Closed")
 
 
-def test_roles_that_cannot_connect_are_not_named(plain: Town) -> None:
+def test_roles_that_cannot_connect_are_not_named(plain: TwoUrls) -> None:
     with superuser(plain) as connection:
         give_functions(connection, to="public")
         assert of_locks(run_doctor(plain))
@@ -313,20 +313,20 @@ def test_roles_that_cannot_connect_are_not_named(plain: Town) -> None:
         connection.execute(f"grant connect on database {name} to {OWNER}")  # type: ignore[call-overload]
         assert of_locks(run_doctor(plain)) == []
         connection.execute(f"grant connect on database {name} to public")  # type: ignore[call-overload]
-        connection.execute(said(plain.database.instance.url, "rights", "locks", "--sql"))  # type: ignore[call-overload]
+        connection.execute(run_command(plain.database.instance.url, "rights", "locks", "--sql"))  # type: ignore[call-overload]
 
 
-def test_an_owner_without_the_lock_functions_gets_a_remedy(plain: Town) -> None:
+def test_an_owner_without_the_lock_functions_gets_a_remedy(plain: TwoUrls) -> None:
     """This happens after ALTER SCHEMA ... OWNER TO, or if the database held another instance before."""
     with superuser(plain) as connection:
-        printed = said(plain.database.instance.url, "rights", "locks", "--sql")
+        printed = run_command(plain.database.instance.url, "rights", "locks", "--sql")
         for name in LOCK_FUNCTIONS:
             connection.execute(f"revoke execute on function {name}(integer, integer) from {OWNER}")  # type: ignore[call-overload]
         try:
             with pytest.raises(sb.InstanceError, match="servicebroker rights locks"):
                 plain.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
             assert any("may not take" in finding.problem for finding in of_locks(run_doctor(plain)))
-            assert said(plain.database.instance.url, "rights", "locks", "--sql") == printed
+            assert run_command(plain.database.instance.url, "rights", "locks", "--sql") == printed
         finally:
             connection.execute(printed)  # type: ignore[call-overload]
     round_trip(plain.database, "Again")
@@ -365,26 +365,26 @@ def test_an_upgrade_and_check_mend_close_them(make_url: Callable[[], str], monke
         sb.open(url, upkeep=None).close()
         assert not is_open(connection)
         give_functions(connection, to="public")
-        said(url, "check", "--mend")
+        run_command(url, "check", "--mend")
         assert not is_open(connection)
 
 
-def test_lock_functions_are_revoked_while_a_stranger_holds_every_lock(town: Town) -> None:
-    with superuser(town) as connection, psycopg.connect(town.stranger, autocommit=True) as stranger:
+def test_lock_functions_are_revoked_while_a_stranger_holds_every_lock(two_urls: TwoUrls) -> None:
+    with superuser(two_urls) as connection, psycopg.connect(two_urls.stranger, autocommit=True) as stranger:
         give_functions(connection, to="public")
         for number in FAMILIES.values():
             stranger.execute("select pg_advisory_lock(%s, 0)", (number,))
-        said(town.database.instance.url, "rights", "locks")
+        run_command(two_urls.database.instance.url, "rights", "locks")
         assert not is_open(connection)
-        (holder,) = of_locks(run_doctor(town))
+        (holder,) = of_locks(run_doctor(two_urls))
         assert holder.subject == f"session {stranger.info.backend_pid}"
         connection.execute("select pg_terminate_backend(%s, 5000)", (stranger.info.backend_pid,))
-    round_trip(town.database, "AfterAll")
-    assert of_locks(run_doctor(town)) == []
+    round_trip(two_urls.database, "AfterAll")
+    assert of_locks(run_doctor(two_urls)) == []
 
 
-def test_a_role_with_our_tables_and_a_grant_by_name_keep_their_rights(town: Town) -> None:
-    with superuser(town) as connection:
+def test_a_role_with_our_tables_and_a_grant_by_name_keep_their_rights(two_urls: TwoUrls) -> None:
+    with superuser(two_urls) as connection:
         direct = (
             "usage on schema servicebroker",
             "all on all tables in schema servicebroker",
@@ -393,41 +393,41 @@ def test_a_role_with_our_tables_and_a_grant_by_name_keep_their_rights(town: Town
         )
         for what in direct:
             connection.execute(f"grant {what} to {OWNER}")  # type: ignore[call-overload]
-        town.database.create_user(OWNER, OWNER)
-        town.database.grant("CONTROL", OWNER)
+        two_urls.database.create_user(OWNER, OWNER)
+        two_urls.database.grant("CONTROL", OWNER)
         give_functions(connection, to="public")
         give_functions(connection, to=STRANGER)
-        said(town.database.instance.url, "check", "--mend")
+        run_command(two_urls.database.instance.url, "check", "--mend")
         assert not is_open(connection)
-        with sb.open(as_role(town.stranger, OWNER), upkeep=None) as instance:
+        with sb.open(as_role(two_urls.stranger, OWNER), upkeep=None) as instance:
             instance.database("Test").begin_dialog(ORDERS, STOCK, contract=CONTRACT)
-        (able,) = of_locks(run_doctor(town))
+        (able,) = of_locks(run_doctor(two_urls))
         assert (STRANGER in able.problem, OWNER in able.problem) == (True, False)
-        said(town.database.instance.url, "rights", "locks")
-        assert of_locks(run_doctor(town)) == []
+        run_command(two_urls.database.instance.url, "rights", "locks")
+        assert of_locks(run_doctor(two_urls)) == []
         connection.execute(f"drop owned by {OWNER}; drop owned by {STRANGER}")  # type: ignore[call-overload]
 
 
-def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None:
+def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(two_urls: TwoUrls) -> None:
     """SEND holds its lock until COMMIT, as for any application. Other locks are reported."""
-    with sb.open(town.restricted) as instance, instance.database("Test").transaction() as transaction:
+    with sb.open(two_urls.restricted) as instance, instance.database("Test").transaction() as transaction:
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         transaction.send(handle, ORDER, b"x")
-        assert of_locks(run_doctor(town)) == []
-    with superuser(town) as connection, psycopg.connect(town.restricted, autocommit=True) as restricted:
+        assert of_locks(run_doctor(two_urls)) == []
+    with superuser(two_urls) as connection, psycopg.connect(two_urls.restricted, autocommit=True) as restricted:
         give_functions(connection, to=RESTRICTED)
         restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG_CHANGE,))
-        findings = [finding for finding in of_locks(run_doctor(town)) if finding.subject.startswith("session")]
+        findings = [finding for finding in of_locks(run_doctor(two_urls)) if finding.subject.startswith("session")]
         assert [RESTRICTED in finding.problem and "(definitions)" in finding.problem for finding in findings] == [True]
         restricted.execute("select pg_advisory_unlock_all()")
-        town.database.instance.grant_rights(RESTRICTED)
+        two_urls.database.instance.grant_rights(RESTRICTED)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG_CHANGE,))
 
 
-def test_locks_of_a_security_definer_function_are_not_a_strangers(town: Town) -> None:
+def test_locks_of_a_security_definer_function_are_not_a_strangers(two_urls: TwoUrls) -> None:
     """A trigger with SECURITY DEFINER takes such a lock for any user who changes its table."""
-    with superuser(town) as connection, psycopg.connect(town.stranger) as stranger:
+    with superuser(two_urls) as connection, psycopg.connect(two_urls.stranger) as stranger:
         connection.execute(
             "create function public.announce() returns uuid language plpgsql security definer as $$ "
             f"declare handle uuid := servicebroker.begin_dialog('Test', '{ORDERS}', '{STOCK}', '{CONTRACT}'); "
@@ -435,39 +435,41 @@ def test_locks_of_a_security_definer_function_are_not_a_strangers(town: Town) ->
         )
         stranger.execute("select public.announce()")
         held = "select from pg_locks where locktype = 'advisory' and pid = %s"
-        assert query(town.database, held, stranger.info.backend_pid)
-        assert of_locks(run_doctor(town)) == []
+        assert query(two_urls.database, held, stranger.info.backend_pid)
+        assert of_locks(run_doctor(two_urls)) == []
         stranger.rollback()
 
 
-def test_a_copy_holds_no_rights_on_the_functions(town: Town, make_url: Callable[[], str], tmp_path: Path) -> None:
+def test_a_copy_holds_no_rights_on_the_functions(
+    two_urls: TwoUrls, make_url: Callable[[], str], tmp_path: Path
+) -> None:
     """A dump omits the rights on the lock functions, so that the copy does not need the roles of the original."""
-    with superuser(town) as connection:
+    with superuser(two_urls) as connection:
         connection.execute("create role lock_reader")
         try:
             give_functions(connection, to="lock_reader")
-            said(town.database.instance.url, "instance", "dump", str(tmp_path / "dump"))
+            run_command(two_urls.database.instance.url, "instance", "dump", str(tmp_path / "dump"))
             assert "lock_reader" not in copies.read(tmp_path / "dump").roles
             connection.execute("drop owned by lock_reader")
         finally:
             connection.execute("drop role lock_reader")
     place = make_url()
-    said(place, "instance", "restore", str(tmp_path / "dump"), "--instance", place, "--identifier", "new")
+    run_command(place, "instance", "restore", str(tmp_path / "dump"), "--instance", place, "--identifier", "new")
     with psycopg.connect(place) as connection:
         assert not is_open(connection)
 
 
 def test_an_owner_without_superuser_rights_restores_a_copy(
-    town: Town, plain: Town, make_url: Callable[[], str], tmp_path: Path
+    two_urls: TwoUrls, plain: TwoUrls, make_url: Callable[[], str], tmp_path: Path
 ) -> None:
     """The original's functions are closed. In the copy they are open to all, and doctor reports it."""
-    said(town.database.instance.url, "instance", "dump", str(tmp_path / "dump"))
+    run_command(two_urls.database.instance.url, "instance", "dump", str(tmp_path / "dump"))
     url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"grant create on database {connection.info.dbname} to {OWNER}")  # type: ignore[call-overload]
         connection.execute(f"grant all on schema public to {OWNER}")  # type: ignore[call-overload]
         place = as_role(url, OWNER)
-        said(place, "instance", "restore", str(tmp_path / "dump"), "--instance", place, "--identifier", "new")
+        run_command(place, "instance", "restore", str(tmp_path / "dump"), "--instance", place, "--identifier", "new")
         assert is_open(connection)
         with sb.open(place, upkeep=None) as instance:
             round_trip(instance.database("Test"), "Restored")

@@ -412,7 +412,7 @@ def test_each_statement_needs_its_permission(session: Session, handle: str, row:
     script = row.script.replace("{handle}", handle)
     grants = [f"GRANT {grant} TO {{}}" for grant in row.grants]
 
-    def given(principal: str) -> list[str]:
+    def grants_for(principal: str) -> list[str]:
         return [grant.format(principal) for grant in grants]
 
     in_module = "EXEC InModule N'" + script.replace("'", "''") + "'"
@@ -421,11 +421,11 @@ def test_each_statement_needs_its_permission(session: Session, handle: str, row:
         "sa": outcome(session, "LOGIN = 'sa'", script),
         "db_owner": outcome(session, "USER = 'Manager'", script),
         "owner": outcome(session, "USER = 'Owner'", script) if row.owned else 0,
-        "granted": outcome(session, "USER = 'Granted'", script, *given("Granted")),
-        "by role": outcome(session, "USER = 'Member'", script, *given("Team")),
-        "by login": outcome(session, "LOGIN = 'clerk'", script, *given("ByLogin")),
-        "in a module": outcome(session, "USER = 'Stranger'", in_module, *given("Granted")),
-        "stranger": outcome(session, "USER = 'Stranger'", script, *given("Granted")),
+        "granted": outcome(session, "USER = 'Granted'", script, *grants_for("Granted")),
+        "by role": outcome(session, "USER = 'Member'", script, *grants_for("Team")),
+        "by login": outcome(session, "LOGIN = 'clerk'", script, *grants_for("ByLogin")),
+        "in a module": outcome(session, "USER = 'Stranger'", in_module, *grants_for("Granted")),
+        "stranger": outcome(session, "USER = 'Stranger'", script, *grants_for("Granted")),
         "in a module without": outcome(session, "USER = 'Stranger'", in_module),
     }
     assert {who: number for who, number in found.items() if number} == {
@@ -433,7 +433,7 @@ def test_each_statement_needs_its_permission(session: Session, handle: str, row:
         "in a module without": row.number,
     }
     for number, grant in enumerate(row.grants):
-        denied = [*given("Team"), f"DENY {grant} TO Denied"]
+        denied = [*grants_for("Team"), f"DENY {grant} TO Denied"]
         assert outcome(session, "USER = 'Denied'", script, *denied) != 0, f"denied {grant}"
-        without = [each for place, each in enumerate(given("Granted")) if place != number]
+        without = [each for place, each in enumerate(grants_for("Granted")) if place != number]
         assert outcome(session, "USER = 'Granted'", script, *without) != 0, f"without {grant}"

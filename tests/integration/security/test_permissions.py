@@ -22,7 +22,7 @@ from support import (
     REPLY,
     STOCK,
     STOCK_QUEUE,
-    Counted,
+    StatementCounter,
     as_user,
     begin,
     bodies,
@@ -203,10 +203,10 @@ def test_the_usual_send_and_receive_are_one_statement(
         worker.send(handle, ORDER, b"x")
         worker.receive(STOCK_QUEUE, top=1)
     with worker.transaction() as transaction:
-        counted = Counted(transaction, monkeypatch)
-        assert counted.of(lambda: transaction.send(handle, ORDER, b"x")) == 1
-        assert counted.of(lambda: transaction.send_batch(handle, ORDER, [b"x", b"y"])) == 1
-        assert counted.of(lambda: transaction.receive(STOCK_QUEUE)) == 1
+        counted = StatementCounter(transaction, monkeypatch)
+        assert counted.count_of(lambda: transaction.send(handle, ORDER, b"x")) == 1
+        assert counted.count_of(lambda: transaction.send_batch(handle, ORDER, [b"x", b"y"])) == 1
+        assert counted.count_of(lambda: transaction.receive(STOCK_QUEUE)) == 1
 
 
 def test_a_revoke_invalidates_cached_permissions(database: sb.Database, app: sb.Database) -> None:

@@ -22,7 +22,7 @@ from servicebroker.dashboard import Dashboard
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.store.embedded import EmbeddedServer
-from support import as_role, bodies, eventually, group_of, in_thread, let_in, query, refused, undone
+from support import as_role, bodies, eventually, group_of, in_thread, let_in, query, refused, rolled_back
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/rights.md"
 OWNER, ROLE = "shop_owner", "orders_app"
@@ -32,7 +32,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
 
 
-def said(url: str, line: str) -> str:
+def run_command(url: str, line: str) -> str:
     """Run a command on the instance, and return its output."""
     result = CliRunner().invoke(command, shlex.split(line)[1:], env={"SERVICEBROKER_INSTANCE": url})
     assert result.exit_code == 0, result.output or result.exception
@@ -55,7 +55,7 @@ def shop(server: EmbeddedServer, make_url: Callable[[], str]) -> Iterator[sb.Dat
             shop.create_queue("StockQueue")
             shop.create_service("//shop/Orders", "OrdersQueue")
             shop.create_service("//shop/Stock", "StockQueue", ["//shop/Contract"])
-            said(instance.url, blocks("console")[0])
+            run_command(instance.url, blocks("console")[0])
             exec(blocks("python")[0], {"instance": instance})
             exec(blocks("python")[2], {"db": shop})
             yield shop
@@ -68,7 +68,7 @@ def url(shop: sb.Database) -> str:
     return as_role(shop.instance.url, ROLE)
 
 
-def delivered(shop: sb.Database) -> None:
+def deliver_now(shop: sb.Database) -> None:
     """Run the background work of an owner's process once."""
     with shop.instance.connection() as connection:
         deliver(connection, shop.instance.clock())
@@ -79,7 +79,7 @@ def test_the_application_of_the_how_to_works(shop: sb.Database, url: str) -> Non
     exec(blocks("python")[1], found)
     assert found["db"].user.name == ROLE
     assert found["answers"] == []
-    delivered(shop)
+    deliver_now(shop)
     (order,) = shop.receive("StockQueue")
     assert order.message_body == b"teapot"
     shop.send(order.conversation_handle, "//shop/Order", b"answer")
@@ -93,7 +93,7 @@ def test_the_application_of_the_how_to_works(shop: sb.Database, url: str) -> Non
         app.move_conversation(answer.conversation_handle, group_of(shop, other))
         app.end_conversation(answer.conversation_handle)
         app.end_conversation(other)
-    delivered(shop)
+    deliver_now(shop)
     assert bodies(shop.receive("StockQueue")) == [b"again", None]
 
 
@@ -166,7 +166,7 @@ def test_operations_that_a_restricted_role_lacks_are_refused(shop: sb.Database, 
         app = instance.database("Shop")
         pool = sb.ConversationPool(app, "//shop/Orders", "//shop/Stock", contract="//shop/Contract")
 
-        def pooled() -> None:
+        def send_by_pool() -> None:
             with app.transaction() as transaction:
                 pool.send(transaction, "//shop/Order", b"x")
 
@@ -179,7 +179,7 @@ def test_operations_that_a_restricted_role_lacks_are_refused(shop: sb.Database, 
             lambda: instance.grant_rights(ROLE),
             instance.status,
             instance.check,
-            pooled,
+            send_by_pool,
         ):
             with pytest.raises(sb.InstanceError, match=r"for the owner of the schema|owns the schema"):
                 what()
@@ -201,10 +201,10 @@ def test_a_refusal_leaves_the_transaction_usable(shop: sb.Database, url: str) ->
             with refused(8426):
                 transaction.send([handle, UUID(int=5)], "//shop/Order", b"x")
             transaction.send_batch(handle, "//shop/Order", [b"1", b"2"])
-        delivered(shop)
+        deliver_now(shop)
         assert bodies(shop.receive("StockQueue")) == [b"1", b"2"]
         app.end_conversation(handle, error=(7, "<&> \U0001f4a5"))
-        delivered(shop)
+        deliver_now(shop)
         (error,) = shop.receive("StockQueue")
         assert sb.read_error(error.message_body) == (7, "<&> \U0001f4a5")
 
@@ -214,11 +214,11 @@ def test_poison_detection_of_the_role(shop: sb.Database, url: str) -> None:
         app = instance.database("Shop")
         handle = app.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Contract")
         app.send(handle, "//shop/Order", b"ask")
-        delivered(shop)
+        deliver_now(shop)
         (asked,) = shop.receive("StockQueue")
         shop.send(asked.conversation_handle, "//shop/Order", b"answer")
         for _ in range(5):
-            with undone(app) as transaction:
+            with rolled_back(app) as transaction:
                 assert transaction.receive("OrdersQueue")
         with refused(9617):
             app.receive("OrdersQueue")
@@ -235,7 +235,7 @@ def test_a_poison_policy_of_the_role(shop: sb.Database, url: str) -> None:
         app = instance.database("Shop")
         handle = app.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Contract")
         app.send(handle, "//shop/Order", b"ask")
-        delivered(shop)
+        deliver_now(shop)
         (asked,) = shop.receive("StockQueue")
         shop.send(asked.conversation_handle, "//shop/Order", b"bad")
         tried: list[int] = []
@@ -252,20 +252,20 @@ def test_a_poison_policy_of_the_role(shop: sb.Database, url: str) -> None:
 
 
 def test_rights_are_shown_taken_and_given_again(shop: sb.Database, url: str) -> None:
-    assert "RECEIVE on queue dbo.OrdersQueue" in said(shop.instance.url, blocks("console")[1])
+    assert "RECEIVE on queue dbo.OrdersQueue" in run_command(shop.instance.url, blocks("console")[1])
     with sb.open(url) as instance:
         app = instance.database("Shop")
-        said(shop.instance.url, f"servicebroker rights revoke {ROLE} --database Shop --receive OrdersQueue")
+        run_command(shop.instance.url, f"servicebroker rights revoke {ROLE} --database Shop --receive OrdersQueue")
         with refused(229):
             app.receive("OrdersQueue")
-        said(shop.instance.url, f"servicebroker rights revoke {ROLE}")
+        run_command(shop.instance.url, f"servicebroker rights revoke {ROLE}")
         with pytest.raises((sb.InstanceError, psycopg.errors.InsufficientPrivilege)):
             app.receive("OrdersQueue")
     with pytest.raises(sb.InstanceError, match=f"role '{ROLE}' may not .* its owner runs servicebroker rights grant"):
         sb.open(url)
     (rights,) = shop.instance.show_rights(ROLE)
     assert (rights.has_verbs, rights.direct, [*rights.users.values()]) == (False, [], [[]])
-    printed = said(shop.instance.url, blocks("console")[0] + " --sql")
+    printed = run_command(shop.instance.url, blocks("console")[0] + " --sql")
     with psycopg.connect(shop.instance.url, autocommit=True) as connection:
         connection.execute(printed)  # type: ignore[call-overload]
     with sb.open(url) as instance:
@@ -335,7 +335,7 @@ def test_doctor_tells_a_restricted_role_of_its_own(shop: sb.Database, url: str) 
         database = instance.database("Shop")
         handle = database.begin_dialog("//shop/Orders", "//nowhere", contract="//shop/Contract")
         database.send(handle, "//shop/Order", b"x")
-    delivered(shop)
+    deliver_now(shop)
     shop.alter_queue("OrdersQueue", status=False)
     foreign = shop.begin_dialog("//shop/Stock", "//elsewhere", contract="//shop/Contract")
     shop.send(foreign, "//shop/Order", b"x")

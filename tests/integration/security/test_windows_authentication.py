@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from daemons import Served, Site, Two, free_port
-from forked import ran
+from daemons import ServeProcess, Site, Two, free_port
+from forked import run_command
 from servicebroker.cli.main import app as command
 from servicebroker.store.keys.domain_folder import Domain, own_name
 from servicebroker.store.keys.key_files import KeyFolder
@@ -41,7 +41,7 @@ def domain(site: Site, *arguments: str, code: int = 0) -> str:
     return result.stdout if not code else str(result.exception)
 
 
-def authenticated(site: Site) -> list[tuple[object, ...]]:
+def authentications(site: Site) -> list[tuple[object, ...]]:
     text = "select authentication_method, principal_name, peer_certificate_id from sys.dm_broker_connections"
     return query(site.database, f"{text} where login_state_desc = 'ONLINE'")
 
@@ -137,7 +137,7 @@ def test_a_conversation_between_two_instances_as_the_tutorial_begins_it(
     try:
         for me in names:
             sides[me] = sb.open(make_instance_url(), keys=tmp_path / me)
-            daemons.append(Served(sides[me].url, tmp_path / me))
+            daemons.append(ServeProcess(sides[me].url, tmp_path / me))
 
         def run(me: str, script: str) -> list[tuple[object, ...]]:
             given = {"me": me, "peer": names[me], "port": ports[me], "peer_port": ports[names[me]]}
@@ -177,21 +177,21 @@ def test_members_that_joined_with_a_token_need_connect_until_revoked(two: Two, t
     west.instance.create_login(f"corp\\{own_name()}", from_windows=True)
     west.instance.grant_connect("broker", f"corp\\{own_name()}")
     handle = two.send("a")
-    east.daemon.says("Audit Broker Login", subclass="Authorization Failure", error="'CORP\\Shop'")
-    eventually(lambda: 28034 in east.refused())
+    east.daemon.wait_for_log("Audit Broker Login", subclass="Authorization Failure", error="'CORP\\Shop'")
+    eventually(lambda: 28034 in east.refusal_counts())
     east.instance.create_login("corp\\shop", from_windows=True)
     east.instance.grant_connect("broker", "CORP\\SHOP")
     two.arrives("a")
-    eventually(lambda: authenticated(east) == [("NEGOTIATE", "CORP\\Shop", None)])
-    east.daemon.says("Audit Broker Login", subclass="Login Success", certificate="CORP\\Shop")
+    eventually(lambda: authentications(east) == [("NEGOTIATE", "CORP\\Shop", None)])
+    east.daemon.wait_for_log("Audit Broker Login", subclass="Login Success", certificate="CORP\\Shop")
     master = east.instance.database("master", create=True)
     master.execute_tsql("ALTER LOGIN [corp\\shop] DISABLE")
-    eventually(lambda: authenticated(east) == [])
+    eventually(lambda: authentications(east) == [])
     master.execute_tsql("ALTER LOGIN [corp\\shop] ENABLE")
-    eventually(lambda: authenticated(east) == [("NEGOTIATE", "CORP\\Shop", None)])
+    eventually(lambda: authentications(east) == [("NEGOTIATE", "CORP\\Shop", None)])
     domain(east, "revoke", "shop", *corp)
-    eventually(lambda: authenticated(east) == [])
-    west.daemon.says("AUTHENTICATION = WINDOWS: CORP\\Shop was revoked.")
+    eventually(lambda: authentications(east) == [])
+    west.daemon.wait_for_log("AUTHENTICATION = WINDOWS: CORP\\Shop was revoked.")
     two.send("b", handle=handle)
     west.waits("No certificate was found")  # west has read the list, too, and presents no certificate any more
     assert east.database.receive(STOCK_QUEUE) == []
@@ -231,11 +231,11 @@ def test_connect_for_public_admits_certificates_that_are_not_imported(two: Two, 
     assert "CONNECT is granted to public" in output
     two.east.instance.grant_connect("broker", "PUBLIC")
     two.arrives("a")
-    eventually(lambda: len(authenticated(two.east)) == 1)
-    ((method, name, number),) = authenticated(two.east)
+    eventually(lambda: len(authentications(two.east)) == 1)
+    ((method, name, number),) = authentications(two.east)
     assert (method, name.startswith("not imported "), number) == ("CERTIFICATE", True, None)
     two.east.instance.revoke_connect("broker", "public")
-    eventually(lambda: authenticated(two.east) == [])
+    eventually(lambda: authentications(two.east) == [])
 
 
 def test_the_daemon_logs_which_certificate_it_presents(two: Two) -> None:
@@ -243,8 +243,8 @@ def test_the_daemon_logs_which_certificate_it_presents(two: Two) -> None:
         two.west.certificate("create", name)
     two.west.endpoint(authentication="CERTIFICATE")
     two.west.serve()
-    two.west.daemon.says("Peers are shown the certificate first, until ")
-    two.west.daemon.says("Valid too, and not shown: second.")
+    two.west.daemon.wait_for_log("Peers are shown the certificate first, until ")
+    two.west.daemon.wait_for_log("Valid too, and not shown: second.")
 
 
 # ---------------------------------------------------------------- the command line
@@ -274,6 +274,6 @@ def test_the_command_line_of_a_domain(two: Two, tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_one_sentence(tmp_path: Path) -> None:
-    result = ran("domain", "invite", "shop", "--folder", tmp_path)
+    result = run_command("domain", "invite", "shop", "--folder", tmp_path)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert result.stderr.startswith("servicebroker: There is no domain in")

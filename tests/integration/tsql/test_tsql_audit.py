@@ -120,16 +120,16 @@ def test_a_trigger_asks_which_columns_were_set(clinic: sb.Database) -> None:
     """
     clinic.execute_tsql(script)
 
-    def logged(change: str) -> list[object]:
+    def log_of(change: str) -> list[object]:
         clinic.execute_tsql("DELETE Log; " + change)
         return [said for (said,) in clinic.execute_tsql("SELECT Said FROM Log ORDER BY Said").rows]
 
-    assert logged("UPDATE Beds SET State = 'taken' WHERE Room = 'blue'") == ["same bed", "state alone"]
-    assert logged("UPDATE b SET b.Moves += 1, [Room] = 'red' FROM Beds b") == ["room or moves", "same bed"]
+    assert log_of("UPDATE Beds SET State = 'taken' WHERE Room = 'blue'") == ["same bed", "state alone"]
+    assert log_of("UPDATE b SET b.Moves += 1, [Room] = 'red' FROM Beds b") == ["room or moves", "same bed"]
     counted = "DECLARE @n INT; UPDATE Beds SET @n = Moves = Moves + 1; INSERT Log SELECT @n"
-    assert logged(counted) == ["2", "room or moves", "same bed"]  # also if the statement assigns to a variable
-    assert logged("INSERT Beds VALUES (2, 'red', 'free', 0)") == ["room or moves"]
-    assert logged("DELETE Beds WHERE Bed = 2") == ["same bed"]
+    assert log_of(counted) == ["2", "room or moves", "same bed"]  # also if the statement assigns to a variable
+    assert log_of("INSERT Beds VALUES (2, 'red', 'free', 0)") == ["room or moves"]
+    assert log_of("DELETE Beds WHERE Bed = 2") == ["same bed"]
     with pytest.raises(TsqlError) as caught:
         clinic.execute_tsql("UPDATE Beds SET Moves = 1 / 0")
     assert caught.value.number == 8134

@@ -67,7 +67,7 @@ def run(*arguments: str, text: str | None = None) -> Result:
     return CliRunner().invoke(app, list(arguments), input=text)
 
 
-def told(result: Result) -> list[dict[str, Any]]:
+def results_of(result: Result) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = json.loads(result.stdout)["results"]
     return results
 
@@ -78,7 +78,7 @@ def test_a_script_from_a_file_makes_everything(make_instance_url, tmp_path: Path
     result = run("sql", "--instance", make_instance_url(), "-i", str(script), "--json")
     assert result.exit_code == 0, result.stdout
     end_dialog = "http://schemas.microsoft.com/SQL/ServiceBroker/EndDialog"
-    assert told(result)[-2:] == [
+    assert results_of(result)[-2:] == [
         {"message": "done ü"},
         {
             "columns": ["message_type_name", "body", "n"],
@@ -97,13 +97,13 @@ def test_a_refusal_is_said_in_the_familiar_form_and_the_next_batch_runs(make_ins
     result = run(
         "sql", "--instance", url, "-d", "Made", "--json", text="SELECT DB_NAME() AS d, 0x0A AS b, 2.5 AS n, NULL AS z"
     )
-    assert told(result) == [{"columns": ["d", "b", "n", "z"], "rows": [["Made", "0x0A", 2.5, None]]}]
+    assert results_of(result) == [{"columns": ["d", "b", "n", "z"], "rows": [["Made", "0x0A", 2.5, None]]}]
 
 
 def test_an_error_inside_a_procedure_names_it(make_instance_url):
     text = "CREATE PROC Fails AS\nSELECT 1/0\nGO\nEXEC Fails"
     result = run("sql", "--instance", make_instance_url(), "-d", "P", "-Q", text, "--json")
-    (error,) = [line for line in told(result) if "message" in line]
+    (error,) = [line for line in results_of(result) if "message" in line]
     assert error["message"].startswith("Msg 8134, Level 16, State 1, Procedure Fails, Line 2\n")
     assert (error["number"], error["procedure"], error["line"]) == (8134, "Fails", 2)
 
@@ -114,7 +114,7 @@ def test_a_script_may_be_one_of_sqlcmd(make_instance_url, tmp_path: Path):
     script.write_text(":on error exit\n:r names.sql\nPRINT '$(what) $(who)'\nGO\nSELECT 1/0\nGO\nPRINT 'never'\n")
     result = run("sql", "--instance", make_instance_url(), "-i", str(script), "-v", "who=Ann", "--json")
     assert result.exit_code == 1
-    first, error = told(result)
+    first, error = results_of(result)
     assert first == {"message": "Orders Ann"}
     assert (error["number"], error["line"]) == (8134, 5)
     assert run("sql", "-v", "nothing", "-Q", "PRINT 1").exit_code == 2

@@ -27,14 +27,14 @@ DELETE FROM head OUTPUT deleted.What, deleted.*
 
 
 @pytest.fixture(scope="module")
-def made(instance: sb.Instance) -> sb.Database:
+def targets_database(instance: sb.Instance) -> sb.Database:
     return create_database(instance, "CommonTargets", TABLES)
 
 
 @pytest.fixture
-def work(made: sb.Database) -> sb.Database:
-    made.execute_tsql(FILL)
-    return made
+def work(targets_database: sb.Database) -> sb.Database:
+    targets_database.execute_tsql(FILL)
+    return targets_database
 
 
 def test_a_table_is_a_queue(work: sb.Database) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import servicebroker as sb
-from remote_support import EAST, WEST, Pair, paired
+from remote_support import EAST, WEST, Pair, open_pair
 from servicebroker.tsql.statement_errors import TsqlError
 
 # The target's side makes its user, master key and certificate, and hands the certificate out; then the initiator's.
@@ -194,7 +194,7 @@ def test_between_two_databases_of_one_instance(fresh_instance: sb.Instance, tmp_
 
 @pytest.fixture
 def pair(make_instance_url: Callable[[], str]) -> Iterator[Pair]:
-    with paired(make_instance_url) as pair:
+    with open_pair(make_instance_url) as pair:
         yield pair
 
 

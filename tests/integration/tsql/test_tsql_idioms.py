@@ -10,7 +10,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import one, output_of, rows
+from tsql_support import output_of, rows, scalar
 
 D = Decimal
 
@@ -27,8 +27,8 @@ def test_defaults_are_called_as_they_were_named(db: sb.Database) -> None:
         WHERE parent_object_id = OBJECT_ID('Kept') AND is_system_named = 0 ORDER BY name""") == [
         ("DF_Kept_a", 0, "a"), ("DF_Kept_c", 0, "c"), ("DF_Kept_d", 0, "d")
     ]  # fmt: skip
-    assert one(db, "SELECT name FROM sys.objects WHERE type = 'D' AND name LIKE 'DF[_][_]Kept[_][_]b[_][_]%'")
-    assert one(db, "SELECT OBJECT_NAME(OBJECT_ID('dbo.DF_Kept_c', 'D'))") == "DF_Kept_c"
+    assert scalar(db, "SELECT name FROM sys.objects WHERE type = 'D' AND name LIKE 'DF[_][_]Kept[_][_]b[_][_]%'")
+    assert scalar(db, "SELECT OBJECT_NAME(OBJECT_ID('dbo.DF_Kept_c', 'D'))") == "DF_Kept_c"
     assert output_of(db, "ALTER TABLE Kept ADD DEFAULT 1 FOR a") == [1781, 1750]
     assert (
         output_of(db, "IF OBJECT_ID('DF_Kept_c') IS NOT NULL ALTER TABLE Kept DROP CONSTRAINT DF_Kept_c, DF_Kept_a")
@@ -168,7 +168,7 @@ def test_errors_name_the_kind_of_a_missing_object(db: sb.Database) -> None:
     ],
 )  # fmt: skip
 def test_values(db: sb.Database, expression: str, wanted: object) -> None:
-    assert one(db, f"SELECT {expression}") == wanted
+    assert scalar(db, f"SELECT {expression}") == wanted
 
 
 def test_a_variable_of_smalldatetime_has_no_seconds(db: sb.Database) -> None:
@@ -256,9 +256,9 @@ def test_queries_that_are_wrong(db: sb.Database, query: str, number: int) -> Non
 
 def test_tables_are_sampled(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Sampled (a int); INSERT Sampled VALUES (1), (2)")
-    assert one(db, "SELECT COUNT(*) FROM Sampled TABLESAMPLE (100 PERCENT)") == 2
-    assert one(db, "SELECT COUNT(*) FROM dbo.Sampled AS s TABLESAMPLE SYSTEM (1000 ROWS) REPEATABLE (5)") == 2
-    assert one(db, "SELECT COUNT(*) FROM Sampled TABLESAMPLE (0)") == 0
+    assert scalar(db, "SELECT COUNT(*) FROM Sampled TABLESAMPLE (100 PERCENT)") == 2
+    assert scalar(db, "SELECT COUNT(*) FROM dbo.Sampled AS s TABLESAMPLE SYSTEM (1000 ROWS) REPEATABLE (5)") == 2
+    assert scalar(db, "SELECT COUNT(*) FROM Sampled TABLESAMPLE (0)") == 0
 
 
 # ---------------------------------------------------------------- the catalog, monitoring
@@ -349,7 +349,7 @@ def test_a_column_cannot_become_shorter_than_its_values(db: sb.Database) -> None
     ],
 )
 def test_numbers_are_days_and_days_numbers(db: sb.Database, expression: str, wanted: object) -> None:
-    assert one(db, f"SELECT {expression}") == wanted
+    assert scalar(db, f"SELECT {expression}") == wanted
 
 
 def test_the_last_moment_of_all_is_kept(db: sb.Database) -> None:
@@ -432,17 +432,18 @@ def test_dates_after_the_last_overflow(db: sb.Database) -> None:
 def test_values_of_data_are_apart(db: sb.Database) -> None:
     names = "(VALUES ('a', 'x'), ('b', NULL), ('c', 'z')) v (n, m)"
     assert (
-        one(db, f"SELECT REPLACE((SELECT n AS [data()] FROM {names} ORDER BY n FOR XML PATH('')), ' ', ', ')")
+        scalar(db, f"SELECT REPLACE((SELECT n AS [data()] FROM {names} ORDER BY n FOR XML PATH('')), ' ', ', ')")
         == "a, b, c"
     )
     assert (
-        one(db, f"SELECT n AS [data()], m AS [data()] FROM {names} FOR XML PATH('r')") == "<r>a x</r><r>b</r><r>c z</r>"
+        scalar(db, f"SELECT n AS [data()], m AS [data()] FROM {names} FOR XML PATH('r')")
+        == "<r>a x</r><r>b</r><r>c z</r>"
     )
     assert (
-        one(db, f"SELECT n AS 's/data()', m AS 's/data()' FROM {names} WHERE n = 'a' FOR XML PATH('r')")
+        scalar(db, f"SELECT n AS 's/data()', m AS 's/data()' FROM {names} WHERE n = 'a' FOR XML PATH('r')")
         == "<r><s>a x</s></r>"
     )
-    assert one(db, f"SELECT n AS [data()], ';' FROM {names} FOR XML PATH('')") == "a;b;c;"
+    assert scalar(db, f"SELECT n AS [data()], ';' FROM {names} FOR XML PATH('')") == "a;b;c;"
 
 
 def test_a_view_with_names_knows_its_types(db: sb.Database) -> None:
@@ -465,11 +466,11 @@ def test_a_document_of_no_rows_is_no_row(db: sb.Database) -> None:
 
 
 def test_offsets_are_not_left_out(db: sb.Database) -> None:
-    assert one(db, "SELECT CAST(CAST('2024-02-03 10:00 -9:30' AS datetimeoffset) AS varchar(40))") == (
+    assert scalar(db, "SELECT CAST(CAST('2024-02-03 10:00 -9:30' AS datetimeoffset) AS varchar(40))") == (
         "2024-02-03 10:00:00.0000000 -09:30"
     )
     assert output_of(db, "SELECT CAST('2024-02-03 10:00 +8' AS datetimeoffset)") == [241]
-    assert one(db, "SELECT DATEDIFF(week, '18991230', '18991231')") == 1
+    assert scalar(db, "SELECT DATEDIFF(week, '18991230', '18991231')") == 1
 
 
 def test_a_statement_that_fails_has_touched_no_row(db: sb.Database) -> None:

@@ -15,7 +15,7 @@ from servicebroker.cli.main import app
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
-from tsql_support import error_number, one, output_of, texts
+from tsql_support import error_number, output_of, scalar, texts
 
 GOTO_OUT_OF_BLOCKS = """
 DECLARE @n INT = 0
@@ -115,7 +115,7 @@ def test_a_declaration_counts_from_where_it_is_written(db: sb.Database) -> None:
     assert texts(db, "EXEC Skips 0") == ["2", "7"]
     loop = "DECLARE @i INT = 0 WHILE @i < 3 BEGIN DECLARE @kept INT DECLARE @t TABLE (a INT) SET @i += 1 "
     assert texts(db, f"{loop} INSERT @t VALUES (1) SET @kept = ISNULL(@kept, 0) + 1 END PRINT @kept") == ["3"]
-    assert one(db, f"{loop} INSERT @t VALUES (1) END SELECT COUNT(*) FROM @t") == 3
+    assert scalar(db, f"{loop} INSERT @t VALUES (1) END SELECT COUNT(*) FROM @t") == 3
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import servicebroker as sb
-from daemons import Served, free_port
+from daemons import ServeProcess, free_port
 from servicebroker.engine.security.logins import find_connect
 from servicebroker.store.running import run
 from servicebroker.tsql.check import Verdict, check
@@ -54,7 +54,7 @@ class Side:
         self.keys = folder / f"keys of {me}"
         self.instance = sb.open(url, keys=self.keys)
         self.master = self.instance.database("master", create=True)
-        self.daemon = Served(url, self.keys)
+        self.daemon = ServeProcess(url, self.keys)
 
     def run(self, script: str) -> None:
         self.master.execute_tsql(script.format(**self.names))

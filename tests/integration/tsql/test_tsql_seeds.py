@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from daemons import Served
+from daemons import ServeProcess
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from support import eventually, peer_handle, query, state
@@ -107,15 +107,15 @@ def test_000_the_daemon_starts_the_procedure(make_instance_url, tmp_path):
     url = make_instance_url()
     with sb.open(url, upkeep=None) as instance:
         made = define_recycling(instance.database("Daemon", create=True))
-        served = Served(url, tmp_path)
+        served = ServeProcess(url, tmp_path)
         try:
-            served.says("serves the instance")
+            served.wait_for_log("serves the instance")
             made.execute_tsql(SEND, {"body": b"data"})
             (handle,) = handles(made)
             (message,) = made.receive("target_queue")
             made.end_conversation(message.conversation_handle, error=(4711, "no room"))
             eventually(lambda: state(made, handle) is None)
-            served.says('Received error Code:4711 Description:"no room"')
+            served.wait_for_log('Received error Code:4711 Description:"no room"')
         finally:
             assert served.end() == 0
         assert handles(made) == []

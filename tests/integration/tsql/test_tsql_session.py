@@ -12,7 +12,7 @@ import servicebroker as sb
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import TsqlError
 from support import CONTRACT, DOCUMENT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, query
-from tsql_support import failing, one, texts
+from tsql_support import failing, scalar, texts
 
 SEND_THREE_MESSAGES = f"""
 DECLARE @h UNIQUEIDENTIFIER;
@@ -66,7 +66,7 @@ def test_validation_and_cast_accept_the_same_xml(database: sb.Database, text: st
         if number:
             assert failing(database, script).number == number
         else:
-            assert one(database, script) == re.sub(r"^\ufeff|<\?xml .*?\?>", "", text)
+            assert scalar(database, script) == re.sub(r"^\ufeff|<\?xml .*?\?>", "", text)
 
 
 def test_a_script_sends_xml_content(database: sb.Database) -> None:
@@ -162,7 +162,7 @@ def test_a_failed_conversion_leaves_the_messages_in_the_queue(database, begins):
     ]:
         output = [error for error in output_and_errors(database, script) if isinstance(error, sb.BrokerError)]
         assert [error.number for error in output] == [number]
-    assert one(database, "SELECT @@TRANCOUNT") == 0
+    assert scalar(database, "SELECT @@TRANCOUNT") == 0
     assert len(database.receive(STOCK_QUEUE)) == 3
 
 
@@ -225,7 +225,7 @@ def test_receive_into_a_table_variable(database):
 
 @pytest.mark.feature(66)
 def test_an_empty_receive_has_no_rows(database):
-    assert one(database, f"WAITFOR (RECEIVE * FROM {STOCK_QUEUE}), TIMEOUT 1; SELECT @@ROWCOUNT") == 0
+    assert scalar(database, f"WAITFOR (RECEIVE * FROM {STOCK_QUEUE}), TIMEOUT 1; SELECT @@ROWCOUNT") == 0
     results = database.execute_tsql(f"RECEIVE * FROM {STOCK_QUEUE}")
     assert results.rows == []
     assert results.sets[0].columns[0] == "status"
@@ -313,7 +313,7 @@ def test_an_open_transaction_is_rolled_back_at_the_end(database):
 def test_definitions_belong_to_the_transaction(database):
     script = "BEGIN TRAN; CREATE QUEUE later; CREATE SERVICE [//later] ON QUEUE later; {}; SELECT COUNT(*) FROM later"
     assert failing(database, script.format("ROLLBACK")).number == 208
-    assert one(database, script.format("COMMIT")) == 0
+    assert scalar(database, script.format("COMMIT")) == 0
     assert failing(database, "BEGIN TRAN; ALTER DATABASE CURRENT SET NEW_BROKER").number == 226
 
 
@@ -363,7 +363,7 @@ def test_procedures(database):
     assert failing(database, "EXEC Nowhere").number == 2812
     assert failing(database, "CREATE PROC Twice AS RETURN").number == 2714
     database.execute_tsql("CREATE OR ALTER PROC Twice AS SELECT 3")
-    assert one(database, "EXEC Twice") == 3
+    assert scalar(database, "EXEC Twice") == 3
     database.execute_tsql("DROP PROCEDURE Twice")
     assert failing(database, "DROP PROC Twice").number == 3701
     database.execute_tsql("DROP PROC IF EXISTS Twice")
@@ -533,7 +533,7 @@ def test_random_scripts_raise_only_tsql_errors_and_leave_no_transaction(database
         script = "\n".join(seeded_random.choices(PIECES, k=12))
         output = output_and_errors(database, script)
         assert all(not isinstance(error, TsqlError) or error.line >= 1 for error in output), script
-        assert one(database, "SELECT @@TRANCOUNT") == 0, script
+        assert scalar(database, "SELECT @@TRANCOUNT") == 0, script
     with database.instance.connection() as connection:
         text = (
             "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in trans%'"

@@ -179,37 +179,37 @@ def test_statements_that_end_where_the_next_begins(database: sb.Database) -> Non
 LOCK = "DECLARE @code INT; EXEC @code = sp_getapplock @Resource = '{}', @LockMode = '{}', {}; SELECT @code"
 
 
-def locked(session: Session, script: str) -> Any:
+def lock_result(session: Session, script: str) -> Any:
     return session.execute(script).rows[0][0]
 
 
 def test_application_locks_of_sessions(database: sb.Database) -> None:
     of_session = "@LockOwner = 'Session', @LockTimeout = 0"
     with Session(database) as one, Session(database) as other:
-        assert locked(one, LOCK.format("Report", "Shared", of_session)) == 0
-        assert locked(other, LOCK.format("Report", "Shared", of_session)) == 0
-        assert locked(other, LOCK.format("Report", "Exclusive", "@LockOwner = 'Session', @LockTimeout = 20")) == -1
-        assert locked(other, LOCK.format("report", "Exclusive", of_session)) == 0  # another name
+        assert lock_result(one, LOCK.format("Report", "Shared", of_session)) == 0
+        assert lock_result(other, LOCK.format("Report", "Shared", of_session)) == 0
+        assert lock_result(other, LOCK.format("Report", "Exclusive", "@LockOwner = 'Session', @LockTimeout = 20")) == -1
+        assert lock_result(other, LOCK.format("report", "Exclusive", of_session)) == 0  # another name
         other.execute("EXEC sp_releaseapplock @Resource = 'Report', @LockOwner = 'Session'")
         with pytest.raises(TsqlError) as caught:
             other.execute("EXEC sp_releaseapplock 'Report', 'Session'")
         assert caught.value.number == 1223
-        assert locked(one, LOCK.format("report", "Exclusive", of_session)) == -1
+        assert lock_result(one, LOCK.format("report", "Exclusive", of_session)) == -1
     with Session(database) as third:  # ended sessions hold nothing
-        assert locked(third, LOCK.format("report", "Exclusive", of_session)) == 0
+        assert lock_result(third, LOCK.format("report", "Exclusive", of_session)) == 0
 
 
 def test_application_locks_of_transactions(database: sb.Database) -> None:
     at_once = "@LockTimeout = 0"
     with Session(database) as one, Session(database) as other:
-        assert locked(one, LOCK.format("Job", "Exclusive", at_once)) == -999  # no transaction
+        assert lock_result(one, LOCK.format("Job", "Exclusive", at_once)) == -999  # no transaction
         one.execute("BEGIN TRANSACTION")
-        assert locked(one, LOCK.format("Job", "Exclusive", at_once)) == 0
+        assert lock_result(one, LOCK.format("Job", "Exclusive", at_once)) == 0
         other.execute("BEGIN TRANSACTION")
-        assert locked(other, LOCK.format("Job", "Exclusive", "@LockTimeout = 20")) == -1
+        assert lock_result(other, LOCK.format("Job", "Exclusive", "@LockTimeout = 20")) == -1
         assert other.execute("SELECT @@TRANCOUNT, XACT_STATE()").rows == [(1, 1)]
         one.execute("COMMIT")
-        assert locked(other, LOCK.format("Job", "Exclusive", at_once)) == 0
+        assert lock_result(other, LOCK.format("Job", "Exclusive", at_once)) == 0
         other.execute("ROLLBACK")
 
 

@@ -17,7 +17,7 @@ from support import refused
 POST = "http://schemas.microsoft.com/SQL/Notifications/PostEventNotification"
 
 
-def told(database: sb.Database, script: str) -> list[Any]:
+def rows_and_errors(database: sb.Database, script: str) -> list[Any]:
     """Rows, and numbers of errors."""
     return [one for one in tsql_support.output_of(database, script) if not isinstance(one, str)]
 
@@ -26,7 +26,7 @@ def told(database: sb.Database, script: str) -> list[Any]:
 
 
 @pytest.fixture
-def watched(database: sb.Database) -> Iterator[sb.Database]:
+def watched_database(database: sb.Database) -> Iterator[sb.Database]:
     database.create_queue("Told")
     database.create_service("Watcher", "Told", [POST])
     yield database
@@ -46,7 +46,7 @@ def notify(name: str, scope: str, what: str) -> str:
 
 
 @pytest.mark.feature(33)
-def test_a_database_tells_of_its_ddl(watched: sb.Database) -> None:
+def test_a_database_tells_of_its_ddl(watched_database: sb.Database) -> None:
     script = notify("n", "DATABASE", "DDL_DATABASE_LEVEL_EVENTS") + (
         "CREATE TABLE dbo.Things (a INT)\nCREATE UNIQUE INDEX ix ON Things (a)\nGO\n"
         "CREATE PROCEDURE dbo.P AS SELECT 1\nGO\nALTER PROCEDURE dbo.P AS SELECT 2\nGO\n"
@@ -54,9 +54,9 @@ def test_a_database_tells_of_its_ddl(watched: sb.Database) -> None:
         "CREATE USER Ann WITHOUT LOGIN; GRANT SEND ON SERVICE::Watcher TO Ann; ALTER ROLE db_owner ADD MEMBER Ann\n"
         "CREATE TABLE #t (a INT); CREATE MESSAGE TYPE [//é<x>]"
     )
-    assert told(watched, script) == []
-    found = events(watched)
-    me = query(watched, "SELECT SUSER_SNAME(), USER_NAME()")[0]
+    assert rows_and_errors(watched_database, script) == []
+    found = events(watched_database)
+    me = query(watched_database, "SELECT SUSER_SNAME(), USER_NAME()")[0]
     assert [(one.event_type, one.schema_name, one.object_name, one.object_type) for one in found] == [
         ("CREATE_EVENT_NOTIFICATION", "", "n", "EVENT NOTIFICATION"),
         ("CREATE_TABLE", "dbo", "Things", "TABLE"),
@@ -69,7 +69,7 @@ def test_a_database_tells_of_its_ddl(watched: sb.Database) -> None:
         ("ADD_ROLE_MEMBER", "", "Ann", "SQL USER"),
         ("CREATE_MESSAGE_TYPE", "", "//é<x>", "MESSAGE TYPE"),
     ]
-    assert {(one.login_name, one.user_name, one.database_name) for one in found} == {(*me, watched.name)}
+    assert {(one.login_name, one.user_name, one.database_name) for one in found} == {(*me, watched_database.name)}
     assert found[1].command == "CREATE TABLE dbo.Things (a INT)"
     assert found[4].command == "ALTER PROCEDURE dbo.P AS SELECT 2"
     assert found[5].command.startswith("DROP PROCEDURE dbo.P")
@@ -79,19 +79,21 @@ def query(database: sb.Database, text: str) -> list[tuple[Any, ...]]:
     return database.execute_tsql(text).rows
 
 
-def test_rolled_back_ddl_sends_no_event(watched: sb.Database) -> None:
-    told(watched, notify("n", "DATABASE", "CREATE_QUEUE"))
-    told(watched, "BEGIN TRAN; CREATE QUEUE A; ROLLBACK; BEGIN TRAN; CREATE QUEUE B; COMMIT; CREATE QUEUE B")
-    assert [one.object_name for one in events(watched)] == ["B"]
+def test_rolled_back_ddl_sends_no_event(watched_database: sb.Database) -> None:
+    rows_and_errors(watched_database, notify("n", "DATABASE", "CREATE_QUEUE"))
+    rows_and_errors(
+        watched_database, "BEGIN TRAN; CREATE QUEUE A; ROLLBACK; BEGIN TRAN; CREATE QUEUE B; COMMIT; CREATE QUEUE B"
+    )
+    assert [one.object_name for one in events(watched_database)] == ["B"]
 
 
-def test_a_server_notification_covers_databases_and_server_objects(watched: sb.Database) -> None:
+def test_a_server_notification_covers_databases_and_server_objects(watched_database: sb.Database) -> None:
     script = notify("n", "SERVER", "DDL_SERVER_LEVEL_EVENTS, CREATE_QUEUE") + (
         "CREATE DATABASE Elsewhere\nGO\nUSE Elsewhere\nGO\nCREATE QUEUE Q\nGO\nUSE master\nGO\n"
         "CREATE LOGIN Told_login WITH PASSWORD = 'x'; DROP LOGIN Told_login; DROP DATABASE Elsewhere"
     )
-    assert told(watched, script) == []
-    assert [(one.event_type, one.database_name, one.object_name) for one in events(watched)] == [
+    assert rows_and_errors(watched_database, script) == []
+    assert [(one.event_type, one.database_name, one.object_name) for one in events(watched_database)] == [
         ("CREATE_DATABASE", "Elsewhere", ""),
         ("CREATE_QUEUE", "Elsewhere", "Q"),
         ("CREATE_LOGIN", "", "Told_login"),
@@ -100,63 +102,70 @@ def test_a_server_notification_covers_databases_and_server_objects(watched: sb.D
     ]
 
 
-def test_names_are_unique_in_their_scope(watched: sb.Database) -> None:
+def test_names_are_unique_in_their_scope(watched_database: sb.Database) -> None:
     scopes = ("QUEUE Told", "DATABASE", "SERVER")
     for scope in scopes:
-        assert told(watched, notify("Same", scope, "BROKER_QUEUE_DISABLED") * 2) == [2714]
-    rows = query(watched, "SELECT name, parent_class, parent_class_desc FROM sys.event_notifications ORDER BY 2")
+        assert rows_and_errors(watched_database, notify("Same", scope, "BROKER_QUEUE_DISABLED") * 2) == [2714]
+    rows = query(
+        watched_database, "SELECT name, parent_class, parent_class_desc FROM sys.event_notifications ORDER BY 2"
+    )
     assert rows == [("Same", 0, "DATABASE"), ("Same", 1, "OBJECT_OR_COLUMN")]
-    rows = query(watched, "SELECT name, parent_class, parent_class_desc, parent_id FROM sys.server_event_notifications")
+    rows = query(
+        watched_database, "SELECT name, parent_class, parent_class_desc, parent_id FROM sys.server_event_notifications"
+    )
     assert rows == [("Same", 100, "SERVER", 0)]
     for scope in scopes:
-        assert told(
-            watched, f"DROP EVENT NOTIFICATION SAME ON {scope}" + f" DROP EVENT NOTIFICATION same ON {scope}"
+        assert rows_and_errors(
+            watched_database, f"DROP EVENT NOTIFICATION SAME ON {scope}" + f" DROP EVENT NOTIFICATION same ON {scope}"
         ) == [15151]
-    assert query(watched, "SELECT name FROM sys.event_notifications") == []
+    assert query(watched_database, "SELECT name FROM sys.event_notifications") == []
 
 
-def test_a_queue_that_was_switched_off_is_told_of_everywhere(watched: sb.Database) -> None:
-    watched.create_queue("Poisoned")
-    watched.create_service("S", "Poisoned", ["DEFAULT"])
-    told(watched, notify("d", "DATABASE", "BROKER_QUEUE_DISABLED") + notify("s", "SERVER", "BROKER_QUEUE_DISABLED"))
-    watched.send(watched.begin_dialog("S", "S", encryption=False), body=b"x")
+def test_a_queue_that_was_switched_off_is_told_of_everywhere(watched_database: sb.Database) -> None:
+    watched_database.create_queue("Poisoned")
+    watched_database.create_service("S", "Poisoned", ["DEFAULT"])
+    rows_and_errors(
+        watched_database,
+        notify("d", "DATABASE", "BROKER_QUEUE_DISABLED") + notify("s", "SERVER", "BROKER_QUEUE_DISABLED"),
+    )
+    watched_database.send(watched_database.begin_dialog("S", "S", encryption=False), body=b"x")
     for _ in range(5):
-        told(
-            watched,
+        rows_and_errors(
+            watched_database,
             "BEGIN TRAN; RECEIVE TOP (0) * FROM Told; DECLARE @x XML; RECEIVE @x = NULL FROM Poisoned; ROLLBACK",
         )
-    found = events(watched)
+    found = events(watched_database)
     assert [(one.event_type, one.object_name) for one in found] == [("BROKER_QUEUE_DISABLED", "Poisoned")] * 2
 
 
-def test_an_event_that_does_not_fit_is_refused(watched: sb.Database) -> None:
-    assert told(watched, notify("n", "DATABASE", "NO_EVENT")) == [1084]
-    assert told(watched, notify("n", "DATABASE", "CREATE_LOGIN")) == [1098]
-    assert told(watched, notify("n", "DATABASE", "QUEUE_ACTIVATION")) == [1098]
-    assert told(watched, notify("n", "QUEUE Told", "CREATE_TABLE")) == [1098]
+def test_an_event_that_does_not_fit_is_refused(watched_database: sb.Database) -> None:
+    assert rows_and_errors(watched_database, notify("n", "DATABASE", "NO_EVENT")) == [1084]
+    assert rows_and_errors(watched_database, notify("n", "DATABASE", "CREATE_LOGIN")) == [1098]
+    assert rows_and_errors(watched_database, notify("n", "DATABASE", "QUEUE_ACTIVATION")) == [1098]
+    assert rows_and_errors(watched_database, notify("n", "QUEUE Told", "CREATE_TABLE")) == [1098]
     traced = notify("n", "SERVER", "DEADLOCK_GRAPH, AUDIT_LOGIN")
-    assert told(watched, traced) == []
+    assert rows_and_errors(watched_database, traced) == []
     (finding,) = check(traced)
     assert (finding.verdict, finding.row) == (Verdict.DIFFERS, Row.TRACED)
 
 
-def test_event_notifications_need_permission(watched: sb.Database) -> None:
-    told(watched, "CREATE USER Ann WITHOUT LOGIN")
+def test_event_notifications_need_permission(watched_database: sb.Database) -> None:
+    rows_and_errors(watched_database, "CREATE USER Ann WITHOUT LOGIN")
     as_ann = "EXECUTE AS USER = 'Ann'\n"
-    assert told(watched, as_ann + notify("n", "DATABASE", "CREATE_TABLE")) == [262]
-    assert told(watched, as_ann + notify("n", "SERVER", "CREATE_TABLE")) == [262]
-    told(watched, "GRANT CREATE DATABASE DDL EVENT NOTIFICATION TO Ann")
-    assert told(watched, as_ann + notify("n", "DATABASE", "CREATE_TABLE")) == []
-    assert told(watched, as_ann + "DROP EVENT NOTIFICATION n ON DATABASE") == [15151]
+    assert rows_and_errors(watched_database, as_ann + notify("n", "DATABASE", "CREATE_TABLE")) == [262]
+    assert rows_and_errors(watched_database, as_ann + notify("n", "SERVER", "CREATE_TABLE")) == [262]
+    rows_and_errors(watched_database, "GRANT CREATE DATABASE DDL EVENT NOTIFICATION TO Ann")
+    assert rows_and_errors(watched_database, as_ann + notify("n", "DATABASE", "CREATE_TABLE")) == []
+    assert rows_and_errors(watched_database, as_ann + "DROP EVENT NOTIFICATION n ON DATABASE") == [15151]
 
 
-def test_event_notifications_are_dropped_with_their_database(watched: sb.Database) -> None:
-    instance = watched.instance
+def test_event_notifications_are_dropped_with_their_database(watched_database: sb.Database) -> None:
+    instance = watched_database.instance
     other = instance.database("Gone", create=True)
     for on_server in (False, True):
         other.create_event_notification("n", events="CREATE_TABLE", to_service="X", on_server=on_server)
     instance.drop_database("Gone")
-    assert query(watched, "SELECT name FROM sys.server_event_notifications") == []
+    assert query(watched_database, "SELECT name FROM sys.server_event_notifications") == []
 
 
 # ---------------------------------------------------------------- READ_ONLY
@@ -190,19 +199,21 @@ BEGIN DIALOG @h FROM SERVICE S TO SERVICE 'S' WITH ENCRYPTION = OFF; SEND ON CON
 )
 def test_a_read_only_database_refuses_changes(read_only: sb.Database, statement: str) -> None:
     follows = [5069] if statement.startswith("ALTER DATABASE") else []
-    assert told(read_only, statement) == [3906, *follows]
+    assert rows_and_errors(read_only, statement) == [3906, *follows]
 
 
 @pytest.fixture(scope="module")
 def read_only(instance: sb.Instance) -> sb.Database:
     database = instance.database("Sealed", create=True)
-    assert told(database, _STOCKED + "\nGO\nALTER DATABASE CURRENT SET READ_ONLY WITH ROLLBACK IMMEDIATE") == []
+    assert (
+        rows_and_errors(database, _STOCKED + "\nGO\nALTER DATABASE CURRENT SET READ_ONLY WITH ROLLBACK IMMEDIATE") == []
+    )
     return database
 
 
 def test_a_read_only_database_is_read(read_only: sb.Database) -> None:
     script = "SELECT a FROM T; SELECT a INTO #t FROM T; UPDATE #t SET a = 5; SELECT a FROM #t; SELECT COUNT(*) FROM Q"
-    assert told(read_only, script) == [[(1,)], [(5,)], [(1,)]]
+    assert rows_and_errors(read_only, script) == [[(1,)], [(5,)], [(1,)]]
     flags = "SELECT is_read_only, is_broker_enabled FROM sys.databases WHERE name = 'Sealed'"
     assert query(read_only, flags) == [(1, 1)]
 
@@ -219,18 +230,21 @@ def test_a_read_only_database_refuses_python_and_postgresql(read_only: sb.Databa
 def test_read_only_and_back(instance: sb.Instance) -> None:
     """Messages from others wait; definitions elsewhere and the background go on; then all is as before."""
     database, other = (instance.database(name, create=True) for name in ("Shut", "Sender"))
-    told(database, _STOCKED.replace("SERVICE S", "SERVICE Shut").replace("'S'", "'Shut'"))
-    told(other, "CREATE QUEUE O; CREATE SERVICE O ON QUEUE O")
+    rows_and_errors(database, _STOCKED.replace("SERVICE S", "SERVICE Shut").replace("'S'", "'Shut'"))
+    rows_and_errors(other, "CREATE QUEUE O; CREATE SERVICE O ON QUEUE O")
     handle = database.begin_dialog("Shut", "Shut", encryption=False, lifetime=1)
     database.alter(read_only=True, rollback_after=0)
-    told(other, "DECLARE @h UNIQUEIDENTIFIER BEGIN DIALOG @h FROM SERVICE O TO SERVICE 'Shut' WITH ENCRYPTION = OFF;"
-                "SEND ON CONVERSATION @h (0x02)")  # fmt: skip
-    assert told(other, "CREATE QUEUE More; DROP QUEUE More; GRANT CONNECT TO guest") == []
+    rows_and_errors(
+        other,
+        "DECLARE @h UNIQUEIDENTIFIER BEGIN DIALOG @h FROM SERVICE O TO SERVICE 'Shut' WITH ENCRYPTION = OFF;"
+        "SEND ON CONVERSATION @h (0x02)",
+    )
+    assert rows_and_errors(other, "CREATE QUEUE More; DROP QUEUE More; GRANT CONNECT TO guest") == []
     assert query(other, "SELECT COUNT(*) FROM sys.transmission_queue") == [(1,)]
     assert instance.check().findings == []
     database.alter(read_only=False)
     assert query(other, "SELECT COUNT(*) FROM sys.transmission_queue") == [(0,)]
-    assert told(database, "INSERT T VALUES (7)") == []
+    assert rows_and_errors(database, "INSERT T VALUES (7)") == []
     database.end_conversation(handle)
     database.alter(read_only=True)
     instance.drop_database("Shut")
@@ -265,19 +279,19 @@ def test_a_master_key_is_regenerated(database: sb.Database, tmp_path: Path) -> N
     GO
     OPEN MASTER KEY DECRYPTION BY PASSWORD = 'Second#Password1'
     """
-    assert told(database, script) == [15313, 15313, 15558]
+    assert rows_and_errors(database, script) == [15313, 15313, 15558]
 
 
 def test_force_gives_up_keys_that_cannot_be_decrypted(database: sb.Database) -> None:
-    told(
+    rows_and_errors(
         database,
         "CREATE MASTER KEY ENCRYPTION BY PASSWORD = 'First#Password1' CREATE CERTIFICATE C WITH SUBJECT = 'c' "
         "ALTER MASTER KEY DROP ENCRYPTION BY SERVICE MASTER KEY",
     )
     renew = "ALTER MASTER KEY {}REGENERATE WITH ENCRYPTION BY PASSWORD = 'Other#Password1'"
-    assert told(database, renew.format("")) == [15329]
+    assert rows_and_errors(database, renew.format("")) == [15329]
     assert query(database, "SELECT pvt_key_encryption_type FROM sys.certificates") == [("MK",)]
-    assert told(database, renew.format("FORCE ")) == []
+    assert rows_and_errors(database, renew.format("FORCE ")) == []
     assert query(database, "SELECT pvt_key_encryption_type FROM sys.certificates") == [("NA",)]
 
 
@@ -302,47 +316,51 @@ _SIGN = "ADD SIGNATURE TO {} BY CERTIFICATE Signer WITH PASSWORD = 'Signer#Passw
 
 
 def test_a_signed_module_has_the_permissions_of_the_signers_user(database: sb.Database) -> None:
-    assert told(database, _SIGNED) == []
-    assert told(database, _AS_LOW.format("Dynamic")) == [229]
-    assert told(database, _SIGN.format("OBJECT::dbo.Dynamic")) == []
-    assert told(database, _AS_LOW.format("Dynamic")) == [[(1,)]]
-    assert told(database, _AS_LOW.format("Dynamic") + "SELECT a FROM Secret") == [[(1,)], 229], "for the module alone"
-    assert told(database, "DENY SELECT ON Secret TO SignerUser\nGO\n" + _AS_LOW.format("Dynamic")) == [229]
-    told(database, "REVOKE SELECT ON Secret TO SignerUser GRANT SELECT ON Secret TO SignerUser")
-    assert told(database, "DROP CERTIFICATE Signer") == [15559]
-    assert told(database, _SIGN.format("Dynamic")) == [15557]
+    assert rows_and_errors(database, _SIGNED) == []
+    assert rows_and_errors(database, _AS_LOW.format("Dynamic")) == [229]
+    assert rows_and_errors(database, _SIGN.format("OBJECT::dbo.Dynamic")) == []
+    assert rows_and_errors(database, _AS_LOW.format("Dynamic")) == [[(1,)]]
+    assert rows_and_errors(database, _AS_LOW.format("Dynamic") + "SELECT a FROM Secret") == [[(1,)], 229], (
+        "for the module alone"
+    )
+    assert rows_and_errors(database, "DENY SELECT ON Secret TO SignerUser\nGO\n" + _AS_LOW.format("Dynamic")) == [229]
+    rows_and_errors(database, "REVOKE SELECT ON Secret TO SignerUser GRANT SELECT ON Secret TO SignerUser")
+    assert rows_and_errors(database, "DROP CERTIFICATE Signer") == [15559]
+    assert rows_and_errors(database, _SIGN.format("Dynamic")) == [15557]
 
 
 def test_a_signature_is_of_one_module_and_one_text(database: sb.Database) -> None:
-    told(database, _SIGNED + _SIGN.format("Outer1"))
-    assert told(database, _AS_LOW.format("Outer1")) == [229], "what it calls is not signed"
-    told(database, _SIGN.format("Dynamic") + "ALTER CERTIFICATE Signer REMOVE PRIVATE KEY")
-    assert told(database, _AS_LOW.format("Outer1")) == [[(1,)]]
-    told(database, "EXEC ('ALTER PROCEDURE Dynamic AS EXEC (''SELECT a FROM Secret'')')")
-    assert told(database, _AS_LOW.format("Dynamic")) == [229]
-    assert told(database, _SIGN.format("Dynamic")) == [15556]
-    assert told(database, "DROP SIGNATURE FROM Outer1 BY CERTIFICATE Signer") == []
-    assert told(database, "DROP SIGNATURE FROM Outer1 BY CERTIFICATE Signer") == [15558]
-    assert told(database, "ADD SIGNATURE TO Nothing BY CERTIFICATE Signer") == [15151]
-    assert told(database, "ADD SIGNATURE TO Dynamic BY CERTIFICATE Signer WITH SIGNATURE = 0x0102") == [15299]
+    rows_and_errors(database, _SIGNED + _SIGN.format("Outer1"))
+    assert rows_and_errors(database, _AS_LOW.format("Outer1")) == [229], "what it calls is not signed"
+    rows_and_errors(database, _SIGN.format("Dynamic") + "ALTER CERTIFICATE Signer REMOVE PRIVATE KEY")
+    assert rows_and_errors(database, _AS_LOW.format("Outer1")) == [[(1,)]]
+    rows_and_errors(database, "EXEC ('ALTER PROCEDURE Dynamic AS EXEC (''SELECT a FROM Secret'')')")
+    assert rows_and_errors(database, _AS_LOW.format("Dynamic")) == [229]
+    assert rows_and_errors(database, _SIGN.format("Dynamic")) == [15556]
+    assert rows_and_errors(database, "DROP SIGNATURE FROM Outer1 BY CERTIFICATE Signer") == []
+    assert rows_and_errors(database, "DROP SIGNATURE FROM Outer1 BY CERTIFICATE Signer") == [15558]
+    assert rows_and_errors(database, "ADD SIGNATURE TO Nothing BY CERTIFICATE Signer") == [15151]
+    assert rows_and_errors(database, "ADD SIGNATURE TO Dynamic BY CERTIFICATE Signer WITH SIGNATURE = 0x0102") == [
+        15299
+    ]
 
 
 @pytest.mark.parametrize("vouched", ["GRANT AUTHENTICATE TO Vouching", ""])
 def test_a_signed_module_is_believed_in_another_database(instance: sb.Instance, tmp_path: Path, vouched: str) -> None:
     """The activated procedure that writes elsewhere: EXECUTE AS OWNER, and AUTHENTICATE for its signer there."""
     here, there = (instance.database(f"{name}{bool(vouched)}", create=True) for name in ("Here", "There"))
-    told(there, "CREATE TABLE Log (a INT)\nGO\nCREATE PROCEDURE Note AS INSERT Log VALUES (1)")
-    told(here, f"""
+    rows_and_errors(there, "CREATE TABLE Log (a INT)\nGO\nCREATE PROCEDURE Note AS INSERT Log VALUES (1)")
+    rows_and_errors(here, f"""
     CREATE MASTER KEY ENCRYPTION BY PASSWORD = 'Strong#Password1'; CREATE CERTIFICATE Signer WITH SUBJECT = 'signs'
     BACKUP CERTIFICATE Signer TO FILE = '{tmp_path}/signer'
     GO
     CREATE PROCEDURE Activated WITH EXECUTE AS OWNER AS EXEC {there.name}.dbo.Note
     """)  # fmt: skip
-    assert told(here, "EXEC Activated") == [916]
-    told(here, "ADD SIGNATURE TO Activated BY CERTIFICATE Signer")
-    told(there, f"CREATE CERTIFICATE Signer FROM FILE = '{tmp_path}/signer'; "
+    assert rows_and_errors(here, "EXEC Activated") == [916]
+    rows_and_errors(here, "ADD SIGNATURE TO Activated BY CERTIFICATE Signer")
+    rows_and_errors(there, f"CREATE CERTIFICATE Signer FROM FILE = '{tmp_path}/signer'; "
                 f"CREATE USER Vouching FOR CERTIFICATE Signer; {vouched}")  # fmt: skip
-    assert told(here, "EXEC Activated") == ([] if vouched else [916])
+    assert rows_and_errors(here, "EXEC Activated") == ([] if vouched else [916])
     assert query(there, "SELECT COUNT(*) FROM Log") == [(len(vouched) > 0,)]
 
 
@@ -356,7 +374,7 @@ def test_a_temporary_table_outlives_its_batch(database: sb.Database) -> None:
         "SELECT x FROM #a; SELECT x FROM #b; DROP TABLE #a\nGO\nCREATE TABLE #a (y INT)\nGO\nSELECT y FROM #a\nGO\n"
         "EXEC ('CREATE TABLE #c (z INT)')\nGO\nSELECT z FROM #c"
     )
-    assert told(database, script) == [[(1,)], [(1,)], [], 208]
-    assert told(database, "SELECT * FROM #a") == [208]
-    assert told(database, "DECLARE @t TABLE (x INT)\nGO\nSELECT x FROM @t") == [1087]
+    assert rows_and_errors(database, script) == [[(1,)], [(1,)], [], 208]
+    assert rows_and_errors(database, "SELECT * FROM #a") == [208]
+    assert rows_and_errors(database, "DECLARE @t TABLE (x INT)\nGO\nSELECT x FROM @t") == [1087]
     assert [one.note for one in check(script) if one.verdict is Verdict.REFUSED and "#c" not in one.note] == []

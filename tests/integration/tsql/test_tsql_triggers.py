@@ -23,7 +23,7 @@ def house(instance: sb.Instance) -> sb.Database:
     return create_database(instance, "DoorHouse", TABLES)
 
 
-def rung(house: sb.Database, script: str) -> list[str]:
+def ringing_bells(house: sb.Database, script: str) -> list[str]:
     """Return the bells that ring when a door is made after the script; restore all bells afterwards."""
     found = house.execute_tsql(
         f"DELETE Rings; DELETE Doors;\n{script};\nINSERT Doors VALUES (1); SELECT Who FROM Rings ORDER BY Who"
@@ -51,7 +51,7 @@ def rung(house: sb.Database, script: str) -> list[str]:
     ],
 )
 def test_a_disabled_trigger_does_not_run(house: sb.Database, script: str, left: list[str]) -> None:
-    assert rung(house, script) == left
+    assert ringing_bells(house, script) == left
 
 
 def test_sys_triggers_shows_disabled_triggers(house: sb.Database) -> None:
@@ -82,7 +82,7 @@ def test_a_missing_trigger_is_refused_and_no_trigger_switched(house: sb.Database
     with pytest.raises(TsqlError) as refused:
         house.execute_tsql(script)
     assert refused.value.number == number
-    assert rung(house, "PRINT 'as before'") == ["bell", "knocker"]
+    assert ringing_bells(house, "PRINT 'as before'") == ["bell", "knocker"]
 
 
 def test_a_trigger_does_not_fire_itself(instance: sb.Instance) -> None:

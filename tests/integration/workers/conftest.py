@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 import servicebroker as sb
-from activation_support import Seen
+from activation_support import CallRecorder
 from servicebroker.activation import procedures
 
 
 @pytest.fixture
-def nothing_left(database: sb.Database) -> Iterator[None]:
-    """Check that no queue activates procedures in the next test."""
+def remove_activation_afterwards(database: sb.Database) -> Iterator[None]:
+    """Remove the registered procedures, and disable activation on all queues, after the test."""
     yield
     procedures._registered.clear()
     with database.instance.connection() as connection:
@@ -21,8 +21,8 @@ def nothing_left(database: sb.Database) -> Iterator[None]:
 
 
 @pytest.fixture
-def seen() -> Seen:
-    return Seen()
+def recorder() -> CallRecorder:
+    return CallRecorder()
 
 
 @pytest.fixture

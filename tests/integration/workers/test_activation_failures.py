@@ -14,12 +14,12 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from activation_support import ON, PROCEDURE, Seen, monitor, said, send, switch_on
+from activation_support import ON, PROCEDURE, CallRecorder, count_logged, monitor, send, switch_on
 from servicebroker.activation import child, procedures, task
 from servicebroker.activation.procedures import Procedure
 from support import STOCK_QUEUE, bodies, eventually, query, queue_number, terminate_listeners
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("remove_activation_afterwards")
 
 KILLED = """
 import os, pathlib, signal
@@ -54,20 +54,20 @@ def test_a_process_that_is_killed_before_its_first_receive_is_started_again(
 
 
 def test_a_session_that_is_killed_before_its_first_receive_is_followed_by_another(
-    active: sb.Database, seen: Seen
+    active: sb.Database, recorder: CallRecorder
 ) -> None:
     @sb.procedure(PROCEDURE, form="database")
     def stock(database: sb.Database) -> None:
-        seen.calls += 1
-        if seen.calls < 3:
+        recorder.calls += 1
+        if recorder.calls < 3:
             with database.transaction() as transaction:
                 transaction.connection.execute("select pg_terminate_backend(pg_backend_pid())")
-        seen.bodies += bodies(database.receive(STOCK_QUEUE))
+        recorder.bodies += bodies(database.receive(STOCK_QUEUE))
 
     send(active, "x")
     switch_on(active)
-    eventually(lambda: seen.bodies == [b"x"], 30)
-    assert seen.calls >= 3
+    eventually(lambda: recorder.bodies == [b"x"], 30)
+    assert recorder.calls >= 3
 
 
 def fail_once(function: Any, problem: Exception, applies: Any = lambda *_: True) -> Any:
@@ -109,70 +109,79 @@ def test_a_reader_is_started_again_after_a_lack_of_resources(
 
 
 @pytest.mark.feature(174)
-def test_a_missing_procedure_is_tried_again(active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_procedure_is_tried_again(
+    active: sb.Database, recorder: CallRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
     switch_on(active, procedure_name="usp_Later")
     send(active, "x")
-    eventually(lambda: said(caplog, 9614) >= 2)
+    eventually(lambda: count_logged(caplog, 9614) >= 2)
     assert (monitor(active) or ("",))[0] != "NOTIFIED"
 
     @sb.procedure("usp_Later")
-    def later(transaction: sb.Transaction, message: sb.Message) -> None:
-        seen.bodies.append(message.message_body)
+    def record_body(transaction: sb.Transaction, message: sb.Message) -> None:
+        recorder.bodies.append(message.message_body)
 
-    eventually(lambda: seen.bodies == [b"x"])
+    eventually(lambda: recorder.bodies == [b"x"])
 
 
 @pytest.mark.feature(174)
-def test_a_user_that_is_gone_is_tried_again(active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_user_that_is_gone_is_tried_again(
+    active: sb.Database, recorder: CallRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
-        seen.bodies.append(message.message_body)
+        recorder.bodies.append(message.message_body)
 
     active.create_user("Clerk")
     switch_on(active, execute_as="Clerk")
     active.drop_user("Clerk")
     send(active, "x")
-    eventually(lambda: said(caplog, 9613) >= 2)
-    assert seen.bodies == []
+    eventually(lambda: count_logged(caplog, 9613) >= 2)
+    assert recorder.bodies == []
     switch_on(active, execute_as="OWNER")
-    eventually(lambda: seen.bodies == [b"x"])
+    eventually(lambda: recorder.bodies == [b"x"])
 
 
-def _exit_once(seen: Seen, problem: type[BaseException]) -> None:
-    seen.calls += 1
-    if seen.calls == 1:
+def _exit_once(recorder: CallRecorder, problem: type[BaseException]) -> None:
+    recorder.calls += 1
+    if recorder.calls == 1:
         raise problem
 
 
 @pytest.mark.parametrize("problem", [SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_procedure_that_exits_has_failed_and_others_go_on(
-    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture, *, problem: type[BaseException], is_async: bool
+    active: sb.Database,
+    recorder: CallRecorder,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    problem: type[BaseException],
+    is_async: bool,
 ) -> None:
     """Such an exception stops the event loop, and with it all coroutines that run there. All must go on."""
 
     def stock(database: sb.Database) -> None:
         with database.transaction() as tx:
             messages = tx.receive(STOCK_QUEUE)
-            _exit_once(seen, problem)
-            seen.bodies += bodies(messages)
+            _exit_once(recorder, problem)
+            recorder.bodies += bodies(messages)
 
     async def stock_async(database: sb.AsyncDatabase) -> None:
         async with database.transaction() as tx:
             messages = await tx.receive(STOCK_QUEUE)
-            _exit_once(seen, problem)
-            seen.bodies += bodies(messages)
+            _exit_once(recorder, problem)
+            recorder.bodies += bodies(messages)
 
     sb.procedure(PROCEDURE, form="database")(stock_async if is_async else stock)  # type: ignore[type-var]
     send(active, "x")
     switch_on(active)
-    eventually(lambda: seen.bodies == [b"x"], 30)
-    assert said(caplog, 28088) == 1
+    eventually(lambda: recorder.bodies == [b"x"], 30)
+    assert count_logged(caplog, 28088) == 1
     assert "sys.exit" in caplog.text or problem.__name__ in caplog.text
 
 
 def test_a_resolver_that_fails_stops_no_other_queue(
-    database: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+    database: sb.Database, recorder: CallRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     def resolve(_: sb.Database, name: str) -> Procedure | None:
         if "usp_Other" in name:
@@ -181,14 +190,14 @@ def test_a_resolver_that_fails_stops_no_other_queue(
 
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
-        seen.bodies.append(message.message_body)
+        recorder.bodies.append(message.message_body)
 
     database.create_queue("OtherQueue", activation=ON._replace(procedure_name="usp_Other"))
     switch_on(database)
     with sb.activate(database.instance, resolvers=[resolve], interval=0.2):
         eventually(lambda: "no register of procedures" in caplog.text, 30)
         send(database, "x")
-        eventually(lambda: seen.bodies == [b"x"], 30)
+        eventually(lambda: recorder.bodies == [b"x"], 30)
 
 
 LOGS = """
@@ -212,20 +221,20 @@ def test_a_record_that_cannot_be_formatted_ends_no_process(active: sb.Database, 
 
 @pytest.mark.feature(176)
 def test_an_exception_of_a_procedure_is_logged(
-    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+    active: sb.Database, recorder: CallRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
-        seen.calls += 1
-        if seen.calls == 1:
+        recorder.calls += 1
+        if recorder.calls == 1:
             raise ValueError("no such shelf")
-        seen.bodies.append(message.message_body)
+        recorder.bodies.append(message.message_body)
 
     send(active, "x")
     switch_on(active)
-    eventually(lambda: seen.bodies == [b"x"])
-    assert said(caplog, 9724, "usp_Stock", "StockQueue", "ValueError: no such shelf")
-    assert said(caplog, 28088)
+    eventually(lambda: recorder.bodies == [b"x"])
+    assert count_logged(caplog, 9724, "usp_Stock", "StockQueue", "ValueError: no such shelf")
+    assert count_logged(caplog, 28088)
     assert "Traceback" in caplog.text
 
 
@@ -243,28 +252,28 @@ def test_the_output_of_a_procedure_is_logged(active: sb.Database, caplog: pytest
     with sb.activate(active.instance, resolvers=[lambda database, name: by_name.get(name)], interval=0.4):
         switch_on(active, procedure_name="usp_Talks")
         send(active, "x")
-        eventually(lambda: said(caplog, 9724, "forty-two"))
+        eventually(lambda: count_logged(caplog, 9724, "forty-two"))
 
 
 def test_a_message_that_always_fails_switches_the_queue_off(
-    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+    active: sb.Database, recorder: CallRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rollbacks of activated readers count for poison detection, call by call."""
 
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
-        seen.calls += 1
+        recorder.calls += 1
         raise ValueError("poison")
 
     send(active, "x")
     switch_on(active)
     text = "select is_receive_enabled from sys.service_queues where object_id = %s"
     eventually(lambda: query(active, text, queue_number(active, STOCK_QUEUE)) == [(0,)])
-    assert seen.calls in (5, 6)
+    assert recorder.calls in (5, 6)
     eventually(lambda: monitor(active) is None)
 
 
-def test_a_transaction_of_a_reader_whose_session_is_killed_counts(active: sb.Database, seen: Seen) -> None:
+def test_a_transaction_of_a_reader_whose_session_is_killed_counts(active: sb.Database, recorder: CallRecorder) -> None:
     @sb.procedure(PROCEDURE, form="transaction")
     def stock(transaction: sb.Transaction) -> None:
         transaction.receive(STOCK_QUEUE)
@@ -279,14 +288,14 @@ def test_a_transaction_of_a_reader_whose_session_is_killed_counts(active: sb.Dat
 
 
 def test_activation_that_hears_nothing_more_finds_out(
-    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+    active: sb.Database, recorder: CallRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
-        seen.bodies.append(message.message_body)
+        recorder.bodies.append(message.message_body)
 
     terminate_listeners(active.instance.url, "servicebroker activation")
     assert "Activation has lost the database" in caplog.text
     switch_on(active)
     send(active, "x")
-    eventually(lambda: seen.bodies == [b"x"])
+    eventually(lambda: recorder.bodies == [b"x"])

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from activation_support import PROCEDURE, Seen, said, send, switch_on
+from activation_support import PROCEDURE, CallRecorder, count_logged, send, switch_on
 from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, STOCK_QUEUE, begin, bodies, eventually, refused
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("remove_activation_afterwards")
 
 
-def test_messages_in_a_batch_come_by_groups(active: sb.Database, seen: Seen) -> None:
+def test_messages_in_a_batch_come_by_groups(active: sb.Database, recorder: CallRecorder) -> None:
     received: list[list[bytes | None]] = []
 
     @sb.procedure(PROCEDURE, form="batch")
@@ -29,34 +29,34 @@ def test_messages_in_a_batch_come_by_groups(active: sb.Database, seen: Seen) -> 
     eventually(lambda: received == [[b"0", b"1", b"2", b"3", b"4"]])
 
 
-def test_groups_share_a_transaction(active: sb.Database, seen: Seen) -> None:
+def test_groups_share_a_transaction(active: sb.Database, recorder: CallRecorder) -> None:
     transactions: set[int] = set()
 
     @sb.procedure(PROCEDURE, groups=50)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
         ((number,),) = transaction.connection.execute("select txid_current()").fetchall()
         transactions.add(number)
-        seen.bodies.append(message.message_body)
+        recorder.bodies.append(message.message_body)
 
     with active.transaction() as transaction:
         for number in range(5):
             handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
             transaction.send(handle, ORDER, b"%d" % number)
     switch_on(active)
-    eventually(lambda: len(seen.bodies) == 5)
+    eventually(lambda: len(recorder.bodies) == 5)
     assert len(transactions) == 1
     with refused(402, "groups"):
         sb.procedure(PROCEDURE, form="transaction", groups=2)
 
 
 @pytest.mark.parametrize("form", ["message", "batch", "transaction", "database"])
-def test_coroutine_functions(active: sb.Database, seen: Seen, form: Any) -> None:
+def test_coroutine_functions(active: sb.Database, recorder: CallRecorder, form: Any) -> None:
     """Activation awaits a coroutine function of each form."""
 
     async def take(transaction: Any, messages: Any) -> None:
         messages = messages if isinstance(messages, list) else [messages]
         for message in messages:
-            seen.bodies.append(message.message_body)
+            recorder.bodies.append(message.message_body)
             await transaction.send(message.conversation_handle, REPLY, b"done")
 
     async def take_by_itself(transaction: Any) -> None:
@@ -74,26 +74,26 @@ def test_coroutine_functions(active: sb.Database, seen: Seen, form: Any) -> None
     active.send(handle, ORDER, b"two")
     answers: list[sb.Message] = []
     eventually(lambda: len(answers) == 2 or answers.extend(active.receive("OrdersQueue", wait=1)))  # type: ignore[func-returns-value]
-    assert seen.bodies == [b"one", b"two"]
+    assert recorder.bodies == [b"one", b"two"]
 
 
 @pytest.mark.feature(172)
-def test_a_procedure_of_one_message_drains_a_hundred(active: sb.Database, seen: Seen) -> None:
+def test_a_procedure_of_one_message_drains_a_hundred(active: sb.Database, recorder: CallRecorder) -> None:
     """The procedure returns after each message, and is started again as long as messages are left."""
 
     @sb.procedure(PROCEDURE, form="transaction")
     def stock(transaction: sb.Transaction) -> None:
-        seen.calls += 1
-        seen.bodies += bodies(transaction.receive(STOCK_QUEUE, top=1))
+        recorder.calls += 1
+        recorder.bodies += bodies(transaction.receive(STOCK_QUEUE, top=1))
 
     send(active, "x", conversations=100)
     switch_on(active)
-    eventually(lambda: len(seen.bodies) == 100)
-    assert seen.calls >= 100
+    eventually(lambda: len(recorder.bodies) == 100)
+    assert recorder.calls >= 100
 
 
 def test_tsql_of_an_activated_coroutine_works_in_its_session(
-    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+    active: sb.Database, recorder: CallRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = (
         "DECLARE @b varbinary(max); RECEIVE TOP (1) @b = message_body FROM StockQueue; "
@@ -105,13 +105,13 @@ def test_tsql_of_an_activated_coroutine_works_in_its_session(
             name = own.info.parameter_status("application_name")
         [(program, body)] = (await database.execute_tsql(script)).rows
         assert (program, "usp_Stock" in program) == (name, True)
-        seen.bodies.append(body)
+        recorder.bodies.append(body)
 
     sb.procedure(PROCEDURE, form="database")(stock)
     send(active, "x")
     switch_on(active)
-    eventually(lambda: b"x" in seen.bodies, 30)
-    assert said(caplog, 28088) == 0
+    eventually(lambda: b"x" in recorder.bodies, 30)
+    assert count_logged(caplog, 28088) == 0
 
 
 @pytest.mark.parametrize("form", ["message", "batch", "transaction", "database"])
@@ -127,49 +127,49 @@ def test_a_generator_function_is_no_procedure(form: Any) -> None:
 
 
 def test_a_result_that_is_work_not_done_undoes_the_transaction(
-    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+    active: sb.Database, recorder: CallRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A procedure that returns a coroutine has not run it, so its messages must go back to the queue."""
 
     async def work(messages: list[sb.Message]) -> None:
-        seen.bodies += bodies(messages)
+        recorder.bodies += bodies(messages)
 
     @sb.procedure(PROCEDURE, form="transaction")
     def stock(transaction: sb.Transaction) -> Any:
         messages = transaction.receive(STOCK_QUEUE)
-        seen.calls += 1
-        if seen.calls == 1:
+        recorder.calls += 1
+        if recorder.calls == 1:
             return work(messages)
-        seen.bodies += bodies(messages)
+        recorder.bodies += bodies(messages)
         return None
 
     send(active, "x")
     switch_on(active)
-    eventually(lambda: seen.bodies == [b"x"], 30)
+    eventually(lambda: recorder.bodies == [b"x"], 30)
     assert "its work is not done" in caplog.text
 
 
-def test_an_object_with_an_async_call_is_awaited(active: sb.Database, seen: Seen) -> None:
+def test_an_object_with_an_async_call_is_awaited(active: sb.Database, recorder: CallRecorder) -> None:
     class Stock:
         async def __call__(self, transaction: sb.AsyncTransaction, message: sb.Message) -> None:
-            seen.bodies.append(message.message_body)
+            recorder.bodies.append(message.message_body)
 
     sb.procedure(PROCEDURE)(Stock())
     send(active, "x")
     switch_on(active)
-    eventually(lambda: seen.bodies == [b"x"], 30)
+    eventually(lambda: recorder.bodies == [b"x"], 30)
 
 
 @pytest.mark.feature(175)
 @pytest.mark.parametrize("how", ["never left", "begun on the connection"])
 def test_an_open_transaction_at_the_end_is_undone(
-    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture, how: str
+    active: sb.Database, recorder: CallRecorder, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     @sb.procedure(PROCEDURE, form="database")
     def stock(database: sb.Database) -> None:
-        seen.calls += 1
-        if seen.calls > 1:
-            seen.bodies += bodies(database.receive(STOCK_QUEUE))
+        recorder.calls += 1
+        if recorder.calls > 1:
+            recorder.bodies += bodies(database.receive(STOCK_QUEUE))
         elif how == "never left":
             block = database.transaction()
             block.__enter__().receive(STOCK_QUEUE)
@@ -180,12 +180,12 @@ def test_an_open_transaction_at_the_end_is_undone(
 
     send(active, "x")
     switch_on(active)
-    eventually(lambda: said(caplog, 8415))
-    eventually(lambda: seen.bodies == [b"x"])
+    eventually(lambda: count_logged(caplog, 8415))
+    eventually(lambda: recorder.bodies == [b"x"])
 
 
 @pytest.mark.feature(177)
-def test_a_procedure_has_no_rights_in_the_instance(active: sb.Database, seen: Seen, caplog: Any) -> None:
+def test_a_procedure_has_no_rights_in_the_instance(active: sb.Database, recorder: CallRecorder, caplog: Any) -> None:
     """The procedure acts as a user of its database. Another database admits it as guest only: nothing is signed."""
     other = active.instance.database("Elsewhere", create=True)
     told: list[Exception] = []
@@ -205,17 +205,17 @@ def test_a_procedure_has_no_rights_in_the_instance(active: sb.Database, seen: Se
                 told.append(problem)
         assert instance.database(other.name).user.name == "guest"
         assert instance.database(database.name).user == database.user
-        seen.bodies += bodies(database.receive(STOCK_QUEUE))
+        recorder.bodies += bodies(database.receive(STOCK_QUEUE))
 
     other.grant("CONNECT", "guest")
     switch_on(active)
     send(active, "x")
-    eventually(lambda: bool(seen.bodies))
+    eventually(lambda: bool(recorder.bodies))
     assert [problem.number for problem in told[:4]] == [15247, 15247, 15247, 15517]
     assert "signed" in str(told[0])
 
 
-def test_tsql_of_a_procedure_is_guest_in_another_database(active: sb.Database, seen: Seen) -> None:
+def test_tsql_of_a_procedure_is_guest_in_another_database(active: sb.Database, recorder: CallRecorder) -> None:
     other = active.instance.database("Storehouse", create=True)
     other.grant("CONNECT", "guest")
     other.execute_tsql("CREATE TABLE Secrets (n INT); INSERT INTO Secrets VALUES (7)")
@@ -228,17 +228,17 @@ def test_tsql_of_a_procedure_is_guest_in_another_database(active: sb.Database, s
             told.extend(database.execute_tsql("SELECT n FROM Storehouse.dbo.Secrets").rows)
         except sb.BrokerError as refusal:
             told.append(refusal.number)
-        seen.bodies += bodies(database.receive(STOCK_QUEUE))
+        recorder.bodies += bodies(database.receive(STOCK_QUEUE))
 
     switch_on(active)
     send(active, "x")
-    eventually(lambda: bool(seen.bodies))
+    eventually(lambda: bool(recorder.bodies))
     assert told[:2] == [("guest",), 229]
 
 
 @pytest.mark.feature(169)
 @pytest.mark.parametrize(("execute_as", "expected"), [("SELF", "dbo"), ("Clerk", "Clerk"), ("OWNER", "Manager")])
-def test_execute_as(active: sb.Database, seen: Seen, execute_as: str, expected: str) -> None:
+def test_execute_as(active: sb.Database, recorder: CallRecorder, execute_as: str, expected: str) -> None:
     """The procedure runs as the user of EXECUTE AS, with the permissions of that user only."""
     told: list[str] = []
 
@@ -246,7 +246,7 @@ def test_execute_as(active: sb.Database, seen: Seen, execute_as: str, expected: 
     def stock(database: sb.Database) -> None:
         told.append(database.user.name)
         try:
-            seen.bodies += bodies(database.receive(STOCK_QUEUE))
+            recorder.bodies += bodies(database.receive(STOCK_QUEUE))
         except sb.BrokerError as refusal:
             told.append(str(refusal.number))
 
@@ -255,5 +255,5 @@ def test_execute_as(active: sb.Database, seen: Seen, execute_as: str, expected: 
     active.alter_authorization("Manager", queue=STOCK_QUEUE)
     switch_on(active, execute_as=execute_as)
     send(active, "x")
-    eventually(lambda: bool(seen.bodies) or len(told) > 1)
+    eventually(lambda: bool(recorder.bodies) or len(told) > 1)
     assert set(told) == ({expected, "229"} if execute_as == "Clerk" else {expected})

@@ -38,7 +38,7 @@ with sb.open(os.environ["SERVICEBROKER_INSTANCE"], upkeep=None) as instance:
 
 
 @pytest.fixture
-def watched(database: sb.Database) -> Iterator[sb.Database]:
+def watched_database(database: sb.Database) -> Iterator[sb.Database]:
     database.create_queue("Notifications")
     database.create_service("//test/Activator", "Notifications", [POST])
     database.create_event_notification(
@@ -65,9 +65,9 @@ def count_starts(folder: Path) -> int:
 
 @pytest.mark.feature(180)
 def test_programs_start_on_notifications_between_minimum_and_maximum(
-    watched: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watched_database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = configuration(watched, tmp_path, min=1, max=2)
+    path = configuration(watched_database, tmp_path, min=1, max=2)
     monkeypatch.setenv("SERVICEBROKER_HEALTH", "127.0.0.1:0")
     (tmp_path / "hold").touch()
     with Command("activator", path, stderr=subprocess.PIPE) as process:
@@ -77,10 +77,10 @@ def test_programs_start_on_notifications_between_minimum_and_maximum(
         with urllib.request.urlopen(line.split()[-3].replace("/livez", "/readyz"), timeout=20) as answer:
             assert answer.read() == b"ok\n"
         for number in range(4):
-            watched.send(begin(watched), ORDER, f"message-{number}")
+            watched_database.send(begin(watched_database), ORDER, f"message-{number}")
         eventually(lambda: count_starts(tmp_path) == 2)
         text = "select count(*) from sys.conversation_endpoints where is_system = 1 and broker_database = %s"
-        assert query(watched, text, watched.name) == [(1,)]
+        assert query(watched_database, text, watched_database.name) == [(1,)]
         (tmp_path / "hold").unlink()
         eventually(lambda: len(list(tmp_path.glob("message-*"))) == 4)
         eventually(lambda: count_starts(tmp_path) >= 3)  # the others have ended, and the minimum is kept
@@ -92,10 +92,10 @@ def test_programs_start_on_notifications_between_minimum_and_maximum(
         assert not Path(f"/proc/{file.name.split('-')[1]}").exists(), "it has stopped its programs"
 
 
-def test_programs_that_do_not_end_are_killed_together(watched: sb.Database, tmp_path: Path) -> None:
+def test_programs_that_do_not_end_are_killed_together(watched_database: sb.Database, tmp_path: Path) -> None:
     """The children of the programs are killed, too. One timeout (patience) holds for all programs."""
     stubborn = ["sh", "-c", f"trap '' TERM; touch {tmp_path}/started-$$; sleep 600; true"]
-    path = configuration(watched, tmp_path, command=stubborn, min=2, max=2)
+    path = configuration(watched_database, tmp_path, command=stubborn, min=2, max=2)
     with Command("activator", path, "--patience", "0.5", stderr=subprocess.PIPE) as process:
         eventually(lambda: count_starts(tmp_path) == 2)
         begins = time.monotonic()
@@ -106,10 +106,10 @@ def test_programs_that_do_not_end_are_killed_together(watched: sb.Database, tmp_
         assert not Path(f"/proc/{file.name.split('-')[1]}").exists()
 
 
-def test_programs_end_with_an_activator_that_is_killed(watched: sb.Database, tmp_path: Path) -> None:
+def test_programs_end_with_an_activator_that_is_killed(watched_database: sb.Database, tmp_path: Path) -> None:
     """The children of the programs end, too, whatever session they are in."""
     both = f"touch {tmp_path}/started-$$; setsid sh -c 'touch {tmp_path}/started-$$; sleep 600; true'; true"
-    path = configuration(watched, tmp_path, command=["sh", "-c", both], min=2, max=2)
+    path = configuration(watched_database, tmp_path, command=["sh", "-c", both], min=2, max=2)
     with Command("activator", path, stderr=subprocess.PIPE) as process:
         eventually(lambda: count_starts(tmp_path) == 4)
         process.send_signal(signal.SIGKILL)
@@ -119,9 +119,9 @@ def test_programs_end_with_an_activator_that_is_killed(watched: sb.Database, tmp
 
 
 @pytest.mark.feature(180)
-def test_a_program_that_fails_is_started_again(watched: sb.Database, tmp_path: Path) -> None:
+def test_a_program_that_fails_is_started_again(watched_database: sb.Database, tmp_path: Path) -> None:
     """A program that cannot be started is logged."""
-    path = configuration(watched, tmp_path, command=["/no/such/program"], max=1)
+    path = configuration(watched_database, tmp_path, command=["/no/such/program"], max=1)
     with Command("activator", path, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert any("cannot be started" in line for line in process.stderr)

@@ -78,12 +78,12 @@ def test_the_ends_of_initiators_remove_them(database: sb.Database) -> None:
     for message in database.receive(STOCK_QUEUE, groups=3):
         database.end_conversation(message.conversation_handle)
     worker = sb.Worker("OrdersQueue", groups=50, answers_ends=True)
-    worker.on("//test/Reply")(_nothing)
+    worker.on("//test/Reply")(_do_nothing)
     with database.working(worker):
         eventually(lambda: {state(database, handle) for handle in handles} == {None})
 
 
-def _nothing(tx: sb.Transaction, message: sb.Message) -> None:
+def _do_nothing(tx: sb.Transaction, message: sb.Message) -> None:
     pass
 
 

@@ -49,15 +49,15 @@ def letters(database: sb.Database) -> list[int]:
 def test_the_list_has_filters_pages_and_groups(database: sb.Database, run: Run, letters: list[int]) -> None:
     first, second, third, fourth = letters
 
-    def listed(*options: object) -> list[int]:
+    def list_ids(*options: object) -> list[int]:
         return [row["set_aside_id"] for row in json.loads(run("list", "--json", *options))["messages"]]
 
-    assert listed() == letters
-    assert listed("--error", "NO PART 2") == [second]
-    assert listed("--error", GROUPS[0][0]) == [first, second, third]
-    assert listed("--type", "//other", "--queue", STOCK_QUEUE) == []
-    assert listed("--queue", ORDERS_QUEUE) == []
-    assert listed("--top", 2, "--after", first) == [second, third]
+    assert list_ids() == letters
+    assert list_ids("--error", "NO PART 2") == [second]
+    assert list_ids("--error", GROUPS[0][0]) == [first, second, third]
+    assert list_ids("--type", "//other", "--queue", STOCK_QUEUE) == []
+    assert list_ids("--queue", ORDERS_QUEUE) == []
+    assert list_ids("--top", 2, "--after", first) == [second, third]
     listed_groups = run("list", "--top", 3)
     assert "ValueError: no part 3" in listed_groups
     assert f"There are more: --after {third}" in listed_groups

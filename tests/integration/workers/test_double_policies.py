@@ -83,11 +83,11 @@ def test_a_retry_that_succeeds(system: System) -> None:
     send(system, b"x", b"2")
     handler, counts = Handler(2), []
 
-    def again(failure: sb.Failure) -> sb.Verdict:
+    def retry(failure: sb.Failure) -> sb.Verdict:
         counts.append((failure.count, failure.first_error, str(failure.error)))
         return sb.Retry()
 
-    process(system, handler, again)
+    process(system, handler, retry)
     assert handler.calls == [b"x", b"x", b"x", b"2"]
     assert counts == [(1, "ValueError: no such item", "no such item"), (2, "ValueError: no such item", "no such item")]
     assert receive_answers(system) == [("Reply", b"answer to x"), ("Reply", b"answer to 2")]
@@ -201,13 +201,13 @@ def test_a_verdict_that_fails_becomes_a_dead_letter(system: System) -> None:
 
 
 def test_a_policy_that_fails_gives_way_to_the_default_one(system: System) -> None:
-    def broken(failure: sb.Failure) -> sb.Verdict:
+    def failing_policy(failure: sb.Failure) -> sb.Verdict:
         raise LookupError
 
     send(system, b"x1")
     for pause in (0, 1, 2, 4, 8, 16):
         system.clock.jump(seconds=pause)
-        process(system, Handler(), broken)
+        process(system, Handler(), failing_policy)
     assert [(body, failures) for _, body, failures, _ in list_dead_letters(system)] == [(b"x1", 6)]
 
 

@@ -260,7 +260,7 @@ def test_an_impossible_verdict_is_refused_where_it_is_built(code: Any) -> None:
 
 @pytest.mark.both_apis
 def test_a_failing_log_handler_stops_no_worker(database: sb.Database) -> None:
-    class Broken(logging.Handler):
+    class FailingHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise RuntimeError("no log today")
 
@@ -273,7 +273,7 @@ def test_a_failing_log_handler_stops_no_worker(database: sb.Database) -> None:
             raise ValueError
         received.append(message.message_body)
 
-    broken = Broken()
+    broken = FailingHandler()
     logging.getLogger("servicebroker").addHandler(broken)
     try:
         with database.working(worker):
@@ -283,7 +283,7 @@ def test_a_failing_log_handler_stops_no_worker(database: sb.Database) -> None:
         logging.getLogger("servicebroker").removeHandler(broken)
 
 
-class Later:
+class CoroutineHandler:
     """A callable object that returns a coroutine, so that its work is not done when it returns."""
 
     async def __call__(self, tx: object, given: object) -> None:
@@ -304,7 +304,7 @@ async def async_generator(tx: object, given: object) -> Any:
 
 NOT_RUN = {
     "a coroutine function": coroutine_function,
-    "an object that is awaited": Later(),
+    "an object that is awaited": CoroutineHandler(),
     "a generator": generator,
     "an async generator": async_generator,
     "one parameter": lambda tx: None,

@@ -27,8 +27,8 @@ from support import (
     peer_handle,
     query,
     refused,
-    stopped,
-    undone,
+    rolled_back,
+    terminate_backend,
     waiting_messages,
 )
 
@@ -60,11 +60,11 @@ def change(database: sb.Database, text: str) -> None:
 
 def receive_and_undo(database: sb.Database, times: int = 1) -> None:
     for _ in range(times):
-        with undone(database) as transaction:
+        with rolled_back(database) as transaction:
             assert transaction.receive(STOCK_QUEUE)
 
 
-def disabled(database: sb.Database) -> list[sb.BrokerEvent]:
+def disabled_events(database: sb.Database) -> list[sb.BrokerEvent]:
     return [event for event in database.instance.events.recent(143) if event.database_id == database.database_id]
 
 
@@ -76,7 +76,7 @@ def test_the_fifth_rollback_switches_the_queue_off(database: sb.Database) -> Non
     database.instance.events.subscribe(raised.append)
     receive_and_undo(database, 4)
     assert is_on(database)
-    assert disabled(database) == []
+    assert disabled_events(database) == []
     receive_and_undo(database)
     assert not is_on(database)
     with refused(9617, STOCK_QUEUE):
@@ -84,7 +84,7 @@ def test_the_fifth_rollback_switches_the_queue_off(database: sb.Database) -> Non
     with refused(9617, STOCK_QUEUE):
         database.get_conversation_group(STOCK_QUEUE)
     assert query(database, f"select message_body from {database.name}_dbo.stockqueue") == [(b"poison",)]
-    (event,) = disabled(database)
+    (event,) = disabled_events(database)
     queue = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
     assert event.object_id == query(database, queue, database.database_id, STOCK_QUEUE)[0][0]
     assert (event.name, STOCK_QUEUE in event.text, event in raised) == ("Broker:Queue Disabled", True, True)
@@ -103,7 +103,7 @@ def test_every_queue_that_the_transaction_received_from(database: sb.Database) -
     database.send(initiator, ORDER, b"x")
     database.send(target, REPLY, b"y")
     for _ in range(5):
-        with undone(database) as transaction:
+        with rolled_back(database) as transaction:
             assert transaction.receive(STOCK_QUEUE)
             assert transaction.receive(ORDERS_QUEUE)
     assert not is_on(database)
@@ -124,12 +124,12 @@ def test_a_commit_begins_the_count_again(database: sb.Database) -> None:
 @pytest.mark.feature(192)
 def test_an_empty_receive_that_is_rolled_back_does_not_count(database: sb.Database) -> None:
     for _ in range(10):
-        with undone(database) as transaction:
+        with rolled_back(database) as transaction:
             assert transaction.receive(STOCK_QUEUE) == []
             assert transaction.receive(STOCK_QUEUE, top=0) == []
             transaction.send(begin(database), ORDER, b"x")
     assert is_on(database)
-    assert disabled(database) == []
+    assert disabled_events(database) == []
 
 
 @pytest.mark.feature(68)
@@ -171,7 +171,7 @@ def test_a_receive_under_a_savepoint_counts(database: sb.Database, beneath: str,
     for times in (4, 5):
         for _ in range(times):
             assert is_on(database)
-            with undone(database) as transaction:
+            with rolled_back(database) as transaction:
                 receive_beneath(transaction, beneath, **forms[form])
         if times == 4:  # a commit resets the count
             with database.transaction() as transaction:
@@ -211,7 +211,7 @@ def test_without_poison_message_handling_nothing_is_switched_off(database: sb.Da
     database.send(begin(database), ORDER, b"x")
     receive_and_undo(database, 10)
     assert is_on(database)
-    assert disabled(database) == []
+    assert disabled_events(database) == []
     change(database, "is_poison_message_handling_enabled = true")
     receive_and_undo(database, 5)
     assert not is_on(database)
@@ -260,7 +260,7 @@ def failing_commit(transaction: sb.Transaction) -> None:
 ROLLBACKS: list[Callable[[sb.Transaction], Any]] = [
     lambda transaction: transaction.connection.rollback(),
     lambda transaction: transaction.connection.execute("rollback"),
-    lambda transaction: stopped(transaction.connection),
+    lambda transaction: terminate_backend(transaction.connection),
     failing_statement,
     fail_inside,
     failing_commit,
@@ -349,7 +349,7 @@ def test_a_queue_that_cannot_be_switched_off_is_logged_and_counted_anew(
         other.rollback()
     fifth.result(60)
     assert is_on(database)
-    assert disabled(database) == []
+    assert disabled_events(database) == []
     receive_and_undo(database, 5)
     assert not is_on(database)
 
@@ -358,7 +358,7 @@ def test_a_queue_that_cannot_be_switched_off_is_logged_and_counted_anew(
 def test_a_waiting_reader_is_told(database: sb.Database) -> None:
     database.send(begin(database), ORDER, b"x")
     receive_and_undo(database, 4)
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         transaction.receive(STOCK_QUEUE)
         reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
         eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") != [(0,)])

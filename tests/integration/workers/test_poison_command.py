@@ -23,7 +23,7 @@ from support import (
     query,
     queue_number,
     refused,
-    undone,
+    rolled_back,
     waiting_messages,
 )
 
@@ -47,7 +47,7 @@ def switched_off(database: sb.Database, *bodies_: tuple[str, bytes | str]) -> An
     for message_type, body in bodies_:
         database.send(handle, message_type, body)
     for _ in range(5):
-        with undone(database) as transaction:
+        with rolled_back(database) as transaction:
             transaction.receive(STOCK_QUEUE)
     with refused(9617):
         database.receive(STOCK_QUEUE)

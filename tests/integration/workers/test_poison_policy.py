@@ -33,9 +33,9 @@ from support import (
     query,
     queue_number,
     refused,
+    rolled_back,
+    run_together,
     state,
-    together,
-    undone,
 )
 
 pytestmark = pytest.mark.both_apis
@@ -313,7 +313,7 @@ def test_each_group_is_held_until_its_own_time(database: sb.Database, table: str
     database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy)
     assert len(failure_rows(database)) == 2
     clock.jump(seconds=61)
-    with undone(database) as transaction:
+    with rolled_back(database) as transaction:
         assert bodies(transaction.receive(STOCK_QUEUE, groups=9)) == [b"bad 60"]
     assert bodies(database.receive(STOCK_QUEUE)) == [b"bad 60"]
     assert database.receive(STOCK_QUEUE) == []
@@ -543,7 +543,7 @@ def test_readers_at_a_time_count_together(database: sb.Database, table: str) -> 
     def reader() -> None:
         database.process(STOCK_QUEUE, store_and_fail(table, is_bad), poison=policy, wait=0.3)
 
-    together(reader, reader, reader)
+    run_together(reader, reader, reader)
     assert [sorted(found) for found in counts.values()] == [[1, 2, 3, 4, 5, 6]] * 4
     assert errors(database.receive(ORDERS_QUEUE)) == [127]
 
@@ -700,7 +700,7 @@ def test_poison_among_many_good_ones(
     def reader() -> None:
         database.process(STOCK_QUEUE, procedure, top=top, poison=policy, wait=0.2)
 
-    together(reader, reader, seconds=3600)
+    run_together(reader, reader, seconds=3600)
     assert sorted(number for numbers in got.values() for number in numbers) == list(range(good))
     assert all(numbers == sorted(numbers) for numbers in got.values())
     assert sorted(failures.values()) == [4] * bad

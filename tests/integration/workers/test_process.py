@@ -36,8 +36,8 @@ from support import (
     query,
     queue_number,
     refused,
-    stopped,
-    together,
+    run_together,
+    terminate_backend,
 )
 
 pytestmark = pytest.mark.both_apis
@@ -87,15 +87,15 @@ def test_commit_and_the_next_receive_are_one_round_trip(database: sb.Database, m
     trips: list[None] = []
     seen = []
 
-    def counted(wait: Callable[..., Any]) -> Callable[..., Any]:
+    def count_trips(wait: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             trips.append(None)
             return wait(*arguments, **options)
 
         return call
 
-    monkeypatch.setattr(waiting, "wait", counted(waiting.wait))
-    monkeypatch.setattr(waiting, "wait_async", counted(waiting.wait_async))
+    monkeypatch.setattr(waiting, "wait", count_trips(waiting.wait))
+    monkeypatch.setattr(waiting, "wait_async", count_trips(waiting.wait_async))
     assert database.process(STOCK_QUEUE, lambda transaction, messages: seen.append(len(trips))) == 10
     assert [later - earlier for earlier, later in pairwise(seen)] == [1] * 9
 
@@ -110,16 +110,16 @@ def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Cal
             begin_with(database, *[b"%d" % (number * 40 + place) for place in range(40)])
         lend = instance.poison._connections
 
-        def counted() -> AbstractContextManager[psycopg.Connection[Any]]:
+        def lend_and_count() -> AbstractContextManager[psycopg.Connection[Any]]:
             borrowed.append(None)
             return lend()
 
-        instance.poison._connections = counted
+        instance.poison._connections = lend_and_count
 
         def read() -> None:
             database.process(STOCK_QUEUE, lambda transaction, messages: received.extend(bodies(messages)), wait=0.5)
 
-        together(*[read] * 8, seconds=120)
+        run_together(*[read] * 8, seconds=120)
     assert sorted(received, key=str) == sorted((b"%d" % number for number in range(320)), key=str)
     assert borrowed == []
 
@@ -197,7 +197,7 @@ def test_a_killed_connection_loses_and_doubles_nothing(database: sb.Database, lo
     def procedure(transaction: sb.Transaction, messages: Messages) -> None:
         write(transaction, log, messages)
         if bodies(messages) == [b"2"] and not killed:
-            killed.append(stopped(transaction.connection))
+            killed.append(terminate_backend(transaction.connection))
 
     killed: list[int] = []
     with pytest.raises(sb.InstanceError, match="went away"):

@@ -229,9 +229,9 @@ def test_invalid_schedules_are_refused() -> None:
     with refused(402):
         worker.every("@daily")(job)
 
-    def typed(tx: sb.Transaction, at: int) -> None: ...
+    def typed_handler(tx: sb.Transaction, at: int) -> None: ...
 
-    worker.every("@daily")(typed)
+    worker.every("@daily")(typed_handler)
     with refused(402):
         worker.check(is_async=False)
 
@@ -302,7 +302,7 @@ def test_no_time_twice_under_kills_and_clock_jumps(
     with database.instance.connection() as connection:
         connection.execute("create table fired (at timestamptz)")
 
-    class Killed(BaseException):
+    class KillSignal(BaseException):
         pass
 
     def job(tx: sb.Transaction, at: datetime) -> None:
@@ -311,7 +311,7 @@ def test_no_time_twice_under_kills_and_clock_jumps(
         if chance < 0.05:
             tx.connection.close()
         elif chance < 0.1:
-            raise Killed
+            raise KillSignal
         elif chance < 0.15:
             raise ValueError("failed")
 
@@ -326,7 +326,7 @@ def test_no_time_twice_under_kills_and_clock_jumps(
         while not over.is_set():
             try:
                 database.process(STOCK_QUEUE, partial(_handle, worker), poison=worker.poison)
-            except (Killed, sb.ServiceBrokerError):
+            except (KillSignal, sb.ServiceBrokerError):
                 continue
 
     def fired_times() -> list[datetime]:

@@ -16,9 +16,9 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from daemons import Served, Site
+from daemons import ServeProcess, Site
 from servicebroker.activation import alerts
-from support import ORDER, REPLY, STOCK_QUEUE, begin, bodies, eventually, query, queue_number, refused, undone
+from support import ORDER, REPLY, STOCK_QUEUE, begin, bodies, eventually, query, queue_number, refused, rolled_back
 
 PROCEDURES = """
 import os, time
@@ -52,9 +52,9 @@ def site(make_instance_url: Callable[..., str], tmp_path: Path, monkeypatch: pyt
     started_site.close()
 
 
-def serve(site: Site, tmp_path: Path, *arguments: str) -> Served:
+def serve(site: Site, tmp_path: Path, *arguments: str) -> ServeProcess:
     served = site.serve("--procedures", str(tmp_path / "stock_procedures.py"), "--activation-interval", "1", *arguments)
-    served.says("serves the instance")
+    served.wait_for_log("serves the instance")
     return served
 
 
@@ -71,14 +71,14 @@ def answer(site: Site, text: str) -> str:
 def test_the_daemon_starts_readers_and_logs_their_output(site: Site, tmp_path: Path) -> None:
     served = serve(site, tmp_path)
     assert answer(site, "teapot") == str(served.process.pid)
-    served.says("Msg 9724", level="INFO")
-    assert served.said("took teapot")
+    served.wait_for_log("Msg 9724", level="INFO")
+    assert served.has_logged("took teapot")
     with psycopg.connect(site.url, autocommit=True) as other:  # as a restart of PostgreSQL would
         other.execute(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = current_database() "
             "and application_name in ('servicebroker activation', 'servicebroker serve')"
         )
-    served.says("Activation has lost the database")
+    served.wait_for_log("Activation has lost the database")
     assert answer(site, "cup") == str(served.process.pid)
 
 
@@ -136,7 +136,7 @@ def test_a_queue_that_is_switched_off_alerts(site: Site, tmp_path: Path, webhook
     assert served.end() == 0
     site.database.alter_queue(STOCK_QUEUE, status=True, activation="DROP")
     for _ in range(5):
-        with undone(site.database) as transaction:
+        with rolled_back(site.database) as transaction:
             assert transaction.receive(STOCK_QUEUE)
     serve(site, tmp_path, "--alert-webhook", url)
     eventually(lambda: len(told) == 2)
@@ -149,7 +149,7 @@ def test_a_webhook_that_answers_nonsense_is_tried_again(
     """An answer that is not HTTP must not end the thread that sends alerts."""
     monkeypatch.setattr(alerts, "RETRY_DELAY_S", 0.1)
     for _ in range(5):
-        with undone(database) as transaction:
+        with rolled_back(database) as transaction:
             transaction.send(begin(transaction), ORDER, b"x")  # type: ignore[arg-type]
             transaction.receive(STOCK_QUEUE)
     tried = threading.Semaphore(0)
@@ -183,13 +183,13 @@ def test_an_address_that_no_request_can_be_sent_to_is_refused(database: sb.Datab
 def test_a_hook_that_cannot_be_one_is_refused(site: Site, option: list[str]) -> None:
     served = site.serve(*option)
     assert served.process.wait(20) == 1
-    served.says("Msg 402")
+    served.wait_for_log("Msg 402")
 
 
 def test_procedures_that_cannot_be_imported_end_it(site: Site) -> None:
     served = site.serve("--procedures", "no_such_module_here")
     assert served.process.wait(20) == 1
-    served.says("no_such_module_here")
+    served.wait_for_log("no_such_module_here")
 
 
 @pytest.mark.feature(168)
@@ -199,11 +199,11 @@ def test_a_procedure_in_a_process_of_its_own(site: Site, tmp_path: Path) -> None
     served = serve(site, tmp_path)
     worker = answer(site, "teapot")
     assert worker != str(served.process.pid)
-    served.says("took teapot")
+    served.wait_for_log("took teapot")
     site.database.send(begin(site.database), ORDER, b"die")
     text = "select is_receive_enabled from sys.service_queues where object_id = %s"
     eventually(lambda: query(site.database, text, queue_number(site.database, STOCK_QUEUE)) == [(0,)])
-    served.says("its process ended with code -9")
+    served.wait_for_log("its process ended with code -9")
     assert served.process.poll() is None
     assert served.end() == 0
     (message,) = query(site.database, "select message_body from test_dbo.stockqueue")

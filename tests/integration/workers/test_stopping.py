@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from daemons import Served
+from daemons import ServeProcess
 from servicebroker.store.locks import CONVERSATION_GROUP
 from support import ORDER, STOCK_QUEUE, begin, bodies, eventually, query, standard_database
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("remove_activation_afterwards")
 
 PROCEDURE = "usp_Stock"
+is_released = threading.Event()  # set when a procedure that hangs in Python may go on
 
 
 def switch_on(database: sb.Database) -> None:
@@ -33,9 +34,9 @@ def is_waiting(database: sb.Database) -> bool:
     return bool(query(database, text))
 
 
-@pytest.mark.parametrize("form", ["message", "transaction", "coroutine"])
+@pytest.mark.parametrize("form", ["message", "database", "coroutine"])
 def test_a_message_after_the_end_of_the_block_is_not_taken(database: sb.Database, form: str) -> None:
-    """A reader that waits for the next message ends at once with the block."""
+    """A reader that waits for the next message stops as soon as the block ends."""
     received: list[bytes | None] = []
 
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:
@@ -44,12 +45,12 @@ def test_a_message_after_the_end_of_the_block_is_not_taken(database: sb.Database
     async def coroutine(transaction: sb.AsyncTransaction, message: sb.Message) -> None:
         received.append(message.message_body)
 
-    def own(database: sb.Database) -> None:
+    def receive_itself(database: sb.Database) -> None:
         while messages := database.receive(STOCK_QUEUE, wait=60):
             received.extend(message.message_body for message in messages)
 
-    if form == "transaction":
-        sb.procedure(PROCEDURE, form="database")(own)
+    if form == "database":
+        sb.procedure(PROCEDURE, form="database")(receive_itself)
     else:
         sb.procedure(PROCEDURE, wait=60)(coroutine if form == "coroutine" else stock)
     switch_on(database)
@@ -57,8 +58,8 @@ def test_a_message_after_the_end_of_the_block_is_not_taken(database: sb.Database
     with sb.activate(database.instance, interval=0.2):
         database.send(handle, ORDER, b"first")
         eventually(lambda: received == [b"first"] and is_waiting(database))
-        ends = time.monotonic()
-    assert time.monotonic() - ends < 5
+        stopped_at = time.monotonic()
+    assert time.monotonic() - stopped_at < 5
     database.send(handle, ORDER, b"after")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"after"]
     assert query(database, "select from sys.dm_broker_activated_tasks") == []
@@ -70,7 +71,7 @@ def hang_in_sql(transaction: sb.Transaction, message: sb.Message) -> None:
 
 
 def hang_in_python(transaction: sb.Transaction, message: sb.Message) -> None:
-    over.wait(600)
+    is_released.wait(600)
     transaction.send(message.conversation_handle, "//test/Reply", b"too late")
 
 
@@ -78,13 +79,10 @@ async def hang_in_sql_async(transaction: sb.AsyncTransaction, message: sb.Messag
     await transaction.connection.execute("select pg_sleep(600)")
 
 
-over = threading.Event()
-
-
 @pytest.mark.parametrize("procedure", [hang_in_sql, hang_in_python, hang_in_sql_async])
 def test_a_procedure_that_does_not_end_is_rolled_back(database: sb.Database, procedure: Any) -> None:
-    """The block ends after its timeout (patience). Then the procedure does nothing in the database any more."""
-    over.clear()
+    """The block ends after its timeout (patience). From then on the procedure cannot use the database."""
+    is_released.clear()
     sb.procedure(PROCEDURE)(procedure)
     switch_on(database)
     with sb.activate(database.instance, interval=0.2, patience=0.2):
@@ -95,9 +93,9 @@ def test_a_procedure_that_does_not_end_is_rolled_back(database: sb.Database, pro
                 database, "select from pg_locks where locktype = 'advisory' and classid = %s", CONVERSATION_GROUP
             )
         )
-        ends = time.monotonic()
-    assert time.monotonic() - ends < 5
-    over.set()
+        stopped_at = time.monotonic()
+    assert time.monotonic() - stopped_at < 5
+    is_released.set()
     text = "select from pg_stat_activity where application_name like %s"
     eventually(lambda: not query(database, text, f"%{PROCEDURE}%"), 5)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"first"]
@@ -108,7 +106,7 @@ PROCEDURES = """
 import os, re, signal, subprocess, sys, threading, time
 import servicebroker as sb
 
-def took():
+def mark_started():
     open(os.environ["STARTED"], "w").close()
 
 @sb.procedure("usp_Stock")
@@ -116,11 +114,11 @@ def stock(transaction, message):
     how = message.message_body.decode()
     if how == "child":
         child = subprocess.Popen(["sleep", "600"])
-        took()
+        mark_started()
         child.wait()
     if how == "thread":
         threading.Thread(target=time.sleep, args=(600,)).start()
-    took()
+    mark_started()
     if how == "sql":
         transaction.connection.execute("select pg_sleep(600)")
     if how == "c":
@@ -133,7 +131,7 @@ def in_a_process(transaction, message):
 """
 
 
-Serve = Callable[..., Served]
+Serve = Callable[..., ServeProcess]
 
 
 @pytest.fixture
@@ -141,16 +139,16 @@ def serve(make_instance_url: Callable[..., str], tmp_path: Path, monkeypatch: py
     """Start `servicebroker serve` on an unused instance with a procedure that hangs in the given way."""
     (tmp_path / "hanging.py").write_text(PROCEDURES)
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
-    running: list[Served] = []
+    running: list[ServeProcess] = []
 
-    def start(procedure: str, how: str, patience: float, target: str = "") -> Served:
+    def start(procedure: str, how: str, patience: float, target: str = "") -> ServeProcess:
         target = target or make_instance_url(1)
         with sb.open(target, upkeep=None) as instance:
             database = standard_database(instance)
             database.alter_queue(STOCK_QUEUE, activation=sb.Activation(procedure, 1, "OWNER", status=True))
             database.send(begin(database), ORDER, how)
         arguments = ("--procedures", str(tmp_path / "hanging.py"), "--patience", str(patience))
-        running.append(Served(target, tmp_path / "keys", *arguments))
+        running.append(ServeProcess(target, tmp_path / "keys", *arguments))
         eventually((tmp_path / "started").exists)
         return running[-1]
 
@@ -186,34 +184,35 @@ def test_the_daemon_ends_in_time_despite_hanging_procedures(
     serve: Serve, tmp_path: Path, procedure: str, how: str
 ) -> None:
     daemon = serve(procedure, how, 0.2)
-    begins = time.monotonic()
+    stopped_at = time.monotonic()
     assert daemon.end() == 0
-    assert time.monotonic() - begins < 8
-    assert daemon.said("did not end in 0.2 seconds")
+    assert time.monotonic() - stopped_at < 8
+    assert daemon.has_logged("did not end in 0.2 seconds")
     eventually(lambda: not list_processes(tmp_path), 5)
 
 
 def test_a_daemon_whose_threads_cannot_run_is_killed(serve: Serve, tmp_path: Path) -> None:
     daemon = serve("usp_Stock", "c", 0)
-    begins = time.monotonic()
+    stopped_at = time.monotonic()
     assert daemon.end() == -signal.SIGKILL
-    assert time.monotonic() - begins < 10
-    assert daemon.said("killed, since it had not ended in time", level="ERROR")  # a log record in JSON, too
+    assert time.monotonic() - stopped_at < 10
+    assert daemon.has_logged("killed, since it had not ended in time", level="ERROR")  # a log record in JSON, too
     eventually(lambda: not list_processes(tmp_path), 5)
 
 
 def test_a_second_signal_ends_the_daemon_at_once(serve: Serve, tmp_path: Path) -> None:
-    """The embedded server stops, too, since no other process uses it."""
-    with TemporaryDirectory(
-        prefix="stopping-"
-    ) as folder:  # outside of pytest's temporary folder: see the fixture `server`
-        _second_signal(serve("usp_Stock", "child", 600, f"{folder}/instance"), tmp_path, Path(folder).resolve())
+    """A second SIGINT ends the daemon. Its embedded server stops, too, since no other process uses it."""
+    # outside of pytest's temporary folder: see the fixture `server`
+    with TemporaryDirectory(prefix="stopping-") as folder:
+        _stop_with_second_signal(
+            serve("usp_Stock", "child", 600, f"{folder}/instance"), tmp_path, Path(folder).resolve()
+        )
 
 
-def _second_signal(daemon: Served, *folders: Path) -> None:
+def _stop_with_second_signal(daemon: ServeProcess, *folders: Path) -> None:
     daemon.process.send_signal(signal.SIGINT)
-    daemon.says("shut down")
-    begins = time.monotonic()
+    daemon.wait_for_log("shut down")
+    stopped_at = time.monotonic()
     assert daemon.end() in (0, -signal.SIGKILL)  # by its watchdog, if the machine is too busy for 3 seconds
-    assert time.monotonic() - begins < 8
+    assert time.monotonic() - stopped_at < 8
     eventually(lambda: not any(list_processes(folder) for folder in folders), 10)

@@ -39,7 +39,7 @@ def order(tx, message):
 ASYNC = APP.replace("def order", "async def order").replace("tx.send", "await tx.send")
 
 
-class Started:
+class WorkerProcess:
     """A worker's process and its log."""
 
     def __init__(self, folder: Path, database: sb.Database, *arguments: str) -> None:
@@ -53,7 +53,7 @@ class Started:
                 start_new_session=True,
             )
 
-    def says(self, words: str, times: int = 1) -> None:
+    def wait_for_log(self, words: str, times: int = 1) -> None:
         eventually(lambda: self.log.read_text().count(words) >= times or self.process.poll() is not None, 60)
         assert self.log.read_text().count(words) >= times, self.log.read_text()
 
@@ -74,11 +74,11 @@ class Started:
 
 
 @pytest.fixture
-def start(tmp_path: Path, database: sb.Database) -> Iterator[Callable[..., Started]]:
-    started: list[Started] = []
+def start(tmp_path: Path, database: sb.Database) -> Iterator[Callable[..., WorkerProcess]]:
+    started: list[WorkerProcess] = []
 
-    def begin_one(*arguments: str) -> Started:
-        started.append(Started(tmp_path, database, *arguments))
+    def begin_one(*arguments: str) -> WorkerProcess:
+        started.append(WorkerProcess(tmp_path, database, *arguments))
         return started[-1]
 
     yield begin_one
@@ -96,11 +96,11 @@ def answer(database: sb.Database, body: bytes, **options: Any) -> list[bytes | N
 
 @pytest.mark.parametrize("program", [APP, ASYNC], ids=["threads", "asyncio"])
 def test_sigterm_lets_running_handlers_finish(
-    database: sb.Database, tmp_path: Path, start: Callable[..., Started], program: str
+    database: sb.Database, tmp_path: Path, start: Callable[..., WorkerProcess], program: str
 ) -> None:
     (tmp_path / "app.py").write_text(program)
     worker = start("app:stock", "--concurrency", "2", "--health", "127.0.0.1:0")
-    worker.says("Reading StockQueue of")
+    worker.wait_for_log("Reading StockQueue of")
     eventually(lambda: worker.probe("readyz") == 200)
     assert answer(database, b"1") == [b"A1"]
     handle = begin(database)
@@ -108,7 +108,7 @@ def test_sigterm_lets_running_handlers_finish(
     eventually((tmp_path / "slow").exists)
     worker.process.send_signal(signal.SIGTERM)
     if program is APP:  # a blocking handler stops the event loop, and with it the log
-        worker.says("Stopping")
+        worker.wait_for_log("Stopping")
         assert (worker.probe("livez"), worker.probe("readyz")) == (200, 503)
     (tmp_path / "go on").touch()
     assert worker.process.wait(60) == 0
@@ -117,33 +117,35 @@ def test_sigterm_lets_running_handlers_finish(
 
 
 def test_a_changed_file_begins_it_anew_and_a_broken_one_is_waited_for(
-    database: sb.Database, tmp_path: Path, start: Callable[..., Started]
+    database: sb.Database, tmp_path: Path, start: Callable[..., WorkerProcess]
 ) -> None:
     file = tmp_path / "app.py"
     file.write_text(APP)
     worker = start("app.py", "--reload")
-    worker.says("Reading StockQueue of")
+    worker.wait_for_log("Reading StockQueue of")
     assert answer(database, b"1") == [b"A1"]
     file.write_text("here is a mistake")
-    worker.says("cannot be imported (SyntaxError")
+    worker.wait_for_log("cannot be imported (SyntaxError")
     file.write_text(APP.replace('b"A" +', 'b"B" +'))
     assert answer(database, b"2") == [b"B2"]
     assert worker.end() == 0
 
 
-def test_a_process_that_dies_is_replaced(database: sb.Database, tmp_path: Path, start: Callable[..., Started]) -> None:
+def test_a_process_that_dies_is_replaced(
+    database: sb.Database, tmp_path: Path, start: Callable[..., WorkerProcess]
+) -> None:
     (tmp_path / "app.py").write_text(APP)
     worker = start("app", "--processes", "2", "--health=127.0.0.1:0")
-    worker.says("Reading StockQueue of", 2)
+    worker.wait_for_log("Reading StockQueue of", 2)
     eventually(lambda: worker.probe("readyz") == 200)
     handle = begin(database)
     database.send(handle, ORDER, b"die")
-    worker.says("has ended with code 9")
+    worker.wait_for_log("has ended with code 9")
     database.end_conversation(handle, cleanup=True)
     with database.transaction() as transaction:
         for message in transaction.receive(STOCK_QUEUE, wait=5):
             transaction.end_conversation(message.conversation_handle)
-    worker.says("Reading StockQueue of", 3)
+    worker.wait_for_log("Reading StockQueue of", 3)
     assert answer(database, b"1") == [b"A1"]
     assert worker.end() == 0
     started = re.findall(r"was started as process (\d+)", worker.log.read_text())
@@ -154,12 +156,12 @@ def test_a_process_that_dies_is_replaced(database: sb.Database, tmp_path: Path, 
 @pytest.mark.parametrize("is_group", [False, True], ids=["process", "group"])
 @pytest.mark.parametrize("option", [("--processes", "2"), ("--reload",)], ids=["processes", "reload"])
 def test_processes_end_with_a_command_that_is_killed(
-    database: sb.Database, tmp_path: Path, start: Callable[..., Started], option: tuple[str, ...], is_group: bool
+    database: sb.Database, tmp_path: Path, start: Callable[..., WorkerProcess], option: tuple[str, ...], is_group: bool
 ) -> None:
     """With `is_group` the whole process group is killed, as by `kill -9 %1` in a shell."""
     (tmp_path / "app.py").write_text(APP)
     worker = start("app", *option)
-    worker.says("Reading StockQueue of", 2 if "--processes" in option else 1)
+    worker.wait_for_log("Reading StockQueue of", 2 if "--processes" in option else 1)
     started = re.findall(r"was started as process (\d+)", worker.log.read_text())
     (os.killpg if is_group else os.kill)(worker.process.pid, signal.SIGKILL)
     assert worker.process.wait(60) == -signal.SIGKILL
@@ -180,7 +182,7 @@ def test_processes_end_with_a_command_that_is_killed(
     ],
 )
 def test_mistakes_are_said_in_one_sentence(
-    database: sb.Database, tmp_path: Path, start: Callable[..., Started], program: str, target: str, words: str
+    database: sb.Database, tmp_path: Path, start: Callable[..., WorkerProcess], program: str, target: str, words: str
 ) -> None:
     (tmp_path / "app.py").write_text(program)
     worker = start(target)

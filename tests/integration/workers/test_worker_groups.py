@@ -84,15 +84,15 @@ def test_a_reader_wakes_another_if_it_may_have_left_groups(
 ) -> None:
     calls: list[int] = []
 
-    def noted(wake: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(notifier: Any, queue_id: int) -> Any:
+    def record_calls(wake: Callable[..., Any]) -> Callable[..., Any]:
+        def wake_and_record(notifier: Any, queue_id: int) -> Any:
             calls.append(queue_id)
             return wake(notifier, queue_id)
 
-        return noting
+        return wake_and_record
 
     for module in (api.notifier, api.aio.notifier):
-        monkeypatch.setattr(module.Notifier, "wake_another", noted(module.Notifier.wake_another))
+        monkeypatch.setattr(module.Notifier, "wake_another", record_calls(module.Notifier.wake_another))
     for number in range(3):
         begin_with(database, b"%d" % number)
     handled = RecordingWorker(groups=groups)
@@ -271,8 +271,8 @@ def test_a_conversation_begun_by_a_handler_belongs_to_its_group(database: sb.Dat
 def test_process_leaves_no_transaction_open(database: sb.Database, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3):
         begin_with(database, b"%d" % number)
-    assert database.process(STOCK_QUEUE, _nothing, groups=50) == 3
-    assert database.process(STOCK_QUEUE, _nothing, groups=50) == 0
+    assert database.process(STOCK_QUEUE, _do_nothing, groups=50) == 3
+    assert database.process(STOCK_QUEUE, _do_nothing, groups=50) == 0
     assert "INTRANS" not in caplog.text
 
 
@@ -304,13 +304,13 @@ def test_statements_of_a_group(database: sb.Database, monkeypatch: pytest.Monkey
     count: Counter[str] = Counter()
     with monkeypatch.context() as patch:
         patch.setattr(StatementCounts, "add", lambda self, name, seconds: count.update([name]))
-        assert database.process(STOCK_QUEUE, _nothing, groups=50) == 40
+        assert database.process(STOCK_QUEUE, _do_nothing, groups=50) == 40
     assert count["receive.take"] == 40
     assert count["conversation.receive.groups"] == 2
     assert count.total() <= 40 + 6
 
 
-def _nothing(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+def _do_nothing(tx: sb.Transaction, messages: list[sb.Message]) -> None:
     pass
 
 
@@ -345,4 +345,4 @@ def test_refusals() -> None:
 
 def test_process_refuses(database: sb.Database) -> None:
     with refused(402, "groups"):
-        database.process(STOCK_QUEUE, _nothing, groups=61)
+        database.process(STOCK_QUEUE, _do_nothing, groups=61)

@@ -337,7 +337,7 @@ def tables(tmp_path: Path) -> Callable[[], sqlite3.Connection]:
     return connect
 
 
-def shipped(tables: Callable[[], sqlite3.Connection]) -> list[str]:
+def shipped_items(tables: Callable[[], sqlite3.Connection]) -> list[str]:
     with closing(tables()) as connection:
         return [item for (item,) in connection.execute("select item from shipments")]
 
@@ -370,12 +370,12 @@ def test_a_message_and_a_row_in_one_transaction(tables: Callable[[], sqlite3.Con
     handle = db.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Ordering")
     with db.working(stock, raises=True), pytest.raises(Undo):
         db.send(handle, "//shop/Order", b"teapot")
-    assert (shipped(tables), len(db.queue_messages("StockQueue")), db.queue_messages("OrderQueue")) == ([], 1, [])
+    assert (shipped_items(tables), len(db.queue_messages("StockQueue")), db.queue_messages("OrderQueue")) == ([], 1, [])
     fails = False
     with db.working(stock):
         assert bodies(db.receive("OrderQueue", wait=5)) == [b"done"]
         db.end_conversation(handle)
-    assert (shipped(tables), [row["state"] for row in db.conversation_endpoints()]) == (["teapot"], ["CD"])
+    assert (shipped_items(tables), [row["state"] for row in db.conversation_endpoints()]) == (["teapot"], ["CD"])
 
 
 def test_a_worker_hears_a_timer_while_the_test_waits(database: double.Database) -> None:
@@ -442,11 +442,11 @@ def test_the_asyncio_api() -> None:
                     await tx.connection.execute("lost")
                     raise Undo
             await db.end_conversation(handle)
-            assert await db.process("StockQueue", ignored) == 1
+            assert await db.process("StockQueue", use_connection) == 1
             assert db.name == "Shop"
             instance.clock.jump(seconds=1)
 
-    async def ignored(tx: Any, messages: list[sb.Message]) -> None:
+    async def use_connection(tx: Any, messages: list[sb.Message]) -> None:
         await tx.connection.execute("ignored")
 
     asyncio.run(main())

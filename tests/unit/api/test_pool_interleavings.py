@@ -65,7 +65,7 @@ class World:
     def hold(self, what: object, actor: str) -> bool:
         return self.held.setdefault(what, actor) == actor
 
-    def later(self, actor: str, effect: Callable[[], None]) -> None:
+    def run_after_commit(self, actor: str, effect: Callable[[], None]) -> None:
         self.after_commit.setdefault(actor, []).append(effect)
 
     def commit(self, actor: str) -> None:
@@ -73,7 +73,7 @@ class World:
             effect()
         self.held = {what: owner for what, owner in self.held.items() if owner != actor}
 
-    def shown(self) -> object:
+    def describe(self) -> object:
         return repr((self.sessions, self.streams, self.open, self.armed, self.queue, self.answers, self.held))
 
     # ------------------------------------------------ statements of the pool
@@ -100,7 +100,9 @@ class World:
         assert name_of_statement == "recycling.store_answers", name_of_statement
         for handle, kind in zip(parameters[2], parameters[3], strict=True):
             self.noted += 1
-            self.later(actor, lambda number=self.noted, answer=(handle, kind): self.answers.update({number: answer}))
+            self.run_after_commit(
+                actor, lambda number=self.noted, answer=(handle, kind): self.answers.update({number: answer})
+            )
         return []
 
     def take(self, actor: str, name: str) -> Any:
@@ -116,7 +118,7 @@ class World:
         def show() -> None:
             session.seen = handle
 
-        self.later(actor, show)
+        self.run_after_commit(actor, show)
         return []
 
     def release(self, actor: str, handle: UUID) -> Any:
@@ -192,7 +194,7 @@ class Transaction:
         return self.world.begin()
 
     async def begin_conversation_timer(self, handle: UUID, seconds: int) -> None:
-        self.world.later(self.actor, lambda: self.world.armed.add(handle))  # the timer fires at once
+        self.world.run_after_commit(self.actor, lambda: self.world.armed.add(handle))  # the timer fires at once
 
     async def send(self, handle: UUID, message_type: str, body: object = "end") -> Any:
         result = await Do(lambda: self.world.send(self.actor, handle, body))
@@ -265,7 +267,7 @@ def explore(actors: Actors, pool: type[sb.AsyncConversationPool] = sb.AsyncConve
         }
         for name in schedule:
             assert advance(waiting, name)
-        state = (world.shown(), tuple((name, str(state_of_actor[2])) for name, state_of_actor in waiting.items()))
+        state = (world.describe(), tuple((name, str(state_of_actor[2])) for name, state_of_actor in waiting.items()))
         if state in seen:
             close(waiting)
             continue

@@ -15,24 +15,24 @@ from servicebroker.activation.procedures import Form, find_registered, load
 from support import refused
 
 
-def found(name: str, database: str = "Shop") -> Any:
+def find_procedure(name: str, database: str = "Shop") -> Any:
     return find_registered(SimpleNamespace(name=database), name)  # type: ignore[arg-type]
 
 
 def test_a_name_is_compared_without_case_and_means_dbo() -> None:
     @sb.procedure("usp_Named")
-    def named(transaction: object, message: object) -> None: ...
+    def named_procedure(transaction: object, message: object) -> None: ...
 
-    assert found("[DBO].[USP_named]").function is named
-    assert found("[other].[usp_Named]") is None
-    assert found("[dbo].[usp_missing]") is None
+    assert find_procedure("[DBO].[USP_named]").function is named_procedure
+    assert find_procedure("[other].[usp_Named]") is None
+    assert find_procedure("[dbo].[usp_missing]") is None
 
 
 def test_without_a_name_it_is_the_function_s() -> None:
     @sb.procedure()
     def usp_own_name(transaction: object, message: object) -> None: ...
 
-    assert found("[dbo].[usp_own_name]").function is usp_own_name
+    assert find_procedure("[dbo].[usp_own_name]").function is usp_own_name
 
 
 def test_a_procedure_of_one_database_goes_before_one_of_any() -> None:
@@ -42,8 +42,8 @@ def test_a_procedure_of_one_database_goes_before_one_of_any() -> None:
     @sb.procedure("[Shop].[dbo].[usp_both]")
     def in_shop(transaction: object, message: object) -> None: ...
 
-    assert found("[dbo].[usp_both]").function is in_shop
-    assert found("[dbo].[usp_both]", "Other").function is everywhere
+    assert find_procedure("[dbo].[usp_both]").function is in_shop
+    assert find_procedure("[dbo].[usp_both]", "Other").function is everywhere
 
 
 @pytest.mark.parametrize(("form", "arguments"), [("message", 2), ("batch", 2), ("transaction", 1), ("database", 1)])
@@ -53,7 +53,7 @@ def test_a_function_with_other_parameters_than_its_form_is_refused(form: Form, a
     sb.procedure(f"usp_{form}", form=form)(right)
     with refused(9653, "usp_wrong", f"{arguments} positional"):
         sb.procedure("usp_wrong", form=form)(wrong)
-    assert found("[dbo].[usp_wrong]") is None
+    assert find_procedure("[dbo].[usp_wrong]") is None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_wrong_arguments(arguments: dict[str, Any]) -> None:
 
 def test_the_smallest_valid_arguments() -> None:
     sb.procedure("usp_one", form="batch", top=1, wait=0)(lambda transaction, messages: None)
-    assert (found("dbo.usp_one").top, found("dbo.usp_one").wait) == (1, 0)
+    assert (find_procedure("dbo.usp_one").top, find_procedure("dbo.usp_one").wait) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_module_is_loaded_by_file(tmp_path: Path) -> None:
     file = tmp_path / "orders_procedures.py"
     file.write_text("import servicebroker as sb\n@sb.procedure('usp_file')\ndef f(transaction, message): ...\n")
     load([str(file)])
-    assert found("[dbo].[usp_file]").form == "message"
+    assert find_procedure("[dbo].[usp_file]").form == "message"
 
 
 def test_a_module_that_cannot_be_imported_is_reported(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_module_that_cannot_be_imported_is_reported(tmp_path: Path) -> None:
 def test_a_policy_belongs_to_a_procedure_that_gets_messages() -> None:
     policy = sb.give_up_after(3)
     sb.procedure("dbo.guarded", poison=policy)(lambda transaction, message: None)
-    assert found("dbo.guarded").poison is policy
+    assert find_procedure("dbo.guarded").poison is policy
     for wrong in ({"poison": 3}, {"poison": policy, "form": "transaction"}):
         with refused(402, "poison"):
             sb.procedure("wrong", **wrong)

@@ -9,7 +9,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.store.server_errors import is_transaction_conflict, raise_broker_error
 
 
-def caused(failure: Exception, cause: BaseException) -> Exception:
+def with_cause(failure: Exception, cause: BaseException) -> Exception:
     failure.__cause__ = cause
     return failure
 
@@ -20,7 +20,7 @@ def caused(failure: Exception, cause: BaseException) -> Exception:
         (psycopg.errors.SerializationFailure(), True),
         (psycopg.errors.DeadlockDetected(), True),
         (BrokerError(1205, "12", "lock"), True),
-        (caused(ValueError("no such item"), psycopg.errors.SerializationFailure()), True),
+        (with_cause(ValueError("no such item"), psycopg.errors.SerializationFailure()), True),
         (psycopg.errors.UniqueViolation(), False),
         (BrokerError(8429, "1"), False),
         (ValueError("no such item"), False),

@@ -35,7 +35,7 @@ BODY_BYTES = 1_000
 PEER = uuid4()
 
 
-def traced(number: int, count: int) -> Header:
+def traced_header(number: int, count: int) -> Header:
     """Return the header of a frame whose messages each have a trace context."""
     contexts = tuple((place, b"context") for place in range(count))
     return Header(uuid4(), True, Kind.RUN, False, "//to", None, "//from", uuid4(), number=number, traces=contexts)
@@ -48,9 +48,11 @@ def numbers(taken: list[MessageContext]) -> list[int]:
 def test_only_trace_contexts_of_stored_messages_are_taken() -> None:
     traces, handle, other = ArrivedTraces(Budgets()), uuid4(), uuid4()
     part = Part("//type", Content.DATA, b"")
-    traces.note("certificate shop", handle, traced(3, 4))  # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
-    traces.note("certificate shop", handle, traced(9, 1))  # arrived early, and is kept
-    traces.note("certificate shop", other, traced(0, 1))  # only an acknowledgement
+    traces.note(
+        "certificate shop", handle, traced_header(3, 4)
+    )  # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
+    traces.note("certificate shop", handle, traced_header(9, 1))  # arrived early, and is kept
+    traces.note("certificate shop", other, traced_header(0, 1))  # only an acknowledgement
     batch = Batch(5, 6, [Deliver(5, (part,)), Keep(9, 0, 1, part)])
     assert numbers(traces.take({handle: batch}, ())) == [5, 9]
     assert traces.take({handle: batch, other: batch}, ()) == []
@@ -58,7 +60,7 @@ def test_only_trace_contexts_of_stored_messages_are_taken() -> None:
 
 def test_trace_contexts_wait_with_postponed_messages() -> None:
     traces, handle = ArrivedTraces(Budgets()), uuid4()
-    traces.note("certificate shop", handle, traced(0, 2))
+    traces.note("certificate shop", handle, traced_header(0, 2))
     batch = Batch(0, 2, [Deliver(0, (Part("//type", Content.DATA, b""),) * 2)])
     assert traces.take({}, [handle]) == []
     assert numbers(traces.take({handle: batch}, ())) == [0, 1]
@@ -72,13 +74,13 @@ def test_contexts_are_bounded_for_each_conversation_and_for_each_owner() -> None
     handles = [uuid4() for _ in range(6)]
     for handle in handles:
         for first in range(0, 100_000, 300):
-            traces.note("certificate shop", handle, traced(first, 300))
-            traces.note("certificate shop", handle, traced(first, 300))  # comes again
+            traces.note("certificate shop", handle, traced_header(first, 300))
+            traces.note("certificate shop", handle, traced_header(first, 300))  # comes again
     counts = [len(traces.take({handle: batch}, handles)) for handle in handles]
     assert counts == [MAX_TRACES_PER_CONVERSATION] * 2 + [0] * 4
     assert sum(counts) == DEFAULT.trace_contexts
     other = uuid4()
-    traces.note("certificate other", other, traced(0, 300))
+    traces.note("certificate other", other, traced_header(0, 300))
     assert len(traces.take({other: batch}, ())) == 300
 
 
@@ -125,7 +127,7 @@ def test_a_peer_with_many_links_has_no_more_openings_wait_than_with_one() -> Non
     assert waiting.keep(mallory[0]._replace(link=Wire()))
 
 
-class Charged(Wire):
+class ChargedLink(Wire):
     """A link that records the time charged to it."""
 
     seconds = 0.0
@@ -138,7 +140,7 @@ def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: p
     """The time to check, collect and acknowledge its messages counts."""
     clock = [0.0]
     receiver = Receiver(seconds=lambda: clock[0])
-    costly, plain = Charged(), Charged()
+    costly, plain = ChargedLink(), ChargedLink()
     conversations = {costly: uuid4(), plain: uuid4()}
     for step in ("arrived", "batch", "transmit"):
         original = getattr(Dialog, step)
@@ -161,7 +163,7 @@ def test_storing_time_is_charged_to_peers_by_their_stored_messages(monkeypatch: 
     """Each link brings one frame: with a small message, a large one, or a hundred small ones."""
     clock = [0.0]
     receiver = Receiver(seconds=lambda: clock[0])
-    small, large, many = Charged(), Charged(), Charged()
+    small, large, many = ChargedLink(), ChargedLink(), ChargedLink()
     conversations = {small: uuid4(), large: uuid4(), many: uuid4()}
     receiver.relay.round(
         receiver.store, [Arrival(link, _message(conversation, 0)) for link, conversation in conversations.items()]

@@ -39,7 +39,7 @@ class World:
         self.mirrors = Mirrors(self.links, lambda: self.now)
 
 
-def begun(known: KnownTimeline | None = None) -> World:
+def new_world(known: KnownTimeline | None = None) -> World:
     world = World()
     assert world.mirrors.strangers([PAIR, PLAIN, PAIR]) == [PAIR]
     world.mirrors.begin({PAIR: known or KnownTimeline()})
@@ -47,7 +47,7 @@ def begun(known: KnownTimeline | None = None) -> World:
 
 
 def test_both_are_asked_once_and_then_only_while_neither_is_chosen() -> None:
-    world = begun(KnownTimeline("c", 4))
+    world = new_world(KnownTimeline("c", 4))
     assert world.links.asked == [(A, KnownTimeline("c", 4)), (B, KnownTimeline("c", 4))]
     assert world.mirrors.strangers([PAIR]) == []
     world.mirrors.heard(B, MIRROR)
@@ -65,7 +65,7 @@ def test_both_are_asked_once_and_then_only_while_neither_is_chosen() -> None:
 
 
 def test_the_way_is_that_of_the_principal_or_a_reason() -> None:
-    world = begun()
+    world = new_world()
     mirrors = world.mirrors
     assert mirrors.address_of(PLAIN) == C
     assert "has not answered yet" in str(mirrors.address_of(PAIR))
@@ -82,7 +82,7 @@ def test_the_way_is_that_of_the_principal_or_a_reason() -> None:
 
 
 def test_a_change_is_stored_once_and_again_after_a_failure() -> None:
-    world = begun()
+    world = new_world()
     mirrors = world.mirrors
     ((*_, first),) = mirrors.take_news()
     assert first.startswith("Neither is known")
@@ -99,7 +99,7 @@ def test_a_change_is_stored_once_and_again_after_a_failure() -> None:
 
 
 def test_a_route_created_again_starts_without_old_observations() -> None:
-    world = begun()
+    world = new_world()
     mirrors = world.mirrors
     mirrors.heard(A, FIRST._replace(timeline=7))
     mirrors.keep([])  # the timeline was not stored yet
@@ -117,7 +117,7 @@ def test_a_route_created_again_starts_without_old_observations() -> None:
 
 
 def test_a_pair_whose_route_went_while_the_database_was_away_is_asked_no_more() -> None:
-    world = begun()
+    world = new_world()
     mirrors = world.mirrors
     assert mirrors.take_news()
     mirrors.forget_told()  # while the database is lost, the route and its stored timeline are dropped

@@ -52,7 +52,7 @@ class End:
 
 
 @pytest.fixture(autouse=True)
-def heard(caplog: pytest.LogCaptureFixture) -> None:
+def broker_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "servicebroker.broker")
 
 

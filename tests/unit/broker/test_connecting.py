@@ -36,12 +36,12 @@ def test_a_connection_that_is_made_after_the_endpoint_was_stopped_carries_nothin
         west.apply(Policy(encryption="REQUIRED"))
         connect, made = west.loop.create_connection, []
 
-        async def late(*values: Any) -> object:
+        async def connect_late(*values: Any) -> object:
             await asyncio.sleep(0.3)
             made.append(await connect(*values))
             return made[0]
 
-        west.loop.create_connection = late  # type: ignore[method-assign, assignment]
+        west.loop.create_connection = connect_late  # type: ignore[method-assign, assignment]
         assert west.reach(address) == ""
         west.apply(Policy(silence=9748))
         eventually(lambda: bool(made))

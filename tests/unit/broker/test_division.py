@@ -258,7 +258,7 @@ def test_processes_are_for_more_than_four_cores(monkeypatch: pytest.MonkeyPatch)
             assert shares.max_shares(in_processes=True) == expected
 
 
-class Unconnected:
+class ConnectionStub:
     """A stand-in for a connection."""
 
     def __enter__(self) -> None: ...
@@ -268,7 +268,7 @@ class Unconnected:
     def close(self) -> None: ...
 
 
-def divided(carry: Callable[[Share], int], start: Any = None) -> Any:
+def start_shares(carry: Callable[[Share], int], start: Any = None) -> Any:
     """Return the shares of a started daemon whose rounds call `carry`."""
 
     def made() -> Any:
@@ -281,7 +281,7 @@ def divided(carry: Callable[[Share], int], start: Any = None) -> Any:
 
 
 def opened() -> _Opened:
-    return _Opened(Unconnected(), SimpleNamespace(division=Division(1, 2)))  # type: ignore[arg-type]
+    return _Opened(ConnectionStub(), SimpleNamespace(division=Division(1, 2)))  # type: ignore[arg-type]
 
 
 def test_a_share_that_fails_while_its_last_round_is_waited_for_is_not_overlooked() -> None:
@@ -291,7 +291,7 @@ def test_a_share_that_fails_while_its_last_round_is_waited_for_is_not_overlooked
         of._over.wait()
         raise InstanceError("A commit did not reach the synchronous standby.")
 
-    of = divided(carry)
+    of = start_shares(carry)
     of._divide([opened()])
     with pytest.raises(InstanceError, match="did not reach"):
         of._divide([])
@@ -309,7 +309,7 @@ def test_rounds_go_on_while_more_shares_are_opened(monkeypatch: pytest.MonkeyPat
         return opened()
 
     monkeypatch.setattr(shares, "open_share", open_slowly)
-    of = divided(lambda share: is_ready.set() or 0)  # type: ignore[func-returns-value]
+    of = start_shares(lambda share: is_ready.set() or 0)  # type: ignore[func-returns-value]
     of._growth.fixed = 2
     for _ in range(3):
         of.adapt()
@@ -330,7 +330,7 @@ def test_a_share_opened_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
         return SimpleNamespace(ready=lambda: None, close=is_closed.set)
 
     monkeypatch.setattr(shares, "open_share", open_slowly)
-    of = divided(lambda share: 0)
+    of = start_shares(lambda share: 0)
     of._growth.fixed = 2
     of.adapt()
     of.end()
@@ -338,7 +338,7 @@ def test_a_share_opened_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
     assert is_closed.wait(5)
 
 
-class Killed(ShareProcess):
+class KilledProcess(ShareProcess):
     """A stand-in for a killed process."""
 
     ending = "was killed (SIGKILL)"
@@ -363,8 +363,8 @@ def test_no_process_begins_where_conversations_are_divided_anew(
             of._over.wait()
         raise ProcessExited
 
-    of = divided(carry, lambda *about: started.append(about))
-    of._divide([Killed()])
+    of = start_shares(carry, lambda *about: started.append(about))
+    of._divide([KilledProcess()])
     while not is_over_before and "takes its place" not in caplog.text:
         time.sleep(0.01)
     with pytest.raises(ProcessExited):

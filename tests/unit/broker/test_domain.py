@@ -43,7 +43,7 @@ def make(tmp_path: Path) -> Make:
     return make
 
 
-class Away:
+class LockedKey:
     """Context manager: the domain's key belongs to another user meanwhile."""
 
     def __init__(self, domain: Domain) -> None:
@@ -60,7 +60,7 @@ def join(corp: Domain, membership: Membership, member: str = "shop", now: dateti
     return membership.join(corp.folder, corp.invite(member, now, DAY), now, 0)
 
 
-def refused(*words: str) -> pytest.RaisesExc[DomainError]:
+def raises_domain_error(*words: str) -> pytest.RaisesExc[DomainError]:
     return pytest.raises(DomainError, match=".*".join(words))
 
 
@@ -113,7 +113,7 @@ def test_a_token_lets_one_instance_in_once(corp: Domain, make: Make) -> None:
     assert standing.member is not None
     assert standing.member.account == "CORP\\shop"
     for name in ("west", "east"):
-        with refused("was used already"):
+        with raises_domain_error("was used already"):
             make(name).join(corp.folder, token, NOW, 0)
     assert make("west").look(NOW) == standing
     assert {*corp.members()} == {"shop"}
@@ -122,7 +122,7 @@ def test_a_token_lets_one_instance_in_once(corp: Domain, make: Make) -> None:
 
 def test_a_token_has_its_time(corp: Domain, make: Make) -> None:
     token = corp.invite("shop", NOW, DAY)
-    with refused("has expired on 2030-01-02 12:00 UTC"):
+    with raises_domain_error("has expired on 2030-01-02 12:00 UTC"):
         make("west").join(corp.folder, token, NOW + DAY, 0)
     corp.invite("other", NOW + 60 * DAY, DAY)  # forgets the old invitation
     assert [guest.member for guest in corp.invitations()] == ["other"]
@@ -130,45 +130,45 @@ def test_a_token_has_its_time(corp: Domain, make: Make) -> None:
 
 @pytest.mark.parametrize("text", ["", "nonsense", "00" * 47, "00" * 49, "zz" * 48])
 def test_invalid_tokens_are_refused(text: str) -> None:
-    with refused("no token"):
+    with raises_domain_error("no token"):
         Token.read(text)
 
 
 def test_a_token_is_good_for_its_own_domain(corp: Domain, make: Make, tmp_path: Path) -> None:
     other = Domain.create(tmp_path / "other", "CORP", NOW)
-    with refused("not one of the domain CORP"):
+    with raises_domain_error("not one of the domain CORP"):
         make("west").join(other.folder, corp.invite("shop", NOW, DAY), NOW, 0)
 
 
 def test_a_token_with_another_secret_is_not_answered(corp: Domain, make: Make) -> None:
     token = corp.invite("shop", NOW, DAY)
-    with Away(corp), refused("No answer came within 0 s"):
+    with LockedKey(corp), raises_domain_error("No answer came within 0 s"):
         make("west").join(corp.folder, token._replace(secret=bytes(24)), NOW, 0)
     assert corp.answer(NOW) == 1
     assert list((corp.folder / "answers").iterdir()) == []
-    with refused("No answer came"):
+    with raises_domain_error("No answer came"):
         make("east").join(corp.folder, token._replace(number=bytes(8)), NOW, 0)
     assert make("west").join(corp.folder, token, NOW, 0).problem == ""
 
 
 def test_without_the_domains_key_a_token_is_needed(corp: Domain, make: Make) -> None:
-    with Away(corp):
+    with LockedKey(corp):
         for what in (
             lambda: make("west").join(corp.folder, None, NOW, 0),
             lambda: corp.invite("shop", NOW, DAY),
             lambda: corp.revoke("shop", NOW),
         ):
-            with refused("not yours"):
+            with raises_domain_error("not yours"):
                 what()
     assert make("west").join(corp.folder, None, NOW, 0).problem == ""
 
 
 def test_an_answer_that_comes_later_is_taken_with_the_same_token(corp: Domain, make: Make) -> None:
     token = corp.invite("shop", NOW, DAY)
-    with Away(corp), refused("No answer came"):
+    with LockedKey(corp), raises_domain_error("No answer came"):
         make("west").join(corp.folder, token, NOW, 0)
     corp.answer(NOW)
-    with Away(corp):
+    with LockedKey(corp):
         assert make("west").join(corp.folder, token, NOW, 0).problem == ""
 
 
@@ -176,7 +176,7 @@ def test_an_instance_of_another_member_cannot_join(corp: Domain, make: Make, tmp
     west = make("west")
     join(corp, west)
     impostor = Membership(KeyFolder(tmp_path / "impostor"), west._instance)
-    with refused("is that of the member shop"):
+    with raises_domain_error("is that of the member shop"):
         join(corp, impostor, "other")
     assert join(corp, impostor, "shop").problem == ""  # the same member, like the other half of a mirrored pair
     corp.revoke("shop", NOW)
@@ -190,14 +190,14 @@ def test_a_members_renewal_is_answered_by_the_owner_of_the_key(corp: Domain, mak
     west = make("west")
     first = join(corp, west)
     later = NOW + 4 * DAY
-    with Away(corp):
+    with LockedKey(corp):
         asking = west.look(later)
         assert (asking.facts, asking.problem) == (first.facts, "")
         assert "has not renewed" in west.look(NOW + 6 * DAY).problem
         assert "and not now" in west.look(NOW + 8 * DAY).problem
         assert west.look(NOW + 8 * DAY).identity is None
     assert corp.answer(later) == 1
-    with Away(corp):
+    with LockedKey(corp):
         renewed = west.look(later)
     assert renewed.facts is not None
     assert (renewed.facts.expiry_date, renewed.problem) == (later + timedelta(days=7), "")
@@ -206,10 +206,10 @@ def test_a_members_renewal_is_answered_by_the_owner_of_the_key(corp: Domain, mak
 def test_one_that_slept_for_long_is_renewed_when_it_comes_back(corp: Domain, make: Make) -> None:
     west = make("west")
     join(corp, west)
-    with Away(corp):
+    with LockedKey(corp):
         assert west.look(NOW + 100 * DAY).identity is None
     corp.answer(NOW + 100 * DAY)
-    with Away(corp):
+    with LockedKey(corp):
         assert west.look(NOW + 100 * DAY).identity is not None
 
 
@@ -217,7 +217,7 @@ def test_the_daemon_of_the_owner_answers_whenever_it_looks(corp: Domain, make: M
     owner, west = make("owner"), make("west")
     owner.join(corp.folder, None, NOW, 0)
     join(corp, west)
-    with Away(corp):
+    with LockedKey(corp):
         west.look(NOW + 4 * DAY)
     owner.look(NOW + 4 * DAY)
     assert list((corp.folder / "requests").iterdir()) == []
@@ -235,24 +235,24 @@ def test_a_revoked_member_is_renewed_no_more_and_known_to_all(corp: Domain, make
     assert east.look(NOW).revoked == {"shop"}
     gone = west.look(NOW)
     assert (gone.identity, "was revoked" in gone.problem) == (None, True)
-    with Away(corp):
+    with LockedKey(corp):
         west.look(NOW + 4 * DAY)
     corp.answer(NOW + 4 * DAY)
-    with Away(corp):
+    with LockedKey(corp):
         assert "was revoked" in west.look(NOW + 4 * DAY).problem
-    with refused("was revoked, and stays so"):
+    with raises_domain_error("was revoked, and stays so"):
         corp.invite("shop", NOW, DAY)
     token = corp.invite("late", NOW, DAY)
     corp.revoke("late", NOW)
-    with refused("was revoked"):
+    with raises_domain_error("was revoked"):
         make("third").join(corp.folder, token, NOW, 0)
 
 
 def test_revoking_needs_a_known_name_and_not_the_owner(corp: Domain, make: Make) -> None:
-    with refused("no member and no invitation of the name shop"):
+    with raises_domain_error("no member and no invitation of the name shop"):
         corp.revoke("shop", NOW)
     make("west").join(corp.folder, None, NOW, 0)
-    with refused("make another domain"):
+    with raises_domain_error("make another domain"):
         corp.revoke(own_name().upper(), NOW)
 
 
@@ -282,7 +282,7 @@ def test_a_key_that_others_may_read_is_not_used(corp: Domain, make: Make) -> Non
     standing = west.join(corp.folder, None, NOW, 0)
     assert standing.identity is not None
     standing.identity.chmod(0o644)
-    with refused("chmod 600"):
+    with raises_domain_error("chmod 600"):
         west.look(NOW)
 
 
@@ -305,18 +305,18 @@ def test_a_copy_of_an_instance_gets_a_certificate_of_its_own(make: Make, tmp_pat
 
 
 def test_invalid_folders_and_names_of_domains_are_refused(corp: Domain, tmp_path: Path) -> None:
-    with refused("There is a domain in"):
+    with raises_domain_error("There is a domain in"):
         Domain.create(corp.folder, "CORP", NOW)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with refused("not empty"):
+    with raises_domain_error("not empty"):
         Domain.create(tmp_path / "full", "CORP", NOW)
-    with refused("There is no domain in"):
+    with raises_domain_error("There is no domain in"):
         Domain(tmp_path / "full")
     for name in ("", "a b", "a\\b", "-a", "a" * 64):
-        with refused("name of a domain"):
+        with raises_domain_error("name of a domain"):
             Domain.create(tmp_path / "new", name, NOW)
-        with refused("name of a member"):
+        with raises_domain_error("name of a member"):
             corp.invite(name, NOW, DAY)
     assert not (tmp_path / "new").exists()
 

@@ -25,12 +25,12 @@ DAY = timedelta(days=1)
 KEY = bytes(range(32))
 
 
-def certified(name: str) -> Signer:
+def signer_of(name: str) -> Signer:
     facts, key = issue(name, MIDNIGHT - DAY, MIDNIGHT + DAY)
     return Signer(UserCertificate(1, 1, name, True, StoredKey(), facts), key)
 
 
-WEST, EAST = certified("west"), certified("east")
+WEST, EAST = signer_of("west"), signer_of("east")
 
 
 class Clock:
@@ -113,7 +113,7 @@ def test_a_key_exchange_key_wraps_many_session_keys_for_an_hour() -> None:
 
 def test_each_pair_of_services_and_certificates_has_its_own() -> None:
     west = Exchanges(Clock())
-    other = certified("another")
+    other = signer_of("another")
     made = [
         west.draft(KEY, uuid4(), EAST.certificate, WEST, header(), is_batched=True),
         west.draft(KEY, uuid4(), EAST.certificate, WEST, header(to_service="//other"), is_batched=True),
@@ -152,7 +152,7 @@ def test_one_signature_is_made_and_verified_for_a_batch(monkeypatch: pytest.Monk
 
 
 def test_signers_and_forms_may_be_mixed() -> None:
-    west, east, other = Exchanges(Clock()), Exchanges(Clock()), certified("another")
+    west, east, other = Exchanges(Clock()), Exchanges(Clock()), signer_of("another")
     signers: Sequence[Signer | None] = [WEST, other, None, WEST, other, None]
     made = [
         west.draft(KEY, uuid4(), EAST.certificate, signer, header(number), is_batched=number % 2 == 0)
@@ -174,7 +174,7 @@ def test_signers_and_forms_may_be_mixed() -> None:
 FIELDS = ["source", "destination", "capsule", "wrapped", "signature", "siblings", "sides", "key_id"]
 
 
-def changed(exchange: Exchange, field: str) -> Exchange:
+def change_field(exchange: Exchange, field: str) -> Exchange:
     value = getattr(exchange, field)
     if field == "siblings":
         value = (bytes(32), *value[1:])
@@ -193,7 +193,7 @@ def test_a_changed_exchange_of_a_batch_is_not_signed(field: str) -> None:
     begun = drafts(west, 5)
     signed = west.sign([draft for _, draft in begun])
     assert east.is_signed(signed[0], WEST.certificate, begun[0][0])
-    assert not east.is_signed(changed(signed[0], field), WEST.certificate, begun[0][0])
+    assert not east.is_signed(change_field(signed[0], field), WEST.certificate, begun[0][0])
 
 
 def test_an_exchange_is_worth_nothing_in_another_conversation() -> None:

@@ -13,7 +13,7 @@ from servicebroker.broker.transport.links import Arrival
 from servicebroker.protocol.routing import Address
 
 
-class Of(Pipe):
+class OwnedLink(Pipe):
     """A link with an owner."""
 
     def __init__(self, owner: str) -> None:
@@ -28,7 +28,7 @@ class World:
         self.now = 1_000.0
         self.inbox = Inbox(seconds=lambda: self.now)
 
-    def brings(self, link: Of, count: int = 1, size: int = 10) -> None:
+    def brings(self, link: OwnedLink, count: int = 1, size: int = 10) -> None:
         for _ in range(count):
             self.inbox.put(Arrival(link, bytes(size)))
 
@@ -52,21 +52,21 @@ def world() -> World:
 
 
 def test_a_single_owner_is_taken_completely(world: World) -> None:
-    world.brings(Of("mallory"), 1_500)
+    world.brings(OwnedLink("mallory"), 1_500)
     assert world.round(each=0.01) == {"mallory": 1_500}
     assert world.inbox.wake_at == inboxes.NEVER
 
 
 def test_waiting_frames_do_not_hasten_the_next_round(world: World) -> None:
     """Rounds pause between them, so that many small transactions are transmitted together."""
-    world.brings(Of("mallory"), 20)
+    world.brings(OwnedLink("mallory"), 20)
     assert world.inbox.wake_event.is_set()
     assert world.inbox.wake_at == inboxes.NEVER
 
 
 def test_a_full_round_is_followed_by_the_next_at_once(world: World) -> None:
     """Stored messages are acknowledged while more are stored. New arrivals do not shorten the pause."""
-    mallory, size = Of("mallory"), inboxes.ROUND_BYTES // 4
+    mallory, size = OwnedLink("mallory"), inboxes.ROUND_BYTES // 4
     world.brings(mallory, 9, size)
     for count, wake_at in ((4, 0.0), (4, 0.0), (1, inboxes.NEVER)):
         assert world.round() == {"mallory": count}
@@ -81,7 +81,7 @@ def test_a_full_round_is_followed_by_the_next_at_once(world: World) -> None:
 def test_an_owner_without_a_turn_is_first_in_the_next_round(world: World) -> None:
     owners = [f"shop {number}" for number in range(10)]
     for owner in owners:
-        world.brings(Of(owner), 2, inboxes.ROUND_BYTES // 4)
+        world.brings(OwnedLink(owner), 2, inboxes.ROUND_BYTES // 4)
     rounds = [world.round(each=0.001) for _ in range(5)]
     assert [sum(round_counts.values()) for round_counts in rounds] == [4] * 5
     assert [list(round_counts) for round_counts in rounds] == [
@@ -98,12 +98,12 @@ def test_an_owner_without_a_turn_is_first_in_the_next_round(world: World) -> Non
 
 def test_rounds_follow_at_once_only_while_an_owner_has_a_turn_left(world: World) -> None:
     """An owner that had a whole turn rests. An owner without room in the round does not rest."""
-    mallory, shop = Of("mallory"), Of("shop")
+    mallory, shop = OwnedLink("mallory"), OwnedLink("shop")
     world.brings(mallory, 500, inboxes.ROUND_BYTES // 40)
     world.brings(shop, 1)
     assert world.round(each=0.001) == {"mallory": inboxes.FIRST_PORTION, "shop": 1}
     assert world.inbox.wake_at > world.now
-    large = Of("large")
+    large = OwnedLink("large")
     world.brings(large, 16, inboxes.ROUND_BYTES // 4)
     assert world.round(each=0.001) == {"large": 4}
     assert world.inbox.wake_at == 0.0
@@ -112,7 +112,7 @@ def test_rounds_follow_at_once_only_while_an_owner_has_a_turn_left(world: World)
 
 
 def test_a_busy_owner_gets_one_turn_and_then_rests(world: World) -> None:
-    mallory, shop = Of("mallory"), Of("shop")
+    mallory, shop = OwnedLink("mallory"), OwnedLink("shop")
     world.brings(mallory, 1_500)
     world.brings(shop)
     first = world.round(each=0.01)
@@ -131,7 +131,7 @@ def test_a_busy_owner_gets_one_turn_and_then_rests(world: World) -> None:
 
 def test_each_owner_is_charged_its_measured_time(world: World) -> None:
     """A frame may cost a hundred times as much as another. Owners of such frames get fewer in, and rest longer."""
-    mallory, shop, light = Of("mallory"), Of("shop"), Of("light")
+    mallory, shop, light = OwnedLink("mallory"), OwnedLink("shop"), OwnedLink("light")
     for number in range(40):
         if number:
             world.now = max(world.now, world.inbox.wake_at)
@@ -152,38 +152,38 @@ def test_each_owner_is_charged_its_measured_time(world: World) -> None:
 
 @pytest.mark.parametrize(("waste", "rest"), [(0.0, 0.016), (0.5, 0.034), (1.0, 0.05)])
 def test_an_owner_of_useless_frames_rests_longer(world: World, waste: float, rest: float) -> None:
-    world.brings(Of("mallory"), 500)
-    world.brings(Of("shop"))
+    world.brings(OwnedLink("mallory"), 500)
+    world.brings(OwnedLink("shop"))
     world.round(each=0.001, waste=waste)
     assert world.inbox.wake_at - world.now == pytest.approx(rest, abs=0.003)
 
 
 def test_a_resting_owner_does_not_wake_the_round(world: World) -> None:
-    mallory = Of("mallory")
+    mallory = OwnedLink("mallory")
     world.brings(mallory, 500)
-    world.brings(Of("shop"))
+    world.brings(OwnedLink("shop"))
     world.round(each=0.01)
     world.inbox.wake_event.clear()
     world.brings(mallory, 5)
     assert not world.inbox.wake_event.is_set()
-    world.brings(Of("shop"))
+    world.brings(OwnedLink("shop"))
     assert world.inbox.wake_event.is_set()
 
 
 def test_links_of_one_owner_share_a_line_and_anonymous_links_do_not(world: World) -> None:
     for _ in range(3):
-        world.brings(Of("mallory"), 100)
-    world.brings(Of("shop"))
+        world.brings(OwnedLink("mallory"), 100)
+    world.brings(OwnedLink("shop"))
     assert world.round() == {"mallory": inboxes.FIRST_PORTION, "shop": 1}
     plain = World()
     for _ in range(3):
-        plain.brings(Of(""), 100)
+        plain.brings(OwnedLink(""), 100)
     assert plain.round() == {"": 3 * inboxes.FIRST_PORTION}
 
 
 def test_owners_with_equal_traffic_need_no_turns(world: World) -> None:
     """Three busy partners: short rounds would cost commits and delay all of them."""
-    partners = [Of("west"), Of("north"), Of("south")]
+    partners = [OwnedLink("west"), OwnedLink("north"), OwnedLink("south")]
     for _ in range(5):
         for item in partners:
             world.brings(item, 100)
@@ -197,7 +197,7 @@ def test_owners_with_equal_traffic_need_no_turns(world: World) -> None:
 
 
 def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -> None:
-    busy, shop = [Of("west"), Of("north")], Of("shop")
+    busy, shop = [OwnedLink("west"), OwnedLink("north")], OwnedLink("shop")
     for _ in range(20):
         for item in busy:
             world.brings(item, 100)
@@ -215,7 +215,7 @@ def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -
 
 
 def test_useless_frames_get_a_turn_among_busy_owners(world: World) -> None:
-    mallory, shop = Of("mallory"), Of("shop")
+    mallory, shop = OwnedLink("mallory"), OwnedLink("shop")
     for _ in range(20):
         world.brings(mallory, 100)
         world.brings(shop, 100)
@@ -228,7 +228,7 @@ def test_useless_frames_get_a_turn_among_busy_owners(world: World) -> None:
 
 def test_a_closed_link_takes_no_part_of_the_round(world: World) -> None:
     """Two instances connect to each other at the same time, and one connection is closed: the other has all."""
-    first, second = Of(""), Of("")
+    first, second = OwnedLink(""), OwnedLink("")
     world.brings(first, 3)
     world.brings(second)
     world.round(each=0.01)
@@ -239,7 +239,7 @@ def test_a_closed_link_takes_no_part_of_the_round(world: World) -> None:
 
 def test_a_line_that_is_full_does_not_fill_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inboxes, "INBOX_BYTES", 30_000)
-    mallory, shop = Of("mallory"), Of("shop")
+    mallory, shop = OwnedLink("mallory"), OwnedLink("shop")
     world.brings(shop)
     on_room: list[bool] = []
     world.inbox.on_room = lambda: on_room.append(True)
@@ -253,7 +253,7 @@ def test_a_line_that_is_full_does_not_fill_the_others(world: World, monkeypatch:
 
 def test_a_restarted_relay_hears_of_no_link_that_was_lost_before(world: World) -> None:
     address = Address("far", 4022)
-    events = [Lost(Of("shop"), "cut"), Reached(address), Unreached(Address("near", 4022), "refused")]
+    events = [Lost(OwnedLink("shop"), "cut"), Reached(address), Unreached(Address("near", 4022), "refused")]
     for event in events:
         world.inbox.put(event)
     world.inbox.forget_links()

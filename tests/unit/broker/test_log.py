@@ -21,7 +21,7 @@ from support import eventually
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
+def captured_log(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
     """Capture standard error of a process, with a moment as the minute; in JSON with a parameter."""
     stream = io.StringIO()
     monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 1.0)
@@ -36,21 +36,21 @@ def said(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
     root.setLevel(level)
 
 
-def lines(said: io.StringIO) -> list[str]:
-    return said.getvalue().splitlines()
+def lines(captured_log: io.StringIO) -> list[str]:
+    return captured_log.getvalue().splitlines()
 
 
-def test_a_repeated_line_is_told_once_and_counted(said: io.StringIO) -> None:
+def test_a_repeated_line_is_told_once_and_counted(captured_log: io.StringIO) -> None:
     for _ in range(1_000):
         journal.connection("Closed", "127.0.0.1:4022", "100 bytes")
     journal.connection("Closed", "10.0.0.7:4022", "100 bytes")  # of another host
-    assert len(lines(said)) == 2
-    eventually(lambda: "999 lines like these were left out from 127.0.0.1" in said.getvalue())
+    assert len(lines(captured_log)) == 2
+    eventually(lambda: "999 lines like these were left out from 127.0.0.1" in captured_log.getvalue())
     journal.connection("Closed", "127.0.0.1:4022", "100 bytes")
-    assert len(lines(said)) == 4
+    assert len(lines(captured_log)) == 4
 
 
-def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_differ_are_bounded_too(captured_log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 60)
     (repeats,) = logging.getLogger().handlers[0].filters
     assert isinstance(repeats, process_log.Repeats)
@@ -58,52 +58,56 @@ def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytes
         journal.connection("Closed", f"127.0.0.1:{number}", f"{number} bytes")
     for number in range(2_000):  # from that many hosts
         journal.login("Authentication Failure", f"10.0.{number // 250}.{number % 250}:1", "", "no")
-    assert len(lines(said)) <= 2 * process_log.MAX_DIFFERENT_LINES + process_log.MAX_KINDS
+    assert len(lines(captured_log)) <= 2 * process_log.MAX_DIFFERENT_LINES + process_log.MAX_KINDS
     repeats.report_left_out()
-    assert "1,980 lines like these were left out" in said.getvalue()
+    assert "1,980 lines like these were left out" in captured_log.getvalue()
 
 
-def test_the_lines_of_one_host_have_a_budget_of_bytes(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_of_one_host_have_a_budget_of_bytes(
+    captured_log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 60)
     kinds = ("Accept", "Connected", "Closing", "Closed", "Connect Failed")
     for number in range(process_log.MAX_DIFFERENT_LINES):
         for kind in kinds:
             journal.connection(kind, f"127.0.0.1:{number}", "\u2028" * 200)
     journal.connection("Closed", "10.0.0.7:4022", "of another host")
-    assert len(said.getvalue().encode()) < 2 * process_log.MAX_SOURCE_BYTES
-    assert "of another host" in said.getvalue()
-    assert all(f"subclass={kind}" in said.getvalue() for kind in kinds[:4])  # the first line of each kind
+    assert len(captured_log.getvalue().encode()) < 2 * process_log.MAX_SOURCE_BYTES
+    assert "of another host" in captured_log.getvalue()
+    assert all(f"subclass={kind}" in captured_log.getvalue() for kind in kinds[:4])  # the first line of each kind
 
 
-def test_lines_not_caused_by_peers_are_never_suppressed(said: io.StringIO) -> None:
+def test_lines_not_caused_by_peers_are_never_suppressed(captured_log: io.StringIO) -> None:
     for _ in range(3):
         logging.getLogger("servicebroker.broker").info("This process serves the instance.")
-    assert len(lines(said)) == 3
+    assert len(lines(captured_log)) == 3
 
 
-def test_lines_of_asyncio_and_uvicorn_about_peers_are_bounded(said: io.StringIO) -> None:
+def test_lines_of_asyncio_and_uvicorn_about_peers_are_bounded(captured_log: io.StringIO) -> None:
     for number in range(1_000):
         logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: <fd=%d>", number)
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
         logging.getLogger("a.procedure").warning("The shelf is empty.")
-    assert said.getvalue().count("out of system resource") == process_log.MAX_DIFFERENT_LINES
-    assert said.getvalue().count("Invalid HTTP request") == 1
-    assert said.getvalue().count("The shelf is empty.") == 1_000
-    eventually(lambda: "asyncio socket.accept() out of system resource: 980 lines like these" in said.getvalue())
-    eventually(lambda: "uvicorn.error Invalid HTTP request received.: 999 lines like these" in said.getvalue())
+    assert captured_log.getvalue().count("out of system resource") == process_log.MAX_DIFFERENT_LINES
+    assert captured_log.getvalue().count("Invalid HTTP request") == 1
+    assert captured_log.getvalue().count("The shelf is empty.") == 1_000
+    eventually(
+        lambda: "asyncio socket.accept() out of system resource: 980 lines like these" in captured_log.getvalue()
+    )
+    eventually(lambda: "uvicorn.error Invalid HTTP request received.: 999 lines like these" in captured_log.getvalue())
 
 
-def test_no_peer_steers_the_terminal(said: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_peer_steers_the_terminal(captured_log: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
     journal.connection("Closed", "127.0.0.1:1", "gone\0\x1b[2J\u202e\r\nINFO forged")
     logging.getLogger("servicebroker.broker").error("of %s", "others \x1b[31m")
-    assert not set("\0\x1b\u202e\r") & set(said.getvalue())
-    assert len(lines(said)) == 2
+    assert not set("\0\x1b\u202e\r") & set(captured_log.getvalue())
+    assert len(lines(captured_log)) == 2
     fields = caplog.records[0].fields  # type: ignore[attr-defined]  # for whoever logs otherwise
     assert "\\u0000" not in json.dumps(fields)
 
 
 @pytest.mark.parametrize("said", ["in JSON"], indirect=True)
-def test_in_json_every_line_is_an_object(said: io.StringIO) -> None:
+def test_in_json_every_line_is_an_object(captured_log: io.StringIO) -> None:
     """Warnings of libraries and output of the command become JSON objects, too."""
     logging.getLogger("servicebroker.broker").info("100%% of it")
     logging.getLogger("somebody").warning("theirs")
@@ -112,7 +116,7 @@ def test_in_json_every_line_is_an_object(said: io.StringIO) -> None:
         warnings.warn("PySpark does not yet fully support that.", UserWarning, stacklevel=1)
     say("servicebroker: it has failed.", "Twice.", error=True)
     say_block("Traceback\n  of several\nlines", error=True)
-    document = [json.loads(line) for line in lines(said)]
+    document = [json.loads(line) for line in lines(captured_log)]
     assert len(document) == 6
     assert [record["level"] for record in document] == ["INFO", "WARNING", "WARNING", "ERROR", "ERROR", "ERROR"]
     assert "does not yet fully support" in document[2]["message"]
@@ -120,7 +124,7 @@ def test_in_json_every_line_is_an_object(said: io.StringIO) -> None:
     assert document[5]["message"].splitlines()[0] == "Traceback"
 
 
-def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(said: io.StringIO) -> None:
+def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(captured_log: io.StringIO) -> None:
     pair = Elsewhere(Address("a", 1), Address("b", 1))
     seconds = itertools.count()
     mirrors = Mirrors(NoLinks(), lambda: float(next(seconds)))
@@ -130,8 +134,8 @@ def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(said: i
         mirrors.heard(Address("a", 1), RoleReport(Role.PRINCIPAL, "c", timeline))
         mirrors.heard(Address("a", 1), RoleReport(Role.IN_DOUBT, "c", timeline))
         mirrors.heard(Address("b", 1), RoleReport(Role.MIRROR, "c", 1))
-    assert 2 <= len(lines(said)) <= process_log.MAX_DIFFERENT_LINES
-    eventually(lambda: "Mirrored Route: " in said.getvalue())
+    assert 2 <= len(lines(captured_log)) <= process_log.MAX_DIFFERENT_LINES
+    eventually(lambda: "Mirrored Route: " in captured_log.getvalue())
 
 
 class NoLinks:

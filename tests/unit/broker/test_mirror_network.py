@@ -40,7 +40,7 @@ class Daemon:
         self.has()
         return set(map(type, self.happened))
 
-    def heard(self) -> list[RoleReport]:
+    def role_reports(self) -> list[RoleReport]:
         self.has()
         return [occurrence.role_report for occurrence in self.happened if isinstance(occurrence, Answered)]
 
@@ -58,7 +58,7 @@ def test_a_queried_broker_answers_and_announces_changes(two: tuple[Daemon, Daemo
     west, east = two
     assert not east.network.was_asked
     west.network.ask(east.address, KnownTimeline())
-    eventually(lambda: west.heard() == [IN_DOUBT])
+    eventually(lambda: west.role_reports() == [IN_DOUBT])
     assert east.network.was_asked
     for role_report in (PRINCIPAL, MIRROR):
         east.network.announce_role(role_report)
@@ -71,9 +71,9 @@ def test_a_broker_whose_rounds_stop_is_in_doubt(two: tuple[Daemon, Daemon], monk
     monkeypatch.setattr(networks, "RELAY_TIMEOUT_S", 0.5)
     east.network.announce_role(PRINCIPAL)
     west.network.ask(east.address, KnownTimeline())
-    eventually(lambda: west.heard() == [PRINCIPAL, IN_DOUBT])
+    eventually(lambda: west.role_reports() == [PRINCIPAL, IN_DOUBT])
     east.network.announce_role(PRINCIPAL)
-    eventually(lambda: west.heard()[:3] == [PRINCIPAL, IN_DOUBT, PRINCIPAL])
+    eventually(lambda: west.role_reports()[:3] == [PRINCIPAL, IN_DOUBT, PRINCIPAL])
 
 
 @pytest.mark.feature(122)

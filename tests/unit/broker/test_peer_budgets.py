@@ -91,14 +91,14 @@ def opening(to_service: str, from_service: str = "//shop", conversation: UUID | 
     return encode(header, (Part("//type", Content.DATA, b"x", bytes(8)),), CHECKSUM)
 
 
-def named(number: int) -> str:
+def service_url(number: int) -> str:
     return f"tcp://host{number}:4022/service"
 
 
 @pytest.mark.parametrize(
     ("routes", "make", "resource"),
     [
-        ([BY_NAME], lambda number: opening("//target", named(number)), "addresses"),
+        ([BY_NAME], lambda number: opening("//target", service_url(number)), "addresses"),
         ([TO_ASK], lambda number: opening("//target", f"//from/{number}"), "route_requests"),
         ([TO_ASK], lambda number: opening(f"//to/{number}"), "route_requests"),
     ],
@@ -122,7 +122,7 @@ def test_work_caused_by_one_peers_messages_is_bounded(
 def test_messages_that_wait_for_trust_beyond_the_budget_are_no_mistrust() -> None:
     victim, mallory = Victim(BY_NAME), Wire(owner=MALLORY)
     victim.peers.set_budgets({MALLORY: {"waiting_messages": 3}})
-    victim.takes(mallory, *(opening("//target", named(1)) for _ in range(5)))
+    victim.takes(mallory, *(opening("//target", service_url(1)) for _ in range(5)))
     assert mallory.refusals[OVER_BUDGET] == 2
     assert victim.peers.take_mistrusted() == {}
 
@@ -130,20 +130,20 @@ def test_messages_that_wait_for_trust_beyond_the_budget_are_no_mistrust() -> Non
 def test_messages_to_pass_on_have_connections_made_to_few_addresses_at_a_time() -> None:
     victim, mallory, shop = Victim(BY_NAME), Wire(owner=MALLORY), Wire(owner=SHOP)
     for number in range(60):
-        victim.takes(mallory, sealed(named(number)))
+        victim.takes(mallory, sealed_frame(service_url(number)))
     assert len({*victim.dialled}) == SMALL_BUDGET["addresses"]
     link = Forwarding()
     victim.reached[Address("host99", 4022)] = link
-    victim.takes(shop, sealed(named(99)))
+    victim.takes(shop, sealed_frame(service_url(99)))
     assert len(link.frames) == 1
-    victim.takes(mallory, sealed(named(99)))  # the link is there
+    victim.takes(mallory, sealed_frame(service_url(99)))  # the link is there
     assert len(link.frames) == 2
     victim.now += UNANSWERED_PERIOD_S
     victim.takes(shop)
     assert len({*victim.dialled}) == 2 * SMALL_BUDGET["addresses"] + 1  # others have their turn
 
 
-def sealed(to_service: str) -> bytes:
+def sealed_frame(to_service: str) -> bytes:
     """Return a frame that only its target can decrypt."""
     header = Header(uuid4(), True, Kind.RUN, True, to_service, None, "//shop", uuid4())
     return encode(header, (Part("//type", Content.DATA, b"x", bytes(8)),), CHECKSUM)
@@ -156,7 +156,7 @@ def test_a_circle_of_forwarders_ends() -> None:
     wires = [Forwarding(owner=SHOP), Forwarding(owner=SHOP)]
     for site, there, wire in zip(sites, names, wires, strict=True):
         site.reached[there] = wire
-    endless = wrap(Passage(uuid4(), 255, 2**31 - 1), sealed("//nowhere"))
+    endless = wrap(Passage(uuid4(), 255, 2**31 - 1), sealed_frame("//nowhere"))
     sites[0].takes(Wire(owner=MALLORY), endless, endless, is_forwarded=True)
     passed = []
     for turn in range(60):

@@ -54,14 +54,14 @@ class Proving(Policy):
     proves = True
 
 
-def known(**policy: object) -> Peers:
+def known_peers(**policy: object) -> Peers:
     peers = Peers(UUID(int=9))
     peers.apply(Proving(owners=frozenset({"shop", "mallory"}))._replace(**policy))  # type: ignore[arg-type]
     return peers
 
 
 def test_a_greeting_teaches_nothing_and_an_answer_does() -> None:
-    peers = known()
+    peers = known_peers()
     assert peers.greeted("mallory", SHOP) is None  # no contradicting claim is known
     assert peers.answered(HERE, "shop", SHOP) is None
     assert peers.take_answers() == {HERE: Answer("shop", SHOP)}
@@ -72,7 +72,7 @@ def test_a_greeting_teaches_nothing_and_an_answer_does() -> None:
 
 
 def test_an_answer_that_is_not_stored_yet_counts_more_than_the_stored_one() -> None:
-    peers = known(answers={HERE: Answer("gone", OTHER)})
+    peers = known_peers(answers={HERE: Answer("gone", OTHER)})
     assert peers.answered(HERE, "shop", SHOP) is None
     for stored in ({}, {HERE: Answer("gone", OTHER)}):
         peers.apply(Proving(owners=frozenset({"shop", "mallory"}), answers=stored))
@@ -83,7 +83,7 @@ def test_an_answer_that_is_not_stored_yet_counts_more_than_the_stored_one() -> N
 
 
 def test_other_budgets_are_other_knowledge() -> None:
-    peers = known()
+    peers = known_peers()
     for amounts, is_new in (
         ({}, False),
         ({"shop": {"openings": 5}}, True),
@@ -96,7 +96,7 @@ def test_other_budgets_are_other_knowledge() -> None:
 
 
 def test_contradicting_answers_disqualify_both_until_one_is_accepted() -> None:
-    peers = known()
+    peers = known_peers()
     assert peers.answered(HERE, "shop", SHOP) is None
     assert peers.answered(THERE, "mallory", SHOP) is not None
     assert peers.greeted("shop", SHOP) is not None
@@ -106,14 +106,14 @@ def test_contradicting_answers_disqualify_both_until_one_is_accepted() -> None:
 
 
 def test_an_answer_does_not_contest_a_certificates_identity() -> None:
-    peers = known(named=NAMED)
+    peers = known_peers(named=NAMED)
     assert peers.answered(THERE, "mallory", SHOP) is not None
     assert peers.take_answers() == {}
     assert peers.greeted("shop", SHOP) is None
 
 
 def test_an_address_stays_with_whom_it_was_found_as_long_as_that_one_has_a_certificate() -> None:
-    peers = known()
+    peers = known_peers()
     peers.answered(HERE, "shop", SHOP)
     assert "has answered at TCP://here:4022 before" in str(peers.answered(HERE, "mallory", OTHER))
     assert peers.owner_at(HERE) == "shop"
@@ -126,7 +126,7 @@ def test_an_address_stays_with_whom_it_was_found_as_long_as_that_one_has_a_certi
 
 
 def test_a_claim_of_our_own_identity_is_refused_only_with_tls() -> None:
-    peers = known()
+    peers = known_peers()
     assert peers.greeted("shop", UUID(int=9)) is not None
     peers.apply(OFF)
     assert peers.greeted("shop", UUID(int=9)) is None
@@ -196,7 +196,7 @@ def test_an_rsa_key_vouches_as_well() -> None:
     assert succeeds(new.der, old.public_bytes(serialization.Encoding.DER))
 
 
-def kept(folder: KeyFolder, made: tuple[Facts, PrivateKey]) -> tuple[TransportCertificate, Path]:
+def write_key(folder: KeyFolder, made: tuple[Facts, PrivateKey]) -> tuple[TransportCertificate, Path]:
     facts, key = made
     folder.write(facts.thumbprint, x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
     return TransportCertificate(1, "own", True, None, True, facts, Proved()), folder.file(facts.thumbprint)
@@ -204,7 +204,9 @@ def kept(folder: KeyFolder, made: tuple[Facts, PrivateKey]) -> tuple[TransportCe
 
 def test_a_timeline_is_believed_with_the_signature_of_a_server_of_ours(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path / "keys")
-    (ours, file), (theirs, foreign) = (kept(folder, x509_certificates.make(name, NOW)) for name in ("ours", "theirs"))
+    (ours, file), (theirs, foreign) = (
+        write_key(folder, x509_certificates.make(name, NOW)) for name in ("ours", "theirs")
+    )
     said = Tls(file, [], [ours]).signed(RoleReport(Role.PRINCIPAL, "c", 2))
     judge = Tls(file, [], [ours])
     assert judge.is_ours(KnownTimeline().after(said))

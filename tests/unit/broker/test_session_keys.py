@@ -39,14 +39,14 @@ def test_the_table(has_certificate: bool, encryption: bool, expected: list[objec
     assert len(TABLE) == 12
 
 
-class Held(NamedTuple):
+class HeldCertificate(NamedTuple):
     is_active_for_begin_dialog: bool
     facts: Facts
 
 
-def held(start: int, expiry: int, active: bool = True) -> Held:
+def certificate_of_days(start: int, expiry: int, active: bool = True) -> HeldCertificate:
     days = (NOW + timedelta(days=start), NOW + timedelta(days=expiry))
-    return Held(active, Facts(b"", b"", "", "", "", *days))
+    return HeldCertificate(active, Facts(b"", b"", "", "", "", *days))
 
 
 @pytest.mark.feature(164)
@@ -54,17 +54,19 @@ def held(start: int, expiry: int, active: bool = True) -> Held:
     ("certificates", "expected"),
     [
         ([], 9731),
-        ([held(-2, -1), held(1, 9)], 9731),  # none is valid now
-        ([held(-2, 0)], 9731),
-        ([held(-2, 5, False)], 9767),
-        ([held(-2, 5, False), held(-9, -1)], 9767),
-        ([held(-2, 5), held(-1, 7), held(-3, 6)], 1),
-        ([held(-2, 5), held(-1, 7, False)], 0),
-        ([held(-2, 5), held(1, 9)], 0),
-        ([held(0, 1)], 0),
+        ([certificate_of_days(-2, -1), certificate_of_days(1, 9)], 9731),  # none is valid now
+        ([certificate_of_days(-2, 0)], 9731),
+        ([certificate_of_days(-2, 5, False)], 9767),
+        ([certificate_of_days(-2, 5, False), certificate_of_days(-9, -1)], 9767),
+        ([certificate_of_days(-2, 5), certificate_of_days(-1, 7), certificate_of_days(-3, 6)], 1),
+        ([certificate_of_days(-2, 5), certificate_of_days(-1, 7, False)], 0),
+        ([certificate_of_days(-2, 5), certificate_of_days(1, 9)], 0),
+        ([certificate_of_days(0, 1)], 0),
     ],
 )
-def test_the_valid_active_certificate_with_the_latest_expiry_is_chosen(certificates: list[Held], expected: int) -> None:
+def test_the_valid_active_certificate_with_the_latest_expiry_is_chosen(
+    certificates: list[HeldCertificate], expected: int
+) -> None:
     chosen = choose(certificates, NOW)
     assert chosen == (expected if expected > 9000 else certificates[expected])
 

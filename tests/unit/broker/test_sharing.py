@@ -173,7 +173,7 @@ def test_a_share_polls_often_while_it_is_not_notified() -> None:
 # ---------------------------------------------------------------- which process serves
 
 
-def way(*events: Served) -> list[Do]:
+def actions_for(*events: Served) -> list[Do]:
     """Return the actions of a process for an event."""
     takeover = Takeover()
     return [Do.ASK_ROLE, *(act for event in events for act in takeover.on_event(event))]
@@ -188,14 +188,14 @@ def test_a_process_proves_that_it_is_the_principal_only_with_the_lease() -> None
 
 
 def test_a_standby_daemon_logs_once_and_has_no_connections() -> None:
-    performed = way(Served.PRIMARY, Served.HELD, Served.HELD, Served.HELD, Served.WON, Served.PROVED)
+    performed = actions_for(Served.PRIMARY, Served.HELD, Served.HELD, Served.HELD, Served.WON, Served.PROVED)
     assert performed.count(Do.LOG_STANDBY) == performed.count(Do.STOP_LISTENING) == 1
     assert performed.count(Do.WAIT_FOR_LEASE) == 3
     assert performed[-1] is Do.SERVE
 
 
 def test_a_mirror_that_is_promoted_is_in_doubt_until_a_commit_went_through() -> None:
-    performed = way(Served.MIRROR, Served.MIRROR, Served.PRIMARY, Served.WON, Served.UNPROVED, Served.PROVED)
+    performed = actions_for(Served.MIRROR, Served.MIRROR, Served.PRIMARY, Served.WON, Served.UNPROVED, Served.PROVED)
     assert performed.count(Do.LOG_MIRROR) == performed.count(Do.LOG_PROMOTED) == 1
     assert (
         performed.index(Do.ANNOUNCE_DOUBT)

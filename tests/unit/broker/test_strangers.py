@@ -195,7 +195,7 @@ def test_the_links_of_a_host_divide_its_buffers(site: Site) -> None:
     eventually(lambda: [stream.room for stream in site.network.streams] == [OUTBOX_BYTES])
 
 
-class Short(socket.socket):
+class OutOfDescriptors(socket.socket):
     """A listening socket of a process that has no free file descriptor at first."""
 
     shortages = 3
@@ -214,7 +214,7 @@ def test_without_descriptors_it_waits_and_says_so(
 
     async def accepted() -> float:
         acceptor = Acceptor(Silent, Terms(Places(4, 4), TIMEOUT_S))
-        listening = Short()
+        listening = OutOfDescriptors()
         listening.bind(("127.0.0.1", 0))
         acceptor.listen([listening])
         begun = time.monotonic()

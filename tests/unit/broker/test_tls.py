@@ -78,7 +78,7 @@ def test_both_know_each_other(make: Make, portion: int) -> None:
     assert exchange(opener, acceptor, portion) == body
 
 
-def refused(opener: Channel, acceptor: Channel) -> tuple[int, str]:
+def refusal_of(opener: Channel, acceptor: Channel) -> tuple[int, str]:
     opener.begin()
     with pytest.raises(BrokerError) as caught:
         exchange(opener, acceptor)
@@ -91,7 +91,7 @@ def test_an_opener_that_is_not_known(make: Make) -> None:
     for known in ([], [other]):
         opener = Tls(west_file, [east]).channel(is_opener=True)
         acceptor = Tls(east_file, known).channel(is_opener=False)
-        number, text = refused(opener, acceptor)
+        number, text = refusal_of(opener, acceptor)
         assert (number, "none of those that were imported" in text) == (28035, True)
         with pytest.raises(BrokerError, match="the peer says") as caught:  # the peer tells the reason
             opener.receive(acceptor.outgoing())
@@ -102,7 +102,7 @@ def test_an_opener_that_is_not_known(make: Make) -> None:
 def test_an_acceptor_that_is_not_known(make: Make) -> None:
     (west, west_file), (_, east_file) = make("west"), make("east")
     opener, acceptor = Tls(west_file, []).channel(is_opener=True), Tls(east_file, [west]).channel(is_opener=False)
-    number, _ = refused(opener, acceptor)
+    number, _ = refusal_of(opener, acceptor)
     assert number == 28035
     with pytest.raises(BrokerError, match="the peer says") as caught:  # the peer tells the reason
         acceptor.receive(opener.outgoing())
@@ -112,7 +112,7 @@ def test_an_acceptor_that_is_not_known(make: Make) -> None:
 @pytest.mark.parametrize(("days", "words"), [(-30, "it has expired"), (30, "it is not valid yet")])
 def test_a_certificate_out_of_its_time(make: Make, days: int, words: str) -> None:
     (west, west_file), (east, east_file) = make("west", NOW + timedelta(days=days)), make("east")
-    number, text = refused(
+    number, text = refusal_of(
         Tls(west_file, [east]).channel(is_opener=True), Tls(east_file, [west]).channel(is_opener=False)
     )
     assert (number, words in text) == (28035, True)
@@ -171,5 +171,5 @@ def test_versions_before_tls_1_3_are_refused(make: Make) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    number, _ = refused(Channel(context, {}, is_opener=True), Tls(east_file, [west]).channel(is_opener=False))
+    number, _ = refusal_of(Channel(context, {}, is_opener=True), Tls(east_file, [west]).channel(is_opener=False))
     assert number == 9758

@@ -85,7 +85,7 @@ def meet(opener: Tls, acceptor: Tls, certificate_index: int = 0) -> tuple[Channe
     return here, there
 
 
-def refused(opener: Tls, acceptor: Tls, certificate_index: int = 0) -> tuple[int, str]:
+def refusal_of(opener: Tls, acceptor: Tls, certificate_index: int = 0) -> tuple[int, str]:
     with pytest.raises(BrokerError) as caught:
         meet(opener, acceptor, certificate_index)
     return caught.value.number, caught.value.text
@@ -112,17 +112,17 @@ def test_another_member_needs_connect_for_its_login(member: Callable[..., Member
     west, east = member("west", "shop"), member("east", "warehouse")
     lets_in = Connect(None, {"corp\\warehouse": GRANT})
     for connect in (NO_GRANTS, Connect(None, {"corp\\shop": None}), Connect(None, {"other\\shop": GRANT})):
-        number, text = refused(windows(west, lets_in), windows(east, connect))
+        number, text = refusal_of(windows(west, lets_in), windows(east, connect))
         assert (number, "'CORP\\shop' does not have CONNECT" in text) == (28034, True)
     meet(windows(west, lets_in), windows(east, Connect(None, {"corp\\shop": GRANT})))
     meet(windows(west, lets_in), windows(east, GRANTED_TO_PUBLIC))
     for connect in (Connect(GRANT, {"corp\\shop": DENY}), Connect(DENY, {"corp\\shop": GRANT})):
-        assert refused(windows(west, lets_in), windows(east, connect))[0] == 28034
+        assert refusal_of(windows(west, lets_in), windows(east, connect))[0] == 28034
 
 
 def test_a_denial_also_applies_to_the_same_account(member: Callable[..., MemberState]) -> None:
     account = f"corp\\{own_name().lower()}"
-    assert refused(windows(member("west")), windows(member("east"), Connect(None, {account: DENY})))[0] == 28034
+    assert refusal_of(windows(member("west")), windows(member("east"), Connect(None, {account: DENY})))[0] == 28034
 
 
 def test_a_revoked_member_is_refused_despite_grants(corp: Domain, member: Callable[..., MemberState]) -> None:
@@ -131,7 +131,7 @@ def test_a_revoked_member_is_refused_despite_grants(corp: Domain, member: Callab
     lets_in = Connect(None, {f"corp\\{own_name().lower()}": GRANT})
     both = Tls(None, [], domain=east, authentication=parse_methods("WINDOWS CERTIFICATE"), connect=GRANTED_TO_PUBLIC)
     for acceptor in (windows(east, GRANTED_TO_PUBLIC), both):
-        number, text = refused(windows(west, lets_in), acceptor)
+        number, text = refusal_of(windows(west, lets_in), acceptor)
         assert (number, "CORP\\shop was revoked" in text) == (28035, True)
 
 
@@ -140,7 +140,7 @@ def test_a_member_s_certificate_must_be_valid_now(
     corp: Domain, member: Callable[..., MemberState], tmp_path: Path, days: int, words: str
 ) -> None:
     west = member("west", now=NOW + timedelta(days=days))
-    assert refused(windows(west), windows(member("east"))) == (
+    assert refusal_of(windows(west), windows(member("east"))) == (
         28035, f"Connection handshake failed. The certificate used by the peer is invalid because {words}."
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_a_member_s_certificate_must_be_valid_now(
 def test_two_domains_of_one_name_do_not_trust_each_other(member: Callable[..., MemberState], tmp_path: Path) -> None:
     other = Domain.create(tmp_path / "other", "CORP", NOW)
     stranger = Membership(KeyFolder(tmp_path / "stranger"), uuid4()).join(other.folder, None, NOW, 0)
-    number, text = refused(windows(stranger), windows(member("east"), GRANTED_TO_PUBLIC))
+    number, text = refusal_of(windows(stranger), windows(member("east"), GRANTED_TO_PUBLIC))
     assert (number, "it is not of the domain CORP" in text) == (28035, True)
 
 
@@ -157,7 +157,7 @@ def test_an_endpoint_with_windows_only_refuses_imported_certificates(
 ) -> None:
     (west, west_file), east = make("west"), member("east")
     acceptor = Tls(None, [west], domain=east, authentication=WINDOWS, connect=GRANTED_TO_PUBLIC)
-    assert refused(Tls(west_file, [west]), acceptor)[0] == 28027
+    assert refusal_of(Tls(west_file, [west]), acceptor)[0] == 28027
 
 
 # ---------------------------------------------------------------- both methods
@@ -189,7 +189,7 @@ def test_each_side_uses_a_method_that_the_other_accepts(
     here = Tls(west_file, [east], domain=member("w"), authentication=parse_methods(opener))
     there = Tls(east_file, [west], domain=member("e"), authentication=parse_methods(acceptor))
     if certificate_index:  # its first connection is refused
-        assert refused(here, there)[0] == 28035
+        assert refusal_of(here, there)[0] == 28035
     ends = meet(here, there, certificate_index)
     assert [end.authentication for end in ends] == [seen_by_opener, seen_by_acceptor]
 
@@ -198,7 +198,7 @@ def test_peers_without_a_common_method_are_refused(
     member: Callable[..., MemberState], make: Callable[..., tuple[TransportCertificate, Path]]
 ) -> None:
     _, west_file = make("west")
-    number, text = refused(windows(member("east")), Tls(west_file, []))
+    number, text = refusal_of(windows(member("east")), Tls(west_file, []))
     assert (number, "authentication protocol" in text) == (28027, True)
 
 
@@ -216,7 +216,7 @@ def test_connect_for_public_admits_unknown_certificates(make: Callable[..., tupl
     assert there.proved == Proved(f"not imported {west.facts.thumbprint.hex()}")
     here.send(b"order")
     assert there.receive(here.outgoing()) == b"order"
-    assert refused(Tls(west_file, []), acceptor) == (
+    assert refusal_of(Tls(west_file, []), acceptor) == (
         28035, "Connection handshake failed. The certificate used by the peer is invalid because it is none of those "
         "that were imported into this instance."
     )  # fmt: skip
@@ -246,7 +246,9 @@ def test_a_stranger_s_certificate_must_be_valid_now(
     make: Callable[..., tuple[TransportCertificate, Path]], days: int, words: str
 ) -> None:
     (_, west_file), (_, east_file) = make("west", NOW + timedelta(days=days)), make("east")
-    number, text = refused(Tls(west_file, [], connect=GRANTED_TO_PUBLIC), Tls(east_file, [], connect=GRANTED_TO_PUBLIC))
+    number, text = refusal_of(
+        Tls(west_file, [], connect=GRANTED_TO_PUBLIC), Tls(east_file, [], connect=GRANTED_TO_PUBLIC)
+    )
     assert (number, words in text) == (28035, True)
 
 
@@ -258,13 +260,13 @@ def test_a_certificate_signed_by_an_imported_one_is_refused(
     imported = east._replace(facts=corp.authority)
     signed = member("west").identity
     assert signed is not None
-    assert refused(Tls(signed, [east]), Tls(east_file, [imported]))[0] == 28035
+    assert refusal_of(Tls(signed, [east]), Tls(east_file, [imported]))[0] == 28035
 
 
 def test_a_denied_login_is_no_stranger(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
     (west, west_file), (_, east_file) = make("west"), make("east")
     denied = west._replace(login="Western", may_connect=False)
-    number, _ = refused(
+    number, _ = refusal_of(
         Tls(west_file, [], connect=GRANTED_TO_PUBLIC), Tls(east_file, [denied], connect=GRANTED_TO_PUBLIC)
     )
     assert number == 28034
@@ -316,13 +318,13 @@ def start() -> Iterator[Callable[..., Daemon]]:
 
 
 @pytest.fixture
-def numbered(corp: Domain, tmp_path: Path) -> Callable[[int], MemberState]:
+def membership(corp: Domain, tmp_path: Path) -> Callable[[int], MemberState]:
     """Return a function that gives the membership of instance `number`, owned by the key's owner."""
 
-    def numbered(number: int) -> MemberState:
+    def membership(number: int) -> MemberState:
         return Membership(KeyFolder(tmp_path / str(number)), UUID(int=number)).join(corp.folder, None, NOW, 0)
 
-    return numbered
+    return membership
 
 
 def test_a_connection_ends_when_the_peer_s_certificate_does(

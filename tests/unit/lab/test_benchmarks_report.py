@@ -20,7 +20,7 @@ from servicebroker_lab.benchmarks.measure import Figures, Sample, figures
 from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, BODY_BYTES, batches, text_body
 from servicebroker_lab.benchmarks.report import Conditions, Line, Report, goal_text, in_words
 from servicebroker_lab.benchmarks.runner import with_ratios
-from servicebroker_lab.benchmarks.scenarios import BOUNDS, SCENARIOS
+from servicebroker_lab.benchmarks.scenarios import BOTTLENECKS, SCENARIOS
 
 SCENARIO = SCENARIOS["send-one"]
 
@@ -60,19 +60,19 @@ def test_a_lower_cost_is_better() -> None:
         for system, server in (("servicebroker", 480.0), ("pgmq", 400.0), ("postgresql", 0.0))
     ]
     _, dearer, unknown = with_ratios(lines, scenario)
-    assert (dearer.ratio, dearer.reached, goal_text(dearer)) == (1.2, False, "<= 1.1x, **not reached**")
-    assert (unknown.ratio, unknown.reached) == (None, None)
+    assert (dearer.ratio, dearer.is_reached, goal_text(dearer)) == (1.2, False, "<= 1.1x, **not reached**")
+    assert (unknown.ratio, unknown.is_reached) == (None, None)
     (_, cheap) = with_ratios([lines[0], replace(lines[1], figures=Figures(1.0, 1.0, 1.0, 600.0))], scenario)
-    assert (cheap.ratio, cheap.reached) == (0.8, True)
+    assert (cheap.ratio, cheap.is_reached) == (0.8, True)
 
 
 def test_ratios_and_goals() -> None:
     ours, pgqueuer, procrastinate, pgmq = some_lines()
-    assert (ours.ratio, ours.goal, ours.reached) == (None, None, None)
-    assert (pgqueuer.ratio, pgqueuer.goal, pgqueuer.reached) == (1.5, 1.2, True)
-    assert (procrastinate.ratio, procrastinate.goal, procrastinate.reached) == (1.875, 2.0, False)
-    assert (pgmq.ratio, pgmq.goal, pgmq.reached) == (None, 1.2, None)
-    assert [line.system for line in a_report().missed] == ["procrastinate"]
+    assert (ours.ratio, ours.goal, ours.is_reached) == (None, None, None)
+    assert (pgqueuer.ratio, pgqueuer.goal, pgqueuer.is_reached) == (1.5, 1.2, True)
+    assert (procrastinate.ratio, procrastinate.goal, procrastinate.is_reached) == (1.875, 2.0, False)
+    assert (pgmq.ratio, pgmq.goal, pgmq.is_reached) == (None, 1.2, None)
+    assert [line.system for line in a_report().missed_lines] == ["procrastinate"]
 
 
 def test_the_report_has_one_line_per_system() -> None:
@@ -109,15 +109,15 @@ def test_markdown() -> None:
 
 def test_a_table_that_misses_a_goal_names_its_bound() -> None:
     report = a_report()
-    assert f"What bounds it: {BOUNDS['send-one']}" in report.markdown()
-    reached = replace(report, lines=tuple(line for line in report.lines if line.reached is not False))
+    assert f"What bounds it: {BOTTLENECKS['send-one']}" in report.markdown()
+    reached = replace(report, lines=tuple(line for line in report.lines if line.is_reached is not False))
     assert "What bounds it" not in reached.markdown()
 
 
 def test_bounds_are_of_scenarios_and_their_links_lead_somewhere() -> None:
-    assert BOUNDS.keys() <= SCENARIOS.keys()
+    assert BOTTLENECKS.keys() <= SCENARIOS.keys()
     docs = Path(__file__).parents[3] / "docs"
-    for text in BOUNDS.values():
+    for text in BOTTLENECKS.values():
         assert all((docs / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))
 
 

@@ -9,7 +9,7 @@ import pytest
 from servicebroker.broker.arrivals import MessageOpener
 from servicebroker.protocol.incoming import Incoming
 from servicebroker_lab.frame_fuzzing import trials
-from servicebroker_lab.frame_fuzzing.trials import Failure, judge
+from servicebroker_lab.frame_fuzzing.trials import Failure, run_case
 
 CASE_COUNT, STEP_COUNT = 20, 100
 
@@ -17,7 +17,7 @@ CASE_COUNT, STEP_COUNT = 20, 100
 def test_sequences_of_frames_break_nothing() -> None:
     totals: Counter[str] = Counter()
     for number in range(CASE_COUNT):
-        outcome = judge(number, STEP_COUNT)
+        outcome = run_case(number, STEP_COUNT)
         assert not isinstance(outcome, Failure), outcome
         totals += outcome
     assert totals["frames"] > CASE_COUNT * STEP_COUNT
@@ -39,5 +39,5 @@ def test_the_fuzzer_notices_a_removed_limit(
     monkeypatch.setattr(
         trials, "BUDGET", trials.BUDGET._replace(openings=2)
     )  # conversations without a delivered message
-    outcomes = [judge(number, STEP_COUNT) for number in range(3)]
+    outcomes = [run_case(number, STEP_COUNT) for number in range(3)]
     assert any(isinstance(outcome, Failure) and problem in outcome.problem for outcome in outcomes), outcomes

@@ -74,7 +74,7 @@ def copies(project: Project) -> Copies:
 
 @pytest.fixture
 def copy(copies: Copies) -> Iterator[Copy]:
-    with copies.one() as copy:
+    with copies.lend() as copy:
         yield copy
 
 
@@ -85,7 +85,7 @@ def reach(project: Project, copies: Copies) -> Reach:
     return reach
 
 
-def planted(project: Project, operator: str, line: int) -> Mutant:
+def first_mutant(project: Project, operator: str, line: int) -> Mutant:
     """Return the first mutant of an operator in a line of the file TILL."""
     text = (project.root / TILL).read_text()
     found = next(
@@ -96,8 +96,8 @@ def planted(project: Project, operator: str, line: int) -> Mutant:
     return mutant
 
 
-def tried(project: Project, copy: Copy, reach: Reach, operator: str, line: int) -> trial.Outcome:
-    mutant = planted(project, operator, line)
+def run_mutant(project: Project, copy: Copy, reach: Reach, operator: str, line: int) -> trial.Outcome:
+    mutant = first_mutant(project, operator, line)
     outcome = trial.run_trial(copy, mutant, reach.choose(TILL, line, 60.0))
     assert (copy.root / TILL).read_text() == FILES[TILL]
     return outcome
@@ -112,12 +112,12 @@ def test_tests_are_chosen_by_the_lines_that_they_reach(project: Project, reach: 
 
 
 def test_a_mutant_that_a_test_kills(project: Project, copy: Copy, reach: Reach) -> None:
-    outcome = tried(project, copy, reach, "DropStatement", 6)
+    outcome = run_mutant(project, copy, reach, "DropStatement", 6)
     assert (outcome.outcome, outcome.killer) == (trial.KILLED, "tests/test_till.py::test_total")
 
 
 def test_a_mutant_that_survives(project: Project, copy: Copy, reach: Reach) -> None:
-    assert tried(project, copy, reach, "ReplaceComparisonOperator_Gt_GtE", 10).outcome == trial.SURVIVED
+    assert run_mutant(project, copy, reach, "ReplaceComparisonOperator_Gt_GtE", 10).outcome == trial.SURVIVED
 
 
 def test_a_run_that_fails_after_its_tests_kills_nothing(
@@ -125,16 +125,16 @@ def test_a_run_that_fails_after_its_tests_kills_nothing(
 ) -> None:
     done = subprocess.CompletedProcess([], 1, "..\n2 passed, 1 deselected in 0.1s\nResourceWarning: not closed\n")
     monkeypatch.setattr(copy, "run_tests", lambda *arguments: done)
-    assert tried(project, copy, reach, "DropStatement", 6).outcome == trial.SURVIVED
+    assert run_mutant(project, copy, reach, "DropStatement", 6).outcome == trial.SURVIVED
 
 
 def test_a_mutant_that_hangs(project: Project, copy: Copy, reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "STARTUP_S", 3.0)
-    assert tried(project, copy, reach, "DropStatement", 14).outcome == trial.HUNG
+    assert run_mutant(project, copy, reach, "DropStatement", 14).outcome == trial.HUNG
 
 
 def test_a_mutant_that_no_test_reaches(project: Project, copy: Copy, reach: Reach) -> None:
-    assert tried(project, copy, reach, "ReplaceBinaryOperator_Add_Sub", 18).outcome == trial.UNREACHED
+    assert run_mutant(project, copy, reach, "ReplaceBinaryOperator_Add_Sub", 18).outcome == trial.UNREACHED
 
 
 def test_a_run_continues_where_it_stopped(

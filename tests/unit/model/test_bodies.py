@@ -37,7 +37,7 @@ class Invoice(pydantic.BaseModel):
     total: int
 
 
-class Named(pydantic.BaseModel):
+class RenamedFields(pydantic.BaseModel):
     """Fields with other names in JSON for writing and for reading, and a computed one."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -55,12 +55,12 @@ class Named(pydantic.BaseModel):
         return 2 * self.order_id
 
 
-class Measured(pydantic.BaseModel):
+class Measurement(pydantic.BaseModel):
     weight: float | None = None
     tags: list[str | None] = []
 
 
-class Reversed:
+class ReversedCodec:
     """A codec of the application."""
 
     def encode(self, value: Any) -> bytes:
@@ -100,9 +100,13 @@ def conversation() -> Iterator[tuple[Any, Any, str]]:
         (int | None, 7, b"7"),
         (Parcel, Parcel(1.5), b'{"weight":1.5}'),
         (Invoice, Invoice(total=3), b'{"total":3}'),
-        (Named, Named.model_validate({"orderId": 1, "remark": "a"}), b'{"orderId":1,"note":"a","article":""}'),
-        (Measured, Measured(tags=["a", None]), b'{"weight":null,"tags":["a",null]}'),
-        (Reversed(), "abc", b"cba"),
+        (
+            RenamedFields,
+            RenamedFields.model_validate({"orderId": 1, "remark": "a"}),
+            b'{"orderId":1,"note":"a","article":""}',
+        ),
+        (Measurement, Measurement(tags=["a", None]), b'{"weight":null,"tags":["a",null]}'),
+        (ReversedCodec(), "abc", b"cba"),
     ],
     ids=lambda given: type(given).__name__,
 )
@@ -165,7 +169,7 @@ def test_a_wrong_object_is_refused_where_it_is_sent(conversation: tuple[Any, Any
         ("json", math.nan),
         ("json", {"a": [1, None, {"b": math.inf}]}),
         (Parcel | None, Parcel(-math.inf)),
-        (Measured, Measured(weight=math.nan)),
+        (Measurement, Measurement(weight=math.nan)),
     ],
     ids=repr,
 )

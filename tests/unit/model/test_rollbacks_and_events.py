@@ -100,11 +100,11 @@ def test_a_handler_that_exits_ends_no_thread_of_ours(problem: type[BaseException
 def test_a_log_handler_that_fails_hides_no_event() -> None:
     events, told = Events(), []
 
-    class Broken(logging.Handler):
+    class BrokenEvent(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise ValueError("no log")
 
-    handler, log = Broken(), logging.getLogger("servicebroker")
+    handler, log = BrokenEvent(), logging.getLogger("servicebroker")
     log.addHandler(handler)
     try:
         events.subscribe(told.append)

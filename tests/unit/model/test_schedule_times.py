@@ -118,7 +118,13 @@ def test_random_rules_agree_with_a_search_minute_by_minute(seeded_random: random
         start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=seeded_random.randrange(500_000))
         minutes, hours, days, _, weekdays = rule.split()
         allowed = [
-            set(field) for field in (_all(minutes, 0, 59), _all(hours, 0, 23), _all(days, 1, 31), _all(weekdays, 0, 6))
+            set(field)
+            for field in (
+                _matching_values(minutes, 0, 59),
+                _matching_values(hours, 0, 23),
+                _matching_values(days, 1, 31),
+                _matching_values(weekdays, 0, 6),
+            )
         ]
         is_either = not days.startswith("*") and not weekdays.startswith("*")
         moment = start.replace(second=0) + timedelta(minutes=1)
@@ -132,7 +138,7 @@ def test_random_rules_agree_with_a_search_minute_by_minute(seeded_random: random
             assert schedule.following(start) > moment - timedelta(minutes=1), (rule, start)
 
 
-def _all(text: str, lowest: int, highest: int) -> range:
+def _matching_values(text: str, lowest: int, highest: int) -> range:
     if text.startswith("*/"):
         return range(lowest, highest + 1, int(text[2:]))
     first, _, last = text.partition("-")

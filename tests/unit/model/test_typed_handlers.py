@@ -271,7 +271,7 @@ def test_process_reads_bodies(database: double.Database) -> None:
 # ---------------------------------------------------------------- middleware
 
 
-def told(worker: sb.Worker, said: list[str]) -> None:
+def add_recorders(worker: sb.Worker, said: list[str]) -> None:
     """Add two middleware to a worker that record their calls."""
 
     @worker.middleware
@@ -302,7 +302,7 @@ def told(worker: sb.Worker, said: list[str]) -> None:
 def test_middleware_wraps_each_call(batch: int | None, body: bytes, expected: list[str], is_async: bool) -> None:
     calls: list[str] = []
     worker = sb.Worker(STOCK_QUEUE, batch=batch, poison=lambda failure: sb.SetAside())
-    told(worker, calls)
+    add_recorders(worker, calls)
 
     def work(given: Any) -> None:
         message = given[0] if batch else given

@@ -85,12 +85,12 @@ COMMITS = CommitFacts("east, west", "on", False, 0, None)
 TABLE_LOCK = TableLockFacts(4711, "bob", "psql", "servicebroker.routes", 1, AGO)
 
 
-def said(**changes: Any) -> list[str]:
+def report(**changes: Any) -> list[str]:
     return [f"{f.subject}: {f.problem} {f.advice}" for f in judge(WELL._replace(**changes))]
 
 
 def of_queue(**changes: Any) -> list[str]:
-    return said(queues=[QUEUE._replace(**changes)])
+    return report(queues=[QUEUE._replace(**changes)])
 
 
 def of_talk(**changes: Any) -> list[str]:
@@ -139,39 +139,39 @@ def test_all_is_well() -> None:
     assert of_queue(**STUCK | {"holders": 1}) == []
     assert of_queue(**STUCK | {"monitor": "RECEIVES_OCCURRING"}) == []
     assert of_queue(**STUCK | {"oldest": NOW}) == []
-    assert said() == []
+    assert report() == []
     assert of_queue(messages=5, oldest=NOW) == []
     assert of_queue(messages=5, oldest=NOW - timedelta(seconds=9), readers=1) == []
     assert of_queue(messages=5, oldest=AGO, holders=1) == []
-    assert said(daemon=DAEMON) == []
-    assert said(daemon=DAEMON._replace(state=None, since=None)) == []  # this role may not see it
-    assert said(refusals=[BROKEN._replace(occurrences=2)]) == []
-    assert said(clocks=[CLOCK._replace(last=AGO)]) == []
-    assert said(clocks=[CLOCK._replace(last=NOW + timedelta(hours=1))]) == []  # the server's was wrong
-    assert said(refusals=[BROKEN._replace(last=AGO)]) == []
-    assert said(processes=[REPLACED._replace(replaced=2)]) == []
-    assert said(processes=[REPLACED._replace(last_time=NOW - timedelta(hours=2))]) == []
+    assert report(daemon=DAEMON) == []
+    assert report(daemon=DAEMON._replace(state=None, since=None)) == []  # this role may not see it
+    assert report(refusals=[BROKEN._replace(occurrences=2)]) == []
+    assert report(clocks=[CLOCK._replace(last=AGO)]) == []
+    assert report(clocks=[CLOCK._replace(last=NOW + timedelta(hours=1))]) == []  # the server's was wrong
+    assert report(refusals=[BROKEN._replace(last=AGO)]) == []
+    assert report(processes=[REPLACED._replace(replaced=2)]) == []
+    assert report(processes=[REPLACED._replace(last_time=NOW - timedelta(hours=2))]) == []
     assert of_queue(messages=5, oldest=AGO, is_piped=True) == []
     assert of_talk() == []
     later = TALK._replace(waits=2, status=waiting.DELAYED, sent=AGO, delayed_until=NOW + timedelta(minutes=1))
     assert [finding.severity for finding in judge_conversation(later)] == [Severity.NOTE]
     overdue = judge_conversation(later._replace(delayed_until=AGO))
     assert [finding.severity > Severity.NOTE for finding in overdue] == [True]
-    assert said(sessions=[SESSION._replace(since=NOW)]) == []
-    assert said(certificates=[UsedCertificate("", "", "a", True, NOW + timedelta(days=31))]) == []
-    assert said(peers=[PEER._replace(last=NOW - timedelta(days=2))]) == []  # long ago
+    assert report(sessions=[SESSION._replace(since=NOW)]) == []
+    assert report(certificates=[UsedCertificate("", "", "a", True, NOW + timedelta(days=31))]) == []
+    assert report(peers=[PEER._replace(last=NOW - timedelta(days=2))]) == []  # long ago
     young = UNFINISHED._replace(bytes=10**6, last_time=NOW - timedelta(minutes=4))
-    assert said(unfinished=[young]) == []  # the rest may still arrive
-    assert said(endpoint="STARTED", encryption="REQUIRED") == []
-    assert said(commits=COMMITS._replace(standby_names="")) == []
-    assert said(commits=COMMITS._replace(has_standby=True)) == []
-    assert said(commits=COMMITS._replace(has_standby=True, waiting=3, since=NOW - timedelta(seconds=4))) == []
-    assert said(commits=COMMITS._replace(synchronous_commit="local")) == []
-    assert len(said(commits=COMMITS, in_recovery=True)) == 1  # that it is a standby itself
-    assert said(daemon=DAEMON._replace(state="active", since=AGO, awaits_standby=True)) == []  # the server's finding
-    assert said(table_locks=[TABLE_LOCK._replace(since=NOW - timedelta(seconds=4))]) == []
-    assert said(table_locks=[TABLE_LOCK._replace(since=None)]) == []
-    assert said(neighbours=NeighbourFacts(connections=ConnectionFacts(89, 100, "bob", 60, 0.5))) == []
+    assert report(unfinished=[young]) == []  # the rest may still arrive
+    assert report(endpoint="STARTED", encryption="REQUIRED") == []
+    assert report(commits=COMMITS._replace(standby_names="")) == []
+    assert report(commits=COMMITS._replace(has_standby=True)) == []
+    assert report(commits=COMMITS._replace(has_standby=True, waiting=3, since=NOW - timedelta(seconds=4))) == []
+    assert report(commits=COMMITS._replace(synchronous_commit="local")) == []
+    assert len(report(commits=COMMITS, in_recovery=True)) == 1  # that it is a standby itself
+    assert report(daemon=DAEMON._replace(state="active", since=AGO, awaits_standby=True)) == []  # the server's finding
+    assert report(table_locks=[TABLE_LOCK._replace(since=NOW - timedelta(seconds=4))]) == []
+    assert report(table_locks=[TABLE_LOCK._replace(since=None)]) == []
+    assert report(neighbours=NeighbourFacts(connections=ConnectionFacts(89, 100, "bob", 60, 0.5))) == []
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_all_is_well() -> None:
     ],
 )
 def test_findings_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
-    text = "\n".join(said(**changes))
+    text = "\n".join(report(**changes))
     assert [word for word in words if word not in text] == []
 
 
@@ -424,25 +424,25 @@ OLD_COPY = OldCopyFacts("Shop", UUID(int=1), "far", True, "//far", 1, AGO, "x")
 HELD_GROUP_TIME, AT_ONCE = timedelta(seconds=5), timedelta()
 # a state: its findings by the time that it has lasted, the time from which it is told, and whether at exactly that time
 LASTS: dict[str, tuple[Callable[[timedelta], Sequence[object]], timedelta, bool]] = {
-    "transaction": (lambda age: said(sessions=[SESSION._replace(since=NOW - age)]), LONG_WAIT, False),
-    "lock of a table": (lambda age: said(table_locks=[TABLE_LOCK._replace(since=NOW - age)]), TABLE_LOCK_TIME, False),
+    "transaction": (lambda age: report(sessions=[SESSION._replace(since=NOW - age)]), LONG_WAIT, False),
+    "lock of a table": (lambda age: report(table_locks=[TABLE_LOCK._replace(since=NOW - age)]), TABLE_LOCK_TIME, False),
     "unread message": (lambda age: of_queue(messages=1, oldest=NOW - age), UNEXPLAINED_WAIT, False),
     "message behind a limit": (
         lambda age: of_queue(messages=1, oldest=NOW - age, limits=SLOTS._replace(next_time=NOW)), LONG_WAIT, True,
     ),
-    "message that waits": (lambda age: said(waits=[WaitFacts("//far", "", 1, NOW - age)]), UNEXPLAINED_WAIT, False),
-    "silent daemon": (lambda age: said(daemon=DAEMON._replace(since=NOW - age)), UNEXPLAINED_WAIT, False),
+    "message that waits": (lambda age: report(waits=[WaitFacts("//far", "", 1, NOW - age)]), UNEXPLAINED_WAIT, False),
+    "silent daemon": (lambda age: report(daemon=DAEMON._replace(since=NOW - age)), UNEXPLAINED_WAIT, False),
     "commit": (
-        lambda age: said(commits=COMMITS._replace(has_standby=True, waiting=1, since=NOW - age)), STANDBY_WAIT, False,
+        lambda age: report(commits=COMMITS._replace(has_standby=True, waiting=1, since=NOW - age)), STANDBY_WAIT, False,
     ),
     "unfinished messages": (
-        lambda age: said(unfinished=[UNFINISHED._replace(bytes=1, last_time=NOW - age)]), UNFINISHED_IDLE, False,
+        lambda age: report(unfinished=[UNFINISHED._replace(bytes=1, last_time=NOW - age)]), UNFINISHED_IDLE, False,
     ),
     "certificate": (
-        lambda age: said(certificates=[UsedCertificate("", "", "a", True, NOW - age)]), -EXPIRY_WARNING, True,
+        lambda age: report(certificates=[UsedCertificate("", "", "a", True, NOW - age)]), -EXPIRY_WARNING, True,
     ),
     "expired certificate": (
-        lambda age: [text for text in said(certificates=[UsedCertificate("", "", "a", True, NOW - age)])
+        lambda age: [text for text in report(certificates=[UsedCertificate("", "", "a", True, NOW - age)])
                      if "has expired" in text], AT_ONCE, True,
     ),
     "session with the group": (
@@ -457,11 +457,11 @@ LASTS: dict[str, tuple[Callable[[timedelta], Sequence[object]], timedelta, bool]
     ),
 }  # fmt: skip
 ENDS: dict[str, tuple[Callable[[timedelta], Sequence[object]], timedelta]] = {
-    "wrong clock": (lambda age: said(clocks=[CLOCK._replace(last=NOW - age)]), LONG_WAIT),
-    "broken connections": (lambda age: said(refusals=[BROKEN._replace(last=NOW - age)]), LONG_WAIT),
-    "false claim": (lambda age: said(peers=[PEER._replace(last=NOW - age)]), INCIDENT_AGE),
-    "old copy": (lambda age: said(old_copies=[OLD_COPY._replace(last=NOW - age)]), INCIDENT_AGE),
-    "replaced process": (lambda age: said(processes=[REPLACED._replace(last_time=NOW - age)]), REFUSAL_AGE),
+    "wrong clock": (lambda age: report(clocks=[CLOCK._replace(last=NOW - age)]), LONG_WAIT),
+    "broken connections": (lambda age: report(refusals=[BROKEN._replace(last=NOW - age)]), LONG_WAIT),
+    "false claim": (lambda age: report(peers=[PEER._replace(last=NOW - age)]), INCIDENT_AGE),
+    "old copy": (lambda age: report(old_copies=[OLD_COPY._replace(last=NOW - age)]), INCIDENT_AGE),
+    "replaced process": (lambda age: report(processes=[REPLACED._replace(last_time=NOW - age)]), REFUSAL_AGE),
 }
 MICROSECOND = timedelta(microseconds=1)
 
@@ -494,7 +494,7 @@ def test_an_event_is_told_until_its_time(name: str) -> None:
     ],
 )
 def test_why_messages_wait(status: str, advice: str) -> None:
-    (text,) = said(waits=[WaitFacts("//far", status, 4, AGO)])
+    (text,) = report(waits=[WaitFacts("//far", status, 4, AGO)])
     assert "4 messages to it wait, the oldest since 2030-01-01 11:50:00 UTC" in text
     assert advice in text
     (text,) = of_talk(waits=4, status=status)
@@ -509,11 +509,11 @@ def test_why_messages_wait(status: str, advice: str) -> None:
 def test_a_message_that_the_daemon_has_not_taken_yet(daemon: DaemonFacts | None, seconds: int, is_found: bool) -> None:
     """SEND stores "no transport" as status, and the daemon replaces it."""
     wait = WaitFacts("//far", RULES[9748].text.format("Service Broker"), 1, NOW - timedelta(seconds=seconds))
-    assert any("message to it waits" in text for text in said(waits=[wait], daemon=daemon)) == is_found
+    assert any("message to it waits" in text for text in report(waits=[wait], daemon=daemon)) == is_found
 
 
 def test_a_mistyped_service_is_asked_about() -> None:
-    (text,) = said(waits=[WaitFacts("//fra", waiting.NOT_HERE, 1, AGO, (UUID(int=7), "Shop"), "//far")])
+    (text,) = report(waits=[WaitFacts("//fra", waiting.NOT_HERE, 1, AGO, (UUID(int=7), "Shop"), "//far")])
     assert "Did you mean //far?" in text
     assert f"servicebroker end {UUID(int=7)} --database Shop --cleanup" in text
 
@@ -651,7 +651,7 @@ def test_versions_that_differ_are_named() -> None:
     assert judge_daemon_version(reports, "servicebroker 1.0") == []
     ((_, problem, *_),) = judge_daemon_version(reports, "servicebroker 2.0")
     assert problem == "It is servicebroker 1.0, and this is servicebroker 2.0."
-    assert said(daemon=DAEMON._replace(reports=reports)) == []
+    assert report(daemon=DAEMON._replace(reports=reports)) == []
 
 
 def test_failed_queries_are_findings() -> None:

@@ -22,7 +22,7 @@ from servicebroker.cli.http_server import serve_wsgi
 from support import eventually
 
 
-class Held(Collector):
+class SlowMetric(Collector):
     """A metric whose lookup lasts until `is_held` is cleared."""
 
     def __init__(self) -> None:
@@ -37,18 +37,18 @@ class Held(Collector):
 
 
 @pytest.fixture
-def held() -> Held:
-    return Held()
+def slow_metric() -> SlowMetric:
+    return SlowMetric()
 
 
 @pytest.fixture
-def port(held: Held) -> Iterator[int]:
+def port(slow_metric: SlowMetric) -> Iterator[int]:
     registry = prometheus_client.CollectorRegistry()
-    registry.register(held)
-    held.asked = 0
+    registry.register(slow_metric)
+    slow_metric.asked = 0
     with serve_wsgi(prometheus_client.make_wsgi_app(registry), "127.0.0.1", 0) as found:
         yield found
-        held.is_held.set()
+        slow_metric.is_held.set()
 
 
 def ask(port: int) -> int:
@@ -77,13 +77,13 @@ def test_silent_connections_use_few_threads_and_block_no_client(port: int, said:
     eventually(lambda: threading.active_count() == before)
 
 
-def test_as_many_requests_are_answered_at_a_time_as_may_be(port: int, held: Held) -> None:
-    held.is_held.clear()
+def test_as_many_requests_are_answered_at_a_time_as_may_be(port: int, slow_metric: SlowMetric) -> None:
+    slow_metric.is_held.clear()
     with ThreadPoolExecutor(12) as asking:
         answers = [asking.submit(ask, port) for _ in range(12)]
         eventually(lambda: sum(answer.done() for answer in answers) == 12 - http_server.REQUESTS.of_network)
-        assert held.asked == http_server.REQUESTS.of_network
-        held.is_held.set()
+        assert slow_metric.asked == http_server.REQUESTS.of_network
+        slow_metric.is_held.set()
         assert Counter(answer.result() for answer in answers) == {200: 4, 503: 8}
     assert ask(port) == 200
 

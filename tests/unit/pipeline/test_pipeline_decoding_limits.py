@@ -37,13 +37,13 @@ def avro(schema):
     return {"format_": "avro", "schema": json.dumps(schema).encode()}
 
 
-def long(value):
+def avro_long(value):
     sink = io.BytesIO()
     fastavro.schemaless_writer(sink, "long", value)
     return sink.getvalue()
 
 
-def nested(levels):
+def nested_record(levels):
     """Return a record that is nested in itself `levels` times."""
     return b"\x02" * levels + b"\x00"
 
@@ -77,21 +77,21 @@ def deep_messages(levels):
 XML = {"format_": "xml", "columns": [Column("a", "string")]}
 JSON = {"format_": "json", "columns": [Column("a", "json")]}
 ATTACKS = {
-    "avro, a record in itself 5,000 times": (avro(NODE), nested(5_000), "too deep"),
+    "avro, a record in itself 5,000 times": (avro(NODE), nested_record(5_000), "too deep"),
     "avro, records of 200 nulls": (
-        avro(record(x={"type": "array", "items": NULLS})), long(100_000) + b"\x00" * 100_000 + b"\x00",
+        avro(record(x={"type": "array", "items": NULLS})), avro_long(100_000) + b"\x00" * 100_000 + b"\x00",
         "too many values",
     ),
     "avro, a map of records of 200 nulls": (
-        avro(record(x={"type": "map", "values": NULLS})), long(100_000) + b"\x00\x00" * 100_000 + b"\x00",
+        avro(record(x={"type": "map", "values": NULLS})), avro_long(100_000) + b"\x00\x00" * 100_000 + b"\x00",
         "too many values",
     ),
-    "avro, a decimal of a megabyte": (avro(record(x=PRICE)), long(1 << 20) + b"\x7f" * (1 << 20), "wrong type"),
+    "avro, a decimal of a megabyte": (avro(record(x=PRICE)), avro_long(1 << 20) + b"\x7f" * (1 << 20), "wrong type"),
     "avro, a megabyte for any precision": (
-        avro(record(x=ANY_PRICE)), long(1 << 20) + b"\x7f" * (1 << 20), "wrong type"
+        avro(record(x=ANY_PRICE)), avro_long(1 << 20) + b"\x7f" * (1 << 20), "wrong type"
     ),
     "avro, many numbers": (
-        avro(record(x={"type": "array", "items": "int"})), long(5_000_000) + bytes(5_000_001), "too many values"
+        avro(record(x={"type": "array", "items": "int"})), avro_long(5_000_000) + bytes(5_000_001), "too many values"
     ),
     "protobuf, many empty messages": (protobuf(), b"\x0a\x00" * 3_000_000, "too many values"),
     "protobuf, many packed numbers": (protobuf(), b"\x12" + length(5_000_000) + bytes(5_000_000), "too many values"),
@@ -146,16 +146,16 @@ def test_a_body_that_would_cost_much_is_refused(name):
 
 def test_a_deep_value_within_the_limit_is_read():
     reader = decoder(columns=[Column("next", "json")], **avro(NODE))
-    inner = reader.decode(nested(MAX_DEPTH - 2))[0]
+    inner = reader.decode(nested_record(MAX_DEPTH - 2))[0]
     assert inner.count("{") == MAX_DEPTH - 2
     with pytest.raises(Undecodable, match="too deep"):
-        reader.decode(nested(MAX_DEPTH))
+        reader.decode(nested_record(MAX_DEPTH))
 
 
 def test_large_bodies_with_few_values_are_read():
     text = "[{:," * MAX_VALUES
     assert decoder("json", [Column("a", "string")]).decode(json.dumps({"a": text}).encode()) == [text]
-    assert decoder(**avro(record(a="string"))).decode(long(len(text)) + text.encode()) == [text]
+    assert decoder(**avro(record(a="string"))).decode(avro_long(len(text)) + text.encode()) == [text]
     body = b"\x1a" + length(len(text)) + text.encode()
     assert decoder(columns=[Column("text", "string")], **protobuf()).decode(body) == [text]
 
@@ -166,7 +166,7 @@ def test_a_decimal_of_all_its_digits_is_read():
         largest = 10**precision - 1
         for value in (largest, -largest):
             content = value.to_bytes((value.bit_length() + 8) // 8, signed=True)
-            found = decoder(**avro(record(a=kind))).decode(long(len(content)) + content)
+            found = decoder(**avro(record(a=kind))).decode(avro_long(len(content)) + content)
             assert [str(item) for item in found] == [str(value)]
 
 

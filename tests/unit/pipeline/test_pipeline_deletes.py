@@ -36,7 +36,7 @@ def customer(place, key=7, name=None, **more):
     return message(place, json.dumps(body).encode(), "Customer", **{"minutes": place, **more})
 
 
-def erased(place, key=7, **more):
+def erase_message(place, key=7, **more):
     return message(place, json.dumps({"id": key}).encode(), "Erased", **{"minutes": place, **more})
 
 
@@ -44,7 +44,7 @@ def land_other(pipe, query, number, *messages):
     commit_results(pipe, OTHER, [sort_rows(pipe, OTHER, query, iter([batch(*messages)]))], number)
 
 
-def found(pipe, name="customers"):
+def names_by_id(pipe, name="customers"):
     return {row["id"]: row.get("name") for row in table(pipe, name)}
 
 
@@ -98,37 +98,37 @@ def test_a_delete_without_a_key_is_in_quarantine_and_deletes_once_it_can_be_read
     land(pipe, "q", 0, batch(customer(1, name="a"), message(2, b'{"op": "d", "old": 7}', "Customer", minutes=2)))
     mended = replace(CUSTOMER, delete=DeleteRule("field", "op", ("d",), {"id": "old"}))
     assert replay(replace(pipe, messages=(mended,))) == [("Customer", 1, 0)]
-    assert (found(pipe), len(table(pipe, "bronze"))) == ({}, 2)
+    assert (names_by_id(pipe), len(table(pipe, "bronze"))) == ({}, 2)
 
 
 def test_the_newest_message_of_a_key_decides_within_a_batch(pipe):
     """In whatever order the tasks of a batch had its messages, and also where a clock has gone back."""
     rows = [customer(1, name="a"), customer(2), customer(3, name="b")]
-    rows += [customer(4, 8, "x", minutes=9, handle="i"), erased(5, 8)]
+    rows += [customer(4, 8, "x", minutes=9, handle="i"), erase_message(5, 8)]
     land(pipe, "q", 0, batch(*rows[2:]), batch(*rows[:2]))
-    assert found(pipe) == {7: "b"}
-    assert sorted(found(pipe, "customers_tombstones")) == [7, 8]
-    land(pipe, "q", 1, batch(erased(6)))
+    assert names_by_id(pipe) == {7: "b"}
+    assert sorted(names_by_id(pipe, "customers_tombstones")) == [7, 8]
+    land(pipe, "q", 1, batch(erase_message(6)))
     land(pipe, "q", 2, batch(customer(7, name="c"), customer(8, 8, "y")))
-    assert found(pipe) == {7: "c", 8: "y"}
+    assert names_by_id(pipe) == {7: "c", 8: "y"}
 
 
 @pytest.mark.parametrize("again", ["late", "lost", "replay", "rebuild"])
 def test_an_older_message_does_not_bring_a_deleted_row_back(pipe, again):
     strict = replace(pipe, messages=(replace(CUSTOMER, maximum_body=30), ERASED))
-    land(strict, "q", 0, batch(customer(1, name="a"), customer(3, name="long" * 9), erased(5)))
+    land(strict, "q", 0, batch(customer(1, name="a"), customer(3, name="long" * 9), erase_message(5)))
     if again == "late":
         land_other(pipe, "r", 0, customer(1, name="late", minutes=4, handle="i"), customer(2, 8, "x", handle="i"))
-        assert found(pipe) == {8: "x"}
+        assert names_by_id(pipe) == {8: "x"}
         return
     if again == "lost":
-        for number, row in enumerate((customer(1, name="a"), customer(3, name="long" * 9), erased(5))):
+        for number, row in enumerate((customer(1, name="a"), customer(3, name="long" * 9), erase_message(5))):
             land(pipe, "new", number, batch(row))
     elif again == "replay":
         assert replay(pipe) == [("Customer", 1, 0), ("Erased", 0, 0)]
     else:
         assert rebuild(pipe, "customers_tombstones") == ("customers", 0, 0)
-    assert found(pipe) == {}
+    assert names_by_id(pipe) == {}
 
 
 @pytest.mark.parametrize("cut", range(4))
@@ -149,7 +149,7 @@ def test_a_batch_that_is_cut_off_deletes_when_it_is_repeated(pipe, monkeypatch, 
     monkeypatch.undo()
     land_other(pipe, "r", 0, customer(1, name="older", minutes=2, handle="i"))
     land(pipe, "q", 1, batch(customer(5), customer(6, 8, "x")))
-    assert found(pipe) == {8: "x"}
+    assert names_by_id(pipe) == {8: "x"}
 
 
 @pytest.mark.parametrize("moment", range(4))
@@ -167,7 +167,7 @@ def test_a_delete_that_lands_beside_an_older_row_removes_it(pipe, monkeypatch, m
         patched.setattr(DeltaLocation, "open_or_create", open_or_create)
         land_other(pipe, "r", 0, customer(1, name="older", minutes=2, handle="i"))
     land(pipe, "q", 1, batch(customer(5)))
-    assert found(pipe) == {8: "x"}
+    assert names_by_id(pipe) == {8: "x"}
 
 
 def test_a_conversation_is_a_key_and_its_end_deletes(tmp_path):
@@ -185,23 +185,25 @@ def test_a_conversation_is_a_key_and_its_end_deletes(tmp_path):
 
 def test_late_rules_of_a_table_are_replayed_together(pipe):
     without = replace(pipe, messages=())
-    land(without, "q", 0, batch(customer(1, name="a"), customer(2, 8, "x"), erased(3), message(4, b"?", "Erased")))
+    land(
+        without, "q", 0, batch(customer(1, name="a"), customer(2, 8, "x"), erase_message(3), message(4, b"?", "Erased"))
+    )
     assert find_late(pipe) == [("Customer", "customers", 2), ("Erased", "customers", 2)]
     assert replay_late(pipe, "Erased") == [("Erased", 1, 1)]
-    assert found(pipe) == {8: "x"}
-    land(pipe, "q", 1, batch(erased(5, 8)))
-    assert (found(pipe), find_late(pipe)) == ({}, [])  # every row is deleted, none is late
+    assert names_by_id(pipe) == {8: "x"}
+    land(pipe, "q", 1, batch(erase_message(5, 8)))
+    assert (names_by_id(pipe), find_late(pipe)) == ({}, [])  # every row is deleted, none is late
 
 
 def test_a_rebuild_follows_the_rule_and_needs_every_delete(pipe):
-    land(pipe, "q", 0, batch(customer(1, name="a"), customer(2), erased(3, 8), customer(1, 8, "x", handle="i")))
-    assert (found(pipe), sorted(found(pipe, "customers_tombstones"))) == ({}, [7, 8])
+    land(pipe, "q", 0, batch(customer(1, name="a"), customer(2), erase_message(3, 8), customer(1, 8, "x", handle="i")))
+    assert (names_by_id(pipe), sorted(names_by_id(pipe, "customers_tombstones"))) == ({}, [7, 8])
     without = replace(pipe, messages=(replace(CUSTOMER, delete=None, columns=(ID, NAME._replace(is_optional=True))),))
     assert rebuild(without, "customers").rows == 2
     assert rebuild(pipe, "customers").rows == 0
     undecided = replace(pipe, messages=(replace(CUSTOMER, delete=None), ERASED))
     assert rebuild(undecided, "customers").rows == 1
-    assert sorted(found(pipe, "customers_tombstones")) == [8]
+    assert sorted(names_by_id(pipe, "customers_tombstones")) == [8]
     other = replace(pipe, bronze="other")
     land(other, "q", 1, batch(customer(9, 9)))
     with pytest.raises(InstanceError, match="customers_tombstones' has 1 rows of messages that bronze does not hold"):

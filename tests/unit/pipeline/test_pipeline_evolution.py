@@ -111,11 +111,11 @@ def test_a_batch_beside_a_change_of_the_table_is_refused_or_waits(tmp_path, monk
     after = with_columns(tmp_path, Column("id", "long"))
     known = target_module._without_known
 
-    def beside(into, there, files):
+    def change_concurrently(into, there, files):
         target(after, "orders").ensure()
         return known(into, there, files)
 
-    monkeypatch.setattr(target_module, "_without_known", beside)
+    monkeypatch.setattr(target_module, "_without_known", change_concurrently)
     with pytest.raises(InstanceError, match=r"'id' of the table .+ is long and cannot become integer"):
         land(before, "q", 1, batch(body(1, '{"id": 1}')))
     monkeypatch.undo()
@@ -170,7 +170,7 @@ def test_a_table_is_made_anew_from_bronze(tmp_path):
     assert [row["queuing_order"] for row in table(before, "quarantine")] == [3]
 
 
-def moved(number, place, **more):
+def moved_order(number, place, **more):
     """Return an order that MOVE CONVERSATION has given another position after it had landed."""
     return message(place, b'{"id": %d, "note": "n"}' % number, number=number, **more)
 
@@ -178,7 +178,7 @@ def moved(number, place, **more):
 def test_a_message_that_bronze_has_twice_is_there_once_in_a_table_made_anew(tmp_path):
     pipe = pipeline(tmp_path)
     land(pipe, "q", 0, batch(*(order(n) for n in range(4))))
-    land(pipe, "q", 1, batch(*(moved(n, 10 + n) for n in range(1, 4)), order(20)))
+    land(pipe, "q", 1, batch(*(moved_order(n, 10 + n) for n in range(1, 4)), order(20)))
     assert len(table(pipe, "bronze")) == 8
     for _ in range(2):
         assert rebuild(pipe, "orders") == ("orders", 5, 0)
@@ -220,13 +220,13 @@ def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch
     land(pipe, "q", 0, batch(order(1)))
     become, numbers = DeltaVersion.replace_content, iter(range(2))
 
-    def beside(*given):
+    def land_concurrently(*given):
         number = next(numbers, None)
         if number is not None:
             land(pipe, "q", 1 + number, batch(order(10 + number)))
         become(*given)
 
-    monkeypatch.setattr(DeltaVersion, "replace_content", beside)
+    monkeypatch.setattr(DeltaVersion, "replace_content", land_concurrently)
     assert rebuild(pipe, "orders").rows == 3
     assert sorted(row["id"] for row in table(pipe, "orders")) == [1, 10, 11]
 

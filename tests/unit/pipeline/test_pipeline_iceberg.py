@@ -20,7 +20,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import StringType
 
-from iceberg_tables import Found, rest_catalog
+from iceberg_tables import CatalogTable, rest_catalog
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order, pipeline
 from servicebroker.cli.main import EXTRAS
 from servicebroker.model.errors import InstanceError
@@ -42,7 +42,7 @@ DAYS = replace(ORDER, message_type="Day", table="days", partition_by=("_date", "
 STRICT = replace(ORDER, columns=(Column("id", "long"), Column("note", "string")))
 
 
-def place(row):
+def position_of(row):
     return row.get("_queuing_order", row.get("queuing_order", 0))
 
 
@@ -56,24 +56,24 @@ class Lake:
         self.file = folder / "catalog.db"
         self.others = load_catalog("lake")
 
-    def found(self, name):
-        return Found(self.file, name)
+    def table(self, name):
+        return CatalogTable(self.file, name)
 
     def version(self, name):
-        found = self.found(name)
+        found = self.table(name)
         return (found.snapshot or -1) if found.is_there else None
 
     def kinds(self, name):
-        return self.found(name).kinds()
+        return self.table(name).kinds()
 
     def read(self, name, version=None):
-        found = self.found(name)
+        found = self.table(name)
         return found.in_duckdb(version), found.in_arrow(version)
 
     def rows(self, name):
         duckdb_rows, arrow_rows = self.read(name)
-        by_place = sorted(arrow_rows, key=place)
-        assert sorted(duckdb_rows, key=place) == by_place
+        by_place = sorted(arrow_rows, key=position_of)
+        assert sorted(duckdb_rows, key=position_of) == by_place
         return by_place
 
     def open(self, name):
@@ -103,11 +103,11 @@ def make_lake(tmp_path, monkeypatch):
             monkeypatch.delenv(name)
         if kind == "rest":
             with rest_catalog(folder) as url:
-                yield from made(url, folder)
+                yield from make(url, folder)
         else:
-            yield from made(f"sqlite:///{folder / 'catalog.db'}", folder)
+            yield from make(f"sqlite:///{folder / 'catalog.db'}", folder)
 
-    def made(url, folder):
+    def make(url, folder):
         monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.config", {"catalog": {"lake": {"uri": url}}})
         catalog.cache_clear()
         lake = Lake(folder)
@@ -155,18 +155,18 @@ def test_nested_columns_land_and_get_fields(lake, make_pipe):
     land(second, "q", 1, order_of(2, sku="b", qty=5))
     land(first, "q", 2, order_of(3, sku="c"))
 
-    def landed():
-        rows = lake.found("orders").in_arrow(None)
+    def landed_rows():
+        rows = lake.table("orders").in_arrow(None)
         return {row["id"]: (row["lines"], dict(row["rates"])) for row in rows}
 
-    found = landed()
+    found = landed_rows()
     assert found == {
         1: ([{"sku": "a", "qty": None}], {"x": 1}),
         2: ([{"sku": "b", "qty": 5}], {"x": 2}),
         3: ([{"sku": "c", "qty": None}], {"x": 3}),
     }
     compact(second, 0)
-    assert landed() == found
+    assert landed_rows() == found
 
 
 @pytest.mark.parametrize("kind", ["sql", "rest"])
@@ -189,9 +189,9 @@ def test_a_batch_is_in_every_table_once(make_lake, make_pipe, kind):
         assert [(row["id"], row["note"]) for row in lake.rows("orders")] == [(1, "n")]
         assert sorted((row["id"], row["note"]) for row in lake.rows("stock")) == [(1, "new"), (2, "b")]
         assert sorted((row["id"], row["note"]) for row in lake.rows("days")) == [(0, ""), (1, None), (2, "ä")]
-        assert len(lake.found("days").files()) == 3
+        assert len(lake.table("days").files()) == 3
         assert [(row["queuing_order"], row["reason"]) for row in lake.rows("quarantine")] == [(2, "wrong type")]
-        assert lake.found("stock").properties["servicebroker.batch.q"] == "1"
+        assert lake.table("stock").properties["servicebroker.batch.q"] == "1"
         told = {name: maintenance._table_status(pipe, name).rows for name in pipe.table_names()}
         assert told == {"bronze": 9, "orders": 1, "stock": 2, "days": 3, "quarantine": 1}
 
@@ -236,7 +236,7 @@ def test_a_commit_behind_another_is_refused_and_looks_again(lake, make_pipe):
     assert into.table.open().last_batch("q") == 1
     assert [row["id"] for row in lake.rows("orders")] == [0, 1]
     assert len(list(Path(lake.file.parent, "orders", "metadata").iterdir())) == before  # no file is left
-    assert "commit.retry.num-retries" not in lake.found("orders").properties
+    assert "commit.retry.num-retries" not in lake.table("orders").properties
 
 
 def test_a_slow_writer_of_a_batch_without_files_does_not_set_the_batch_back(lake, make_pipe):
@@ -248,7 +248,7 @@ def test_a_slow_writer_of_a_batch_without_files_does_not_set_the_batch_back(lake
         into.table.open().add([], ("q", number + 1))
         with pytest.raises(Conflict):
             slow.add([], ("q", number))
-        assert lake.found("orders").properties["servicebroker.batch.q"] == str(number + 1)
+        assert lake.table("orders").properties["servicebroker.batch.q"] == str(number + 1)
     land(make_pipe(), "q", 4, batch(order(1)))
     assert [row["id"] for row in lake.rows("orders")] == [1]
 
@@ -261,7 +261,7 @@ def test_a_batch_is_known_when_its_snapshot_has_expired(lake, make_pipe):
     (bronze, orders) = compact(pipe, 0)
     assert (bronze.table, bronze.merged, bronze.written) == ("bronze", 4, 1)
     assert (orders.table, orders.merged, orders.written) == ("orders", 4, 2)
-    lake_table = lake.found("orders")
+    lake_table = lake.table("orders")
     assert len(lake_table.metadata["snapshots"]) == 1
     assert target(pipe, "orders").table.open().last_batch("q") == 3
     on_disk = {path.name for path in Path(lake.file.parent, "orders", "data").iterdir()}
@@ -309,7 +309,7 @@ def test_a_table_follows_its_rule_by_icebergs_own_evolution(lake, make_pipe):
     assert rows == [(0, Decimal("1.10"), "x", None), (2**40, Decimal("1234567.89"), None, "y")]
     finer = make_pipe(replace(ORDER, columns=(Column("id", "long"), Column("price", "decimal(11,4)", True))))
     target(finer, "orders").ensure()  # which Iceberg does not promote: its files are written anew
-    assert (lake.kinds("orders")["price"], len(lake.found("orders").metadata["snapshots"])) == ("decimal(11,4)", 3)
+    assert (lake.kinds("orders")["price"], len(lake.table("orders").metadata["snapshots"])) == ("decimal(11,4)", 3)
     land(finer, "q", 1, batch(body(1, '{"id": 1}')))  # has landed
     assert sorted(row["id"] for row in lake.rows("orders")) == [0, 2**40]
     (old,) = by_order(lake.read("orders", snapshot)[0]).values()
@@ -408,7 +408,7 @@ def test_files_of_a_snapshot_are_on_disk_before_the_catalog_names_it(lake, make_
     into.ensure()
     flushed, commit = set(), SqlCatalog.commit_table
 
-    def noted(place):
+    def record_flush(place):
         flushed.add(str(place))
 
     def committing(self, table, requirements, updates):
@@ -418,9 +418,9 @@ def test_files_of_a_snapshot_are_on_disk_before_the_catalog_names_it(lake, make_
         assert {str(Path(name).parent) for name in names} <= flushed | {str(Path(name).parent) for name in before}
         return done
 
-    monkeypatch.setattr("servicebroker.pipeline.sinks.parquet.flush", noted)
+    monkeypatch.setattr("servicebroker.pipeline.sinks.parquet.flush", record_flush)
     for module in (iceberg, iceberg_files):
-        monkeypatch.setattr(module, "flush", noted)
+        monkeypatch.setattr(module, "flush", record_flush)
     monkeypatch.setattr(SqlCatalog, "commit_table", committing)
     before = into.table.open().named_files()
     land(pipe, "q", 0, batch(order(1)))

@@ -50,11 +50,11 @@ def test_a_replay_that_was_cut_off_lands_nothing_twice(tmp_path, monkeypatch):
     land(before, "q", 0, batch(*(order(n, note=None) for n in range(5))))
     after = pipeline(tmp_path, replace(STRICT, columns=(Column("id", "long"), Column("note", "string", True))))
 
-    def cut(*arguments, **more):
+    def lose_power(*arguments, **more):
         raise OSError("the power went")
 
     with monkeypatch.context() as patched:
-        patched.setattr(DeltaVersion, "replace_files", cut)
+        patched.setattr(DeltaVersion, "replace_files", lose_power)
         with pytest.raises(InstanceError, match=r"cannot be changed: the power went\."):
             replay(after)
     assert (len(table(after, "orders")), len(table(after, "quarantine"))) == (5, 5)
@@ -123,7 +123,7 @@ def test_files_are_merged_and_old_ones_removed(tmp_path):
     assert compact(pipeline(tmp_path / "empty"), 24) == []
 
 
-def disturbed(monkeypatch, folder, landing, times):
+def land_concurrently(monkeypatch, folder, landing, times):
     """Let another batch land, `times` times, between the opening of a table and its change."""
     numbers = iter(range(times))
 
@@ -160,12 +160,12 @@ def test_files_are_merged_beside_a_pipeline_that_lands(tmp_path, monkeypatch):
         land(pipe, "q", 4 + number, batch(*(order(100 + 10 * number + key, key=key, note="new") for key in range(4))))
 
     with monkeypatch.context() as patched:
-        disturbed(patched, pipe.folder("orders"), landing, 1)
+        land_concurrently(patched, pipe.folder("orders"), landing, 1)
         assert [result.table for result in compact(pipe, 0)] == ["bronze", "orders", "quarantine"]
     assert {row["note"] for row in table(pipe, "orders")} == {"new"}
     land(pipe, "other", 0, batch(message(20, b"?")))
     with monkeypatch.context() as patched:
-        disturbed(patched, pipe.folder("orders"), lambda number: landing(1 + number), 1000)
+        land_concurrently(patched, pipe.folder("orders"), lambda number: landing(1 + number), 1000)
         with pytest.raises(InstanceError, match=r"orders' has too many concurrent writers: try again.+are done"):
             compact(pipe, 0)
     assert len(DeltaTable(pipe.folder("quarantine")).file_uris()) == 1
@@ -177,7 +177,9 @@ def test_quarantine_is_read_again_beside_a_pipeline_that_fills_it(tmp_path, monk
     land(before, "q", 0, batch(order(1, note=None)))
     after = pipeline(tmp_path, replace(STRICT, columns=(Column("id", "long"), Column("note", "string", True))))
     folder = after.folder("quarantine")
-    disturbed(monkeypatch, folder, lambda number: land(after, "q", 1 + number, batch(message(2 + number, b"?"))), 2)
+    land_concurrently(
+        monkeypatch, folder, lambda number: land(after, "q", 1 + number, batch(message(2 + number, b"?"))), 2
+    )
     assert replay(after) == [("Order", 1, 0)]
     assert sorted(row["queuing_order"] for row in table(after, "quarantine")) == [2, 3]
 

@@ -28,7 +28,7 @@ LINES = Column("lines", "array<struct<sku: string, qty: long?, tags: array<strin
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
-def read(reader, body):
+def decode(reader, body):
     """Return the values of a body, or the text of the error."""
     try:
         return reader.decode(body if isinstance(body, bytes) else json.dumps(body).encode())
@@ -76,7 +76,7 @@ def test_a_nested_type_that_is_none_is_refused(kind, said):
     ],
 )
 def test_a_nested_value_of_json_is_read_or_its_place_is_said(lines, value):
-    values = read(decoder("json", [LINES]), {"lines": lines})
+    values = decode(decoder("json", [LINES]), {"lines": lines})
     if value is None:
         value = [{"sku": "a", "qty": 2, "tags": ["x"]}, {"sku": "b", "qty": None, "tags": None}]
     assert values.startswith(value) if isinstance(value, str) else values == [value]
@@ -84,10 +84,10 @@ def test_a_nested_value_of_json_is_read_or_its_place_is_said(lines, value):
 
 def test_a_body_that_is_an_array_is_a_column():
     reader = decoder("json", [Column("items", "array<struct<id: long>>", source="$")])
-    assert read(reader, [{"id": 1}, {"id": 2}]) == [[{"id": 1}, {"id": 2}]]
+    assert decode(reader, [{"id": 1}, {"id": 2}]) == [[{"id": 1}, {"id": 2}]]
     both = decoder("json", [Column("whole", "json", source="$"), Column("id", "long")])
-    assert read(both, {"id": 1}) == ['{"id":1}', 1]
-    assert read(both, [1]) == "wrong type: the body is no object but list"
+    assert decode(both, {"id": 1}) == ['{"id":1}', 1]
+    assert decode(both, [1]) == "wrong type: the body is no object but list"
     with pytest.raises(ValueError, match="only a column of json takes the whole body"):
         decoder("xml", [Column("whole", "string", source="$")])
 
@@ -98,8 +98,8 @@ def test_fields_that_no_column_takes_are_kept():
     )
     assert [column.name for column in reader.columns] == ["city", "lines", "x", "more"]
     body = b'{"customer": {"city": "Ulm", "zip": "9"}, "lines": [{"sku": "a"}, {"sku": "b", "n": 1.10}], "x": {"y": 1}}'
-    assert read(reader, body)[-1] == '{"customer":{"zip":"9"},"lines":[{},{"n":1.10}]}'
-    assert read(reader, {"x": {"y": 1}, "lines": []})[-1] is None
+    assert decode(reader, body)[-1] == '{"customer":{"zip":"9"},"lines":[{},{"n":1.10}]}'
+    assert decode(reader, {"x": {"y": 1}, "lines": []})[-1] is None
     with pytest.raises(ValueError, match="leave one of them out"):
         decoder("json", [LINES], rescue="more", refuse_extra=True)
     with pytest.raises(ValueError, match="xml has no unknown fields"):
@@ -166,7 +166,7 @@ def test_repeated_elements_of_xml_are_read():
     assert lines == [{"id": 1, "sku": " a ", "note": ["x", "y"]}, {"id": 2, "sku": "b", "note": []}]
     (lines,) = decoder("xml", columns[1:2]).decode(body)
     assert lines[1] == {"id": 2, "sku": None, "note": []}
-    once = read(decoder("xml", [Column("sku", "string", source="line/sku")]), body)
+    once = decode(decoder("xml", [Column("sku", "string", source="line/sku")]), body)
     assert once == "wrong type: 'line/sku' occurs 2 times: an array<string> takes all of them"
     with pytest.raises(ValueError, match="xml has no maps"):
         decoder("xml", [Column("a", "map<string, long>")])
@@ -207,7 +207,7 @@ LENIENT = [
 @pytest.mark.parametrize(("kind", "epoch", "text", "strict", "lenient"), LENIENT)
 def test_a_lenient_column_takes_other_spellings_of_a_value(kind, epoch, text, strict, lenient):
     for coerces, expected in ((False, strict), (True, lenient)):
-        values = read(decoder("json", [Column("x", kind, coerces=coerces, epoch=epoch)]), f'{{"x": {text}}}'.encode())
+        values = decode(decoder("json", [Column("x", kind, coerces=coerces, epoch=epoch)]), f'{{"x": {text}}}'.encode())
         assert values == [expected] if expected is not None else values.startswith("wrong type"), coerces
 
 

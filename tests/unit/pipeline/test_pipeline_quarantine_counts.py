@@ -154,7 +154,7 @@ def test_a_run_that_goes_on_ends_at_once_and_one_that_ends_lands_the_rest(once):
             runs.poll()
 
 
-def written(line):
+def parse_line(line):
     return parse_pipeline(
         '[pipeline]\nname = "p"\nwarehouse = "t"\n[[queue]]\ninstance = "i"\ndatabase = "d"\nqueue = "q"\n'
         f'[[message]]\ntype = "Order"\nformat = "text"\ntable = "orders"\n{line}\n',
@@ -163,13 +163,13 @@ def written(line):
 
 
 def test_a_rule_says_how_many_messages_may_be_in_quarantine():
-    assert limits_of(written("")) == {}
-    pipe = written("maximum_quarantined = 10")
+    assert limits_of(parse_line("")) == {}
+    pipe = parse_line("maximum_quarantined = 10")
     assert limits_of(pipe) == limits_of(Pipeline.from_text(pipe.to_text())) == {"Order": 10}
-    assert limits_of(written("maximum_quarantined = 0")) == {"Order": 0}
+    assert limits_of(parse_line("maximum_quarantined = 0")) == {"Order": 0}
     for wrong in ("-1", "1.5", "true", '"some"'):
         with pytest.raises(DefinitionError, match="'maximum_quarantined' must be a whole number"):
-            written(f"maximum_quarantined = {wrong}")
+            parse_line(f"maximum_quarantined = {wrong}")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"last": 1}', '{"last": 0, "counts": [[1]], "batches": []}'])

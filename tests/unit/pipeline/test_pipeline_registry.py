@@ -45,7 +45,7 @@ def rule(registry, format_, columns=COLUMNS, **more):
     return MessageRule("Order", format_, "orders", columns, registry=registry.url, **more)
 
 
-def headed(number, content, way=b""):
+def with_header(number, content, way=b""):
     return b"\0" + number.to_bytes(4) + way + content
 
 
@@ -62,7 +62,7 @@ def avro_schema(*fields, name="Order"):
 def avro(number, schema, value, named=None):
     sink = io.BytesIO()
     fastavro.schemaless_writer(sink, fastavro.parse_schema(schema, named or {}), value)
-    return headed(number, sink.getvalue())
+    return with_header(number, sink.getvalue())
 
 
 def proto_file(name, package, *messages, imports=()):
@@ -152,9 +152,9 @@ def test_json_keeps_the_schema_that_it_names(registry):
                  [{"name": "line.json", "subject": "line", "version": 1}])  # fmt: skip
     registry.answers["/subjects/line/versions/1"] = {"schemaType": "JSON", "schema": '{"required": ["sku"]}'}
     reader = rule(registry, "json").decoder()
-    assert reader.decode(headed(1, b'{"id": 1, "note": "n", "lines": [{"sku": "a"}]}')) == [1, "n"]
+    assert reader.decode(with_header(1, b'{"id": 1, "note": "n", "lines": [{"sku": "a"}]}')) == [1, "n"]
     with pytest.raises(Undecodable, match=r"invalid: 'lines\[0\]': \"sku\" is a required property"):
-        reader.decode(headed(1, b'{"id": 1, "lines": [{}]}'))
+        reader.decode(with_header(1, b'{"id": 1, "lines": [{}]}'))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_body_of_protobuf_says_which_message_it_is(registry, way, name, values
     line = ("Line", [("note", STRING_TYPE), ("id", LONG_TYPE)], [])
     file = proto_file("shop.proto", "shop", order, ("Invoice", [("number", LONG_TYPE), ("id", LONG_TYPE)], [line]))
     has_proto(registry, 3, file)
-    assert rule(registry, "protobuf").decoder().decode(headed(3, proto_body([file], name, **values), way)) == row
+    assert rule(registry, "protobuf").decoder().decode(with_header(3, proto_body([file], name, **values), way)) == row
 
 
 def test_cached_decoders_are_bounded(registry, monkeypatch):
@@ -179,9 +179,9 @@ def test_cached_decoders_are_bounded(registry, monkeypatch):
     has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG_TYPE)], [])))
     reader = rule(registry, "protobuf").decoder()
     for step in range(1, 64):
-        reason(reader, headed(3, b"", bytes([2, 2 * step])))
+        reason(reader, with_header(3, b"", bytes([2, 2 * step])))
     assert len(reader._decoders) == 20
-    assert reader.decode(headed(3, b"\x08\x05", b"\x00"))[0] == 5
+    assert reader.decode(with_header(3, b"\x08\x05", b"\x00"))[0] == 5
 
 
 def test_imports_of_protobuf_schemas_are_found(registry):
@@ -198,7 +198,7 @@ def test_imports_of_protobuf_schemas_are_found(registry):
     well_known = descriptor_pb2.FileDescriptorProto.FromString(timestamp_pb2.DESCRIPTOR.serialized_pb)
     body = proto_body([city, well_known, file], "Order", city={"name": "Bern"}, at={"seconds": 0})
     columns = (Column("city", "string", source="city.name"), Column("at", "timestamp"))
-    city_name, at = rule(registry, "protobuf", columns).decoder().decode(headed(3, body, b"\x00"))
+    city_name, at = rule(registry, "protobuf", columns).decoder().decode(with_header(3, body, b"\x00"))
     assert (city_name, at.year) == ("Bern", 1970)
 
 
@@ -245,8 +245,8 @@ def test_a_registry_decoder_reads_any_bytes_or_gives_a_reason(registry, seeded_r
     has_proto(registry, 3, file)
     body = {
         "avro": avro(1, schema, {"id": 5, "note": "n"}),
-        "json": headed(2, b'{"id": 5, "note": "n"}'),
-        "protobuf": headed(3, proto_body([file], "Order", id=5, note="n"), b"\x00"),
+        "json": with_header(2, b'{"id": 5, "note": "n"}'),
+        "protobuf": with_header(3, proto_body([file], "Order", id=5, note="n"), b"\x00"),
     }[format_]
     reader = rule(registry, format_).decoder()
     assert reader.decode(body) == [5, "n"]
@@ -284,8 +284,8 @@ def test_a_body_with_another_number_holds_nothing_up(registry):
     registry.answers[f"/schemas/ids/{2**32 - 1}"] = (404, {"error_code": 404, "message": "HTTP 404 Not Found"})
     registry.add_schema(5, "PROTOBUF", "syntax = 'proto3';")
     reader = rule(registry, "avro").decoder()
-    assert reason(reader, headed(2**32 - 1, b"x")) == "unknown schema"
-    assert reason(reader, headed(5, b"x")) == "wrong schema"
+    assert reason(reader, with_header(2**32 - 1, b"x")) == "unknown schema"
+    assert reason(reader, with_header(5, b"x")) == "wrong schema"
     assert [path for path, _ in registry.requests] == ["/schemas/ids/5"]
 
 
@@ -309,7 +309,7 @@ def test_a_registry_that_does_not_answer_as_one_quarantines_nothing(registry, tm
     format_ = "protobuf" if "format=serialized" in said else "avro"
     pipe = pipeline(tmp_path, rule(registry, format_, COLUMNS[:1], when_bad="end conversation"))
     with pytest.raises(InstanceError) as refused:
-        Sorter(pipe, QUEUE).sort(batch(message(1, headed(1, b"\0x"))), NOON)
+        Sorter(pipe, QUEUE).sort(batch(message(1, with_header(1, b"\0x"))), NOON)
     assert said in str(refused.value)
     assert registry.url in str(refused.value)
 
@@ -319,7 +319,7 @@ def test_an_unreachable_registry_is_retried(registry, tmp_path):
         pass
     pipe = pipeline(tmp_path, rule(gone, "json"))
     with pytest.raises(InstanceError, match=r"cannot be reached .*refused.*\. Messages that need it are retried"):
-        land(pipe, "q", 0, batch(message(1, headed(1, b'{"id": 1}'))))
+        land(pipe, "q", 0, batch(message(1, with_header(1, b'{"id": 1}'))))
     with pytest.raises(InstanceError, match="cannot be reached"):
         check_registry(gone.url)
     check_registry(registry.url)
@@ -342,7 +342,7 @@ def test_credentials_come_from_the_environment_and_go_to_the_registry_alone(
         registry.answers["/schemas/ids/1"] = (302, f"{elsewhere.url}/stolen")
         reader = rule(registry, "json").decoder()
         with pytest.raises(InstanceError, match=f"redirects to another server, '{elsewhere.url}/stolen'"):
-            reader.decode(headed(1, b'{"id": 1}'))
+            reader.decode(with_header(1, b'{"id": 1}'))
         assert registry.requests == [("/schemas/ids/1", expected)]
         assert elsewhere.requests == []
 
@@ -356,7 +356,7 @@ def test_credentials_go_to_no_registry_that_only_a_file_names(registry, monkeypa
         monkeypatch.setenv(URL, named)
     registry.answers["/schemas/ids/1"] = (401, {"error_code": 401, "message": "Unauthorized"})
     with pytest.raises(InstanceError, match=f"go only to the registry that {URL} names there"):
-        rule(registry, "json").decoder().decode(headed(1, b'{"id": 1}'))
+        rule(registry, "json").decoder().decode(with_header(1, b'{"id": 1}'))
     assert registry.requests == [("/schemas/ids/1", None)]
 
 
@@ -393,7 +393,7 @@ def test_schemas_that_refer_to_each_other_in_a_circle_are_quarantined(registry, 
     refer(registry, "c", "a")
     registry.add_schema(1, "JSON", "true", [reference("a")])
     pipe = pipeline(tmp_path, rule(registry, "json"))
-    land(pipe, "q", 0, batch(*(message(number, headed(1, b"{}")) for number in range(3))))
+    land(pipe, "q", 0, batch(*(message(number, with_header(1, b"{}")) for number in range(3))))
     assert {(row["reason"], "refers to itself" in row["detail"]) for row in table(pipe, "quarantine")} == {
         ("wrong schema", True)
     }
@@ -409,7 +409,7 @@ def test_a_schema_that_needs_too_many_others_is_quarantined(registry):
     reader = rule(registry, "json").decoder()
     for number, said in ((1, "more than 100 others"), (2, "more than 20 schemas refer to each other in a row")):
         with pytest.raises(Undecodable, match=said) as refused:
-            reader.decode(headed(number, b"{}"))
+            reader.decode(with_header(number, b"{}"))
         assert refused.value.reason == "wrong schema"
     assert len(registry.requests) <= 2 + 100 + 20
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("deltalake")
 pytest.importorskip("jsonschema_rs")
 
-from forked import ran
+from forked import run_command
 from servicebroker import pytest_plugin
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.file import parse_pipeline, read_pipeline
@@ -110,17 +110,17 @@ def test_examples_are_compared_with_the_expected_rows(files, monkeypatch):
 
 
 def test_the_command_tells_rows_and_quarantine_and_fails_with_an_example(files):
-    result = ran("pipeline", "test", files / "orders.toml", files / "examples.toml", timeout=60)
+    result = run_command("pipeline", "test", files / "orders.toml", files / "examples.toml", timeout=60)
     assert result.returncode == 0, result.stderr
     assert 'a whole order: orders: {"id": 1, "price": "1.50", "at": "2026-01-02T12:00:00+00:00"' in result.stdout
     assert result.stdout.splitlines()[-1] == "4 examples, 3 of them as expected."
-    body = ran(
+    body = run_command(
         "pipeline", "test", files / "orders.toml", files / "bad.json", "--type", "//shop/Order", "--json", timeout=60
     )
     (told,) = json.loads(body.stdout)["examples"]
     assert (told["reason"], told["table"], told["differences"]) == ("missing field", "", [])
     (files / "examples.toml").write_text(EXAMPLES.replace("row = { id = 2", "row = { id = 3"))
-    wrong = ran("pipeline", "test", files / "orders.toml", files / "examples.toml", timeout=60)
+    wrong = run_command("pipeline", "test", files / "orders.toml", files / "examples.toml", timeout=60)
     assert wrong.returncode == 1
     assert "example 2 has id = 2, not 3." in wrong.stderr
     assert "The results of 1 of 3 examples differ from the expected." in wrong.stderr

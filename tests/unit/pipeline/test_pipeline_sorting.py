@@ -96,10 +96,10 @@ def test_a_body_of_100_mb_lands_whole(tmp_path):
 def test_a_decoder_that_breaks_costs_its_message_alone(tmp_path, monkeypatch):
     decode = JsonDecoder.decode
 
-    def broken(self, body):
+    def decode_or_break(self, body):
         return decode(self, body) if b"1" in body else {}["what nobody thought of"]
 
-    monkeypatch.setattr(JsonDecoder, "decode", broken)
+    monkeypatch.setattr(JsonDecoder, "decode", decode_or_break)
     sorted_batch = Sorter(pipeline(tmp_path), QUEUE).sort(batch(order(1), order(2)), NOON)
     assert sorted_batch.tables["orders"].num_rows == 1
     (row,) = sorted_batch.tables["quarantine"].to_pylist()
@@ -287,14 +287,14 @@ def test_readable_messages_are_written_after_an_interrupted_batch(tmp_path, monk
     strict = pipeline(tmp_path, replace(ORDER, maximum_body=50), bronze="", unconfigured="quarantine")
     landing = []
 
-    def cut(pipe, table):
+    def lose_power(pipe, table):
         landing.append(table)
         if len(landing) == 4:  # both are written, and one has landed
             raise OSError("cut")
         return target(pipe, table)
 
     with monkeypatch.context() as patch:
-        patch.setattr("servicebroker.pipeline.sinks.warehouse.target", cut)
+        patch.setattr("servicebroker.pipeline.sinks.warehouse.target", lose_power)
         with pytest.raises(OSError, match="cut"):
             land(strict, "q", 0, rows)
     pipe = pipeline(tmp_path, ORDER, bronze="", unconfigured="quarantine")
@@ -386,7 +386,7 @@ def test_written_rows_are_on_disk_before_the_acknowledgement(tmp_path, monkeypat
     folder = pipe.folder("orders")
     flushed, fsync = [], os.fsync
 
-    def counted(descriptor):
+    def flush_and_record(descriptor):
         flushed.append((os.fstat(descriptor).st_ino, any(folder.glob("_staged/*"))))
         fsync(descriptor)
 
@@ -403,7 +403,7 @@ def test_written_rows_are_on_disk_before_the_acknowledgement(tmp_path, monkeypat
         assert not any(folder.glob("_staged/*"))
         flushed.clear()
 
-    monkeypatch.setattr(os, "fsync", counted)
+    monkeypatch.setattr(os, "fsync", flush_and_record)
     land(pipe, "q", 0, batch(order(1, note="a"), order(2, note="b")))
     check()
     land(pipe, "q", 1, batch(order(3, key=1, note="c"), order(4, key=2, note="d")))
@@ -440,13 +440,13 @@ def test_a_batch_of_parquet_files_that_was_cut_off_lands_whole(tmp_path, monkeyp
     monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.MAX_BUFFERED_BYTES", 1)  # a file for each part
     parts = [batch(order(number)) for number in range(3)]
 
-    def cut(folder, name, new):
+    def move_or_lose_power(folder, name, new):
         if "-0002-" in new:
             raise OSError("the power went")
         move(folder, name, new)
 
     with monkeypatch.context() as patched:
-        patched.setattr(target_module, "move", cut)
+        patched.setattr(target_module, "move", move_or_lose_power)
         with pytest.raises(OSError, match="the power went"):
             land(pipe, "q", 0, *parts)
     land(pipe, "q", 0, *parts)

@@ -234,7 +234,7 @@ def test_work_has_at_least_one_reader_and_at_most_the_maximum(maximum: int, step
     arrivals = receives = empty = running = 0
     started: list[float] = []
 
-    def looks() -> None:
+    def poll() -> None:
         nonlocal monitor, running
         monitor, decision = look(monitor, Seen(messages > 0, arrivals, receives, empty, 0, running), asked, now)
         if decision == ACTIVATE:
@@ -254,8 +254,8 @@ def test_work_has_at_least_one_reader_and_at_most_the_maximum(maximum: int, step
             empty += messages == 0
             messages = max(0, messages - 1)
             running -= action == "exit"
-        looks()
+        poll()
         now += 0.02
-        looks()
+        poll()
         assert running or not messages, "work, and nobody at it"
         now += pause

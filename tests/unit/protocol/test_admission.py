@@ -10,23 +10,23 @@ import pytest
 from servicebroker.protocol.admission import Admission, Places, network_of
 
 
-def entered(admission: Admission[str], host: str, *keys: str) -> list[str | None]:
+def expect_keys(admission: Admission[str], host: str, *keys: str) -> list[str | None]:
     return [admission.expect(key, host, 5.0) for key in keys]
 
 
 def test_the_oldest_connection_of_a_full_network_is_closed() -> None:
     admission: Admission[str] = Admission(Places(in_all=10, of_network=2))
-    assert entered(admission, "10.0.0.1", "a", "b", "c", "d") == [None, None, "a", "b"]
-    assert entered(admission, "10.0.0.2", "e") == [None]
+    assert expect_keys(admission, "10.0.0.1", "a", "b", "c", "d") == [None, None, "a", "b"]
+    assert expect_keys(admission, "10.0.0.2", "e") == [None]
     assert len(admission) == 3
 
 
 def test_the_oldest_connection_of_the_largest_network_is_closed() -> None:
     admission: Admission[str] = Admission(Places(in_all=6, of_network=4))
-    entered(admission, "10.0.0.9", "honest")
-    entered(admission, "10.0.0.1", "a", "b", "c", "d")
-    entered(admission, "10.0.0.2", "e")
-    assert entered(admission, "10.0.0.3", "f", "g", "h") == ["a", "b", "c"]
+    expect_keys(admission, "10.0.0.9", "honest")
+    expect_keys(admission, "10.0.0.1", "a", "b", "c", "d")
+    expect_keys(admission, "10.0.0.2", "e")
+    assert expect_keys(admission, "10.0.0.3", "f", "g", "h") == ["a", "b", "c"]
     assert admission.oldest() == "f"  # the three newest of its network
     admission.leave("f")
     assert admission.oldest() == "g"
@@ -37,7 +37,7 @@ def test_the_oldest_connection_of_the_largest_network_is_closed() -> None:
 def test_authenticated_connections_are_not_counted() -> None:
     admission: Admission[str] = Admission(Places(in_all=2, of_network=1))
     for number in range(10):
-        assert entered(admission, "10.0.0.1", str(number)) == [None]
+        assert expect_keys(admission, "10.0.0.1", str(number)) == [None]
         admission.leave(str(number))
     admission.leave("0")
     assert admission.oldest() is None
@@ -45,12 +45,12 @@ def test_authenticated_connections_are_not_counted() -> None:
 
 def test_each_step_has_its_deadline_and_the_place_its_age() -> None:
     admission: Admission[str] = Admission(Places(in_all=10, of_network=2))
-    entered(admission, "10.0.0.1", "a", "b")
+    expect_keys(admission, "10.0.0.1", "a", "b")
     assert admission.overdue(4.9) == []
     assert admission.expect("a", "10.0.0.1", 8.0) is None
     assert admission.overdue(5.0) == ["b"]
     assert admission.overdue(8.0) == ["a", "b"]
-    assert entered(admission, "10.0.0.1", "c") == ["a"]
+    assert expect_keys(admission, "10.0.0.1", "c") == ["a"]
 
 
 @pytest.mark.parametrize(

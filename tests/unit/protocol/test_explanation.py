@@ -16,7 +16,9 @@ HERE = Site({"s": ["here"]}, frozenset({"here"}), frozenset({Address("me", 1)}))
 ANY_LOCAL = Route("AutoCreatedLocal", None, None, None, "LOCAL")
 
 
-def told(*routes: Route, site: Site = NOWHERE, broker: str | None = None, outside: tuple[Route, ...] = ()) -> str:
+def explanation_of(
+    *routes: Route, site: Site = NOWHERE, broker: str | None = None, outside: tuple[Route, ...] = ()
+) -> str:
     conversation = Conversation("s", broker, "here")
     explanation = explain(conversation, RoutingTable(routes), RoutingTable(outside), site, NOW)
     return "\n".join(words(explanation, {"here": "Warehouse"}))
@@ -46,7 +48,7 @@ def told(*routes: Route, site: Site = NOWHERE, broker: str | None = None, outsid
     ],
 )
 def test_an_explanation_has_matches_choice_and_destination(routes: list[Route], site: Site, expected: str) -> None:
-    assert expected in told(*routes, site=site)
+    assert expected in explanation_of(*routes, site=site)
 
 
 def test_an_explanation_has_the_state_of_a_mirrored_pair() -> None:
@@ -59,12 +61,12 @@ def test_an_explanation_has_the_state_of_a_mirrored_pair() -> None:
 
 
 def test_an_identifier_of_ours_without_the_service_fails() -> None:
-    assert "fails with Error -8490: Cannot find the remote service 's'" in told(ANY_LOCAL, broker="here")
+    assert "fails with Error -8490: Cannot find the remote service 's'" in explanation_of(ANY_LOCAL, broker="here")
 
 
 def test_a_route_to_this_instance_is_explained_by_the_routes_of_msdb() -> None:
     back = Route("back", "s", None, None, "TCP://ME:1")
-    said = told(back, site=HERE, outside=(ANY_LOCAL,))
+    said = explanation_of(back, site=HERE, outside=(ANY_LOCAL,))
     assert "The route leads back to this instance, so the routes for conversations from outside decide." in said
     assert "Matched in sys.routes of msdb" in said
 

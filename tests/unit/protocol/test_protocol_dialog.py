@@ -146,7 +146,7 @@ def test_a_target_sends_its_clock_until_it_has_opened_the_conversation() -> None
     initiator, other = dialog(), target()
     initiator.offer(0, 10)
     sent = send(initiator)
-    told = msgspec.structs.replace(send_header(conversed(1)[1]), acknowledgement=None, clock=1_000)
+    told = msgspec.structs.replace(send_header(sides_after(1)[1]), acknowledgement=None, clock=1_000)
     assert initiator.arrived(told, None) == [ClockDiffers(1_000)]
     assert initiator.arrived(msgspec.structs.replace(told, from_broker=ELSEWHERE), None) == [ClockDiffers(1_000)]
     other.arrived(sent.header, bodies(sent))
@@ -281,7 +281,7 @@ def move(from_: Dialog, to: Dialog, history: str = "a") -> list[Any]:
     return events
 
 
-def conversed(count: int) -> tuple[Dialog, Dialog]:
+def sides_after(count: int) -> tuple[Dialog, Dialog]:
     """Return both sides after `count` messages that were delivered and acknowledged."""
     initiator, other = dialog(), target()
     say(initiator, count)
@@ -305,7 +305,7 @@ def check_diverged(at: Dialog, peer: Dialog, apart: Any, *, is_here: bool) -> No
 
 
 def test_tokens_of_one_history_change_nothing() -> None:
-    initiator, other = conversed(5)
+    initiator, other = sides_after(5)
     say(initiator, 300)
     for _ in range(10):
         assert not [event for event in move(initiator, other) if not isinstance(event, Acknowledged)]
@@ -316,7 +316,7 @@ def test_tokens_of_one_history_change_nothing() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) -> None:
-    _, other = conversed(9)
+    _, other = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
     (event,) = move(initiator, other, "b")
@@ -328,7 +328,7 @@ def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) 
 
 @pytest.mark.parametrize("count", [4, 6])
 def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> None:
-    _, other = conversed(9)
+    _, other = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
     (apart, *_) = move(initiator, other, "b")
@@ -338,7 +338,7 @@ def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> Non
 
 def test_a_message_after_an_unknown_one_is_refused() -> None:
     """The frames before this message were lost."""
-    _, other = conversed(9)
+    _, other = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 5, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 4, "b")
     send(initiator)
@@ -349,7 +349,7 @@ def test_a_message_after_an_unknown_one_is_refused() -> None:
 
 def test_a_message_after_another_kept_one_is_refused() -> None:
     """The message was acknowledged beyond a gap, so the sender does not send it again."""
-    initiator, other = conversed(5)
+    initiator, other = sides_after(5)
     say(initiator)
     send(initiator)  # the frame is lost
     say(initiator)
@@ -364,7 +364,7 @@ def test_a_message_after_another_kept_one_is_refused() -> None:
 
 
 def test_messages_sent_before_a_restore_are_detected() -> None:
-    _, other = conversed(9)
+    _, other = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 12, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 1, "b")
     move(initiator, other, "b")
@@ -378,7 +378,7 @@ def test_messages_sent_before_a_restore_are_detected() -> None:
 
 def test_any_frame_tells_a_restored_receiver_of_its_loss() -> None:
     for has_message in (True, False):
-        initiator, _ = conversed(9)
+        initiator, _ = sides_after(9)
         other = dialog(False, TransmissionState(next=5, peer_broker=HERE, token=token_of(4)))
         if has_message:
             say(initiator)
@@ -393,7 +393,7 @@ def test_any_frame_tells_a_restored_receiver_of_its_loss() -> None:
 
 def test_a_copy_that_has_missed_nothing_goes_on() -> None:
     """The copy retransmits messages that were not acknowledged when it was made."""
-    _, other = conversed(9)
+    _, other = sides_after(9)
     initiator = dialog(state=TransmissionState(5, 9, peer_broker=THERE, is_acknowledged=True))
     say(initiator, 4)
     assert [event.number for event in move(initiator, other)] == [11218]
@@ -409,7 +409,7 @@ def test_the_ending_side_knows_the_acknowledged_count_before_the_end_is_offered(
 
 
 def test_an_error_leaves_out_messages_and_says_nothing_of_them() -> None:
-    initiator, other = conversed(2)
+    initiator, other = sides_after(2)
     initiator.offer(9, 1, Content.ERROR, token_of(9))
     transmission = send(initiator)
     assert transmission.header.floor is None
@@ -419,7 +419,7 @@ def test_an_error_leaves_out_messages_and_says_nothing_of_them() -> None:
 
 
 def test_fragments_of_two_histories_make_no_message() -> None:
-    initiator, other = conversed(1)
+    initiator, other = sides_after(1)
     initiator.offer(1, 250, Content.DATA, token_of(1))
     header = send(initiator).header
     other.arrived(header, (Part("t", Content.DATA, b"x" * 100, token_of(1)),))
@@ -430,7 +430,7 @@ def test_fragments_of_two_histories_make_no_message() -> None:
 
 
 def test_a_divergence_is_reported_once_and_answered_each_time() -> None:
-    initiator, other = conversed(9)
+    initiator, other = sides_after(9)
     other = dialog(False, TransmissionState(next=5, peer_broker=HERE))
     say(initiator)
     transmission = send(initiator)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from servicebroker.protocol.fairness import MAX_TURNS_WAITED, FairQueue, Turn
 
 
-def taken(line: FairQueue[str], count: int) -> list[str]:
+def take_keys(line: FairQueue[str], count: int) -> list[str]:
     turns = [line.take() for _ in range(count)]
     return [turn.key for turn in turns if turn is not None]
 
@@ -14,7 +14,7 @@ def test_equals_take_turns_so_fragments_interleave() -> None:
         line.add(key, 5)
     order = []
     for _ in range(6):
-        (key,) = taken(line, 1)
+        (key,) = take_keys(line, 1)
         order.append(key)
         line.add(key, 5)
     assert order == list("abcabc")
@@ -26,7 +26,7 @@ def test_the_higher_priority_goes_first() -> None:
     line.add("low", 1)
     line.add("high", 10)
     line.add("middle", 5)
-    assert taken(line, 4) == ["high", "middle", "low"]
+    assert take_keys(line, 4) == ["high", "middle", "low"]
     assert line.take() is None
 
 
@@ -43,7 +43,7 @@ def test_leaving_the_line() -> None:
     line.add("b", 5)
     line.discard("a")
     line.discard("nobody")
-    assert taken(line, 2) == ["b"]
+    assert take_keys(line, 2) == ["b"]
 
 
 def test_a_low_priority_under_a_flood_gets_its_turns_and_no_more() -> None:

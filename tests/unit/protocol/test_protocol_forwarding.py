@@ -35,7 +35,7 @@ def header(number: int = 0, kind: Kind = Kind.RUN, conversation: UUID = CONVERSA
     return Header(conversation, True, kind, False, "//to", None, "//from", BROKER, number)
 
 
-def passed(forwarder: Forwarder[str], hop: str, now: float) -> tuple[Passage, bytes]:
+def pass_on(forwarder: Forwarder[str], hop: str, now: float) -> tuple[Passage, bytes]:
     passed_on = forwarder.pass_on(hop, now)
     assert isinstance(passed_on, tuple)
     assert not isinstance(passed_on, DroppedMessage)
@@ -52,7 +52,7 @@ def test_a_message_is_passed_on_with_one_hop_less_and_the_time_it_was_held() -> 
     forwarder: Forwarder[str] = Forwarder(1_000)
     assert forwarder.take_in(header(), b"body", FRESH, "next", 10.0) is None
     assert forwarder.hops == ["next"]
-    assert passed(forwarder, "next", 12.5) == (Passage(MESSAGE, MAX_HOPS - 1, TIME_TO_LIVE, 2.5), b"body")
+    assert pass_on(forwarder, "next", 12.5) == (Passage(MESSAGE, MAX_HOPS - 1, TIME_TO_LIVE, 2.5), b"body")
     assert (len(forwarder), forwarder.held_bytes, forwarder.hops) == (0, 0, [])
     assert forwarder.pass_on("next", 13.0) is None
 
@@ -65,7 +65,7 @@ def test_the_hops_come_to_an_end() -> None:
         refusal = forwarder.take_in(header(), b"", passage, "next", 0.0)
         if refusal:
             break
-        passage, hops = passed(forwarder, "next", 0.0)[0], hops + 1
+        passage, hops = pass_on(forwarder, "next", 0.0)[0], hops + 1
     assert (number_of(refusal), hops) == (11285, MAX_HOPS)
 
 
@@ -76,7 +76,7 @@ def test_claimed_hops_and_lifetimes_are_limited() -> None:
     assert forwarder.expire(TIME_TO_LIVE - 1) == []
     assert [number_of(forwarded) for forwarded in forwarder.expire(TIME_TO_LIVE)] == [11290]
     forwarder.take_in(header(), b"", claimed, "next", 0.0)
-    assert passed(forwarder, "next", 1.0)[0] == Passage(MESSAGE, MAX_HOPS - 1, TIME_TO_LIVE, 1.0)
+    assert pass_on(forwarder, "next", 1.0)[0] == Passage(MESSAGE, MAX_HOPS - 1, TIME_TO_LIVE, 1.0)
 
 
 @pytest.mark.feature(155)
@@ -102,7 +102,7 @@ def test_memory_has_its_limit_and_is_free_again() -> None:
     refusal = forwarder.take_in(header(2), b"", FRESH, "other", 0.0)
     assert number_of(refusal) == 11289
     assert f"limit of {forwarder.limit} bytes" in str(refusal)
-    passed(forwarder, "next", 0.0)
+    pass_on(forwarder, "next", 0.0)
     assert forwarder.take_in(header(2), b"", FRESH, "other", 0.0) is None
 
 
@@ -114,7 +114,7 @@ def test_a_duplicate_is_not_held_twice() -> None:
     ack = header(kind=Kind.ACKNOWLEDGEMENT)
     assert forwarder.take_in(ack, b"old", FRESH, "next", 0.0) is None
     assert forwarder.take_in(ack, b"new", FRESH, "next", 1.0) is None  # the acknowledgement is newer
-    assert [passed(forwarder, "next", 1.0)[1] for _ in range(3)] == [b"once", b"", b"new"]
+    assert [pass_on(forwarder, "next", 1.0)[1] for _ in range(3)] == [b"once", b"", b"new"]
     assert forwarder.take_in(header(7), b"again", FRESH, "next", 1.0) is None
 
 
@@ -201,7 +201,7 @@ def test_the_owner_with_the_most_memory_gives_way() -> None:
         assert not forwarder.make_room(b"", owner)
         assert number_of(forwarder.take_in(theirs[5], b"", FRESH, "next", 0.0, owner)) == 11289
     for _ in range(5):
-        passed(forwarder, "dead", 0.0)
+        pass_on(forwarder, "dead", 0.0)
     assert not forwarder.make_room(b"", "Bob")
     assert forwarder.take_in(theirs[5], b"", FRESH, "next", 0.0, "Bob") is None
 

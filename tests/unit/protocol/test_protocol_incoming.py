@@ -36,7 +36,7 @@ def incoming() -> Incoming:
     return Incoming(Progress(limits=LIMITS))
 
 
-def whole(into: Incoming, number: int, part: Part | None = None) -> Verdict:
+def arrive_whole(into: Incoming, number: int, part: Part | None = None) -> Verdict:
     return into.arrived(number, 0, 1, part or data())
 
 
@@ -49,16 +49,16 @@ def commit(into: Incoming) -> Batch:
 
 def test_messages_in_order_are_delivered_in_one_batch() -> None:
     into = incoming()
-    assert [whole(into, number) for number in range(3)] == [Verdict.NEW] * 3
+    assert [arrive_whole(into, number) for number in range(3)] == [Verdict.NEW] * 3
     assert commit(into) == Batch(0, 3, [Deliver(number, (data(),)) for number in range(3)])
 
 
 def test_a_message_too_early_is_kept_until_its_turn() -> None:
     into = incoming()
-    whole(into, 1)
+    arrive_whole(into, 1)
     assert commit(into) == Batch(0, 0, [Keep(1, 0, 1, data())])
     assert into.stored.acknowledgement() == Acknowledgement(0, ((1, 1),))
-    whole(into, 0)
+    arrive_whole(into, 0)
     assert commit(into) == Batch(0, 2, [Deliver(0, (data(),)), Complete(1)])
     assert into.stored.acknowledgement() == Acknowledgement(2)
 
@@ -72,7 +72,7 @@ def test_fragments_in_any_order_make_the_message() -> None:
 
 def test_messages_are_acknowledged_after_their_commit() -> None:
     into = incoming()
-    whole(into, 0)
+    arrive_whole(into, 0)
     assert (into.is_ack_due, into.stored.acknowledgement().below) == (False, 0)
     assert into.batch() is not None
     assert (into.is_ack_due, into.stored.acknowledgement().below) == (False, 0)
@@ -82,12 +82,12 @@ def test_messages_are_acknowledged_after_their_commit() -> None:
 
 def test_a_duplicate_is_acknowledged_again_once_it_is_stored() -> None:
     into = incoming()
-    whole(into, 0)
-    assert whole(into, 0) is Verdict.PENDING
+    arrive_whole(into, 0)
+    assert arrive_whole(into, 0) is Verdict.PENDING
     assert not into.is_ack_due
     commit(into)
     into.is_ack_due = False
-    assert whole(into, 0) is Verdict.DUPLICATE
+    assert arrive_whole(into, 0) is Verdict.DUPLICATE
     assert into.is_ack_due
     assert into.batch() is None
 
@@ -95,9 +95,9 @@ def test_a_duplicate_is_acknowledged_again_once_it_is_stored() -> None:
 def test_one_batch_at_a_time() -> None:
     into = incoming()
     assert into.batch() is None
-    whole(into, 0)
+    arrive_whole(into, 0)
     assert into.batch() is not None
-    whole(into, 1)
+    arrive_whole(into, 1)
     assert into.batch() is None
     assert into.is_busy
     into.committed()
@@ -109,23 +109,23 @@ def test_one_batch_at_a_time() -> None:
 
 def test_after_a_rollback_everything_may_come_again() -> None:
     into = incoming()
-    whole(into, 0)
+    arrive_whole(into, 0)
     into.batch()
-    whole(into, 1)
+    arrive_whole(into, 1)
     assert into.load > 0
     into.rolled_back()
     assert (into.is_busy, into.load) == (False, 0)
-    assert [whole(into, 0), whole(into, 1)] == [Verdict.NEW] * 2
+    assert [arrive_whole(into, 0), arrive_whole(into, 1)] == [Verdict.NEW] * 2
     assert commit(into).reached == 2
 
 
 def test_messages_kept_ahead_are_bounded() -> None:
     into = Incoming(Progress(limits=LIMITS._replace(fragment_size=20)))
-    assert whole(into, 5) is Verdict.TOO_FAR
-    assert whole(into, 1, data(b"x" * 15)) is Verdict.NEW
+    assert arrive_whole(into, 5) is Verdict.TOO_FAR
+    assert arrive_whole(into, 1, data(b"x" * 15)) is Verdict.NEW
     commit(into)
-    assert whole(into, 2, data(b"x" * 6)) is Verdict.TOO_FAR
-    assert whole(into, 2, data(b"x" * 5)) is Verdict.NEW
+    assert arrive_whole(into, 2, data(b"x" * 6)) is Verdict.TOO_FAR
+    assert arrive_whole(into, 2, data(b"x" * 5)) is Verdict.NEW
     commit(into)
     assert into.arrived(0, 0, 9, data(b"x" * 20)) is Verdict.NEW  # the next message does not belong to it
     commit(into)
@@ -144,28 +144,28 @@ def test_fragments_that_do_not_fit_together() -> None:
 
 def test_messages_after_the_end_are_refused() -> None:
     into = incoming()
-    whole(into, 1, END)
-    assert whole(into, 2) is Verdict.AFTER_END
+    arrive_whole(into, 1, END)
+    assert arrive_whole(into, 2) is Verdict.AFTER_END
     commit(into)
     assert not into.stored.is_closed
-    whole(into, 0)
+    arrive_whole(into, 0)
     commit(into)
     assert into.stored.is_closed
 
 
 def test_an_error_replaces_missing_messages() -> None:
     into = incoming()
-    whole(into, 2)
-    whole(into, 99, ERROR)
+    arrive_whole(into, 2)
+    arrive_whole(into, 99, ERROR)
     assert commit(into) == Batch(0, 100, [Keep(2, 0, 1, data()), Discard(0, 99), Deliver(99, (ERROR,))])
     assert into.stored.is_closed
     assert into.stored.held == 0
-    assert whole(into, 1) is Verdict.DUPLICATE
+    assert arrive_whole(into, 1) is Verdict.DUPLICATE
 
 
 def test_an_error_in_fragments() -> None:
     into = incoming()
-    whole(into, 2)
+    arrive_whole(into, 2)
     into.arrived(3, 0, 2, PIECE_OF_ERROR)
     assert commit(into).reached == 0
     into.arrived(3, 1, 2, PIECE_OF_ERROR)
@@ -175,7 +175,7 @@ def test_an_error_in_fragments() -> None:
 def test_an_acknowledgement_names_the_lowest_gaps_only() -> None:
     into = Incoming(Progress(limits=Limits(fragment_size=1)))
     for number in range(1, 400, 2):
-        whole(into, number)
+        arrive_whole(into, number)
     commit(into)
     assert into.stored.acknowledgement().whole == tuple((number, number) for number in range(1, 129, 2))
     verdicts = [into.arrived(0, fragment, 500, data()) for fragment in range(0, 400, 2)]
@@ -210,7 +210,7 @@ def test_any_order_and_any_commits_deliver_the_same(order: list[tuple[int, int]]
 def test_whole_messages_side_by_side_are_one_range() -> None:
     into = incoming()
     for number in (4, 1, 2):
-        whole(into, number)
+        arrive_whole(into, number)
     commit(into)
     assert into.stored.acknowledgement() == Acknowledgement(0, ((1, 2), (4, 4)))
 
@@ -248,10 +248,10 @@ def test_every_fragment_but_the_last_is_full(fragment: int, size: int, verdict: 
 def test_a_kept_message_costs_more_than_its_body() -> None:
     limits = Limits(ahead_messages=10**6)
     into = Incoming(Progress(limits=limits))
-    verdicts = [whole(into, number) for number in range(1, 20_000)]
+    verdicts = [arrive_whole(into, number) for number in range(1, 20_000)]
     assert verdicts.count(Verdict.NEW) == limits.ahead_bytes // (1 + limits.kept_cost + limits.message_cost)
     assert limits.ahead_bytes - 500 < into.seen.held <= limits.ahead_bytes
-    assert whole(into, 0) is Verdict.NEW  # then all of them are complete
+    assert arrive_whole(into, 0) is Verdict.NEW  # then all of them are complete
     assert into.seen.held == 0
 
 
@@ -259,7 +259,7 @@ def test_all_that_an_honest_sender_has_under_way_is_kept_when_its_first_message_
     limits = Limits()
     into = Incoming(Progress(limits=limits))
     under_way = range(1, limits.window // limits.message_cost)
-    assert {whole(into, number, Part("t", Content.DATA, None)) for number in under_way} == {Verdict.NEW}
+    assert {arrive_whole(into, number, Part("t", Content.DATA, None)) for number in under_way} == {Verdict.NEW}
 
 
 @given(st.lists(st.integers(0, 40), unique=True))
@@ -281,7 +281,7 @@ def test_messages_kept_within_the_limits_are_possible(order: list[tuple[int, int
     into = Incoming(Progress(limits=limits))
     for number, fragment in order[:count]:
         into.arrived(number, fragment, 4, data(b"x" if fragment == 3 else b"xx"))
-    whole(into, 9)
+    arrive_whole(into, 9)
     assert impossible(0, into.seen.kept, limits) == []
 
 

@@ -26,7 +26,7 @@ def conversation(number: int) -> UUID:
     return UUID(int=number)
 
 
-def begun(current: int = 0, *, fragments: int = 0, ahead: int = 0, number: int = 0) -> Begun:
+def opening_of(current: int = 0, *, fragments: int = 0, ahead: int = 0, number: int = 0) -> Begun:
     return Begun(number, 100 * fragments, current, ahead)
 
 
@@ -38,13 +38,13 @@ def messages() -> UnfinishedMessages:
 def fill(messages: UnfinishedMessages, owner: str = MALLORY, *, now: float = 0.0) -> None:
     """Begin ten messages of 600 bytes with 200 bytes each. One is reserved; the others exceed the quota."""
     for number in range(10):
-        messages.note(owner, conversation(number), begun(200, fragments=6), now)
+        messages.note(owner, conversation(number), opening_of(200, fragments=6), now)
 
 
 def test_messages_within_the_quota_are_free(messages: UnfinishedMessages) -> None:
-    messages.note(SHOP, conversation(1), begun(900, fragments=10), 0.0)
-    messages.note(SHOP, conversation(2), begun(900, fragments=100), 0.0)
-    messages.note(SHOP, conversation(3), begun(ahead=99), 0.0)
+    messages.note(SHOP, conversation(1), opening_of(900, fragments=10), 0.0)
+    messages.note(SHOP, conversation(2), opening_of(900, fragments=100), 0.0)
+    messages.note(SHOP, conversation(3), opening_of(ahead=99), 0.0)
     for number in range(5):
         assert messages.allowance(SHOP, conversation(number), 6) == FREE
 
@@ -59,7 +59,9 @@ def test_a_peer_over_its_quota_finishes_its_oldest_message(messages: UnfinishedM
 
 def test_the_next_one_is_finished_when_the_first_is_complete(messages: UnfinishedMessages) -> None:
     fill(messages)
-    messages.note(MALLORY, conversation(2), begun(201, fragments=6), 1.0)  # a later fragment does not reset its age
+    messages.note(
+        MALLORY, conversation(2), opening_of(201, fragments=6), 1.0
+    )  # a later fragment does not reset its age
     for number in range(5):
         assert messages.allowance(MALLORY, conversation(number), 6) == CURRENT
         messages.forget(conversation(number))
@@ -68,15 +70,15 @@ def test_the_next_one_is_finished_when_the_first_is_complete(messages: Unfinishe
 
 def test_as_many_are_finished_at_a_time_as_fit_the_quota(messages: UnfinishedMessages) -> None:
     for number in range(20):
-        messages.note(SHOP, conversation(number), begun(90, fragments=4), 0.0)
+        messages.note(SHOP, conversation(number), opening_of(90, fragments=4), 0.0)
     allowances = [messages.allowance(SHOP, conversation(number), 4) for number in range(20)]
     assert allowances == [CURRENT] * 2 + [NO_ALLOWANCE] * 18
 
 
 def test_a_message_larger_than_the_quota_is_finished_when_it_is_the_first(messages: UnfinishedMessages) -> None:
-    messages.note(SHOP, conversation(1), begun(500, fragments=6), 0.0)
-    messages.note(SHOP, conversation(2), begun(1_000, fragments=90), 0.0)
-    messages.note(SHOP, conversation(3), begun(100, fragments=1), 0.0)  # refused behind it, though it would fit
+    messages.note(SHOP, conversation(1), opening_of(500, fragments=6), 0.0)
+    messages.note(SHOP, conversation(2), opening_of(1_000, fragments=90), 0.0)
+    messages.note(SHOP, conversation(3), opening_of(100, fragments=1), 0.0)  # refused behind it, though it would fit
     assert [messages.allowance(SHOP, conversation(number), 6) for number in (1, 2, 3)] == [
         CURRENT,
         NO_ALLOWANCE,
@@ -84,51 +86,51 @@ def test_a_message_larger_than_the_quota_is_finished_when_it_is_the_first(messag
     ]
     messages.forget(conversation(1))
     assert messages.allowance(SHOP, conversation(3), 6) == FREE
-    messages.note(SHOP, conversation(3), begun(1_000, fragments=20), 0.0)
+    messages.note(SHOP, conversation(3), opening_of(1_000, fragments=20), 0.0)
     assert [messages.allowance(SHOP, conversation(number), 6) for number in (2, 3)] == [CURRENT, NO_ALLOWANCE]
 
 
 def test_messages_ahead_of_their_turn_get_no_reserve(messages: UnfinishedMessages) -> None:
-    messages.note(SHOP, conversation(1), begun(100, fragments=6, ahead=999), 0.0)
+    messages.note(SHOP, conversation(1), opening_of(100, fragments=6, ahead=999), 0.0)
     assert messages.allowance(SHOP, conversation(1), 6) == FREE
-    messages.note(SHOP, conversation(1), begun(100, fragments=6, ahead=1_000), 0.0)
+    messages.note(SHOP, conversation(1), opening_of(100, fragments=6, ahead=1_000), 0.0)
     assert messages.allowance(SHOP, conversation(1), 6) == CURRENT
 
 
 def test_the_next_message_of_a_conversation_waits_for_its_turn_like_others(messages: UnfinishedMessages) -> None:
     fill(messages)
-    messages.note(MALLORY, conversation(0), begun(200, fragments=6, number=1), 0.0)
+    messages.note(MALLORY, conversation(0), opening_of(200, fragments=6, number=1), 0.0)
     assert messages.allowance(MALLORY, conversation(0), 6) == NO_ALLOWANCE
     assert messages.allowance(MALLORY, conversation(1), 6) == CURRENT
 
 
 def test_several_shares_divide_the_quota() -> None:
     messages = UnfinishedMessages(LIMITS, BUDGETS, shares=2)
-    messages.note(SHOP, conversation(1), begun(ahead=500), 0.0)
+    messages.note(SHOP, conversation(1), opening_of(ahead=500), 0.0)
     assert messages.allowance(SHOP, conversation(1), 6) == CURRENT
 
 
 def test_idle_messages_are_found(messages: UnfinishedMessages) -> None:
-    messages.note(SHOP, conversation(1), begun(100, fragments=6), 0.0)
-    messages.note(SHOP, conversation(2), begun(100, fragments=6), 1_000.0)
+    messages.note(SHOP, conversation(1), opening_of(100, fragments=6), 0.0)
+    messages.note(SHOP, conversation(2), opening_of(100, fragments=6), 1_000.0)
     assert messages.idle(3_599.0) == []
     assert messages.idle(3_600.0) == [conversation(1)]
-    messages.note(SHOP, conversation(1), begun(200, fragments=6), 3_600.0)
+    messages.note(SHOP, conversation(1), opening_of(200, fragments=6), 3_600.0)
     assert messages.idle(4_600.0) == [conversation(2)]
 
 
 def test_idle_messages_of_a_peer_over_its_quota_are_found_sooner(messages: UnfinishedMessages) -> None:
     fill(messages)
-    messages.note(SHOP, conversation(20), begun(100, fragments=6), 0.0)
-    messages.note(MALLORY, conversation(5), begun(200, fragments=6), 200.0)
+    messages.note(SHOP, conversation(20), opening_of(100, fragments=6), 0.0)
+    messages.note(MALLORY, conversation(5), opening_of(200, fragments=6), 200.0)
     assert messages.idle(299.0) == []
     assert messages.idle(300.0) == [conversation(number) for number in range(10) if number != 5]
 
 
 def test_when_to_look(messages: UnfinishedMessages) -> None:
     assert (messages.wake_at, messages.is_due(10.0**9)) == (NEVER, False)
-    messages.note(SHOP, conversation(1), begun(100, fragments=6), 100.0)
-    messages.note(SHOP, conversation(2), begun(100, fragments=6), 120.0)
+    messages.note(SHOP, conversation(1), opening_of(100, fragments=6), 100.0)
+    messages.note(SHOP, conversation(2), opening_of(100, fragments=6), 120.0)
     assert messages.wake_at == 100.0 + SEARCH_INTERVAL_S
     assert not messages.is_due(129.0)
     assert messages.is_due(130.0)
@@ -141,7 +143,7 @@ def test_when_to_look(messages: UnfinishedMessages) -> None:
 
 
 def test_a_restart_loads_stored_messages(messages: UnfinishedMessages) -> None:
-    rows = [Stored(conversation(number), MALLORY, begun(200, fragments=6), float(number)) for number in range(10)]
+    rows = [Stored(conversation(number), MALLORY, opening_of(200, fragments=6), float(number)) for number in range(10)]
     messages.load(rows, 1_000.0)
     assert messages.owner(conversation(3)) == MALLORY
     assert messages.owner(conversation(30)) is None
@@ -173,7 +175,7 @@ def test_the_accounts_are_the_sum_of_kept_messages(taken: list[tuple[str, int, i
     messages, kept = UnfinishedMessages(LIMITS, BUDGETS), {}
     for now, (owner, number, fragments, current, ahead) in enumerate(taken):
         handle = conversation(number)
-        message = begun(
+        message = opening_of(
             current if fragments else 0, fragments=fragments if current else 0, ahead=ahead, number=now // 20
         )
         messages.note(owner, handle, message, float(now))

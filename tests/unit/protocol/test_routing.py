@@ -41,7 +41,7 @@ HOST1, HOST2, HOST3 = Address("host1", 4022), Address("host2", 4022), Address("h
 SERVICE = "//shop/Orders"
 
 
-def here(
+def own_site(
     services: Mapping[str, Sequence[str]] | None = None, brokers: frozenset[str] = frozenset({HERE}), **more: Any
 ) -> Site:
     """Return the site of this instance with the given services and brokers."""
@@ -77,7 +77,7 @@ def decide(
     """Route a conversation of our database, or with `outside` one that arrived, by those routes of msdb."""
     arrived = outside is not None
     conversation = Conversation(service, instance, None if arrived else HERE, from_target)
-    return classify(conversation, RoutingTable(routes), RoutingTable(outside or ()), site or here(), NOW, pick)  # type: ignore[arg-type]
+    return classify(conversation, RoutingTable(routes), RoutingTable(outside or ()), site or own_site(), NOW, pick)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- step 1: which routes match
@@ -128,7 +128,7 @@ def test_routes_of_one_of_several_identifiers_are_chosen() -> None:
 
 @pytest.mark.feature(111)
 def test_an_identifier_and_the_service_here_are_as_good_as_a_local_route() -> None:
-    home = here({SERVICE: [HERE]})
+    home = own_site({SERVICE: [HERE]})
     assert decide(instance=HERE, site=home)[:2] == (Local(HERE), Rule.HERE)
     assert decide(site=home)[:2] == (Delayed(9750), Rule.NONE)  # a conversation without an identifier takes a route
     # the seed compares names only: a foreign identifier reaches step 3 and waits there
@@ -149,9 +149,9 @@ def test_an_identifier_and_the_service_here_are_as_good_as_a_local_route() -> No
     ],
 )
 def test_the_dynamic_routing_service_is_asked_once(
-    dynamic: Route, asked: bool, others: list[Route], rule: Rule
+    dynamic: Route, statement_counts: bool, others: list[Route], rule: Rule
 ) -> None:
-    site = here(asked=frozenset({SERVICE} if asked else ()))
+    site = own_site(asked=frozenset({SERVICE} if statement_counts else ()))
     decision = decide([dynamic, *others], site=site, instance=THERE)
     assert decision.rule is rule
     assert (decision.destination == Ask(SERVICE, THERE)) is (rule is Rule.DYNAMIC)
@@ -185,7 +185,7 @@ NETWORK, HOME, DIALLED = route(HOST3, SERVICE), route("LOCAL", SERVICE), route("
     ],
 )
 def test_precedence_of_addresses(routes: list[Route], is_here: bool, expected: object) -> None:
-    site = here({SERVICE: [HERE]} if is_here else {})
+    site = own_site({SERVICE: [HERE]} if is_here else {})
     instance = THERE if any(route.broker_instance for route in routes) else None
     assert decide(routes, site=site, instance=instance).destination == expected
 
@@ -219,10 +219,10 @@ def test_new_conversations_spread_over_the_identifiers_evenly() -> None:
 @pytest.mark.feature(116)
 def test_an_instance_that_is_lost_gets_no_new_conversations_while_another_is_there() -> None:
     routes = [route(HOST1, SERVICE, THERE), route(HOST2, SERVICE, OTHER)]
-    lost = here(unreachable=frozenset({HOST1}))
+    lost = own_site(unreachable=frozenset({HOST1}))
     assert {decide(routes, site=lost, pick=pick).destination for pick in (PICK_FIRST, PICK_LAST)} == {Elsewhere(HOST2)}
     assert decide(routes, site=lost, instance=THERE).destination == Elsewhere(HOST1)  # a conversation stays
-    all_lost = here(unreachable=frozenset({HOST1, HOST2}))
+    all_lost = own_site(unreachable=frozenset({HOST1, HOST2}))
     assert {decide(routes, site=all_lost, pick=pick).destination for pick in (PICK_FIRST, PICK_LAST)} == {
         Elsewhere(HOST1),
         Elsewhere(HOST2),
@@ -236,13 +236,13 @@ def test_of_several_addresses_a_reachable_one_is_chosen(instances: tuple[str | N
     routes = [route(host, SERVICE, instance) for host, instance in zip(hosts, instances, strict=True)]
     for lost in hosts:
         (reachable,) = {*hosts} - {lost}
-        found = decide(routes, site=here(unreachable=frozenset({lost})), pick=pick).destination
+        found = decide(routes, site=own_site(unreachable=frozenset({lost})), pick=pick).destination
         assert found == Elsewhere(reachable)
-    found = decide(routes, site=here(unreachable=frozenset(hosts)), pick=pick).destination
+    found = decide(routes, site=own_site(unreachable=frozenset(hosts)), pick=pick).destination
     assert isinstance(found, Elsewhere)
     mirrored = [route(HOST1, SERVICE, mirror=HOST3)]
     for unreachable in ({HOST1}, {HOST1, HOST3}):  # a mirrored route is the only one
-        found = decide(mirrored, site=here(unreachable=frozenset(unreachable)), pick=pick).destination
+        found = decide(mirrored, site=own_site(unreachable=frozenset(unreachable)), pick=pick).destination
         assert found == Elsewhere(HOST1, HOST3)
 
 
@@ -251,9 +251,9 @@ def test_of_several_addresses_a_reachable_one_is_chosen(instances: tuple[str | N
 
 @pytest.mark.feature(113)
 def test_a_local_route_finds_the_service_in_the_own_database_first_then_in_any() -> None:
-    site = here({SERVICE: [THERE, HERE, OTHER]}, brokers=frozenset({HERE, THERE, OTHER}))
+    site = own_site({SERVICE: [THERE, HERE, OTHER]}, brokers=frozenset({HERE, THERE, OTHER}))
     assert decide([AUTO], site=site, pick=PICK_LAST).destination == Local(HERE)
-    elsewhere = here({SERVICE: [THERE, OTHER]}, brokers=frozenset({HERE, THERE, OTHER}))
+    elsewhere = own_site({SERVICE: [THERE, OTHER]}, brokers=frozenset({HERE, THERE, OTHER}))
     assert {decide([AUTO], site=elsewhere, pick=pick).destination for pick in (PICK_FIRST, PICK_LAST)} == {
         Local(THERE),
         Local(OTHER),
@@ -271,7 +271,7 @@ def test_a_local_route_finds_the_service_in_the_own_database_first_then_in_any()
     ],
 )
 def test_an_identifier_names_the_database(conversation: str | None, of_route: str | None, expected: object) -> None:
-    site = here({SERVICE: [HERE, THERE]}, brokers=frozenset({HERE, THERE, OTHER}))
+    site = own_site({SERVICE: [HERE, THERE]}, brokers=frozenset({HERE, THERE, OTHER}))
     assert decide([route("LOCAL", SERVICE, of_route)], instance=conversation, site=site).destination == expected
 
 
@@ -286,7 +286,7 @@ def test_a_database_that_is_named_and_has_no_such_service_is_an_error() -> None:
 
 @pytest.mark.feature(110)
 def test_arriving_conversations_use_msdbs_routes_and_local_ones_their_databases() -> None:
-    site = here({SERVICE: [HERE]}, forwards=True)
+    site = own_site({SERVICE: [HERE]}, forwards=True)
     own, msdb = [HOME], [route(HOST2, SERVICE)]
     conversation = Conversation(SERVICE, database=HERE)
     tables = RoutingTable(own), RoutingTable(msdb)
@@ -299,27 +299,27 @@ def test_arriving_conversations_use_msdbs_routes_and_local_ones_their_databases(
 def test_without_forwarding_only_local_destinations_are_accepted() -> None:
     assert decide(outside=[route(HOST2, SERVICE)]).destination == Dropped(9792)
     assert decide(outside=[AUTO, route(HOST2)]).destination == Dropped(9792)
-    assert decide(outside=[AUTO, route(HOST2)], site=here({SERVICE: [HERE]})).destination == Local(HERE)
-    assert decide(outside=[AUTO, route(HOST2)], site=here(forwards=True)).destination == Elsewhere(HOST2)
+    assert decide(outside=[AUTO, route(HOST2)], site=own_site({SERVICE: [HERE]})).destination == Local(HERE)
+    assert decide(outside=[AUTO, route(HOST2)], site=own_site(forwards=True)).destination == Elsewhere(HOST2)
     assert decide(outside=[AUTO]).destination == Dropped(9796)
-    assert decide(outside=[AUTO], instance=THERE, site=here({SERVICE: [HERE]})).destination == Dropped(9795)
+    assert decide(outside=[AUTO], instance=THERE, site=own_site({SERVICE: [HERE]})).destination == Dropped(9795)
 
 
 @pytest.mark.feature(117)
 def test_a_reply_finds_its_instance_without_a_route() -> None:
-    site = here({SERVICE: [HERE]})
+    site = own_site({SERVICE: [HERE]})
     assert decide(outside=[], instance=HERE, from_target=True, site=site)[:2] == (Local(HERE), Rule.REPLY)
     assert decide(outside=[], instance=THERE, from_target=True, site=site).destination == Dropped(9795)
-    assert decide(outside=[], instance=HERE, site=here({SERVICE: [HERE]})).rule is Rule.HERE  # not a reply
+    assert decide(outside=[], instance=HERE, site=own_site({SERVICE: [HERE]})).rule is Rule.HERE  # not a reply
 
 
 @pytest.mark.feature(121)
 def test_a_route_to_this_very_instance_is_as_if_from_outside() -> None:
-    site = here({SERVICE: [HERE]}, addresses=frozenset({HOST1}))
+    site = own_site({SERVICE: [HERE]}, addresses=frozenset({HOST1}))
     own = RoutingTable([route(HOST1, SERVICE)])
 
     def through(outside: list[Route], forwards: bool = False) -> Decision:
-        again = here(site.services, addresses=site.addresses, forwards=forwards)
+        again = own_site(site.services, addresses=site.addresses, forwards=forwards)
         return classify(Conversation(SERVICE, database=HERE), own, RoutingTable(outside), again, NOW, PICK_FIRST)
 
     assert through([AUTO]).destination == Local(HERE)
@@ -346,7 +346,7 @@ IN_A_MINUTE, IN_AN_HOUR = NOW + timedelta(minutes=1), NOW + timedelta(hours=1)
 def test_a_way_through_msdb_is_one_until_either_route_expires(
     of_database: datetime | None, of_msdb: datetime | None, first: datetime | None, to: Address | str
 ) -> None:
-    site = here({SERVICE: [HERE]}, addresses=frozenset({HOST1}), forwards=True)
+    site = own_site({SERVICE: [HERE]}, addresses=frozenset({HOST1}), forwards=True)
     own = RoutingTable([route(HOST1, SERVICE, expires=of_database)])
     outside = RoutingTable([route(to, SERVICE, expires=of_msdb)])
     decision = classify(Conversation(SERVICE, database=HERE), own, outside, site, NOW, PICK_FIRST)
@@ -358,7 +358,7 @@ def test_a_way_through_msdb_is_one_until_either_route_expires(
 def test_a_way_is_one_until_its_route_expires() -> None:
     assert decide([route(HOST1, SERVICE, expires=FUTURE)]).expires == FUTURE
     assert decide([route(HOST1, SERVICE), route(HOST2, expires=FUTURE)]).expires is None
-    assert decide([route("LOCAL", SERVICE, expires=FUTURE)], site=here({SERVICE: [HERE]})).expires == FUTURE
+    assert decide([route("LOCAL", SERVICE, expires=FUTURE)], site=own_site({SERVICE: [HERE]})).expires == FUTURE
 
 
 # ---------------------------------------------------------------- addresses
@@ -412,7 +412,7 @@ _routes = st.builds(
     lambda route: route.mirror_address is None or parse_address(route.address) is not None
 )  # as CREATE ROUTE has it
 _sites = st.builds(
-    here,
+    own_site,
     st.sampled_from([{}, {SERVICE: [HERE]}, {SERVICE: [HERE, THERE]}]),
     st.just(frozenset({HERE, THERE})),
     addresses=st.sampled_from([frozenset(), frozenset({HOST1})]),
@@ -435,16 +435,16 @@ def test_a_decision_is_a_function_of_its_arguments_and_takes_no_expired_route(
 ) -> None:
     conversation = Conversation(SERVICE, instance, database, from_target)
 
-    def decided(own: list[Route]) -> Decision:
+    def decide(own: list[Route]) -> Decision:
         chance = random.Random(seed)
         return classify(conversation, RoutingTable(own), RoutingTable(outside), site, NOW, chance.randrange)
 
-    decision = decided(own)
-    assert decision == decided(own)
+    decision = decide(own)
+    assert decision == decide(own)
     assert all(route.expires is None or route.expires > NOW for route in decision.matched)
     assert decision.chosen is None or decision.chosen in decision.matched
     # expired routes change nothing
-    assert decision == decided([route for route in own if route.expires != PAST])
+    assert decision == decide([route for route in own if route.expires != PAST])
     match decision.destination:
         case Local(broker):
             assert broker in site.homes(SERVICE)
@@ -462,7 +462,7 @@ def test_a_decision_is_a_function_of_its_arguments_and_takes_no_expired_route(
 
 def test_choosing_among_ten_thousand_routes_takes_microseconds() -> None:
     routes = [route(Address(f"host{n % 50}", 4022), f"//s/{n}", f"{n:08}") for n in range(10_000)] + [AUTO]
-    table, site, chance = RoutingTable(routes), here(), random.Random(3)
+    table, site, chance = RoutingTable(routes), own_site(), random.Random(3)
     conversations = [Conversation(f"//s/{n}", database=HERE) for n in range(0, 10_000, 10)]
     best = min(_seconds(conversations, table, site, chance) for _ in range(5))
     assert best / len(conversations) < 40e-6  # 20 is the goal; twice that for a busy machine

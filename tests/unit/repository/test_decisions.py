@@ -42,7 +42,7 @@ def test_the_number_of_records_is_limited() -> None:
 
 
 def test_a_number_belongs_to_one_record() -> None:
-    owners = [*DECISIONS, *(old for number in DECISIONS for old in replaced(number))]
+    owners = [*DECISIONS, *(old for number in DECISIONS for old in replaced_numbers(number))]
     assert sorted(owners) == sorted(set(owners))
 
 
@@ -53,7 +53,7 @@ def test_the_index_lists_every_record() -> None:
     assert len(listed) == len(index)
     records = {number: STATUS.match(path.read_text()) for number, path in DECISIONS.items()}
     assert listed == {
-        number: (DECISIONS[number].name, record["title"], replaced(number))
+        number: (DECISIONS[number].name, record["title"], replaced_numbers(number))
         for number, record in records.items()
         if record
     }
@@ -64,10 +64,10 @@ def test_every_number_that_is_named_leads_to_a_record() -> None:
     files = [path for folder in folders for end in ("py", "sql", "md") for path in folder.rglob(f"*.{end}")]
     mention = re.compile(r"\b[Dd]ecisions?[ /](\d{1,3})\b")
     named = {int(number) for path in [*files, *ROOT.glob("*.md")] for number in mention.findall(path.read_text())}
-    assert named <= DECISIONS.keys() | {old for number in DECISIONS for old in replaced(number)}
+    assert named <= DECISIONS.keys() | {old for number in DECISIONS for old in replaced_numbers(number)}
 
 
-def replaced(number: int) -> set[int]:
+def replaced_numbers(number: int) -> set[int]:
     """Return the old numbers that a record has taken over."""
     status = STATUS.match(DECISIONS[number].read_text())
     return numbers(status["replaced"]) if status else set()
@@ -81,20 +81,20 @@ def numbers(text: str | None) -> set[int]:
 @every_decision
 def test_identifiers_named_by_a_record_exist(number: int) -> None:
     """Identifiers have an underscore or more than one capital. Names of rejected alternatives need not exist."""
-    named = {name for code in quoted(number) for name in re.findall(r"[A-Za-z_]\w*", code)}
+    named = {name for code in quoted_text(number) for name in re.findall(r"[A-Za-z_]\w*", code)}
     ours = {name for name in named if "_" in name.strip("_") or re.fullmatch(r"(?:[A-Z]+[a-z0-9]+){2,}", name)}
     assert sorted(ours - words() - {"pg_dump", "pg_restore"}) == []
 
 
 @every_decision
 def test_the_figures_are_those_of_the_code(number: int) -> None:
-    for code in quoted(number):
+    for code in quoted_text(number):
         if found := CONSTANT.fullmatch(code):
             file, name, value = found.groups()
             known = {
                 figure for (stem, constant), figure in constants().items() if constant == name and file in (None, stem)
             }
-            assert known == {evaluated(ast.parse(value, mode="eval").body)}, code
+            assert known == {evaluate(ast.parse(value, mode="eval").body)}, code
 
 
 @every_decision
@@ -110,7 +110,7 @@ def test_the_tests_that_prove_it_are_there(number: int) -> None:
                 assert any(word in name for name in names), f"no test of {files} has {word} in its name"
 
 
-def quoted(number: int) -> list[str]:
+def quoted_text(number: int) -> list[str]:
     """Return the text between backticks, without rejected alternatives and command lines."""
     text = re.sub(
         r"\*\*Rejected.*?(?=\n\n(?:\*\*|## )|\Z)|## Rejected.*?(?=\n## |\Z)", "", _text(number), flags=re.DOTALL
@@ -147,12 +147,12 @@ def constants() -> dict[tuple[str, str], Any]:
                 together = isinstance(target, ast.Tuple) and isinstance(line.value, ast.Tuple)
                 pairs = zip(target.elts, line.value.elts, strict=False) if together else [(target, line.value)]
                 for name, value in pairs:
-                    if isinstance(name, ast.Name) and (told := evaluated(value)) is not None:
+                    if isinstance(name, ast.Name) and (told := evaluate(value)) is not None:
                         found[path.stem, name.id] = told
     return found
 
 
-def evaluated(value: ast.expr) -> Any:
+def evaluate(value: ast.expr) -> Any:
     """Return the value of a constant's expression, or None if it is not purely numeric."""
     names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
     if names - {"timedelta"}:

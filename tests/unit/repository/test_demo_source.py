@@ -67,7 +67,7 @@ def read_once(path: Path) -> source.Position:
     return position
 
 
-def again(path: Path, known: source.Position) -> int:
+def resumed_offset(path: Path, known: source.Position) -> int:
     with path.open("rb") as file:
         return resume(file, known).offset
 
@@ -79,7 +79,7 @@ def test_a_file_that_grew_is_read_on(tmp_path: Path) -> None:
     assert (known.offset, known.lines) == (4, 2)
     with path.open("ab") as file:
         file.write(b"c\n")
-    assert again(path, known) == 4
+    assert resumed_offset(path, known) == 4
 
 
 @pytest.mark.parametrize("content", [b"a\n", b"", b"A\nb\n", b"a\nB\nc\nd\n"])
@@ -88,7 +88,7 @@ def test_a_file_that_shrank_or_was_rewritten_starts_anew(tmp_path: Path, content
     path.write_bytes(b"a\nb\n")
     known = read_once(path)
     path.write_bytes(content)
-    assert again(path, known) == 0
+    assert resumed_offset(path, known) == 0
 
 
 def test_another_file_under_the_name_starts_anew(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_another_file_under_the_name_starts_anew(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"a\nb\nc\n")
     other.replace(path)
-    assert again(path, known) == 0
+    assert resumed_offset(path, known) == 0
 
 
 def test_without_a_readable_log_the_librarys_text_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

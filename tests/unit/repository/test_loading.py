@@ -20,7 +20,7 @@ OTHERS = ("tsql", "pipeline", "broker", "engine", "store", "dashboard")
 HEAVY = ("psycopg", "psycopg_pool", "asyncio", "lxml", "cryptography", "pyspark", "pyarrow", "starlette", "uvicorn")
 
 
-def loaded(program: str) -> set[str]:
+def loaded_modules(program: str) -> set[str]:
     """Run a program in a new process, and return its loaded modules."""
     result = subprocess.run(
         [sys.executable, "-c", f"{program}\n{PRINT_MODULES}"], capture_output=True, text=True, check=True
@@ -47,19 +47,19 @@ def command(*arguments: str) -> str:
     ids=["import", "version", "help", "nothing"],
 )
 def test_little_is_loaded(program: str, most: int, absent: tuple[str, ...]) -> None:
-    modules = loaded(program)
+    modules = loaded_modules(program)
     assert not modules & {*absent, *(f"servicebroker.{name}" for name in OTHERS)}
     assert len(modules) <= most
 
 
 def test_an_opened_instance_needs_neither_scripts_nor_commands() -> None:
-    modules = loaded("import servicebroker\nservicebroker.open")
+    modules = loaded_modules("import servicebroker\nservicebroker.open")
     faces = ("tsql", "pipeline", "broker", "cli", "testing", "dashboard")
     assert not modules & {"typer", "rich", "sqlglot", "starlette", *(f"servicebroker.{name}" for name in faces)}
 
 
 def test_the_engine_loads_no_driver() -> None:
-    modules = loaded(
+    modules = loaded_modules(
         "import pkgutil, importlib, servicebroker.engine as engine\n"
         "for one in pkgutil.walk_packages(engine.__path__, engine.__name__ + '.'): importlib.import_module(one.name)"
     )

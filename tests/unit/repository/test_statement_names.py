@@ -33,7 +33,7 @@ class Site(NamedTuple):
     is_static: bool = False
 
     @property
-    def place(self) -> str:
+    def name_prefix(self) -> str:
         """Return the required beginning of the name."""
         stem, own = self.file.stem, self.function.strip("_").lower()
         folder = next(parent.name for parent in self.file.parents if parent.name != "aio")
@@ -89,10 +89,10 @@ def test_each_has_a_name_that_says_where_it_is() -> None:
     statements = sites()
     assert len(statements) > 500
     wrong = [
-        f"{site.file.name}:{site.line}: {site.name} is not of {site.place}"
+        f"{site.file.name}:{site.line}: {site.name} is not of {site.name_prefix}"
         for site in statements
         if (site.file.name, site.function) not in PASSED_ON
-        and not (site.name == "queue." or re.fullmatch(rf"{re.escape(site.place)}(\.[a-z_]+)?", site.name or ""))
+        and not (site.name == "queue." or re.fullmatch(rf"{re.escape(site.name_prefix)}(\.[a-z_]+)?", site.name or ""))
     ]
     assert wrong == []
 

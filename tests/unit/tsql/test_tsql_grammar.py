@@ -21,7 +21,7 @@ def sentences(file: Path) -> list[Batch]:
     return list(batches(file.read_text()))
 
 
-def told(text: str) -> list[str]:
+def error_numbers(text: str) -> list[str]:
     """Return the error numbers of `tsql check` for a sentence, and the number if its batch cannot be parsed."""
     numbers = [finding.note.split(":")[0] for finding in check(text) if finding.verdict is Verdict.REFUSED]
     try:
@@ -41,7 +41,9 @@ def test_no_valid_sentence_is_a_syntax_error(file: Path) -> None:
     sentences_of_file = sentences(file)
     assert len(sentences_of_file) > 190
     assert [
-        text_of(sentence) for sentence in sentences_of_file if {str(SYNTAX_ERROR), "195"} & set(told(text_of(sentence)))
+        text_of(sentence)
+        for sentence in sentences_of_file
+        if {str(SYNTAX_ERROR), "195"} & set(error_numbers(text_of(sentence)))
     ] == []
 
 
@@ -63,7 +65,7 @@ def test_every_broken_sentence_is_a_syntax_error() -> None:
     sentences_of_file = sentences(FOLDER / "broken.sql")
     assert len(sentences_of_file) > 150
     assert [
-        text_of(sentence) for sentence in sentences_of_file if str(SYNTAX_ERROR) not in told(text_of(sentence))
+        text_of(sentence) for sentence in sentences_of_file if str(SYNTAX_ERROR) not in error_numbers(text_of(sentence))
     ] == []
 
 
@@ -87,10 +89,10 @@ def test_no_valid_sentence_is_one_once_its_variables_are_declared(file: Path) ->
     """An undeclared variable raises 137, which would hide later errors."""
     wrong = []
     for text in map(text_of, sentences(file)):
-        if {"137", "1087"} & set(told(text)):
+        if {"137", "1087"} & set(error_numbers(text)):
             names = sorted({name.lower() for name in re.findall(r"(?<![@\w])@\w+", text)})
             declared = f"DECLARE {', '.join(f'{name} nvarchar(50)' for name in names)} {text}"
-            wrong += [text] if {str(SYNTAX_ERROR), "156", "195", "4145"} & set(told(declared)) else []
+            wrong += [text] if {str(SYNTAX_ERROR), "156", "195", "4145"} & set(error_numbers(declared)) else []
     assert wrong == []
 
 
@@ -107,5 +109,5 @@ def test_no_valid_sentence_is_one_once_its_variables_are_declared(file: Path) ->
     ],
 )
 def test_a_statement_ends_where_the_next_begins(first: str, second: str) -> None:
-    assert str(SYNTAX_ERROR) not in told(f"{first}\n{second}")
+    assert str(SYNTAX_ERROR) not in error_numbers(f"{first}\n{second}")
     assert len([finding for finding in check(f"{first}\n{second}") if finding.statement != "batch"]) > 1

@@ -20,7 +20,7 @@ def only(text: str) -> syntax.Statement:
     return statement
 
 
-def refused(text: str) -> TsqlError:
+def refusal_of(text: str) -> TsqlError:
     with pytest.raises(TsqlError) as caught:
         for batch in batches(text):
             parse(batch.tokens)
@@ -111,7 +111,7 @@ def test_receive_with_assignments_and_with_names():
     ],
 )
 def test_invalid_statements_are_refused_with_their_number(text, number):
-    assert refused(text).number == number
+    assert refusal_of(text).number == number
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_semicolon_is_missed_in_new_text_only(text, number):
 
 
 def test_an_error_names_the_line_of_the_script():
-    assert refused("SELECT 1;\nGO\n\nSEND ON NOTHING").line == 4
-    assert refused("SELECT 1\n\n SELECT 'open").line == 3
+    assert refusal_of("SELECT 1;\nGO\n\nSEND ON NOTHING").line == 4
+    assert refusal_of("SELECT 1\n\n SELECT 'open").line == 3
 
 
 def test_statements_end_where_the_next_one_begins():

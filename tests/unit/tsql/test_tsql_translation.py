@@ -28,7 +28,7 @@ def scope(**more: object) -> Scope:
     return Scope("Shop", variables, {"#t": 'pg_temp."#t"'}, {"@@rowcount": 0}, COLUMNS, **more)  # type: ignore[arg-type]
 
 
-def translated(text: str) -> Translation:
+def translation_of(text: str) -> Translation:
     return translate(text, scope())
 
 
@@ -65,7 +65,7 @@ def translated(text: str) -> Translation:
     ],
 )
 def test_a_statement_becomes_this(text: str, sql: str) -> None:
-    assert translated(text).sql == sql
+    assert translation_of(text).sql == sql
 
 
 @pytest.mark.parametrize(
@@ -84,19 +84,19 @@ def test_an_expression_becomes_this(text: str, sql: str) -> None:
 
 
 def test_an_assignment_names_its_variables_and_converts_to_their_types() -> None:
-    translation = translated("SELECT @n = Id, @s = Handle FROM Items")
+    translation = translation_of("SELECT @n = Id, @s = Handle FROM Items")
     assert (translation.kind, translation.assignments) == ("assign", ("@n", "@s"))
     assert 'tsql.to_nvarchar("handle")' in translation.sql
 
 
 def test_variables_are_parameters_and_never_text() -> None:
-    translation = translated("SELECT @s, @n, @s")
+    translation = translation_of("SELECT @s, @n, @s")
     assert translation.sql == 'SELECT $1::text AS "?column?", $2::integer AS "?column?", $1::text AS "?column?"'
     assert translation.parameters == ("@s", "@n")
 
 
 def test_holdlock_takes_the_key_before_the_statement() -> None:
-    translation = translated("SELECT Name FROM Items WITH (UPDLOCK, HOLDLOCK) WHERE Handle = @h")
+    translation = translation_of("SELECT Name FROM Items WITH (UPDLOCK, HOLDLOCK) WHERE Handle = @h")
     (lock,) = translation.before
     assert "pg_advisory_xact_lock" in lock.sql
     assert lock.parameters == ("@h",)
@@ -147,7 +147,7 @@ def test_the_tables_of_a_statement_are_told() -> None:
 )
 def test_untranslatable_queries_are_refused(text: str, number: int) -> None:
     with pytest.raises(TsqlError) as refused:
-        translated(text)
+        translation_of(text)
     assert refused.value.number == number
 
 

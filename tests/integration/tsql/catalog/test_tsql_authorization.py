@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from tsql_support import one, output_of
+from tsql_support import output_of, scalar
 
 SETUP = """
 CREATE USER Clerk WITHOUT LOGIN; CREATE USER Boss WITHOUT LOGIN; CREATE USER Friend WITHOUT LOGIN;
@@ -55,21 +55,21 @@ def errors(database: sb.Database, text: str) -> list[int]:
 @pytest.mark.parametrize("kind", CREATED)
 def test_an_invalid_owner_creates_nothing(office: sb.Database, kind: str, owner: str, number: int) -> None:
     assert errors(office, CREATED[kind].format(owner=owner)) == [number]
-    assert one(office, NAMES) == 0
+    assert scalar(office, NAMES) == 0
 
 
 @pytest.mark.parametrize("owner", ["Boss", "dbo", "Others", "db_owner"])
 @pytest.mark.parametrize("kind", CREATED)
 def test_create_without_impersonate_on_the_owner_is_refused(office: sb.Database, kind: str, owner: str) -> None:
     assert errors(office, f"EXECUTE AS USER = 'Clerk'; {CREATED[kind].format(owner=owner)}") == [15151]
-    assert one(office, NAMES) == 0
+    assert scalar(office, NAMES) == 0
 
 
 @pytest.mark.parametrize("owner", ["Clerk", "Friend", "Team"])
 @pytest.mark.parametrize("kind", CREATED)
 def test_create_with_impersonate_on_the_owner_succeeds(office: sb.Database, kind: str, owner: str) -> None:
     assert errors(office, f"EXECUTE AS USER = 'Clerk'; {CREATED[kind].format(owner=owner)}") == []
-    assert one(office, NAMES) == 1
+    assert scalar(office, NAMES) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_message_says_that_the_owner_has_no_effect(office: sb.Database, text: 
 
 def test_a_schema_named_after_a_missing_owner_is_refused(office: sb.Database) -> None:
     assert output_of(office, "CREATE SCHEMA AUTHORIZATION Nobody") == [15151]
-    assert one(office, "SELECT COUNT(*) FROM sys.schemas WHERE name = 'Nobody'") == 0
+    assert scalar(office, "SELECT COUNT(*) FROM sys.schemas WHERE name = 'Nobody'") == 0
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_owner_of_an_endpoint_is_a_login(instance: sb.Instance) -> None:
     master = instance.database("master", create=True)
     made = "CREATE ENDPOINT E {} STATE = STOPPED AS TCP (LISTENER_PORT = 4922) FOR SERVICE_BROKER"
     assert output_of(master, made.format("AUTHORIZATION nobody")) == [15151]
-    assert one(master, "SELECT COUNT(*) FROM sys.endpoints WHERE name = 'E'") == 0
+    assert scalar(master, "SELECT COUNT(*) FROM sys.endpoints WHERE name = 'E'") == 0
     assert errors(master, made.format("AUTHORIZATION sa")) == []
     assert errors(master, "ALTER AUTHORIZATION ON ENDPOINT::E TO nobody") == [15151]
     assert errors(master, "ALTER AUTHORIZATION ON ENDPOINT::E TO sa") == []
@@ -150,7 +150,7 @@ def test_the_owner_of_an_endpoint_is_a_login(instance: sb.Instance) -> None:
 def test_the_owner_of_a_certificate_in_master(instance: sb.Instance, source: str) -> None:
     master = instance.database("master", create=True)
     assert output_of(master, f"CREATE CERTIFICATE Mine AUTHORIZATION Nobody {source}") == [15151]
-    assert one(master, "SELECT COUNT(*) FROM sys.certificates WHERE name = 'Mine'") == 0
+    assert scalar(master, "SELECT COUNT(*) FROM sys.certificates WHERE name = 'Mine'") == 0
 
 
 @pytest.mark.parametrize(

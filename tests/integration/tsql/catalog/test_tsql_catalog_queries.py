@@ -9,7 +9,7 @@ from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.values.catalog_views import SYS_VIEWS, TSQL_VIEWS
 from servicebroker.tsql.translation.values.unsupported_views import refuse_unsupported_view
-from tsql_support import one, output_of, rows
+from tsql_support import output_of, rows, scalar
 
 
 def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
@@ -34,10 +34,10 @@ def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
 
 def test_monitoring_scripts_can_join_the_views(db: sb.Database) -> None:
     texts = "SELECT t.text FROM sys.dm_exec_requests r CROSS APPLY sys.dm_exec_sql_text(r.sql_handle) AS t WHERE r.session_id = @@SPID"
-    assert "dm_exec_sql_text" in str(one(db, texts))
+    assert "dm_exec_sql_text" in str(scalar(db, texts))
     assert rows(db, "SELECT c.protocol_type FROM sys.dm_exec_connections c JOIN sys.dm_exec_sessions s "
                 "ON s.session_id = c.session_id WHERE c.session_id = @@SPID") == [("TSQL",)]  # fmt: skip
-    assert one(db, "SELECT event_type FROM sys.dm_exec_input_buffer(@@SPID, NULL)") == "Language Event"
+    assert scalar(db, "SELECT event_type FROM sys.dm_exec_input_buffer(@@SPID, NULL)") == "Language Event"
     assert output_of(
         db, "BEGIN TRAN; SELECT COUNT(*) FROM sys.dm_tran_session_transactions WHERE session_id = @@SPID; COMMIT"
     ) == [[(1,)]]
@@ -49,12 +49,14 @@ def test_monitoring_scripts_can_join_the_views(db: sb.Database) -> None:
         "fn_listextendedproperty(N'MS_Description', N'SCHEMA', N'dbo', NULL, NULL, NULL, NULL)",
     ):
         assert rows(db, f"SELECT * FROM {view}") == []
-    assert one(db, "SELECT name FROM sys.filegroups WHERE is_default = 1") == "PRIMARY"
-    assert one(db, "SELECT SUM(CASE WHEN total_page_count > 0 THEN 1 END) FROM sys.dm_db_file_space_usage") == 1
+    assert scalar(db, "SELECT name FROM sys.filegroups WHERE is_default = 1") == "PRIMARY"
+    assert scalar(db, "SELECT SUM(CASE WHEN total_page_count > 0 THEN 1 END) FROM sys.dm_db_file_space_usage") == 1
     db.execute_tsql(
         "CREATE ROUTE R WITH BROKER_INSTANCE = '6f9619ff-8b86-d011-b42d-00c04fc964ff', SERVICE_NAME = 's', ADDRESS = 'TCP://h:1'"
     )
-    assert one(db, "SELECT broker_instance FROM sys.routes WHERE name = 'r'") == "6F9619FF-8B86-D011-B42D-00C04FC964FF"
+    assert (
+        scalar(db, "SELECT broker_instance FROM sys.routes WHERE name = 'r'") == "6F9619FF-8B86-D011-B42D-00C04FC964FF"
+    )
 
 
 def test_a_session_finds_its_own_options(db: sb.Database) -> None:
@@ -200,8 +202,8 @@ def test_tools_ask_the_views_of_the_standard(db: sb.Database) -> None:
     ]  # fmt: skip
     assert rows(db, "SELECT is_read_committed_snapshot_on, log_reuse_wait_desc, SUSER_SNAME(owner_sid) FROM sys.databases "
                 "WHERE name = DB_NAME() OR name = 'master'") == [(1, "NOTHING", "sa")] * 2  # fmt: skip
-    assert one(db, "SELECT authentication_type_desc FROM sys.database_principals WHERE name = 'DBO'") == "INSTANCE"
-    assert one(db, "SELECT COUNT(*) FROM master..sysprocesses WHERE spid = @@SPID") == 1
+    assert scalar(db, "SELECT authentication_type_desc FROM sys.database_principals WHERE name = 'DBO'") == "INSTANCE"
+    assert scalar(db, "SELECT COUNT(*) FROM master..sysprocesses WHERE spid = @@SPID") == 1
     for name in ("master.dbo.syslogins", "sys.credentials", "sys.stats", "sys.sql_expression_dependencies"):
         assert (
             rows(db, f"SELECT * FROM {name} WHERE name IS NULL" if "depend" not in name else f"SELECT * FROM {name}")

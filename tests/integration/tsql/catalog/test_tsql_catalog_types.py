@@ -27,14 +27,14 @@ _ASIDE = re.compile(r"\((?!\d+\)|max\))[^()]*\)")
 _LISTS = ("sys.dm_broker_connections", "sys.dm_broker_forwarded_messages")
 
 
-class Told(NamedTuple):
+class DocumentedColumn(NamedTuple):
     view: str
     column: str
     type: str
     is_nullable: bool
 
 
-def told() -> Iterator[Told]:
+def documented_columns() -> Iterator[DocumentedColumn]:
     if not REFERENCE.exists():
         return
     for section in re.split(r"^## ", REFERENCE.read_text(), flags=re.MULTILINE)[1:]:
@@ -44,21 +44,21 @@ def told() -> Iterator[Told]:
             yield from _row(head[2], line) if line.startswith("|") else _sentence(head[2], line)
 
 
-def _row(view: str, line: str) -> Iterator[Told]:
+def _row(view: str, line: str) -> Iterator[DocumentedColumn]:
     names, of, required = (cell.strip() for cell in line.split("|")[1:4])
     if re.fullmatch(_TYPE, of):
-        yield from (Told(view, name, of, required != "N") for name in names.split(" / "))
+        yield from (DocumentedColumn(view, name, of, required != "N") for name in names.split(" / "))
 
 
-def _sentence(view: str, line: str) -> Iterator[Told]:
+def _sentence(view: str, line: str) -> Iterator[DocumentedColumn]:
     own = re.match(r"(sys\.\w+): ", line)
     at = own[1] if own else view
     for others, last, of, required in _NAMED.findall(_ASIDE.sub("", line)):
         listed = re.findall(r"\w+", others) if at in _LISTS or "/" in others else []
-        yield from (Told(at, name, of, required != "N") for name in [*listed, last])
+        yield from (DocumentedColumn(at, name, of, required != "N") for name in [*listed, last])
 
 
-TOLD = list(told())
+TOLD = list(documented_columns())
 VIEWS = sorted({one.view for one in TOLD})
 OBJECTS = """
 ALTER DATABASE CURRENT SET HONOR_BROKER_PRIORITY ON
@@ -85,7 +85,7 @@ SEND ON CONVERSATION @far MESSAGE TYPE [//c/Ask] (N'<a/>');
 
 
 @pytest.fixture(scope="module")
-def filled(instance: sb.Instance) -> sb.Database:
+def filled_database(instance: sb.Instance) -> sb.Database:
     """A database with a row in most views."""
     return create_database(instance, "Catalogued", OBJECTS)
 
@@ -95,26 +95,30 @@ def test_the_reference_is_read() -> None:
         pytest.skip(f"the reference stands in {REFERENCE}, which is not here")
     assert len(VIEWS) == 22
     assert len(TOLD) > 150
-    assert Told("sys.conversation_endpoints", "inbound_session_key_identifier", "uniqueidentifier", False) in TOLD
-    assert Told("sys.dm_broker_connections", "connection_id", "uniqueidentifier", True) in TOLD
-    assert Told("sys.endpoints", "type", "tinyint", True) in TOLD
+    assert (
+        DocumentedColumn("sys.conversation_endpoints", "inbound_session_key_identifier", "uniqueidentifier", False)
+        in TOLD
+    )
+    assert DocumentedColumn("sys.dm_broker_connections", "connection_id", "uniqueidentifier", True) in TOLD
+    assert DocumentedColumn("sys.endpoints", "type", "tinyint", True) in TOLD
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_has_the_columns_and_types_of_the_reference(filled: sb.Database, view: str) -> None:
+def test_a_view_has_the_columns_and_types_of_the_reference(filled_database: sb.Database, view: str) -> None:
     own = view.removeprefix("sys.")
     name = f"{'tsql' if own in TSQL_VIEWS else 'sys'}.{own}"
     columns = {
-        column.name: column.type for column in columns_of(query(filled, COLUMNS_SQL.replace("$1", "%s"), [name]))[name]
+        column.name: column.type
+        for column in columns_of(query(filled_database, COLUMNS_SQL.replace("$1", "%s"), [name]))[name]
     }
     wanted = {one.column: parse_type(one.type.replace("sysname", "nvarchar(128)")) for one in TOLD if one.view == view}
     assert {name: str(columns.get(name)) for name in wanted} == {name: str(of) for name, of in wanted.items()}
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_value_is_one_of_its_type(filled: sb.Database, view: str) -> None:
+def test_every_value_is_one_of_its_type(filled_database: sb.Database, view: str) -> None:
     wanted = [one for one in TOLD if one.view == view]
-    found = filled.execute_tsql(f"SELECT {', '.join(one.column for one in wanted)} FROM {view}").rows
+    found = filled_database.execute_tsql(f"SELECT {', '.join(one.column for one in wanted)} FROM {view}").rows
     if view not in ("sys.message_type_xml_schema_collection_usages",) and "endpoints" not in view and "dm_" not in view:
         assert found
     for row in found:
@@ -125,23 +129,23 @@ def test_every_value_is_one_of_its_type(filled: sb.Database, view: str) -> None:
             assert (fitted.rstrip() if isinstance(value, str) and of.name == "char" else fitted) == value, one
 
 
-def test_ids_types_and_procedures_have_sql_servers_values(filled: sb.Database) -> None:
-    def one(text: str) -> tuple[object, ...]:
-        return tuple(filled.execute_tsql(text).rows[0])
+def test_ids_types_and_procedures_have_sql_servers_values(filled_database: sb.Database) -> None:
+    def row_of(text: str) -> tuple[object, ...]:
+        return tuple(filled_database.execute_tsql(text).rows[0])
 
-    assert one("SELECT database_id FROM sys.databases WHERE name = 'master'") == (1,)
-    assert one("SELECT database_id FROM sys.databases WHERE name = 'msdb'") == (4,)
-    assert one("SELECT CASE WHEN MIN(database_id) > 4 THEN 1 END FROM sys.databases WHERE name NOT IN "
+    assert row_of("SELECT database_id FROM sys.databases WHERE name = 'master'") == (1,)
+    assert row_of("SELECT database_id FROM sys.databases WHERE name = 'msdb'") == (4,)
+    assert row_of("SELECT CASE WHEN MIN(database_id) > 4 THEN 1 END FROM sys.databases WHERE name NOT IN "
                "('master', 'tempdb', 'model', 'msdb')") == (1,)  # fmt: skip
-    assert one("SELECT type, type_desc FROM sys.service_queues WHERE name = 'q'") == ("SQ", "SERVICE_QUEUE")
-    assert one("SELECT activation_procedure, execute_as_principal_id FROM sys.service_queues WHERE name = 'Q'") == (
+    assert row_of("SELECT type, type_desc FROM sys.service_queues WHERE name = 'q'") == ("SQ", "SERVICE_QUEUE")
+    assert row_of("SELECT activation_procedure, execute_as_principal_id FROM sys.service_queues WHERE name = 'Q'") == (
         "[Catalogued].[dbo].[Work]",
         -2,
     )
-    assert one("SELECT COUNT(*) FROM sys.columns WHERE object_id = OBJECT_ID('dbo.Q') AND name = 'message_body'") == (
-        1,
-    )
-    assert one("SELECT state, state_desc FROM sys.conversation_endpoints WHERE far_service = '//c/Far'") == (
+    assert row_of(
+        "SELECT COUNT(*) FROM sys.columns WHERE object_id = OBJECT_ID('dbo.Q') AND name = 'message_body'"
+    ) == (1,)
+    assert row_of("SELECT state, state_desc FROM sys.conversation_endpoints WHERE far_service = '//c/Far'") == (
         "CO",
         "CONVERSING",
     )

@@ -8,7 +8,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.session import Session
-from tsql_support import one, output_of, rows
+from tsql_support import output_of, rows, scalar
 
 # the same objects in both databases, of other values
 OBJECTS = """
@@ -149,7 +149,7 @@ def shared_pairs() -> list[sb.Database]:
 
 
 @pytest.fixture
-def here(instance: sb.Instance, shared_pairs: list[sb.Database]) -> sb.Database:
+def here_database(instance: sb.Instance, shared_pairs: list[sb.Database]) -> sb.Database:
     """Here and There of this test alone."""
     shared_pairs.clear()
     return new_pair(instance)
@@ -167,16 +167,16 @@ def state(database: sb.Database) -> list[object]:
     return output_of(database, STATE)
 
 
-def both(here: sb.Database) -> tuple[list[object], list[object]]:
-    return state(here), state(here.instance.database("There"))
+def both_states(here_database: sb.Database) -> tuple[list[object], list[object]]:
+    return state(here_database), state(here_database.instance.database("There"))
 
 
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("statement", CHANGES_THERE)
-def test_a_statement_changes_the_database_that_it_names(here: sb.Database, statement: str) -> None:
-    before = both(here)
-    told_errors = [said for said in output_of(here, CHANGES_THERE[statement]) if isinstance(said, int)]
-    after = both(here)
+def test_a_statement_changes_the_database_that_it_names(here_database: sb.Database, statement: str) -> None:
+    before = both_states(here_database)
+    told_errors = [said for said in output_of(here_database, CHANGES_THERE[statement]) if isinstance(said, int)]
+    after = both_states(here_database)
     assert told_errors == []
     assert after[0] == before[0]
     assert after[1] != before[1]
@@ -185,9 +185,9 @@ def test_a_statement_changes_the_database_that_it_names(here: sb.Database, state
 @pytest.mark.parametrize("statement", REFUSED_STATEMENTS)
 def test_refused_database_prefixes_change_no_database(shared_here: sb.Database, statement: str) -> None:
     text, number = REFUSED_STATEMENTS[statement]
-    before = both(shared_here)
+    before = both_states(shared_here)
     assert output_of(shared_here, text) == [number]
-    assert both(shared_here) == before
+    assert both_states(shared_here) == before
 
 
 SHOWN = {
@@ -280,9 +280,9 @@ def test_the_caller_is_where_it_was(shared_here: sb.Database, ending: str, caugh
     assert [said for said in last if isinstance(said, list) and len(said[0]) == 2 and said != [("Here", "dbo")]] == []
 
 
-def test_a_transaction_is_one_over_both(here: sb.Database) -> None:
+def test_a_transaction_is_one_over_both(here_database: sb.Database) -> None:
     said = output_of(
-        here,
+        here_database,
         "BEGIN TRAN; DELETE dbo.Both; EXEC There.sys.sp_executesql N'DELETE dbo.Both; SELECT @@TRANCOUNT'; "
         "EXEC There..sp_rename 'dbo.Parent', 'Parents'; SELECT @@TRANCOUNT, DB_NAME(); ROLLBACK; "
         "SELECT (SELECT COUNT(*) FROM dbo.Both), (SELECT COUNT(*) FROM There.dbo.Both), OBJECT_ID('There.dbo.Parents')",
@@ -290,34 +290,34 @@ def test_a_transaction_is_one_over_both(here: sb.Database) -> None:
     assert [each for each in said if isinstance(each, list)] == [[(1,)], [(1, "Here")], [(2, 2, None)]]
 
 
-def test_a_rollback_inside_leaves_the_caller_here(here: sb.Database) -> None:
+def test_a_rollback_inside_leaves_the_caller_here(here_database: sb.Database) -> None:
     said = output_of(
-        here,
+        here_database,
         "BEGIN TRAN; DELETE dbo.Both; EXEC There.sys.sp_executesql N'DELETE dbo.Both; ROLLBACK; SELECT DB_NAME()'; "
         "SELECT DB_NAME(), @@TRANCOUNT, (SELECT COUNT(*) FROM dbo.Both), (SELECT COUNT(*) FROM There.dbo.Both)",
     )
     assert said == [[("There",)], 266, [("Here", 0, 2, 2)]]
 
 
-def test_dynamic_sql_in_another_database_runs_as_the_callers_user_there(here: sb.Database) -> None:
+def test_dynamic_sql_in_another_database_runs_as_the_callers_user_there(here_database: sb.Database) -> None:
     """A login has another user in each database; a module's owner does not reach beyond its own."""
-    here.execute_tsql(
+    here_database.execute_tsql(
         "CREATE LOGIN porter WITH PASSWORD = 'x'; CREATE USER PorterHere FOR LOGIN porter; USE There; "
         "CREATE USER PorterThere FOR LOGIN porter; GRANT SELECT ON dbo.Both TO PorterThere"
     )
     said = output_of(
-        here,
+        here_database,
         "EXECUTE AS LOGIN = 'porter'\n"
         "EXEC There.sys.sp_executesql N'SELECT DB_NAME(), USER_NAME(), COUNT(*) FROM dbo.Both'\n"
         "EXEC There.sys.sp_executesql N'DELETE dbo.Both'\nEXEC There..sp_rename 'dbo.Both', 'Mine'\n"
         "SELECT DB_NAME(), USER_NAME()",
     )
-    here.execute_tsql("DROP USER PorterHere; USE There; DROP USER PorterThere; DROP LOGIN porter")
+    here_database.execute_tsql("DROP USER PorterHere; USE There; DROP USER PorterThere; DROP LOGIN porter")
     assert said[0] == [("There", "PorterThere", 2)]
     assert said[1] == 229
     assert isinstance(said[2], int)
     assert said[3] == [("Here", "PorterHere")]
-    assert one(here, "SELECT COUNT(*) FROM There.dbo.Both") == 2
+    assert scalar(here_database, "SELECT COUNT(*) FROM There.dbo.Both") == 2
 
 
 @pytest.mark.parametrize(
@@ -330,28 +330,28 @@ def test_dynamic_sql_in_another_database_runs_as_the_callers_user_there(here: sb
         "EXEC There..sp_msforeachtable 'DELETE ?'",
     ],
 )
-def test_a_module_owns_nothing_in_another_database(here: sb.Database, statement: str) -> None:
+def test_a_module_owns_nothing_in_another_database(here_database: sb.Database, statement: str) -> None:
     """Acts of a procedure of Here in There need rights of its caller, though dbo owns the tables of both."""
     quoted = statement.replace("'", "''")
-    here.execute_tsql(
+    here_database.execute_tsql(
         "CREATE LOGIN porter WITH PASSWORD = 'x'; CREATE USER Porter FOR LOGIN porter; "
         f"EXEC ('CREATE PROCEDURE dbo.Reaches AS {quoted}'); GRANT EXECUTE ON dbo.Reaches TO Porter; USE There; "
         "CREATE USER Porter FOR LOGIN porter; GRANT CREATE TABLE TO Porter; GRANT ALTER ON SCHEMA::dbo TO Porter"
     )
-    there = here.instance.database("There")
+    there = here_database.instance.database("There")
     before = state(there)
-    said = output_of(here, "EXECUTE AS LOGIN = 'porter'; EXEC dbo.Reaches")
+    said = output_of(here_database, "EXECUTE AS LOGIN = 'porter'; EXEC dbo.Reaches")
     after = state(there)
-    here.execute_tsql("DROP USER Porter; USE There; DROP USER Porter; DROP LOGIN porter")
+    here_database.execute_tsql("DROP USER Porter; USE There; DROP USER Porter; DROP LOGIN porter")
     assert 229 in said
     assert after == before
 
 
-def test_a_login_without_a_user_in_the_other_database_is_refused(here: sb.Database) -> None:
-    here.execute_tsql("CREATE LOGIN stranger WITH PASSWORD = 'x'; CREATE USER Stranger FOR LOGIN stranger")
+def test_a_login_without_a_user_in_the_other_database_is_refused(here_database: sb.Database) -> None:
+    here_database.execute_tsql("CREATE LOGIN stranger WITH PASSWORD = 'x'; CREATE USER Stranger FOR LOGIN stranger")
     for call in ("sys.sp_executesql N'DELETE dbo.Both'", ".sp_helptext 'dbo.Tells'", ".sp_help 'dbo.Both'"):
-        assert output_of(here, f"EXECUTE AS LOGIN = 'stranger'; EXEC There.{call}") == [916]
-    here.execute_tsql("DROP USER Stranger; DROP LOGIN stranger")
+        assert output_of(here_database, f"EXECUTE AS LOGIN = 'stranger'; EXEC There.{call}") == [916]
+    here_database.execute_tsql("DROP USER Stranger; DROP LOGIN stranger")
 
 
 def test_the_systems_databases_are_there_also_within_a_transaction(make_instance_url: Callable[..., str]) -> None:
@@ -374,31 +374,33 @@ def test_a_transaction_does_not_wait_for_itself(make_instance_url: Callable[...,
         assert said in ([911], [[(5,)]])
 
 
-def test_definitions_are_told_in_the_database_that_they_name(here: sb.Database) -> None:
+def test_definitions_are_told_in_the_database_that_they_name(here_database: sb.Database) -> None:
     """A notification on a database hears of what is made in it, from wherever."""
     for name in ("Here", "There"):
-        here.execute_tsql(
+        here_database.execute_tsql(
             f"USE {name}; CREATE QUEUE dbo.Heard; CREATE SERVICE Hearing ON QUEUE dbo.Heard "
             "([http://schemas.microsoft.com/SQL/Notifications/PostEventNotification]); "
             "CREATE EVENT NOTIFICATION Hears ON DATABASE FOR DDL_EVENTS TO SERVICE 'Hearing', 'current database'"
         )
-        here.execute_tsql(f"USE {name}; WHILE 1 = 1 BEGIN RECEIVE * FROM dbo.Heard; IF @@ROWCOUNT = 0 BREAK END")
-    here.execute_tsql(
+        here_database.execute_tsql(
+            f"USE {name}; WHILE 1 = 1 BEGIN RECEIVE * FROM dbo.Heard; IF @@ROWCOUNT = 0 BREAK END"
+        )
+    here_database.execute_tsql(
         "CREATE QUEUE There.dbo.Told; CREATE TABLE There.dbo.ToldTable (Id int); DROP TYPE There.dbo.Rows_2; "
         "CREATE EVENT NOTIFICATION N ON QUEUE There.dbo.Told FOR QUEUE_ACTIVATION TO SERVICE 'Worker', "
         "'current database'; ALTER TABLE There.dbo.Both DISABLE TRIGGER Fires; "
         "EXEC There.sys.sp_executesql N'CREATE SEQUENCE dbo.ToldNumbers'"
     )
     events = "SELECT CAST(message_body AS xml).value('(/EVENT_INSTANCE/EventType)[1]', 'sysname') FROM {}.dbo.Heard"
-    assert rows(here, events.format("Here")) == []
-    assert [kind for (kind,) in rows(here, events.format("There") + " ORDER BY queuing_order")] == [
+    assert rows(here_database, events.format("Here")) == []
+    assert [kind for (kind,) in rows(here_database, events.format("There") + " ORDER BY queuing_order")] == [
         "CREATE_QUEUE", "CREATE_TABLE", "DROP_TYPE", "CREATE_EVENT_NOTIFICATION", "ALTER_TABLE", "CREATE_SEQUENCE",
     ]  # fmt: skip
 
 
-def test_a_session_that_goes_on_is_where_it_was(here: sb.Database) -> None:
+def test_a_session_that_goes_on_is_where_it_was(here_database: sb.Database) -> None:
     """After an error that ends the batch, and after USE, which is the session's."""
-    with Session(here) as session:
+    with Session(here_database) as session:
         with pytest.raises(sb.BrokerError, match="50001"):
             session.execute("EXEC There.sys.sp_executesql N'USE tempdb; THROW 50001, N''x'', 1'")
         assert session.execute("SELECT DB_NAME()").rows == [("Here",)]

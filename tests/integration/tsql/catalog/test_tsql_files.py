@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from tsql_support import one, output_of, rows
+from tsql_support import output_of, rows, scalar
 
 PATH = "/var/opt/mssql/data/"
 
@@ -71,7 +71,7 @@ def test_master_files_names_data_and_log(db: sb.Database, database: str, files: 
     ],
 )
 def test_functions_of_files(db: sb.Database, expression: str, value: object) -> None:
-    assert one(db, f"SELECT {expression} AS v") == value
+    assert scalar(db, f"SELECT {expression} AS v") == value
 
 
 def test_a_database_has_the_options_that_scripts_read(db: sb.Database) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from tsql_support import create_database, one, rows
+from tsql_support import create_database, rows, scalar
 
 OBJECTS = """
 CREATE TABLE Parts (Id int IDENTITY CONSTRAINT PK_Parts PRIMARY KEY,
@@ -34,7 +34,7 @@ def db(instance: sb.Instance) -> sb.Database:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_is_there_under_all_its_names(db: sb.Database, name: str) -> None:
     counts = {
-        one(db, f"SELECT COUNT(*) FROM {prefix}{name}") for prefix in ("", "dbo.", "sys.", "Legacy..", "Legacy.sys.")
+        scalar(db, f"SELECT COUNT(*) FROM {prefix}{name}") for prefix in ("", "dbo.", "sys.", "Legacy..", "Legacy.sys.")
     }
     assert len(counts) == 1
     (found,) = check(f"SELECT * FROM {name}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import servicebroker as sb
-from tsql_support import create_database, one, output_of, rows
+from tsql_support import create_database, output_of, rows, scalar
 
 TRIGGER = """
 CREATE TRIGGER dbo.{name} ON dbo.{table} {when} INSERT, UPDATE, DELETE AS
@@ -179,7 +179,7 @@ def test_an_error_in_a_foreign_trigger_keeps_the_callers_context(hall: sb.Databa
     )
     assert said[0] in ([(number,)], number)
     assert said[-1] == [("HallHere", "ClerkHere")]
-    assert one(hall, "SELECT V FROM HallThere.dbo.Doors") == 0
+    assert scalar(hall, "SELECT V FROM HallThere.dbo.Doors") == 0
 
 
 def test_triggers_of_two_databases_fire_each_other(hall: sb.Database) -> None:
@@ -191,7 +191,7 @@ def test_triggers_of_two_databases_fire_each_other(hall: sb.Database) -> None:
 def test_a_login_without_a_user_in_the_other_database_fires_no_trigger(hall: sb.Database) -> None:
     assert output_of(hall, "CREATE LOGIN stray WITH PASSWORD = 'x'; CREATE USER Stray FOR LOGIN stray") == []
     assert output_of(hall, "EXECUTE AS LOGIN = 'stray'\nINSERT HallThere.dbo.Doors (V) VALUES (0)") == [916]
-    assert one(hall, "SELECT COUNT(*) FROM HallThere.dbo.Doors") == 0
+    assert scalar(hall, "SELECT COUNT(*) FROM HallThere.dbo.Doors") == 0
     hall.execute_tsql("DROP USER Stray; DROP LOGIN stray")
 
 
@@ -204,10 +204,10 @@ def test_a_login_without_a_user_in_the_other_database_fires_no_trigger(hall: sb.
 )
 def test_a_trigger_is_made_in_the_database_of_its_table(hall: sb.Database, text: str) -> None:
     assert output_of(hall, text) == [2108]
-    assert one(hall, "SELECT COUNT(*) FROM sys.triggers WHERE name = 'Far'") == 0
+    assert scalar(hall, "SELECT COUNT(*) FROM sys.triggers WHERE name = 'Far'") == 0
     hall.execute_tsql("USE HallThere; EXEC ('CREATE TRIGGER dbo.Near ON HallThere.dbo.Doors AFTER DELETE AS PRINT 1')")
 
 
 def test_truncate_fires_nothing(caller: sb.Database) -> None:
     caller.execute_tsql("DELETE TargetBase.dbo.Noted; TRUNCATE TABLE TargetBase.dbo.After_")
-    assert one(caller, "SELECT COUNT(*) FROM TargetBase.dbo.Noted") == 0
+    assert scalar(caller, "SELECT COUNT(*) FROM TargetBase.dbo.Noted") == 0

@@ -54,9 +54,9 @@ def shop(instance: sb.Instance) -> sb.Database:
     ],
 )
 def test_has_perms_by_name_agrees_with_the_grants(
-    shop: sb.Database, asked: str, dbo: int | None, clerk: int | None, writer: int | None
+    shop: sb.Database, statement_counts: str, dbo: int | None, clerk: int | None, writer: int | None
 ) -> None:
-    query = f"SELECT HAS_PERMS_BY_NAME({asked})"
+    query = f"SELECT HAS_PERMS_BY_NAME({statement_counts})"
     said = output_of(shop, f"{query} EXECUTE AS USER = 'Clerk' {query} REVERT EXECUTE AS USER = 'Writer' {query}")
     assert said == [[(dbo,)], [(clerk,)], [(writer,)]]
 

@@ -39,7 +39,7 @@ def depot(instance: sb.Instance) -> sb.Database:
 
 
 @pytest.fixture
-def filled(depot: sb.Database) -> sb.Database:
+def filled_depot(depot: sb.Database) -> sb.Database:
     depot.execute_tsql("DELETE dbo.Parcels; INSERT dbo.Parcels VALUES (1, N'Bonn'), (20, N'Trier')")
     return depot
 
@@ -72,11 +72,11 @@ def filled(depot: sb.Database) -> sb.Database:
         ("DECLARE @x NVARCHAR(50) = N'Counted'; EXEC @x", [[(2,)]]),
     ],
 )  # fmt: skip
-def test_a_synonym_is_used_like_its_base_object(filled: sb.Database, script: str, said: list[Any]) -> None:
-    assert [each for each in output_of(filled, script) if not isinstance(each, str)] == said
+def test_a_synonym_is_used_like_its_base_object(filled_depot: sb.Database, script: str, said: list[Any]) -> None:
+    assert [each for each in output_of(filled_depot, script) if not isinstance(each, str)] == said
 
 
-def test_receive_and_its_kin_take_a_synonym_of_a_queue(filled: sb.Database) -> None:
+def test_receive_and_its_kin_take_a_synonym_of_a_queue(filled_depot: sb.Database) -> None:
     script = """
         DECLARE @h UNIQUEIDENTIFIER, @g UNIQUEIDENTIFIER;
         BEGIN DIALOG @h FROM SERVICE Arrival TO SERVICE 'Arrival' WITH ENCRYPTION = OFF;
@@ -85,8 +85,8 @@ def test_receive_and_its_kin_take_a_synonym_of_a_queue(filled: sb.Database) -> N
         BEGIN TRAN; GET CONVERSATION GROUP @g FROM dbo.Q; ROLLBACK;
         WAITFOR (RECEIVE TOP (1) CAST(message_body AS VARCHAR(10)) FROM Q), TIMEOUT 1000;
     """
-    assert output_of(filled, script)[-1] == [("in",)]
-    assert next(found for found in output_of(filled, script) if isinstance(found, list)) == [(1,)]
+    assert output_of(filled_depot, script)[-1] == [("in",)]
+    assert next(found for found in output_of(filled_depot, script) if isinstance(found, list)) == [(1,)]
 
 
 def test_the_catalog_shows_synonyms(depot: sb.Database) -> None:
@@ -151,27 +151,27 @@ def test_invalid_uses_of_synonyms_are_refused(depot: sb.Database, script: str, n
     assert rows(depot, "SELECT COUNT(*) FROM sys.objects") == before
 
 
-def test_the_name_means_another_thing_once_it_is_dropped(filled: sb.Database) -> None:
-    filled.execute_tsql("CREATE SYNONYM Moving FOR dbo.Parcels; SELECT * FROM Moving")
-    filled.execute_tsql("BEGIN TRAN; DROP SYNONYM dbo.Moving; CREATE SYNONYM Moving FOR dbo.Heavy; ROLLBACK")
-    assert len(rows(filled, "SELECT Place FROM Moving")) == 2
-    filled.execute_tsql("DROP SYNONYM IF EXISTS dbo.Moving; DROP SYNONYM IF EXISTS dbo.Moving")
+def test_the_name_means_another_thing_once_it_is_dropped(filled_depot: sb.Database) -> None:
+    filled_depot.execute_tsql("CREATE SYNONYM Moving FOR dbo.Parcels; SELECT * FROM Moving")
+    filled_depot.execute_tsql("BEGIN TRAN; DROP SYNONYM dbo.Moving; CREATE SYNONYM Moving FOR dbo.Heavy; ROLLBACK")
+    assert len(rows(filled_depot, "SELECT Place FROM Moving")) == 2
+    filled_depot.execute_tsql("DROP SYNONYM IF EXISTS dbo.Moving; DROP SYNONYM IF EXISTS dbo.Moving")
     with pytest.raises(sb.BrokerError) as refused:
-        filled.execute_tsql("SELECT * FROM Moving")
+        filled_depot.execute_tsql("SELECT * FROM Moving")
     assert refused.value.number == 208
-    filled.execute_tsql("CREATE TABLE Moving (n INT); INSERT Moving VALUES (7)")
-    assert rows(filled, "SELECT n FROM Moving") == [(7,)]
-    filled.execute_tsql("DROP TABLE Moving")
+    filled_depot.execute_tsql("CREATE TABLE Moving (n INT); INSERT Moving VALUES (7)")
+    assert rows(filled_depot, "SELECT n FROM Moving") == [(7,)]
+    filled_depot.execute_tsql("DROP TABLE Moving")
 
 
-def test_a_synonym_may_stand_for_another_databases_table(instance: sb.Instance, filled: sb.Database) -> None:
+def test_a_synonym_may_stand_for_another_databases_table(instance: sb.Instance, filled_depot: sb.Database) -> None:
     other = instance.database("SynonymElsewhere", create=True)
     other.execute_tsql("CREATE SYNONYM dbo.Theirs FOR SynonymDepot.dbo.Parcels; CREATE TABLE dbo.Own (n INT)")
-    filled.execute_tsql("CREATE SYNONYM dbo.Own FOR SynonymElsewhere..Own; INSERT Own VALUES (4)")
+    filled_depot.execute_tsql("CREATE SYNONYM dbo.Own FOR SynonymElsewhere..Own; INSERT Own VALUES (4)")
     assert rows(other, "SELECT COUNT(*) FROM Theirs") == [(2,)]
-    assert rows(filled, "SELECT n FROM Own") == [(4,)]
+    assert rows(filled_depot, "SELECT n FROM Own") == [(4,)]
     assert rows(other, "SELECT COUNT(*) FROM SynonymDepot.dbo.P") == [(2,)]
-    filled.execute_tsql("DROP SYNONYM Own")
+    filled_depot.execute_tsql("DROP SYNONYM Own")
 
 
 def test_check_says_that_it_runs() -> None:

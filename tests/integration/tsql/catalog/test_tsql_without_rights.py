@@ -364,7 +364,7 @@ def values(office: sb.Database, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.fixture(scope="module", params=["by EXECUTE AS", "by name"])
-def nobody(request: pytest.FixtureRequest, office: sb.Database, values: dict[str, str]) -> Iterator[Session]:
+def user_session(request: pytest.FixtureRequest, office: sb.Database, values: dict[str, str]) -> Iterator[Session]:
     """A session of the user."""
     if request.param == "by name":
         with Session(office.instance.database(office.name, user="Nobody")) as session:
@@ -375,7 +375,7 @@ def nobody(request: pytest.FixtureRequest, office: sb.Database, values: dict[str
         yield session
 
 
-def everything(database: sb.Database) -> list[tuple[object, ...]]:
+def instance_content(database: sb.Database) -> list[tuple[object, ...]]:
     """Return the content of the instance: rows of every table, tables, functions, triggers; without counters."""
     tables = query(
         database,
@@ -403,31 +403,38 @@ def writers(database: sb.Database) -> int:
 
 
 @pytest.fixture(scope="module")
-def before(nobody: Session, office: sb.Database) -> list[tuple[object, ...]]:
-    return everything(office)
+def content_before(user_session: Session, office: sb.Database) -> list[tuple[object, ...]]:
+    return instance_content(office)
 
 
 @pytest.mark.parametrize(("script", "number"), CASES, ids=[script[:60] for script, _ in CASES])
 def test_a_user_without_rights_changes_nothing(
-    nobody: Session, office: sb.Database, values: dict[str, str], before: list[object], script: str, number: int
+    user_session: Session,
+    office: sb.Database,
+    values: dict[str, str],
+    content_before: list[object],
+    script: str,
+    number: int,
 ) -> None:
     for name, value in values.items():
         script = script.replace("{" + name + "}", value)
-    nobody.execute(f"USE {office.name}")
+    user_session.execute(f"USE {office.name}")
     wrote = writers(office)
     with pytest.raises(sb.BrokerError) as caught:
-        nobody.execute(script)
+        user_session.execute(script)
     assert caught.value.number == number, str(caught.value)
-    assert nobody.execute("SELECT USER_NAME(), @@TRANCOUNT").rows in ([("Nobody", 0)], [("guest", 0)])
+    assert user_session.execute("SELECT USER_NAME(), @@TRANCOUNT").rows in ([("Nobody", 0)], [("guest", 0)])
     assert list(Path(values["folder"]).iterdir()) == []
-    assert writers(office) == wrote or everything(office) == before
+    assert writers(office) == wrote or instance_content(office) == content_before
 
 
-def test_the_comparison_detects_a_change(nobody: Session, office: sb.Database, before: list[object]) -> None:
-    assert everything(office) == before
+def test_the_comparison_detects_a_change(
+    user_session: Session, office: sb.Database, content_before: list[object]
+) -> None:
+    assert instance_content(office) == content_before
     wrote = writers(office)
     office.execute_tsql("UPDATE Parcels SET Place = N'x'")
     assert writers(office) != wrote
-    assert everything(office) != before
+    assert instance_content(office) != content_before
     office.execute_tsql("UPDATE Parcels SET Place = N'Lund'")
-    assert everything(office) == before
+    assert instance_content(office) == content_before

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import servicebroker as sb
-from tsql_support import one, output_of
+from tsql_support import output_of, scalar
 
 
 def test_blanks_that_fill_a_char_need_no_pattern(db: sb.Database) -> None:
     db.execute_tsql("CREATE TABLE Filled (a char(6), b nchar(6)); INSERT Filled VALUES ('abc', N'abc')")
     found = [
-        one(db, f"DECLARE @p varchar(9) = 'a_c'; SELECT COUNT(*) FROM Filled WHERE {like}")
+        scalar(db, f"DECLARE @p varchar(9) = 'a_c'; SELECT COUNT(*) FROM Filled WHERE {like}")
         for like in (
             "a LIKE 'abc'",
             "a LIKE '%bc'",

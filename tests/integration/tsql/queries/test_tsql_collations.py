@@ -9,7 +9,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Row, Verdict, check
-from tsql_support import error_number, one, output_of, rows, texts
+from tsql_support import error_number, output_of, rows, scalar, texts
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +82,14 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("expression", VALUES)
 def test_expressions_in_a_database_that_ignores_case(shop: sb.Database, expression: str) -> None:
-    assert one(shop, f"DECLARE @a varchar(9) = 'ABC' SELECT {expression}") == VALUES[expression]
+    assert scalar(shop, f"DECLARE @a varchar(9) = 'ABC' SELECT {expression}") == VALUES[expression]
 
 
 def test_control_flow_and_functions_ignore_case(shop: sb.Database) -> None:
     said = texts(shop, "DECLARE @a varchar(9) = 'ABC' IF @a = 'abc' AND @a < 'abd' AND NOT @a <> 'aBc' PRINT 'equal'")
     assert said == ["equal"]
     shop.execute_tsql("CREATE FUNCTION F (@x varchar(9)) RETURNS int AS BEGIN IF @x = 'a' RETURN 1; RETURN 0 END")
-    assert one(shop, "SELECT dbo.F('A')") == 1
+    assert scalar(shop, "SELECT dbo.F('A')") == 1
 
 
 def test_keys_ignore_case(shop: sb.Database) -> None:
@@ -107,7 +107,7 @@ def test_keys_ignore_case(shop: sb.Database) -> None:
         "MERGE Items t USING (SELECT N'CARROT' n) s ON t.Name = s.n WHEN MATCHED THEN UPDATE SET Code = 'm' "
         "WHEN NOT MATCHED THEN INSERT (Name) VALUES (s.n); SELECT COUNT(*) FROM Items WHERE Code = 'M'"
     )
-    assert one(shop, merged) == 1
+    assert scalar(shop, merged) == 1
 
 
 def test_columns_have_their_own_collations(db: sb.Database) -> None:
@@ -127,13 +127,13 @@ def test_columns_have_their_own_collations(db: sb.Database) -> None:
         assert rows(db, f"SELECT A FROM Own WHERE {query}") == [(name,) for name in found], query
     assert rows(db, "SELECT x FROM (SELECT A + 'X' x FROM Own) q WHERE x = 'AX'") == [("aX",)]
     assert error_number(db, "INSERT Own (A) VALUES ('A')") == 2627
-    assert one(db, "SELECT name FROM sys.default_constraints WHERE name LIKE 'DF[_]C'") == "DF_C"
+    assert scalar(db, "SELECT name FROM sys.default_constraints WHERE name LIKE 'DF[_]C'") == "DF_C"
     assert rows(db, "SELECT collation_name FROM sys.columns WHERE object_id = OBJECT_ID('Own') ORDER BY column_id") == [
         ("Latin1_General_CI_AS",), ("Latin1_General_BIN2",), ("SQL_Latin1_General_CP1_CI_AS",), ("Latin1_General_BIN2",)
     ]  # fmt: skip
     db.execute_tsql("ALTER TABLE Own ALTER COLUMN B nvarchar(30) COLLATE Latin1_General_CI_AS")
     assert rows(db, "SELECT A INTO Copied FROM Own; SELECT COUNT(*) FROM Copied WHERE A = 'b'") == [(1,)]
-    assert one(db, "SELECT COUNT(DISTINCT B) FROM Own") == 1
+    assert scalar(db, "SELECT COUNT(DISTINCT B) FROM Own") == 1
     assert output_of(db, "SELECT A FROM Own WHERE A = C") == [468]
     assert output_of(db, "SELECT 'a' COLLATE Latin1_General_BIN + C FROM Own WHERE A LIKE C") == [468]
 

@@ -86,7 +86,7 @@ def string(made: random.Random) -> str:
     return " + ".join(made.choice(STRINGS) for _ in range(made.randint(1, 3)))
 
 
-def cast(made: random.Random) -> str:
+def random_cast(made: random.Random) -> str:
     value = made.choice([number(made, 2), made.choice(STRINGS), made.choice(OTHERS)])
     of = made.choice(TYPES)
     return f"CAST({value} AS {of})" if made.random() < 0.7 else f"CONVERT({of}, {value})"
@@ -102,7 +102,7 @@ def condition(made: random.Random, depth: int = 0) -> str:
     return f"{kind(made)} {made.choice(['=', '<>', '<', '>', '<=', '>='])} {kind(made)}"
 
 
-def beside(values: list[str], conditions: list[str]) -> str:
+def select_both(values: list[str], conditions: list[str]) -> str:
     """Each expression as it is, and inside of a query, which is PostgreSQL's; values as text, and with their types."""
     caught = "END TRY BEGIN CATCH SET @{} = CONCAT('error ', ERROR_NUMBER()) END CATCH"
     script = [VARIABLES]
@@ -129,9 +129,9 @@ def test_random_expressions_agree_with_postgresql(
     made, left, wrong = seeded_random, request.config.option.tsql_expressions, []
     while left > 0:
         half = min(left, AT_ONCE) // 2
-        values = [made.choice([number, number, string, cast])(made) for _ in range(half)]
+        values = [made.choice([number, number, string, random_cast])(made) for _ in range(half)]
         conditions = [condition(made) for _ in range(half)]
-        told = [message.text for message in db.execute_tsql(beside(values, conditions)).messages]
+        told = [message.text for message in db.execute_tsql(select_both(values, conditions)).messages]
         pairs = zip(values + conditions, told, strict=True)
         wrong += [(text, said) for text, said in pairs if len(set(said.split("|"))) != 1]
         left -= 2 * half

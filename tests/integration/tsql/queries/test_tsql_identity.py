@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.store import locks
 from support import eventually, in_thread, query
-from tsql_support import one, output_of, rows
+from tsql_support import output_of, rows, scalar
 
 
 def test_select_into_counts(db: sb.Database) -> None:
@@ -31,15 +31,15 @@ def test_identity_goes_on_elsewhere(db: sb.Database) -> None:
         db, "DBCC CHECKIDENT (Counted, RESEED, 2); DBCC CHECKIDENT ('Counted', NORESEED); DBCC CHECKIDENT ('Counted')"
     )[2] == ("Checking identity information: current identity value '2', current column value '51'.")
     db.execute_tsql("INSERT Counted VALUES (3)")
-    assert one(db, "SELECT MAX(id) FROM Counted") == 52
+    assert scalar(db, "SELECT MAX(id) FROM Counted") == 52
     db.execute_tsql("CREATE TABLE [O'Brien] (id int IDENTITY, v int); DBCC CHECKIDENT ([O'Brien], RESEED, 7)")
     db.execute_tsql("INSERT [O'Brien] VALUES (1); DBCC CHECKIDENT ([O'Brien])")
-    assert one(db, "SELECT id FROM [O'Brien]") == 7
+    assert scalar(db, "SELECT id FROM [O'Brien]") == 7
     assert output_of(db, "DBCC CHECKIDENT ('Counted', RESEED, NULL)") == [2560]
     assert output_of(db, "DBCC CHECKIDENT ('Plain')") == [7997]
     assert output_of(db, "DBCC CHECKIDENT ('Nothing', RESEED, 0) WITH NO_INFOMSGS") == [2501]
     assert output_of(db, "DBCC CHECKIDENT ('Counted', RESEED, 90) WITH NO_INFOMSGS; INSERT Counted VALUES (4)") == []
-    assert one(db, "SELECT MAX(id) FROM Counted") == 91
+    assert scalar(db, "SELECT MAX(id) FROM Counted") == 91
 
 
 def test_identity_continues_after_inserted_values(db: sb.Database) -> None:

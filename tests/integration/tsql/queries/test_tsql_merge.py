@@ -33,14 +33,14 @@ WHEN NOT MATCHED BY SOURCE AND t.Item = N'old' THEN DELETE
 
 
 @pytest.fixture(scope="module")
-def made(instance: sb.Instance) -> sb.Database:
+def merge_database(instance: sb.Instance) -> sb.Database:
     return create_database(instance, "MergeStore", TABLES)
 
 
 @pytest.fixture
-def store(made: sb.Database) -> sb.Database:
-    made.execute_tsql(ROWS)
-    return made
+def store(merge_database: sb.Database) -> sb.Database:
+    merge_database.execute_tsql(ROWS)
+    return merge_database
 
 
 def rows(store: sb.Database, script: str) -> list[tuple[Any, ...]]:

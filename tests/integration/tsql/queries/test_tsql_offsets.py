@@ -11,10 +11,10 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from tsql_support import error_number, one, rows, texts
+from tsql_support import error_number, rows, scalar, texts
 
 
-def at(text: str, hours: float = 0) -> datetime:
+def local_time(text: str, hours: float = 0) -> datetime:
     """A time on a clock that is so many hours ahead of UTC."""
     return datetime.fromisoformat(text).replace(tzinfo=timezone(timedelta(hours=hours)))
 
@@ -22,48 +22,48 @@ def at(text: str, hours: float = 0) -> datetime:
 NOON = "TODATETIMEOFFSET('2024-02-03 12:00:00', '+05:30')"
 ZONE = "'Central European Standard Time'"
 OFFSETS: dict[str, Any] = {
-    "SWITCHOFFSET('2024-02-03 10:00 -09:30', 120)": at("2024-02-03 21:30", 2),
-    f"SWITCHOFFSET({NOON}, '-08:00')": at("2024-02-02 22:30", -8),
+    "SWITCHOFFSET('2024-02-03 10:00 -09:30', 120)": local_time("2024-02-03 21:30", 2),
+    f"SWITCHOFFSET({NOON}, '-08:00')": local_time("2024-02-02 22:30", -8),
     f"SWITCHOFFSET({NOON}, NULL)": None,
-    "TODATETIMEOFFSET(CAST('2024-02-03 10:00' AS smalldatetime), -330)": at("2024-02-03 10:00", -5.5),
-    "DATETIMEOFFSETFROMPARTS(2024, 2, 3, 10, 0, 0, 5, -9, -30, 1)": at("2024-02-03 10:00:00.5", -9.5),
+    "TODATETIMEOFFSET(CAST('2024-02-03 10:00' AS smalldatetime), -330)": local_time("2024-02-03 10:00", -5.5),
+    "DATETIMEOFFSETFROMPARTS(2024, 2, 3, 10, 0, 0, 5, -9, -30, 1)": local_time("2024-02-03 10:00:00.5", -9.5),
     f"CONVERT(varchar(40), {NOON})": "2024-02-03 12:00:00.0000000 +05:30",
     f"CONVERT(varchar(40), {NOON}, 126)": "2024-02-03T12:00:00.0000000+05:30",
     f"CONVERT(varchar(40), {NOON}, 127)": "2024-02-03T06:30:00.0000000Z",
     f"CAST({NOON} AS datetime)": datetime(2024, 2, 3, 12),
     f"CAST(SWITCHOFFSET({NOON}, '-08:00') AS date)": date(2024, 2, 2),
-    "CAST('2024-02-03 10:00 -09:30' AS datetimeoffset)": at("2024-02-03 10:00", -9.5),
+    "CAST('2024-02-03 10:00 -09:30' AS datetimeoffset)": local_time("2024-02-03 10:00", -9.5),
     f"DATEPART(tz, {NOON})": 330,
     "DATENAME(TZoffset, '2024-02-03 10:00 -09:30')": "-09:30",
     "DATEPART(tzoffset, CAST('2024-02-03' AS datetime2))": 0,
     f"DATEPART(hour, {NOON})": 12,
-    f"DATEADD(day, 1, {NOON})": at("2024-02-04 12:00", 5.5),
-    f"DATETRUNC(day, {NOON})": at("2024-02-03", 5.5),
+    f"DATEADD(day, 1, {NOON})": local_time("2024-02-04 12:00", 5.5),
+    f"DATETRUNC(day, {NOON})": local_time("2024-02-03", 5.5),
     f"DATEDIFF(minute, {NOON}, '2024-02-03 06:31 +00:00')": 1,
     f"FORMAT({NOON}, 'HH:mm')": "12:00",
     f"FORMAT({NOON}, 'yyyy-MM-ddTHH:mm:sszzz')": "2024-02-03T12:00:00+05:30",
     f"FORMAT(SWITCHOFFSET({NOON}, -60), 'HH zz z ''zK'' K', 'en-US')": "05 -01 -1 zK -01:00",
     f"FORMAT({NOON}, 'o')": "2024-02-03T12:00:00.0000000+05:30",
     f"DAY(SWITCHOFFSET({NOON}, '-08:00'))": 2,
-    f"CAST('2024-07-01 12:00' AS datetime2(0)) AT TIME ZONE {ZONE}": at("2024-07-01 12:00", 2),
-    f"CAST('2024-01-01 12:00' AS datetime) AT TIME ZONE {ZONE}": at("2024-01-01 12:00", 1),
-    f"CAST('2022-03-27 02:01' AS datetime2(0)) AT TIME ZONE {ZONE}": at("2022-03-27 03:01", 2),  # no such hour
-    f"CAST('2022-10-30 02:01' AS datetime2(0)) AT TIME ZONE {ZONE}": at(
+    f"CAST('2024-07-01 12:00' AS datetime2(0)) AT TIME ZONE {ZONE}": local_time("2024-07-01 12:00", 2),
+    f"CAST('2024-01-01 12:00' AS datetime) AT TIME ZONE {ZONE}": local_time("2024-01-01 12:00", 1),
+    f"CAST('2022-03-27 02:01' AS datetime2(0)) AT TIME ZONE {ZONE}": local_time("2022-03-27 03:01", 2),  # no such hour
+    f"CAST('2022-10-30 02:01' AS datetime2(0)) AT TIME ZONE {ZONE}": local_time(
         "2022-10-30 02:01", 2
     ),  # an hour that comes twice
-    f"CAST('2022-10-30 03:01' AS datetime2(0)) AT TIME ZONE {ZONE}": at("2022-10-30 03:01", 1),
-    f"CASE WHEN 1 = 2 THEN SYSDATETIMEOFFSET() ELSE {NOON} END": at("2024-02-03 12:00", 5.5),
-    f"IIF(1 = 1, {NOON}, NULL)": at("2024-02-03 12:00", 5.5),
-    f"ISNULL(SWITCHOFFSET(NULL, 0), {NOON})": at("2024-02-03 12:00", 5.5),
-    f"COALESCE(NULL, {NOON}, SYSDATETIMEOFFSET())": at("2024-02-03 12:00", 5.5),
-    "CAST('2024-07-01 12:00' AS datetime2(0)) AT TIME ZONE 'UTC' AT TIME ZONE 'eastern standard time'": at(
+    f"CAST('2022-10-30 03:01' AS datetime2(0)) AT TIME ZONE {ZONE}": local_time("2022-10-30 03:01", 1),
+    f"CASE WHEN 1 = 2 THEN SYSDATETIMEOFFSET() ELSE {NOON} END": local_time("2024-02-03 12:00", 5.5),
+    f"IIF(1 = 1, {NOON}, NULL)": local_time("2024-02-03 12:00", 5.5),
+    f"ISNULL(SWITCHOFFSET(NULL, 0), {NOON})": local_time("2024-02-03 12:00", 5.5),
+    f"COALESCE(NULL, {NOON}, SYSDATETIMEOFFSET())": local_time("2024-02-03 12:00", 5.5),
+    "CAST('2024-07-01 12:00' AS datetime2(0)) AT TIME ZONE 'UTC' AT TIME ZONE 'eastern standard time'": local_time(
         "2024-07-01 08:00", -4
     ),
 }
 
 
 def test_offsets_and_zones(db: sb.Database) -> None:
-    found = {text: one(db, f"SELECT {text}") for text in OFFSETS}
+    found = {text: scalar(db, f"SELECT {text}") for text in OFFSETS}
     assert {text: repr(value) for text, value in found.items()} == {
         text: repr(value) for text, value in OFFSETS.items()
     }
@@ -110,8 +110,8 @@ def test_an_offset_stays_in_variables_and_a_column_has_utc(db: sb.Database) -> N
     ((stored, wall, there),) = rows(
         db, "SELECT at, wall, wall AT TIME ZONE 'Tokyo Standard Time' FROM Moments ORDER BY 3"
     )
-    assert (stored, wall) == (at("2024-02-03 06:30"), datetime(2024, 2, 3, 12))
-    assert repr(there) == repr(at("2024-02-03 12:00", 9))
+    assert (stored, wall) == (local_time("2024-02-03 06:30"), datetime(2024, 2, 3, 12))
+    assert repr(there) == repr(local_time("2024-02-03 12:00", 9))
     assert len(rows(db, "SELECT at FROM Moments UNION SELECT SWITCHOFFSET(at, 60) FROM Moments")) == 1
 
 
@@ -144,13 +144,13 @@ def test_gzip_of_ours_and_of_others(db: sb.Database, size: int) -> None:
     assert (gzip.decompress(packed), back) == (text, text)
     assert size < 300 or len(packed) < len(text)
     for level in (0, 1, 9):
-        assert one(db, f"SELECT DECOMPRESS(0x{gzip.compress(text, level).hex()})") == text
+        assert scalar(db, f"SELECT DECOMPRESS(0x{gzip.compress(text, level).hex()})") == text
 
 
 def test_gzip_of_strings(db: sb.Database) -> None:
-    assert one(db, "SELECT CAST(DECOMPRESS(COMPRESS('Käse')) AS varchar(max))") == "Käse"
-    assert one(db, "SELECT CAST(DECOMPRESS(COMPRESS(N'店')) AS nvarchar(max))") == "店"
-    assert one(db, "SELECT COMPRESS(NULL)") is None
+    assert scalar(db, "SELECT CAST(DECOMPRESS(COMPRESS('Käse')) AS varchar(max))") == "Käse"
+    assert scalar(db, "SELECT CAST(DECOMPRESS(COMPRESS(N'店')) AS nvarchar(max))") == "店"
+    assert scalar(db, "SELECT COMPRESS(NULL)") is None
     broken = gzip.compress(b"order order order")[:-8] + bytes(8)
     assert error_number(db, f"SELECT DECOMPRESS(0x{broken.hex()})") == 9803
 
@@ -177,7 +177,7 @@ ESCAPES: dict[str, Any] = {
 
 
 def test_escapes_of_odbc(db: sb.Database) -> None:
-    assert {text: one(db, f"SELECT {text}") for text in ESCAPES} == ESCAPES
+    assert {text: scalar(db, f"SELECT {text}") for text in ESCAPES} == ESCAPES
     assert texts(db, "IF {fn LENGTH('a')} = 1 PRINT {fn UCASE('yes')}") == ["YES"]
 
 

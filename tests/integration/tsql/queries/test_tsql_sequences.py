@@ -20,7 +20,7 @@ def refusing(instance: sb.Instance) -> sb.Database:
     return create_database(instance, "Refusals", "CREATE SEQUENCE S AS int START WITH 1; CREATE TABLE T (Id int)")
 
 
-def drawn(db: sb.Database, sequence: str, times: int = 1) -> list[object]:
+def next_values(db: sb.Database, sequence: str, times: int = 1) -> list[object]:
     return [db.execute_tsql(f"SELECT NEXT VALUE FOR {sequence}").rows[0][0] for _ in range(times)]
 
 
@@ -32,11 +32,11 @@ def test_a_sequence_counts_by_its_options(db: sb.Database) -> None:
         CREATE SEQUENCE Around AS int START WITH 2 MINVALUE 1 MAXVALUE 3 CYCLE NO CACHE
         CREATE SEQUENCE Plain NO MINVALUE NO MAXVALUE NO CYCLE CACHE
     """)
-    assert drawn(db, "dbo.Orders", 2) == [10, 15]
-    assert drawn(db, "Low") == [-32768]
-    assert drawn(db, "Down", 2) == [999, 998]
-    assert drawn(db, "Around", 4) == [2, 3, 1, 2]
-    assert drawn(db, "[dbo].[Plain]") == [-(2**63)]
+    assert next_values(db, "dbo.Orders", 2) == [10, 15]
+    assert next_values(db, "Low") == [-32768]
+    assert next_values(db, "Down", 2) == [999, 998]
+    assert next_values(db, "Around", 4) == [2, 3, 1, 2]
+    assert next_values(db, "[dbo].[Plain]") == [-(2**63)]
 
 
 def test_a_number_that_becomes_text_is_drawn_once(db: sb.Database) -> None:
@@ -146,15 +146,15 @@ def test_merge_draws_by_default_alone(db: sb.Database) -> None:
 
 def test_a_sequence_is_exhausted_and_restarted(db: sb.Database) -> None:
     db.execute_tsql("CREATE SEQUENCE Tiny AS tinyint START WITH 254")
-    assert drawn(db, "Tiny", 2) == [254, 255]
+    assert next_values(db, "Tiny", 2) == [254, 255]
     assert error_number(db, "SELECT NEXT VALUE FOR Tiny") == 11728
     asked = "SELECT is_exhausted, current_value, start_value, maximum_value, TYPE_NAME(user_type_id) FROM sys.sequences"
     assert db.execute_tsql(asked).rows == [(1, 255, 254, 255, "tinyint")]
     db.execute_tsql("ALTER SEQUENCE Tiny RESTART WITH 7 INCREMENT BY 2")
     assert db.execute_tsql("SELECT current_value, last_used_value, increment FROM sys.sequences").rows == [(7, None, 2)]
-    assert drawn(db, "Tiny", 2) == [7, 9]
+    assert next_values(db, "Tiny", 2) == [7, 9]
     db.execute_tsql("ALTER SEQUENCE Tiny RESTART; ALTER SEQUENCE Tiny MAXVALUE 255 CYCLE MINVALUE 250")
-    assert drawn(db, "Tiny", 2) == [254, 250]
+    assert next_values(db, "Tiny", 2) == [254, 250]
     db.execute_tsql("CREATE SEQUENCE Wide AS int START WITH 1 MINVALUE 1 MAXVALUE 5")
     db.execute_tsql("ALTER SEQUENCE Wide NO MINVALUE NO MAXVALUE NO CYCLE")
     bounds = "SELECT minimum_value, maximum_value FROM sys.sequences WHERE name = 'Wide'"

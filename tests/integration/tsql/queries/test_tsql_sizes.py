@@ -170,7 +170,7 @@ def fitted_number(source: Kind, value: Any, target: Kind) -> Any:
     return 8115 if abs(rounded) >= Decimal(10) ** (target.size - target.scale) else rounded
 
 
-def expected(source: Kind, value: Any, target: Kind) -> Any:
+def expected_value(source: Kind, value: Any, target: Kind) -> Any:
     """Return the value of SQL Server. None: this test does not know it, and the ways have to agree."""
     if isinstance(value, date | time):
         return None
@@ -256,7 +256,7 @@ def test_every_way_into_a_target_fits_the_value_to_its_size(
         source, target = kind_of(written), kind_of(target_text)
         ways = [way for way in CONVERSIONS if way in EXPLICIT or is_implicit(source, target)]
         found = outcomes(db, written, literal, target_text, ways)
-        wanted = expected(source, value, target)
+        wanted = expected_value(source, value, target)
         for way, outcome in found.items():
             right = found["cast"] if wanted is None else wanted
             if way == "try" and isinstance(right, int) and right != NOT_ALLOWED:

@@ -80,17 +80,21 @@ def test_a_variant_is_converted_by_its_base_type(shop: sb.Database) -> None:
 
 
 def test_values_of_one_family_are_compared_and_the_higher_family_wins(shop: sb.Database) -> None:
-    def named(condition: str) -> list[str]:
+    def names_where(condition: str) -> list[str]:
         return [
             name for (name,) in shop.execute_tsql(f"SELECT Name FROM dbo.Settings WHERE {condition} ORDER BY Name").rows
         ]
 
-    assert named("Value = 5") == ["number"]
-    assert named("Value = CAST(5 AS bigint)") == ["number"]
-    assert named("Value = N'abc'") == ["single"]
-    assert named("Value > 100 AND SQL_VARIANT_PROPERTY(Value, 'BaseType') <> 'datetime'") == ["day", "float", "size"]
-    assert named("Value IN (N'abc', 5)") == ["number", "single"]
-    assert named("Value IS NULL") == ["nothing"]
+    assert names_where("Value = 5") == ["number"]
+    assert names_where("Value = CAST(5 AS bigint)") == ["number"]
+    assert names_where("Value = N'abc'") == ["single"]
+    assert names_where("Value > 100 AND SQL_VARIANT_PROPERTY(Value, 'BaseType') <> 'datetime'") == [
+        "day",
+        "float",
+        "size",
+    ]
+    assert names_where("Value IN (N'abc', 5)") == ["number", "single"]
+    assert names_where("Value IS NULL") == ["nothing"]
     ordered = [name for (name,) in shop.execute_tsql("SELECT Name FROM dbo.Settings ORDER BY Value, Name").rows]
     assert ordered[0] == "nothing"
     assert ordered[1:4] == ["id", "bytes", "text"]

@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.model.xml import NotXml, parse_content
 from servicebroker.model.xml_problems import TEXTS
-from tsql_support import failing, one, output_of
+from tsql_support import failing, output_of, scalar
 
 # text, number, line and character
 INVALID_XML = [
@@ -152,7 +152,8 @@ def test_a_failed_conversion_to_xml_dooms_the_transaction(db: sb.Database, form:
 
 def test_a_try_of_no_xml_is_null(db: sb.Database) -> None:
     assert (
-        one(db, "SELECT COUNT(*) FROM (SELECT TRY_CAST(s AS xml) x FROM (SELECT '<a' AS s) t) u WHERE x IS NULL") == 1
+        scalar(db, "SELECT COUNT(*) FROM (SELECT TRY_CAST(s AS xml) x FROM (SELECT '<a' AS s) t) u WHERE x IS NULL")
+        == 1
     )
 
 

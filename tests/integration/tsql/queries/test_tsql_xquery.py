@@ -16,7 +16,7 @@ STAFF = (
 DECLARED = f"DECLARE @n INT = 11, @s NVARCHAR(9) = N'B', @b BIT = 1, @y VARBINARY(9) = 0x0AFF, @x XML = N'{STAFF}';"
 
 
-def told(db: sb.Database, call: str) -> object:
+def call_method(db: sb.Database, call: str) -> object:
     ((found,),) = rows(db, f"{DECLARED} SELECT @x.{call}")
     return found
 
@@ -76,7 +76,7 @@ def told(db: sb.Database, call: str) -> object:
 )  # fmt: skip
 def test_a_value_is_computed(db: sb.Database, text: str, type_name: str, wanted: object) -> None:
     text = text.replace("'", "''")
-    assert told(db, f"value('{text}', '{type_name}')") == wanted
+    assert call_method(db, f"value('{text}', '{type_name}')") == wanted
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_value_is_computed(db: sb.Database, text: str, type_name: str, wanted:
 )  # fmt: skip
 def test_a_query_makes_xml(db: sb.Database, text: str, wanted: str) -> None:
     text = text.replace("'", "''")
-    assert told(db, f"query('{text}')") == wanted
+    assert call_method(db, f"query('{text}')") == wanted
 
 
 def test_whether_something_is_there(db: sb.Database) -> None:
@@ -112,8 +112,8 @@ def test_whether_something_is_there(db: sb.Database) -> None:
         ("/root[count(dept) = 2]", 1),
         ("/root/dept[emp/sal = ../dept[2]/emp/sal]", 1),
     ):
-        assert (text, told(db, f"exist('{text}')")) == (text, wanted)
-    assert told(db, "value('every $e in //emp satisfies $e/sal > 8', 'bit')") == 0
+        assert (text, call_method(db, f"exist('{text}')")) == (text, wanted)
+    assert call_method(db, "value('every $e in //emp satisfies $e/sal > 8', 'bit')") == 0
 
 
 def test_rows_know_their_parents_and_columns_stand_in_conditions(db: sb.Database) -> None:
@@ -172,7 +172,7 @@ def test_attributes_keep_their_order(db: sb.Database) -> None:
 )
 def test_invalid_xqueries_have_sql_servers_error_number(db: sb.Database, call: str, wanted: int) -> None:
     with pytest.raises(TsqlError) as caught:
-        told(db, call)
+        call_method(db, call)
     assert caught.value.number == wanted
     verdicts = {each.verdict for each in check(f"DECLARE @x XML; SELECT @x.{call}")}
     assert verdicts == {Verdict.RUNS, Verdict.REFUSED}

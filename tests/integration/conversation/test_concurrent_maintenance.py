@@ -1,6 +1,6 @@
-"""Concurrent upkeep of two sessions has the same result as upkeep of one session after the other.
+"""Maintenance that two sessions run concurrently has the same result as if one ran it after the other.
 
-Every open instance, daemon and reader runs upkeep, so any two of them may run it at the same time.
+Every open instance, daemon and reader runs maintenance jobs, so any two of them may run a job at the same time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from support import (
     STOCK_QUEUE,
     Clock,
     begin,
-    blocked,
+    count_blocked_sessions,
     eventually,
     in_thread,
     open_dialog,
@@ -63,11 +63,8 @@ Job = Callable[[sb.Database, datetime], Steps[Any]]
 
 LEFT_SERVICE, LEFT_QUEUE = "//test/Left", "LeftQueue"  # messages for the queue were left over
 WATCHER, WATCH_QUEUE = "//test/Watcher", "WatchQueue"
-BY_TIME = (
-    "history_samples.slot",
-    "history_samples.step",
-    "history.",
-)  # the current interval of ten seconds, and statistics
+# Columns that are not compared: they depend on the time of the run (its interval of ten seconds, statistics).
+TIME_DEPENDENT = ("history_samples.slot", "history_samples.step", "history.")
 
 
 def answer_next(database: sb.Database, now: datetime) -> Steps[None]:
@@ -79,8 +76,8 @@ def answer_next(database: sb.Database, now: datetime) -> Steps[None]:
 
 JOBS: dict[str, Job] = {
     "timers and lifetimes": lambda database, now: fire_timers_and_lifetimes(queue_number(database, ORDERS_QUEUE), now),
-    "the look of a monitor": lambda database, now: poll_queue(queue_number(database, STOCK_QUEUE), now, 0),
-    "the state of a monitor": lambda database, now: save_states(
+    "a poll of the queue monitor": lambda database, now: poll_queue(queue_number(database, STOCK_QUEUE), now, 0),
+    "the state of the queue monitor": lambda database, now: save_states(
         [MonitorRow(queue_number(database, STOCK_QUEUE), "x", now, now, 0, None, 0)]
     ),
     "ended conversations": lambda database, now: remove_expired_endpoints(now),
@@ -93,14 +90,14 @@ JOBS: dict[str, Job] = {
     "messages that were left over": lambda database, now: deliver_left_over(Catalog(), now),
     "events to post": lambda database, now: send_pending_events(now),
     "echoes": lambda database, now: answer_built_in(now),
-    "answers of pools": answer_next,
-    "answers of routers": lambda database, now: take_route_answers(Catalog(), now),
-    "conversations of writers": lambda database, now: _end_answered(now),
+    "answers to a conversation pool": answer_next,
+    "answers of the dynamic routing service": lambda database, now: take_route_answers(Catalog(), now),
+    "ended conversations of the Spark writer": lambda database, now: _end_answered(now),
     "poison": lambda database, now: disable_queue(queue_number(database, WATCH_QUEUE), now),
-    "a sample": lambda database, now: record_history_sample(),
+    "a sample of the history": lambda database, now: record_history_sample(),
     "totals": lambda database, now: add_totals({"a": 1, "b": 2}),
     "statements": lambda database, now: add_statements([StatementTotal("a", 1, 2), StatementTotal("b", 3, 4)]),
-    "clocks": lambda database, now: note_wrong_clock(timedelta(seconds=9), now),
+    "a report of a wrong clock": lambda database, now: note_wrong_clock(timedelta(seconds=9), now),
 }
 
 
@@ -118,11 +115,12 @@ def make_work(database: sb.Database, clock: Clock) -> None:
         database.send(ended, ORDER, b"never")
         database.end_conversation(ended)
         request = database.begin_request(ORDERS, STOCK, ORDER, b"?", contract=CONTRACT, keep=0)
-        (asked,) = database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, request))
-        database.send(asked.conversation_handle, REPLY, b"late")
+        (question,) = database.receive(STOCK_QUEUE, conversation_handle=peer_handle(database, request))
+        database.send(question.conversation_handle, REPLY, b"late")
         database.send(begin_echo(database), ECHO, b"echo")
-    asked, written = [open_dialog(database) for _ in range(2)], [open_dialog(database) for _ in range(2)]
-    for _, target in (*asked, *written):
+    route_dialogs = [open_dialog(database) for _ in range(2)]
+    writer_dialogs = [open_dialog(database) for _ in range(2)]
+    for _, target in (*route_dialogs, *writer_dialogs):
         database.end_conversation(target)
     database.create_queue(WATCH_QUEUE)
     database.create_service(WATCHER, WATCH_QUEUE, [POST_EVENT_NOTIFICATION])
@@ -130,11 +128,11 @@ def make_work(database: sb.Database, clock: Clock) -> None:
     database.create_queue(LEFT_QUEUE)
     database.create_service(LEFT_SERVICE, LEFT_QUEUE, [CONTRACT])
     database.alter_queue(LEFT_QUEUE, status=False)
-    left = begin(database, LEFT_SERVICE)
-    database.send_batch(left, ORDER, [b"1", b"2"])
+    left_over = begin(database, LEFT_SERVICE)
+    database.send_batch(left_over, ORDER, [b"1", b"2"])
     now = clock()
     with database.instance.connection() as connection:
-        for number, ((request, _), (handle, _)) in enumerate(zip(asked, written, strict=True)):
+        for number, ((request, _), (handle, _)) in enumerate(zip(route_dialogs, writer_dialogs, strict=True)):
             connection.execute(
                 "insert into servicebroker.route_requests (database_id, service_name, conversation_handle) "
                 "values (%s, %s, %s)",
@@ -177,13 +175,13 @@ def make_work(database: sb.Database, clock: Clock) -> None:
 
 def rows_of(connection: psycopg.Connection[Any], tables: Iterable[str]) -> dict[str, Counter[Any]]:
     """Return the values of each column of the tables, and the numbers of rows."""
-    found: dict[str, Counter[Any]] = {}
+    counts: dict[str, Counter[Any]] = {}
     for table in tables:
         text = f"select to_jsonb(t) from servicebroker.{table} t"
         for (row,) in connection.execute(text.encode()).fetchall():
             for column, value in {"": None, **row}.items():
-                found.setdefault(f"{table}.{column}", Counter())[json.dumps(value)] += 1
-    return found
+                counts.setdefault(f"{table}.{column}", Counter())[json.dumps(value)] += 1
+    return counts
 
 
 class Outcome(NamedTuple):
@@ -193,15 +191,15 @@ class Outcome(NamedTuple):
     rows: dict[str, Counter[Any]]
 
 
-def one_after_the_other(connection: psycopg.Connection[Any], job: Callable[[], Steps[Any]]) -> Outcome:
+def run_consecutively(connection: psycopg.Connection[Any], job: Callable[[], Steps[Any]]) -> Outcome:
     with connection.transaction(force_rollback=True):
         run(connection, job())
         run(connection, job())
-        written = connection.execute(
+        rows = connection.execute(
             "select relname from pg_stat_xact_user_tables where schemaname = 'servicebroker' "
             "and n_tup_ins + n_tup_upd + n_tup_del > 0 order by 1"
         ).fetchall()
-        tables = [table for (table,) in written]
+        tables = [table for (table,) in rows]
         return Outcome(tables, rows_of(connection, tables))
 
 
@@ -214,35 +212,52 @@ def test_concurrent_sessions_have_the_result_of_consecutive_ones(fresh_database:
     database, url = fresh_database, fresh_database.instance.url
     make_work(database, clock)
     now = clock() + timedelta(days=1)
-    different, idle = {}, []
+    differences, idle = {}, []
     with connect(url) as first, connect(url) as second:
         for name, make in JOBS.items():
 
             def job(make: Job = make) -> Steps[Any]:
                 return make(database, now)
 
-            (tables, wanted), (_, again) = (one_after_the_other(first, job) for _ in range(2))
-            drawn = {column for column in wanted.keys() | again.keys() if wanted.get(column) != again.get(column)}
+            (tables, expected), (_, repeated) = (run_consecutively(first, job) for _ in range(2))
+            nondeterministic = {
+                column for column in expected.keys() | repeated.keys() if expected.get(column) != repeated.get(column)
+            }
             with first.transaction():
                 run(first, job())
-                other = in_thread(in_transaction, second, job())
-                eventually(lambda other=other: other.done() or blocked(database), 30)
-            other.result(30)
-            done = rows_of(first, tables)
-            compared = {column for column in wanted.keys() | done.keys() if not column.startswith(BY_TIME)} - drawn
-            if wrong := {column for column in compared if done.get(column) != wanted.get(column)}:
-                different[name] = {column: (done.get(column), wanted.get(column)) for column in sorted(wrong)}
+                second_run = in_thread(in_transaction, second, job())
+                eventually(lambda second_run=second_run: second_run.done() or count_blocked_sessions(database), 30)
+            second_run.result(30)
+            actual = rows_of(first, tables)
+            compared = {
+                column for column in expected.keys() | actual.keys() if not column.startswith(TIME_DEPENDENT)
+            } - nondeterministic
+            if differing := {column for column in compared if actual.get(column) != expected.get(column)}:
+                differences[name] = {column: (actual.get(column), expected.get(column)) for column in sorted(differing)}
             if not tables:
                 idle.append(name)
-    assert different == {}
+    assert differences == {}
     assert idle == []
 
 
-@pytest.mark.parametrize("verb", ["receive", "receive groups", "get", "look"])
+@pytest.mark.parametrize(
+    ("verb", "first_result", "left_in_queue"),
+    [
+        ("receive", 1, 0),
+        ("receive groups", 1, 0),
+        # these two put the due message into the queue without receiving it
+        ("get", 1, 1),
+        ("poll", 0, 1),
+    ],
+)
 @pytest.mark.parametrize("due", ["timer", "lifetime"])
 def test_one_of_three_concurrent_readers_gets_a_due_message(
-    database: sb.Database, clock: Clock, verb: str, due: str
+    database: sb.Database, clock: Clock, verb: str, first_result: int, left_in_queue: int, due: str
 ) -> None:
+    """The first of three concurrent readers gets the message of a due timer or lifetime, and the others get none.
+
+    `first_result`: the number of results of the first reader. `left_in_queue`: the messages received afterwards.
+    """
     handle = begin(database, lifetime=60)
     if due == "timer":
         database.begin_conversation_timer(handle, 50)
@@ -255,16 +270,16 @@ def test_one_of_three_concurrent_readers_gets_a_due_message(
         if verb == "receive groups":
             return [message.conversation_handle for message in reader.receive(ORDERS_QUEUE, top=5, groups=5)]
         if verb == "get":
-            return [found] if (found := reader.get_conversation_group(ORDERS_QUEUE)) else []
+            return [group] if (group := reader.get_conversation_group(ORDERS_QUEUE)) else []
         with database.instance.connection() if reader is database else nullcontext(reader.connection) as connection:
             run(connection, poll_queue(number, clock(), 0))
         return []
 
     with database.transaction() as first:
-        assert len(read(first)) == (verb != "look")
-        others = [in_thread(read, database) for _ in range(2)]
-        eventually(lambda: all(other.done() for other in others) or blocked(database) == 2)
-    found = [other.result(30) for other in others]
-    with database.transaction() as last:
-        found.append([message.conversation_handle for message in last.receive(ORDERS_QUEUE)])
-    assert sum(map(len, found)) == (verb in ("get", "look"))
+        assert len(read(first)) == first_result
+        readers = [in_thread(read, database) for _ in range(2)]
+        eventually(lambda: all(future.done() for future in readers) or count_blocked_sessions(database) == 2)
+    received = [future.result(30) for future in readers]
+    with database.transaction() as reader_after_commit:
+        received.append([message.conversation_handle for message in reader_after_commit.receive(ORDERS_QUEUE)])
+    assert sum(map(len, received)) == left_in_queue
