@@ -302,9 +302,9 @@ def test_a_role_has_so_many_open_conversations(fence: Fence, set_limits: Callabl
     assert query(fence.database, "select count(*) from servicebroker.conversations_of_roles") == [(2,)]
 
 
-def test_a_conversation_counts_until_its_target_has_ended(fence: Fence, limited: Callable[..., None]) -> None:
+def test_a_conversation_counts_until_its_target_has_ended(fence: Fence, set_limits: Callable[..., None]) -> None:
     """END CONVERSATION WITH CLEANUP leaves the messages in the target's queue."""
-    limited(conversations=1)
+    set_limits(conversations=1)
     handle = begin(fence)
     fence.call("send", handle, sb.DEFAULT, b"x")
     upkeep_of(fence)

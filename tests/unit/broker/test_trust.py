@@ -318,7 +318,7 @@ def start() -> Iterator[Callable[..., Daemon]]:
 
 
 @pytest.fixture
-def membership(corp: Domain, tmp_path: Path) -> Callable[[int], MemberState]:
+def numbered_membership(corp: Domain, tmp_path: Path) -> Callable[[int], MemberState]:
     """Return a function that gives the membership of instance `number`, owned by the key's owner."""
 
     def membership(number: int) -> MemberState:
@@ -328,10 +328,10 @@ def membership(corp: Domain, tmp_path: Path) -> Callable[[int], MemberState]:
 
 
 def test_a_connection_ends_when_the_peer_s_certificate_does(
-    numbered: Callable[[int], MemberState], start: Callable[..., Daemon]
+    numbered_membership: Callable[[int], MemberState], start: Callable[..., Daemon]
 ) -> None:
     clock = Clock()
-    west, east = start(1, windows(numbered(1))), start(2, windows(numbered(2)), clock)
+    west, east = start(1, windows(numbered_membership(1))), start(2, windows(numbered_membership(2)), clock)
     west.network.reach(east.address)
     eventually(lambda: west.online and east.online)
     clock.jump(days=6.9)
@@ -343,10 +343,10 @@ def test_a_connection_ends_when_the_peer_s_certificate_does(
 
 
 def test_a_member_is_the_instance_that_its_certificate_names(
-    numbered: Callable[[int], MemberState], start: Callable[..., Daemon]
+    numbered_membership: Callable[[int], MemberState], start: Callable[..., Daemon]
 ) -> None:
     """The impostor greets with the id of another instance of the same account."""
-    impostor, east = start(3, windows(numbered(1))), start(2, windows(numbered(2)))
+    impostor, east = start(3, windows(numbered_membership(1))), start(2, windows(numbered_membership(2)))
     impostor.network.reach(east.address)
     eventually(lambda: east.network.take_refused().keys() == {28035})
     ((what, (_, why)),) = east.network.peers.take_mistrusted().items()
@@ -356,12 +356,12 @@ def test_a_member_is_the_instance_that_its_certificate_names(
 
 @pytest.mark.feature(146)
 def test_an_opener_with_two_methods_tries_the_second_when_the_first_is_refused(
-    numbered: Callable[[int], MemberState],
+    numbered_membership: Callable[[int], MemberState],
     start: Callable[..., Daemon],
     make: Callable[..., tuple[TransportCertificate, Path]],
 ) -> None:
     (west, west_file), (east, east_file) = make("west"), make("east")
-    both = Tls(west_file, [east], domain=numbered(1), authentication=parse_methods("WINDOWS CERTIFICATE"))
+    both = Tls(west_file, [east], domain=numbered_membership(1), authentication=parse_methods("WINDOWS CERTIFICATE"))
     here, there = start(1, both), start(2, Tls(east_file, [west]))
     here.network.reach(there.address)
     eventually(lambda: there.online == {"west"} and here.online == {"east"})
