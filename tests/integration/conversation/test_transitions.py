@@ -168,11 +168,11 @@ def test_an_end_that_arrives_late_leaves_a_failed_side_as_it_is(
         text = "update servicebroker.conversation_endpoints set lifetime = %s where conversation_handle = %s"
         connection.execute(text, (clock(), target))
         run_maintenance(connection, clock())
-    assert shown(database, initiator, target) == ["DO", "ER"]
+    assert states_of(database, initiator, target) == ["DO", "ER"]
     database.alter_queue(STOCK_QUEUE, status=True)
-    assert shown(database, target) == ["ER"]
+    assert states_of(database, target) == ["ER"]
     assert errors(database.receive(STOCK_QUEUE))[0] == -8489
-    assert shown(database, target) == ["ER"]
+    assert states_of(database, target) == ["ER"]
 
 
 @pytest.mark.feature(98)
