@@ -55,7 +55,7 @@ class Scenario:
         title: the heading in the report.
         messages: the number of messages in a round, at scale 1.
         goals: by competitor, the minimum of our rate divided by its rate.
-        is_of_cost: compare the server's processor time for a message instead; then a goal is a maximum.
+        compares_cpu_time: compare the server's processor time for a message instead; then a goal is a maximum.
     """
 
     title: str
@@ -187,7 +187,7 @@ SCENARIOS: dict[str, Scenario] = {
 }
 SCENARIOS |= {
     f"{CPU}-{name}": Scenario(
-        f"Processor time: {SCENARIOS[name].title}", SCENARIOS[name].messages, goals, is_of_cost=True
+        f"Processor time: {SCENARIOS[name].title}", SCENARIOS[name].messages, goals, compares_cpu_time=True
     )
     for name, goals in _CPU_GOALS.items()
 }

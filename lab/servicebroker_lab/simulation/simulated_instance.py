@@ -15,7 +15,7 @@ from servicebroker.broker import journal
 from servicebroker.broker.conversations import MAX_CONVERSATIONS
 from servicebroker.broker.departures import BODY_BUDGET_BYTES
 from servicebroker.broker.inboxes import Answered, Reached
-from servicebroker.broker.inboxes import GuaranteeBroken as LinkLost
+from servicebroker.broker.inboxes import Lost as LinkLost
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy, find_trust
 from servicebroker.broker.recognition import Recognition
@@ -311,7 +311,7 @@ def check_idle_rounds(instance: Instance, rounds: int) -> int:
     """Return the number of rounds in a row without an event.
 
     Raises:
-        Lost: the daemon runs in a busy loop.
+        GuaranteeBroken: the daemon runs in a busy loop.
     """
     if rounds > MAX_IDLE_ROUNDS:
         raise GuaranteeBroken(f"{instance}: {rounds} rounds in a row without an event between them")
@@ -545,7 +545,7 @@ class Instance:
         """Check that the peer has stored all messages that are removed as acknowledged.
 
         Raises:
-            Lost: it lacks one.
+            GuaranteeBroken: it lacks one.
         """
         peer = self.world.find((endpoint.conversation, not endpoint.is_initiator), event.peer_broker)
         if peer is None or endpoint.conversation in self.world.parted:
