@@ -101,7 +101,9 @@ class ActivatedSession(Instance):
         home, principal = self._home
         allowed_user = principal if isinstance(name, str) and name.lower() == home else "guest"
         if user not in (None, allowed_user):
-            raise BrokerError(15517, user, hint="An activated procedure may use only its own user, or guest elsewhere.")
+            raise BrokerError(
+                15517, user, hint="An activated procedure runs as its EXECUTE AS user, and as guest in other databases."
+            )
         return super().database(name, user=allowed_user)
 
     @override

@@ -121,7 +121,7 @@ COMMANDS = {
         "messages", "peek", "Show messages of a queue without receiving them, even while the queue is off."
     ),
     "end": CommandSource(
-        "messages", "end", "End a conversation, and drop its messages that this side has not received."
+        "messages", "end", "End a conversation, and delete its messages that still wait in this side's queue."
     ),
     "queue": CommandSource("queue", "app", "Queues: list, create, alter, drop, purge."),
     "service": CommandSource("service", "app", "Services: their queues and contracts."),
@@ -140,7 +140,9 @@ COMMANDS = {
     "poison": CommandSource(
         "poison", "app", "Poison messages: list failing messages, inspect them, end their conversation, retry."
     ),
-    "rights": CommandSource("rights", "app", "Rights of PostgreSQL roles that may use Service Broker only."),
+    "rights": CommandSource(
+        "rights", "app", "Rights of restricted PostgreSQL roles, which may use Service Broker and nothing else."
+    ),
     "pipeline": CommandSource("pipeline", "app", "Pipelines: write queues to tables of a warehouse, through Spark."),
     "instance": CommandSource("instance", "app", "Instances: dump, restore, adopt a copy."),
 }

@@ -195,7 +195,7 @@ def check_policy(policy: object) -> None:
     if policy is None:
         return
     if not callable(policy):
-        raise BrokerError(402, "poison", short_repr(policy), "a function of a Failure")
+        raise BrokerError(402, "poison", short_repr(policy), "a function with one argument, the Failure")
     check_kind("poison", policy, may_be_async=False)
     check_parameters("poison", policy, "failure")
 

@@ -11,21 +11,27 @@ import re
 from servicebroker.model.errors import RULES
 from servicebroker.model.waiting import CLOCK_DIFFERS, DELAYED, NO_ACKNOWLEDGEMENT
 
-_EXCHANGE = "Exchange certificates: servicebroker certificate export here and certificate import at the peer, and back."
+_EXCHANGE = (
+    "Exchange certificates: servicebroker certificate export here and certificate import at the peer, and the same in "
+    "the other direction."
+)
 _TRUST = (
     "If the peer may connect, import its present certificate: servicebroker certificate import NAME FILE. A member of "
     "the domain that was revoked joins again under another name: servicebroker domain join."
 )
 _ENABLE = "Enable the broker: Database.alter(enable_broker=True)."
-_MASTER_KEY = "Create the master key of the database, or open it: CREATE MASTER KEY, servicebroker serve --keys."
+_MASTER_KEY = (
+    "Create the database's master key (CREATE MASTER KEY), or start the daemon with its key folder "
+    "(servicebroker serve --keys)."
+)
 _ROUTE = "Look where the route leads: servicebroker route explain; create or alter it."
 _SERVICE = "Create the service there, or create a route to the instance that has it."
 _DIALOG_CERTIFICATES = (
-    "Exchange the certificates of the users again (Database.backup_certificate, create_certificate): both sides need "
-    "the present ones, and the private key of their own."
+    "Exchange the certificates of the users again (Database.backup_certificate, create_certificate): each side needs "
+    "the other's current certificate, and the private key of its own."
 )
 _BROKEN = "Check the network between the two instances, and that both run current versions; the sender sends it again."
-_MEND_KEY = "Make a certificate with a private key under the master key: Database.create_certificate."
+_MEND_KEY = "Make a certificate with a private key that the master key encrypts: Database.create_certificate."
 _ONE_BEGINS_PLAIN = (
     "One side begins without security: check the remote service bindings and certificates of both, then begin a new "
     "dialog."
@@ -36,11 +42,11 @@ REMEDIES: dict[int, str] = {
     8408: "The target does not accept the contract: ALTER SERVICE ... ADD CONTRACT there, then begin a new dialog.",
     8428: "The receiver does not know the message type: create it there under the same name.",
     8462: "The other side has ended the conversation without a message: begin a new dialog.",
-    8470: "The other side's service was dropped.",
+    8470: "The other side's service was dropped: begin a new dialog when it exists again.",
     8489: "Its lifetime is over: begin dialogs with a longer one, or find out why nobody has answered.",
     8494: (
-        "If a statement is refused: GRANT RECEIVE on the queue of its service. In an Error message: GRANT SEND on the "
-        "target service TO the owner of the initiating service, then begin a new dialog."
+        "If a statement is refused: GRANT RECEIVE on the queue of the conversation's service. In an Error message: "
+        "GRANT SEND on the target service TO the owner of the initiating service, then begin a new dialog."
     ),
     9616: "The peer has sent a message that its own broker should have refused: check which program runs there.",
     9644: (
@@ -48,8 +54,8 @@ REMEDIES: dict[int, str] = {
         "each time, END CONVERSATION ... WITH CLEANUP of that one lets the others go on."
     ),
     9719: (
-        "This database was restored: ERROR_BROKER_CONVERSATIONS has ended the conversation, or both sides disagreed. "
-        "Begin a new dialog."
+        "This database was restored: ERROR_BROKER_CONVERSATIONS has ended the conversation, or the two sides had "
+        "different records of it. Begin a new dialog."
     ),
     9720: (
         "The other side's database was restored and has lost the messages received since that copy. Begin a new dialog."

@@ -70,8 +70,8 @@ class Worker:
             tx.send(message.conversation_handle, "//shop/Confirmation", b"...")
 
     It is run by `servicebroker worker module:stock`, or by `with database.working(stock): ...`. Each call of a handler
-    has a transaction of its own, in which its message was received, except with `groups`. EndDialog is answered with
-    END CONVERSATION, and an Error too, which is logged; handlers of these types are called first.
+    has a transaction of its own, in which its message was received, except with `groups`. After an EndDialog or an
+    Error, and after the handler of that type, if any, the worker ends the conversation. It logs an Error.
 
     Attributes:
         queue: its name.
@@ -79,15 +79,15 @@ class Worker:
             that many consecutive messages of one conversation group.
         groups: the number of conversation groups, at most 60, that share a transaction. This makes conversations of few
             messages several times as fast. An exception of a handler undoes only the work for its group.
-        answers_ends: EndDialog is answered without a handler, for many conversations at a time; needs more than one of
-            `groups`. An Error still reaches its handler, or is logged.
+        answers_ends: True if the worker answers EndDialog itself, for many conversations in one statement. Requires
+            `groups` > 1. An Error still reaches its handler, or is logged.
         poison: the retry policy for a message whose handler raises an exception.
         concurrency: the number of messages that each process handles at a time; None for that of `working` or of the
             command.
         rate: the most messages that each process handles in a time, spread evenly, as "100/s", "30/min" or "1000/h".
-        global_concurrency: the number of handlers at a time, at most 1,000, of all workers of the queue that state this
-            limit, in all processes.
-        global_rate: the most messages in a time, as `rate`, of all workers of the queue that state this limit.
+        global_concurrency: the maximum number of handlers that run at a time in all processes, for all workers of the
+            queue that set this limit; at most 1,000.
+        global_rate: the most messages in a time, as `rate`, of all workers of the queue that set this limit.
     """
 
     def __init__(
@@ -148,7 +148,9 @@ class Worker:
             if not isinstance(name, str):
                 raise BrokerError(402, "on", short_repr(name), 'the name of a message type: @worker.on("//shop/Order")')
         if self.answers_ends and END_DIALOG in message_types:
-            raise BrokerError(402, "on", "END_DIALOG", "another type: this worker answers ends without a handler")
+            raise BrokerError(
+                402, "on", "END_DIALOG", "another type: with answers_ends the worker answers EndDialog itself"
+            )
 
         def register(function: F) -> F:
             if not callable(function):

@@ -19,16 +19,16 @@ class AlterDatabase(Definition[None]):
         new_broker: set a new broker identifier, and remove every conversation. Their peers are not notified.
         error_broker_conversations: fail every conversation with the Error -9719, and its peer with -9720.
         honor_broker_priority: whether transmission to other instances follows the priorities.
-        trustworthy: whether T-SQL that runs as a user of the database (EXECUTE AS USER, modules, activation) acts in
-            other databases as the user's login, and dbo as dbo. Otherwise it acts there as guest. Only
+        trustworthy: whether T-SQL that runs as a user of the database (EXECUTE AS USER, modules, activation) keeps
+            the user's identity in other databases (dbo stays dbo). Otherwise the user is guest there. Only
             administrators may change this.
-        read_only: whether writes into the database are refused with 3906, also in PostgreSQL; delivery stops
+        read_only: whether writes into the database are refused (3906), also those of plain SQL; delivery stops
             meanwhile. READ_ONLY or READ_WRITE in T-SQL.
         no_wait: fail with 5070 if a running transaction has sent or received messages in the database. Applies to
             enabling the broker, a new broker identifier and read-only. Default: wait for the end of such
             transactions.
-        rollback_after: terminate the sessions of such transactions after this number of seconds; 0 is ROLLBACK
-            IMMEDIATE.
+        rollback_after: terminate the sessions whose transactions still use the database after this number of
+            seconds; 0 is ROLLBACK IMMEDIATE.
 
     Raises:
         BrokerError: 5070 the database is in use, with `no_wait`; 9772 an enabled database has the same identifier; 402

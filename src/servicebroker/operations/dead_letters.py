@@ -21,7 +21,7 @@ class SetAsideMessages(Operation[list[SetAsideMessage]]):
     Args:
         queue: the name of the queue, as for `receive`; None for all queues of the database.
         message_type: only messages of this type.
-        error: only messages whose error contains this text, case-insensitive, or has this kind, as
+        error: only messages whose error contains this text, case-insensitive, or is of this kind, as
             `dead_letter_groups` returns it.
         after: only messages with a greater number, for the next page.
         limit: the maximum number of messages; None for all.

@@ -156,7 +156,7 @@ def _carry_out(transaction: Transaction, failure: Failure, verdict: Verdict) -> 
     """Carry out a verdict other than `Retry`."""
     handle = failure.message.conversation_handle
     if is_of_schedule(failure.message):
-        firing = transaction.run(TakeTurn.of(failure.message))  # undone with the handler's work
+        firing = transaction.run(TakeTurn.of(failure.message))  # again: the handler's own was rolled back with its work
         failure = replace(failure, message=(firing and firing.given(failure.message)) or failure.message)
         if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and continues
             verdict = SetAside()

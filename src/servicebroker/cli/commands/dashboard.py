@@ -73,7 +73,7 @@ def dashboard(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The file of people who sign in with a password instead of a token: servicebroker people.",
+            help="The file of people who sign in with a password instead of a token (see servicebroker people).",
         ),
     ] = None,
     pipeline: Annotated[

@@ -52,7 +52,7 @@ ErrorOption = Annotated[
     typer.Option(
         "--error",
         metavar="TEXT",
-        help="Only dead letters whose error contains this text, or has this kind (as `list --grouped` prints it).",
+        help="Only dead letters whose error contains this text, or is of this kind (as `list --grouped` prints it).",
     ),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters of the database.")]
@@ -156,7 +156,7 @@ def replay(
         typer.Option(
             "--from",
             metavar="SERVICE",
-            help="Send them again from this service of the database.",
+            help="Send each message again on a new conversation, from this service of the database.",
             autocompletion=complete_service,
         ),
     ] = None,

@@ -24,7 +24,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The definiti
 
 @app.command()
 def dump(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Print the objects of a database as a definition."""
+    """Print the objects of a database as a definition in TOML, as `define apply` reads it."""
     with open_database(instance, database) as opened:
         say_document(to_toml(current_definition(opened)))
 

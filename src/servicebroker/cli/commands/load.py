@@ -48,7 +48,7 @@ def load(
     senders: Annotated[int, typer.Option(min=1, max=256, help="The number of sender processes.")] = 1,
     readers: Annotated[int, typer.Option(min=1, max=256, help="The number of reader processes.")] = 1,
     batch: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Messages of a transaction, for senders and readers.")
+        int, typer.Option(min=1, max=10_000, help="Messages per transaction, of senders and of readers.")
     ] = 1,
     size: Annotated[int, typer.Option(min=TIMESTAMP_BYTES, max=1 << 24, help="Bytes of each body.")] = 200,
     as_json: JsonOption = False,

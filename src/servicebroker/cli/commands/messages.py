@@ -152,7 +152,7 @@ def end(
     ] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """End a conversation, and drop its messages that this side has not received."""
+    """End a conversation, and delete its messages that still wait in this side's queue."""
     if description and error is None:
         raise typer.BadParameter("it needs --error", param_hint="--description")
     with open_database(instance, database) as opened:

@@ -1,4 +1,4 @@
-"""`servicebroker rights`: the rights of restricted PostgreSQL roles, which may use Service Broker only."""
+"""`servicebroker rights`: the rights of restricted PostgreSQL roles, which may use Service Broker and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from servicebroker.store.statements import Statement, Steps
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Rights of PostgreSQL roles that may use Service Broker only.",
+    help="Rights of restricted PostgreSQL roles, which may use Service Broker and nothing else.",
 )
 
 SqlOption = Annotated[bool, typer.Option("--sql", help="Print the SQL statements instead of running them.")]

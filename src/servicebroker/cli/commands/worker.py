@@ -51,12 +51,14 @@ def worker(
     concurrency: Annotated[
         int,
         typer.Option(
-            min=1, help="Messages that each worker handles at a time in each process. A concurrency in the code wins."
+            min=1,
+            help="Messages that each worker handles at a time in each process. `concurrency` in the code takes "
+            "precedence.",
         ),
     ] = 4,
     processes: Annotated[int, typer.Option(min=1, help="The number of processes.")] = 1,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Restart when a Python file below this folder changes.")
+        bool, typer.Option("--reload", help="Restart when a Python file below the current folder changes.")
     ] = False,
     patience: PatienceOption = shutdown.SHUTDOWN_TIMEOUT_S,
     keys: KeysOption = None,

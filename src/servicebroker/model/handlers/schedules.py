@@ -53,7 +53,7 @@ class ScheduledJob(NamedTuple):
         time_zone: the zone of the fields.
         missed: "skip", "once" or "all".
         next_time: the time for which its handler is called next.
-        conversation_handle: the conversation whose timer it has.
+        conversation_handle: the conversation whose timer fires it.
     """
 
     queue: str

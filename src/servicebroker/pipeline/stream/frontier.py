@@ -185,8 +185,8 @@ def check_continuity(start: Frontier, initial: Frontier, position: QueuePosition
         )
     if start.database_oid not in (0, initial.database_oid):
         raise InstanceError(
-            "The checkpoint belongs to another database of this PostgreSQL server, of which this one is a copy, as "
-            f"after a dump and restore. {advice}"
+            "The checkpoint was made for another database of this PostgreSQL server. This database is a copy of that "
+            f"one (dump and restore). {advice}"
         )
     if start.hi > position.frontier:
         raise InstanceError(

@@ -170,7 +170,8 @@ def _check_owners(connection: psycopg.Connection[object]) -> None:
     for table, owner, is_foreign_owner in tables:
         if is_foreign_owner:
             raise InstanceError(
-                f"An event trigger gives the new table {table} to {owner}. It must belong to the owner of its schema. "
+                f"An event trigger has made {owner} the owner of the new table {table}. The table must belong to the "
+                "owner of its schema. "
                 f"{_name_event_triggers(connection)}"
             )
         connection.execute(sql.SQL(f"alter table {table} disable row level security, no force row level security"))

@@ -31,7 +31,7 @@ class DocumentRows(NamedTuple):
 
 
 def read_options(clause: exp.Expression, allowed: frozenset[str], clause_name: str) -> dict[str, str]:
-    """Return the options of the clause by name. The value is that in parentheses, "" for none.
+    """Return the options of the clause by name. The value is the text in parentheses, "" without them.
 
     Raises:
         TsqlError: 40515 unknown option, 102 no mode, or two modes.
