@@ -20,10 +20,13 @@ from servicebroker.cli import shutdown
 from servicebroker.cli.output import block, hidden, log_handler, redirect_errors
 from servicebroker.model.wording import cleaned, counted
 from servicebroker.overriding import override
+from servicebroker.protocol.admission import network_of
 
 REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
 MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
-MAX_SOURCE_BYTES = 14_000  # of the lines of one peer in one interval: a peer is seen as host, as owner and as neither
+# of the lines of one peer in one interval. A peer is seen as host, as owner and as neither; with the counts of what was
+# left out that stays below 1 MB an hour.
+MAX_SOURCE_BYTES = 3_500
 MAX_KINDS = 500  # counted separately in one interval: bounds memory
 BROKER_LOG = "servicebroker.broker"  # the logger of broker/journal.py, whose records peers cause
 PEER_LOGS = (BROKER_LOG, "servicebroker.tds")  # their records with fields are caused by peers
@@ -59,7 +62,7 @@ def log_errors_in_json() -> None:
 
 
 class Kind(NamedTuple):
-    """The kind of a record: the event, and the host that caused it."""
+    """The kind of a record: the event, and the host that caused it, or the network of an IPv6 address."""
 
     event: str
     subclass: str
@@ -128,7 +131,13 @@ def _kind(record: logging.LogRecord, text: str) -> Kind | None:
     fields = getattr(record, "fields", None)
     if fields is None or record.name not in PEER_LOGS:
         return None
-    return Kind(fields["event"], fields.get("subclass", ""), fields.get("peer", "").rpartition(":")[0])
+    return Kind(fields["event"], fields.get("subclass", ""), _host(fields.get("peer", "")))
+
+
+def _host(peer: str) -> str:
+    """Return a peer's address without its port. An IPv6 address is replaced by its network: a host has all of them."""
+    scheme, slashes, host = peer.rpartition(":")[0].rpartition("//")
+    return f"{scheme}{slashes}[{network_of(host[1:-1])}]" if host.startswith("[") else f"{scheme}{slashes}{host}"
 
 
 def _source(record: logging.LogRecord, kind: Kind) -> str:

@@ -77,6 +77,17 @@ def test_the_lines_of_one_host_have_a_budget_of_bytes(
     assert all(f"subclass={kind}" in captured_log.getvalue() for kind in kinds[:4])  # the first line of each kind
 
 
+def test_the_addresses_of_an_ipv6_network_have_one_budget(
+    captured_log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 60)
+    for number in range(2_000):
+        journal.connection("Closed", str(Address(f"2001:db8::{number:x}", 4022)), f"{number} bytes")
+    assert len(lines(captured_log)) <= process_log.MAX_DIFFERENT_LINES
+    journal.connection("Closed", str(Address("2001:db8:0:1::1", 4022)), "of another network")
+    assert "of another network" in lines(captured_log)[-1]
+
+
 def test_lines_not_caused_by_peers_are_never_suppressed(captured_log: io.StringIO) -> None:
     for _ in range(3):
         logging.getLogger("servicebroker.broker").info("This process serves the instance.")
