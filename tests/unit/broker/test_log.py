@@ -117,7 +117,7 @@ def test_no_peer_steers_the_terminal(captured_log: io.StringIO, caplog: pytest.L
     assert "\\u0000" not in json.dumps(fields)
 
 
-@pytest.mark.parametrize("said", ["in JSON"], indirect=True)
+@pytest.mark.parametrize("captured_log", ["in JSON"], indirect=True)
 def test_in_json_every_line_is_an_object(captured_log: io.StringIO) -> None:
     """Warnings of libraries and output of the command become JSON objects, too."""
     logging.getLogger("servicebroker.broker").info("100%% of it")
