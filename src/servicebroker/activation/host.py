@@ -420,7 +420,7 @@ class Host:
             self._start(queue, procedure)
 
     def _release_queue(self, connection: psycopg.Connection[Any], queue: MonitoredQueue) -> None:
-        """Release the lease of a queue for other processes, because this one cannot resolve its procedure."""
+        """Release a queue's lease, because this process cannot resolve its procedure. Not while its tasks run."""
         queue_id = queue.definition.queue_id
         self._postpone_start(queue)
         if not queue.tasks:

@@ -67,9 +67,9 @@ class DeferredAnswers:
         self._bytes = 0  # of the bodies that wait
 
     def run(self, operation: Operation[Any]) -> list[Any]:
-        """Let an operation wait, and return its result in a list.
+        """Defer an operation, and return its result in a list.
 
-        If the list is empty, the operation must be run, and nothing waits any more.
+        If the list is empty, the operation was not deferred: the caller must run it, and no verb is deferred any more.
         """
         number = self._number
         verb = self._deferred(operation) if self._may_wait(operation) else None
@@ -94,7 +94,9 @@ class DeferredAnswers:
             send_what_waits(self._connection)
 
     def leave_with(self, following: list[Statement | bytes]) -> tuple[list[list[Row]], psycopg.Error | None]:
-        """Let the verbs that wait leave with these statements. Return the rows of these, and why the rest has not run.
+        """Run the deferred verbs and these statements in one round trip.
+
+        Return the rows of the statements that have run, and the error that has stopped the others.
 
         Raises:
             psycopg.Error: a verb has failed, and nothing of `following` has run.

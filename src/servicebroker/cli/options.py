@@ -57,7 +57,7 @@ KeysOption = Annotated[
         envvar="SERVICEBROKER_KEYS",
         metavar="DIR",
         help="The folder of private keys. Default: `keys` in the data folder; for a URL "
-        "`~/.local/share/servicebroker/` and the instance's identifier.",
+        "`~/.local/share/servicebroker/IDENTIFIER`, with the instance's identifier.",
     ),
 ]
 HealthOption = Annotated[

@@ -72,7 +72,7 @@ def check_handles(handles: object) -> None:
     if not isinstance(handles, Sequence) or isinstance(handles, str | bytes | bytearray):
         raise BrokerError(402, "the conversation handle", type(handles).__name__, "uuid.UUID or a list of them")
     if not 1 <= len(handles) <= MAXIMUM_HANDLES:
-        raise BrokerError(402, "the list of handles", f"one of {len(handles)}", f"1 to {MAXIMUM_HANDLES} handles")
+        raise BrokerError(402, "the list of handles", f"{len(handles)} long", f"1 to {MAXIMUM_HANDLES} handles long")
     seen = set()
     for handle in handles:
         check_handle(handle)

@@ -116,7 +116,7 @@ class AlterCertificate(Definition[None]):
         """
         check_switch("REMOVE PRIVATE KEY", self.remove_private_key)
         if self.active_for_begin_dialog is None and not self.remove_private_key and not self.changes_key:
-            raise BrokerError(402, "ALTER CERTIFICATE", "empty", "at least one clause")
+            raise BrokerError(402, "ALTER CERTIFICATE", "without a clause", "given at least one")
         if self.remove_private_key and self.changes_key:
             raise BrokerError(402, "WITH PRIVATE KEY", "used with REMOVE PRIVATE KEY", "omitted")
 

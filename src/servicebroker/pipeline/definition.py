@@ -419,7 +419,7 @@ def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
     for name in names:
         if not COLUMN_NAME.fullmatch(name):
             raise DefinitionError(
-                f"'{name}' is no name of a column: letters, digits and _ make one", "message", number, "columns", name
+                f"'{name}' is no valid column name: use letters, digits and _", "message", number, "columns", name
             )
     lower_case_names = [name.lower() for name in (*names, *(column.name for column in ORIGIN))]
     for name in names:
@@ -450,7 +450,7 @@ def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
             raise DefinitionError(f"the key needs a column '{column}' that is never null", "message", number, "key")
     if table_format == "parquet" and (rule.key or rule.partition_by):
         raise DefinitionError(
-            "tables of Parquet files know no key and no partitions: use Delta",
+            "a table of Parquet files has no key and no partitions: use Delta",
             *("message", number, "key" if rule.key else "partition_by"),
         )
 
@@ -513,6 +513,6 @@ def _check_columns_of_delete(rule: MessageRule, row_rule: MessageRule, number: i
     for column in rule.columns:
         if column.name not in row_rule.body_key:
             raise DefinitionError(
-                f"a rule that only deletes reads its key, and '{column.name}' is not part of it",
+                f"a rule that only deletes may read only columns of its key, and '{column.name}' is none",
                 *("message", number, "columns", column.name),
             )

@@ -279,7 +279,9 @@ def known_options(
                 f"The servicebroker {format_} has no option {short_repr(name)}; it has {', '.join(known_names)}."
             )
     if len(values) < len(raw_options):
-        raise InstanceError(f"An option of the servicebroker {format_} is given twice: case makes no difference.")
+        raise InstanceError(
+            f"An option of the servicebroker {format_} is given twice: names of options are case-insensitive."
+        )
     for name in required_names:
         if not values.get(name.lower(), "").strip():
             raise InstanceError(f"The servicebroker {format_} needs the option '{name}'.")

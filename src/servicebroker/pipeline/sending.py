@@ -204,8 +204,8 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
         while sent_count < piece.messages:
             if refusals == MAX_REFUSALS_PER_SLOT:
                 raise InstanceError(
-                    f"The batch is not sent: {refusals} conversations of it have failed, most likely since that many "
-                    f"bodies are no {piece.message_type}. Leave such rows out, or give them another type."
+                    f"The batch is not sent: {refusals} of its conversations have failed, most likely because that "
+                    f"many bodies are no {piece.message_type}. Leave such rows out, or give them another type."
                 )
             refusals += 1
             handle, sent = yield from _begin(sender, slot, now)

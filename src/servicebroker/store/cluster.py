@@ -446,7 +446,9 @@ class Cluster:
         if result.returncode:
             self._raise_if_full(result.stderr)
             reason = _error_line(result.stderr)
-            raise InstanceError(f"No PostgreSQL can be made in '{self.folder}': {reason}; correct that and retry.")
+            raise InstanceError(
+                f"PostgreSQL cannot be initialized in '{self.folder}': {reason}; correct that and retry."
+            )
 
     def _run(self, program: str, *arguments: str, script: str = "") -> subprocess.CompletedProcess[str]:
         command = programs() / program

@@ -504,7 +504,7 @@ def test_too_many_bodies_that_break_their_type(feed, monkeypatch):
     """Each invalid body fails one conversation, and a failed conversation holds locks until COMMIT."""
     monkeypatch.setattr(sending, "MAX_REFUSALS_PER_SLOT", 2)
     arguments = require_xml(feed) | {"writer": "all bad"}
-    with pytest.raises(InstanceError, match="2 conversations of it have failed"):
+    with pytest.raises(InstanceError, match="2 of its conversations have failed"):
         write(feed, rows(b"<a/>", b"<1", b"<2", b"<3", b"<4"), **arguments)
     assert receive_everything(feed) == receive_all(feed, feed.reply_queue) == []
     assert write(feed, rows(b"<a/>", b"<1", b"<2", b"<b/>"), **arguments)

@@ -78,7 +78,7 @@ def alter(operation: AlterDatabase, name: NameArgument, instance: InstanceOption
 @takes(DropDatabase)
 def drop(
     operation: DropDatabase,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """DROP DATABASE with its conversations and objects; your own tables stay."""

@@ -54,7 +54,7 @@ IdentifierOption = Annotated[
         "later messages are lost (ERROR_BROKER_CONVERSATIONS); new: both go on (NEW_BROKER).",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file of the copy, in the custom format of pg_dump (-Fc).")
 ]

@@ -60,7 +60,9 @@ def run(
     ] = None,
     conf: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A setting of Spark, such as spark.executor.memory=4g. Repeatable."),
+        typer.Option(
+            metavar="KEY=VALUE", help="A setting of Spark, such as spark.executor.memory=4g; may be repeated."
+        ),
     ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Serve metrics for Prometheus on this port.")

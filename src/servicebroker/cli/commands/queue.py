@@ -68,7 +68,7 @@ add_command(app, "drop", "queue", DropQueue, "The queue {name} is dropped.")
 def purge(
     name: QueueArgument,
     database: DatabaseOption,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """Delete all messages of a queue, and end conversations whose other side has ended them."""

@@ -44,7 +44,7 @@ def alter_remote_service_binding(definer: Definer, operation: AlterRemoteService
     yield from rights.authorize(user, operation.permission, rights.remote_service_binding(name))
     names.checked("remote service binding", name)
     if operation.user is None and anonymous is None:
-        raise BrokerError(402, "WITH", "empty", "at least one clause")
+        raise BrokerError(402, "WITH", "without a clause", "given at least one")
     if anonymous is not None:
         check_switch("ANONYMOUS", anonymous)
     remote_id = None if operation.user is None else (yield from _find_remote(user, operation.user))

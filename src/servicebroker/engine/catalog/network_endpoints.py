@@ -81,7 +81,7 @@ def alter_endpoint(operation: AlterEndpoint, now: datetime) -> Steps[str | None]
     """Change the clauses that the statement names. Returns the warning as `create_endpoint`."""
     name = names.checked("endpoint", operation.name)
     if operation == AlterEndpoint(name):
-        raise BrokerError(402, "ALTER ENDPOINT", "empty", "at least one clause")
+        raise BrokerError(402, "ALTER ENDPOINT", "without a clause", "given at least one")
     rows = yield Statement(
         "network_endpoints.alter_endpoint.lock_endpoint", _SELECT + " where lower(name) = lower($1) for update", (name,)
     )

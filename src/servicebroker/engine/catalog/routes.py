@@ -62,7 +62,7 @@ def alter_route(definer: Definer, operation: AlterRoute) -> Steps[list[UUID]]:
     if not rows:
         raise BrokerError(15151, "alter", "route", name)
     if operation == AlterRoute(name):
-        raise BrokerError(402, "WITH", "empty", "at least one clause")
+        raise BrokerError(402, "WITH", "without a clause", "given at least one")
     service, instance, address, mirror, expires = rows[0]
     merged = CreateRoute(
         name,

@@ -177,7 +177,7 @@ def _check_owner(role: str) -> Steps[None]:
     )
     is_owner, is_there = rows[0]
     if not is_owner:
-        raise InstanceError("Rights are given and taken by the PostgreSQL role that owns the schema of the instance.")
+        raise InstanceError("Only the PostgreSQL role that owns the instance's schema may grant and revoke rights.")
     if not is_there:
         hint = f"Whoever may create roles makes it: create role {quoted(role)} login."
         raise BrokerError(15007, role, hint=hint)

@@ -27,7 +27,7 @@ class XmlDecoder:
             raise ValueError("xml needs columns")
         for column in columns:
             if not isinstance(column.source, str):
-                raise ValueError(f"xml takes the path of '{column.name}' as one text, as in a/b/@c")
+                raise ValueError(f"in xml the path of '{column.name}' is one text, such as a/b/@c")
             if _has_map(parse_kind(column.kind)):
                 raise ValueError(f"xml has no maps: give '{column.name}' a struct or an array")
         self.columns = tuple(columns)

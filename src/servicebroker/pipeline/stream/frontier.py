@@ -284,7 +284,7 @@ def rows_sql(
     archived: bool,
     system_messages: bool,
 ) -> str:
-    """Select the rows of a slice that belong to a partition, ordered by queuing_order.
+    """Return the SQL that selects the rows of a slice in a partition, ordered by queuing_order.
 
     The values, all numbers, are formatted into the text, since COPY takes no parameters.
     """
