@@ -139,6 +139,7 @@ soak: install
 	$(BIN)/python -m pytest -q tests/integration/pipeline/test_pipeline_faults.py --kills 50
 	$(BIN)/python -m pytest -q tests/integration/conversation/test_queue_space.py --space-messages 1000000 -k ten_times
 	$(BIN)/python -m pytest -q tests/integration/between_instances/test_hostile.py tests/integration/security/test_fence.py --hostile-seconds 600 --timeout 3600
+	$(BIN)/python -m pytest -q tests/integration/tds/test_hostile_clients.py --full --hostile-seconds 600 --timeout 3600 -k "(delay and passwords-gone) or large"
 	$(BIN)/python -m pytest -q tests/integration/between_instances/test_strangers_at_the_port.py tests/integration/operations/test_dashboard_connections.py --full --hostile-seconds 600 --timeout 3600 -k cost
 
 chaos: install

@@ -22,6 +22,10 @@ class ByteReader:
         self._view = memoryview(data)
         self.position = position
 
+    def release(self) -> None:
+        """Let go of the bytes, so that their owner may drop them."""
+        self._view.release()
+
     @property
     def remaining(self) -> int:
         """The number of bytes that are left."""

@@ -175,10 +175,14 @@ class ClientSession:
             response.write(tokens.reset_done())
         match message.type:
             case PacketType.SQL_BATCH:
-                self._run_batch(parse_batch(message.data), response)
+                text = parse_batch(message.data)
+                message.free()
+                self._run_batch(text, response)
             case PacketType.RPC:
                 for call in parse_calls(message.data):
                     self._instance.check_cancelled()
+                    if call.is_last:
+                        message.free()
                     self._run_call(call, response)
             case PacketType.TRANSACTION_MANAGER:
                 self._run_transaction(parse_transaction_request(message.data), response)

@@ -309,8 +309,8 @@ class ClientConnection(asyncio.Protocol):
         problem: Exception | None = None
         try:
             session.run(message, writer)
-        except ClientGone:
-            pass
+        except ClientGone:  # its response ends in the middle
+            self._server.in_loop(self.transport.abort)
         except ProtocolError as malformed:
             problem = malformed
         except Exception:

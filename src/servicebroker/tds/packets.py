@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -43,6 +44,12 @@ class Message(NamedTuple):
     type: int
     status: int
     data: bytes | bytearray
+
+    def free(self) -> None:
+        """Free the memory of the content, unless something refers to it."""
+        if isinstance(self.data, bytearray):
+            with suppress(BufferError):
+                self.data.clear()
 
 
 class PacketReader:

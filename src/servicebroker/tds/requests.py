@@ -41,10 +41,11 @@ class RpcParameter(NamedTuple):
 
 
 class RpcCall(NamedTuple):
-    """A call of a procedure, whose name may have several parts."""
+    """A call of a procedure, whose name may have several parts. `is_last` is True for the last one of a message."""
 
     procedure: str
     parameters: tuple[RpcParameter, ...]
+    is_last: bool = True
 
 
 class TransactionRequestType(IntEnum):
@@ -92,6 +93,8 @@ def parse_batch(data: bytes | bytearray) -> str:
 def parse_calls(data: bytes | bytearray) -> Iterator[RpcCall]:
     """Yield the calls of an RPC message, each read when its turn comes: a batch of a driver may have 100,000.
 
+    The last call comes when nothing refers to the bytes of the message any more, so that its memory can be freed.
+
     Raises:
         ProtocolError: it is malformed.
         UnsupportedType: a parameter has a type that is not supported.
@@ -109,7 +112,12 @@ def parse_calls(data: bytes | bytearray) -> Iterator[RpcCall]:
                 raise ProtocolError(f"A call has more than {MAX_PARAMETERS} parameters.")
         is_empty = False
         if not reader.remaining or reader.uint8() != _NEXT_CALL_WITHOUT_EXECUTION:
-            yield RpcCall(procedure, tuple(parameters))
+            call = RpcCall(procedure, tuple(parameters), is_last=not reader.remaining)
+            if call.is_last:
+                reader.release()
+                yield call
+                return
+            yield call
     if is_empty:
         raise ProtocolError("An RPC without a call.")
 
