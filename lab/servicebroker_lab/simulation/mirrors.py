@@ -163,7 +163,7 @@ class Run:
         """Run to the end, and check the guarantees.
 
         Raises:
-            Lost: a guarantee was broken.
+            GuaranteeBroken: a guarantee was broken.
         """
         self.loop.run(FAULTY_TIME_S)
         self.loop.trace("run", "faults stop")
@@ -297,6 +297,6 @@ def run(seed: int, trace: Callable[[str], object] | None = None) -> Outcome:
     """Run one seed.
 
     Raises:
-        Lost: a guarantee was broken. Another run of the seed breaks it again.
+        GuaranteeBroken: a guarantee was broken. Another run of the seed breaks it again.
     """
     return Run(seed, trace).finish()

@@ -154,7 +154,7 @@ class Run:
         """Run to the end, and check the guarantees.
 
         Raises:
-            Lost: a guarantee was broken.
+            GuaranteeBroken: a guarantee was broken.
         """
         self.loop.run(self._seconds)
         self.loop.trace("run", "faults stop")
@@ -414,7 +414,7 @@ def run(case: Case, trace: Callable[[str], object] | None = None) -> Outcome:
     """Run one case.
 
     Raises:
-        Lost: a guarantee was broken. Another run of the case breaks it again.
+        GuaranteeBroken: a guarantee was broken. Another run of the case breaks it again.
     """
     simulated_run = Run(case, trace)
     try:
